@@ -1,0 +1,198 @@
+"""Every error a client can be answered with: status, type, code and text in one place.
+
+::
+
+    ApiError
+    ├── InvalidRequest          400  invalid_request_error
+    │   └── InvalidInput        400  … with the line, and the id of the batch that was persisted as failed
+    ├── MissingCredentials      401  authentication_error
+    ├── InvalidCredentials      403  authentication_error
+    ├── NotFound                404  invalid_request_error
+    │   ├── FileNotFound             file_not_found
+    │   └── BatchNotFound            batch_not_found
+    ├── MethodNotAllowed        405  invalid_request_error
+    ├── RequestTimeout          408  invalid_request_error
+    ├── Conflict                409  invalid_request_error      never retried by the SDKs
+    ├── TooLarge                413  invalid_request_error
+    ├── RangeNotSatisfiable     416  invalid_request_error
+    ├── RateLimited             429  rate_limit_exceeded        with Retry-After
+    └── InternalError           500  internal_error
+        ├── StorageFailed       500  storage_error
+        └── Unavailable         503  internal_error             with Retry-After
+
+Errors between parts, never shown to a client:
+
+::
+
+    LeaseLost       somebody else holds now what this process held
+    StoreDown       the database did not take or answer a statement
+    ObjectsDown     the object store did not take or answer a call
+    ObjectMissing   an object that should be there is not
+"""
+
+from collections.abc import Mapping
+
+
+class ApiError(Exception):
+    status = 500
+    type = "internal_error"
+    code: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code if code is not None else type(self).code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, object]:
+        """The envelope of every error answer."""
+        return {
+            "error": {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
+            | self._extra()
+        }
+
+    def _extra(self) -> dict[str, object]:
+        return {}
+
+
+class InvalidRequest(ApiError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request_error"
+
+
+class InvalidInput(InvalidRequest):
+    """The input file of a batch was refused; ``line`` is the first offending one, if a line is to blame."""
+
+    def __init__(self, message: str, *, line: int | None, batch_id: str) -> None:
+        super().__init__(message, headers={"x-batch-id": batch_id})
+        self.line = line
+
+    def _extra(self) -> dict[str, object]:
+        return {} if self.line is None else {"line": self.line}
+
+
+class MissingCredentials(ApiError):
+    status = 401
+    type = "authentication_error"
+
+    def __init__(self) -> None:
+        super().__init__("Missing authentication headers")
+
+
+class InvalidCredentials(ApiError):
+    status = 403
+    type = "authentication_error"
+
+    def __init__(self) -> None:
+        super().__init__("Invalid credentials")
+
+
+class NotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class FileNotFound(NotFound):
+    code = "file_not_found"
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"File {file_id} not found")
+
+
+class BatchNotFound(NotFound):
+    code = "batch_not_found"
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"Batch not found: {batch_id}")
+
+
+class MethodNotAllowed(ApiError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class RequestTimeout(ApiError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class Conflict(ApiError):
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message, code=code, param=param, headers={"x-should-retry": "false"})
+
+
+class TooLarge(ApiError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class RangeNotSatisfiable(ApiError):
+    status = 416
+    type = "invalid_request_error"
+    code = "range_not_satisfiable"
+
+
+class RateLimited(ApiError):
+    status = 429
+    type = "rate_limit_exceeded"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message, headers={"retry-after": str(min(retry_after, 60))})
+
+
+class InternalError(ApiError):
+    status = 500
+    type = "internal_error"
+
+    def __init__(self, message: str = "Internal server error", *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+
+
+class StorageFailed(InternalError):
+    code = "storage_error"
+
+    def __init__(self) -> None:
+        super().__init__("The file could not be stored; nothing of it was kept. Try again.")
+
+
+class Unavailable(ApiError):
+    status = 503
+    type = "internal_error"
+    code = "service_unavailable"
+
+    def __init__(self, message: str = "The service cannot reach its storage right now. Try again.") -> None:
+        super().__init__(message, headers={"retry-after": "2"})
+
+
+class LeaseLost(Exception):
+    """Somebody else holds now what this process held."""
+
+
+class StoreDown(Exception):
+    """The database did not take or answer a statement."""
+
+
+class ObjectsDown(Exception):
+    """The object store did not take or answer a call."""
+
+
+class ObjectMissing(Exception):
+    """An object that should be there is not."""

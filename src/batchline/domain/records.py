@@ -1,0 +1,198 @@
+"""What the system keeps: files, batches, shards, segments, keys. Plain frozen values."""
+
+import json
+
+from msgspec import Raw, Struct
+from msgspec.json import encode as encode_json
+
+from batchline.domain.states import BatchStatus, Stop
+
+BATCH = "batch"
+BATCH_OUTPUT = "batch_output"
+
+
+class Owner(Struct, frozen=True, kw_only=True):
+    """Whom a request acts for: the key that signed it and where that key belongs."""
+
+    key_id: str
+    project_id: str
+    organization_id: str
+
+
+class Key(Struct, frozen=True, kw_only=True):
+    id: str
+    project_id: str
+    project: str
+    organization_id: str
+    hint: str
+    created_at: int
+    revoked_at: int | None
+
+
+class File(Struct, frozen=True, kw_only=True):
+    id: str
+    project_id: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    is_error: bool
+    object_key: str
+
+    def wire(self) -> dict[str, object]:
+        """The File object of the API."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "expires_at": self.expires_at,
+        } | ({"is_error": True} if self.is_error else {})
+
+
+class InputFault(Struct, frozen=True):
+    """One thing wrong with an input file; ``line`` is None where no single line is to blame."""
+
+    message: str
+    line: int | None = None
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    id: str
+    project_id: str
+    key_id: str
+    endpoint: str
+    input_file_id: str
+    metadata: bytes
+    status: BatchStatus
+    created_at: int
+    expires_at: int
+    errors: bytes | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    stop: Stop | None = None
+    epoch: int = 0
+
+    def wire(self) -> dict[str, object]:
+        """The Batch object of the API: the same fields in every state."""
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": None if self.errors is None else Raw(self.errors),
+            "input_file_id": self.input_file_id,
+            "completion_window": "24h",
+            "status": self.status,
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": self.created_at,
+            "in_progress_at": self.in_progress_at,
+            "expires_at": self.expires_at,
+            "finalizing_at": self.finalizing_at,
+            "completed_at": self.completed_at,
+            "failed_at": self.failed_at,
+            "expired_at": self.expired_at,
+            "cancelling_at": self.cancelling_at,
+            "cancelled_at": self.cancelled_at,
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "metadata": Raw(self.metadata),
+        }
+
+
+def errors_document(faults: list[InputFault]) -> bytes:
+    """``errors`` of a failed batch."""
+    return encode_json(
+        {
+            "object": "list",
+            "data": [
+                {"code": "invalid_request_error", "message": fault.message, "line": fault.line, "param": None}
+                for fault in faults
+            ],
+        }
+    )
+
+
+class NewShard(Struct, frozen=True, kw_only=True):
+    """A run of lines in a work file, as validation cut it."""
+
+    offset: int
+    length: int
+    lines: int
+    model: str
+
+
+class Shard(Struct, frozen=True, kw_only=True):
+    """A leased run of lines: ``settled`` has a bit for every line that is recorded or belongs to another shard."""
+
+    batch_id: str
+    n: int
+    offset: int
+    length: int
+    lines: int
+    model: str
+    settled: bytes
+    epoch: int
+    strikes: int
+
+
+class LeasedBatch(Struct, frozen=True, kw_only=True):
+    """What a worker must know of a batch to run its lines."""
+
+    id: str
+    project_id: str
+    key_id: str
+    endpoint: str
+    expires_at: int
+    work_key: str
+
+
+class ShardProgress(Struct, frozen=True, kw_only=True):
+    """How one flush moves a shard on; it counts only under the epoch it was leased with."""
+
+    n: int
+    epoch: int
+    settled: bytes
+    completed: int
+    failed: int
+    done: bool
+
+
+class Segment(Struct, frozen=True, kw_only=True):
+    """Recorded lines of a batch: output lines first, error lines after; small ones live in the row itself."""
+
+    id: int = 0
+    output_bytes: int
+    error_bytes: int
+    object_key: str | None = None
+    data: bytes | None = None
+
+
+def escape_line_breaks(line: bytes) -> bytes:
+    """Escape what ``str.splitlines()`` and the SDK's ``iter_lines()`` take for a line's end.
+
+    U+2028, U+2029 and U+0085 may stand raw inside JSON strings, and can stand nowhere else in valid JSON.
+    """
+    if line.isascii():
+        return line
+    return (
+        line.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029").replace(b"\xc2\x85", b"\\u0085")
+    )
+
+
+def json_text(value: str) -> bytes:
+    """A string as JSON that stays on one line whoever splits it."""
+    return escape_line_breaks(json.dumps(value, ensure_ascii=False).encode())

@@ -1,0 +1,68 @@
+"""The states of a batch, a file and a shard.
+
+A batch::
+
+    validating ──> in_progress ──> finalizing ──> completed
+        │  │            │  │            │
+        │  │            │  └─────────┐  └───────┐
+        │  │            v            v          v
+        │  │         expired     cancelling <───┘
+        v  └───────────────────────> │
+      failed                         v
+                                 cancelled
+
+Nothing leaves completed, failed, expired or cancelled. A batch that is cancelled while it is validated has
+no lines yet and becomes cancelled at once. A batch past its window stays ``in_progress`` with ``stop = expired``
+until the lines in flight are recorded and its files are written.
+
+A file::
+
+    uploading ──> stored ──> deleted      (by its owner, or by its batch's project; the row stays for audit)
+        │            └─────> expired      (by time)
+        v
+    abandoned                             (the upload broke; a late writer's commit finds no row to commit)
+
+A shard::
+
+    open <──> leased ──> done             (every line is recorded)
+      │          │
+      └──> closed <─┘                     (its batch was stopped: what is not recorded never runs)
+"""
+
+from enum import StrEnum
+
+
+class BatchStatus(StrEnum):
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
+
+
+class Stop(StrEnum):
+    """Why a batch may start no more attempts."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class FileState(StrEnum):
+    UPLOADING = "uploading"
+    STORED = "stored"
+    DELETED = "deleted"
+    EXPIRED = "expired"
+    ABANDONED = "abandoned"
+
+
+class ShardState(StrEnum):
+    OPEN = "open"
+    LEASED = "leased"
+    DONE = "done"
+    CLOSED = "closed"

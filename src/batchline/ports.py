@@ -1,0 +1,290 @@
+"""What the pipeline needs of the world: small protocols, each with one suite that every implementation passes."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from msgspec import Struct
+
+from batchline.domain.limits import InputLimits
+from batchline.domain.records import (
+    Batch,
+    File,
+    InputFault,
+    Key,
+    LeasedBatch,
+    NewShard,
+    Owner,
+    Segment,
+    Shard,
+    ShardProgress,
+)
+from batchline.domain.replies import Reply
+from batchline.domain.states import BatchStatus, Stop
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Unix time, which may jump."""
+
+    def steady(self) -> float:
+        """Seconds that only grow; they mean nothing in another process."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Random(Protocol):
+    def bytes(self, count: int) -> bytes:
+        """Unguessable, for keys and ids."""
+
+    def uniform(self, low: float, high: float) -> float: ...
+
+
+class Threads(Protocol):
+    """Where blocking calls go so that the event loop never waits for a disk."""
+
+    async def run(self, call: Callable[[], T]) -> T: ...
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """What validation found: the first hundred faults in file order, or the shards of the work file."""
+
+    faults: list[InputFault]
+    shards: list[NewShard]
+    lines: int
+
+
+class Validator(Protocol):
+    async def validate(self, *, source: Path, work: Path, endpoint: str, limits: InputLimits) -> Verdict:
+        """Check ``source`` in one pass and write its lines to ``work``, durably; off the event loop."""
+
+
+class Upstream(Protocol):
+    async def post(self, path: str, body: bytes) -> Reply:
+        """One attempt. Every way it can go wrong is a reply, never an exception."""
+
+
+class Writer(Protocol):
+    """An object being written. It exists, whole and durable, once ``commit`` returned, and not before."""
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def commit(self) -> None: ...
+
+    async def abort(self) -> None: ...
+
+
+class Objects(Protocol):
+    """Bytes by key. Every call may raise ObjectsDown; reading may raise ObjectMissing."""
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Durable when it returns."""
+
+    async def create(self, key: str) -> Writer: ...
+
+    async def adopt(self, path: Path, key: str) -> None:
+        """Take a file of ``scratch`` as an object, durably."""
+
+    def scratch(self) -> AbstractAsyncContextManager[Path]:
+        """A path on a local disk to write to, gone afterwards unless it was adopted."""
+
+    def local(self, key: str) -> AbstractAsyncContextManager[Path]:
+        """The object as a local file, to be read by a child process."""
+
+    async def read(self, key: str, start: int, length: int) -> bytes: ...
+
+    def stream(self, key: str, start: int, length: int) -> AsyncIterator[bytes]: ...
+
+    async def delete(self, key: str) -> None:
+        """Also fine when it is not there."""
+
+    async def delete_all(self, prefix: str) -> None: ...
+
+    async def names(self, prefix: str) -> list[str]:
+        """The names one level below a prefix."""
+
+    async def check(self) -> None:
+        """Write, read and remove a few bytes."""
+
+
+class Accounts(Protocol):
+    async def owner_of(self, digest: bytes, project_id: str) -> Owner | None:
+        """Whom a live key stands for, if it belongs to that project."""
+
+    async def create_key(
+        self, *, key_id: str, digest: bytes, hint: str, project: str, project_id: str, organization_id: str, at: int
+    ) -> Owner:
+        """Make a key, and its project and organization where none of that name exist."""
+
+    async def keys(self) -> list[Key]: ...
+
+    async def revoke_key(self, key_id: str, *, at: int) -> bool: ...
+
+    async def rotate_key(self, key_id: str, *, digest: bytes, hint: str) -> bool: ...
+
+
+class Files(Protocol):
+    async def begin_upload(self, file: File, *, owner: str, lease: float) -> None: ...
+
+    async def renew_upload(self, file_id: str, *, owner: str, lease: float) -> None:
+        """Raises LeaseLost."""
+
+    async def finish_upload(self, file: File, *, owner: str) -> None:
+        """Make the file visible. Raises LeaseLost when the upload was given up meanwhile."""
+
+    async def abandon_upload(self, file_id: str, *, owner: str) -> None: ...
+
+    async def file(self, project_id: str, file_id: str, *, at: int) -> File | None: ...
+
+    async def files(
+        self, project_id: str, *, purpose: str | None, ascending: bool, after: str | None, limit: int, at: int
+    ) -> list[File] | None:
+        """A page, or None when ``after`` names no file this project ever had."""
+
+    async def delete_file(self, project_id: str, file_id: str, *, at: int) -> File | None: ...
+
+    async def lapse_files(self, *, owner: str, at: int, limit: int) -> list[str]:
+        """Mark expired files and dead uploads; the keys of objects that must go."""
+
+    async def is_kept(self, object_key: str) -> bool:
+        """Whether a row still stands for the object of an upload."""
+
+
+class NewBatch(Struct, frozen=True, kw_only=True):
+    batch: Batch
+    digest: bytes
+    """Of the file, the endpoint and the metadata: what makes two creates the same."""
+    idempotency_key: str | None = None
+
+
+class Created(Struct, frozen=True, kw_only=True):
+    """A create that was seen before, and the answer it got, once it has one."""
+
+    batch_id: str
+    digest: bytes
+    status: int | None
+    answer: bytes | None
+
+
+class Batches(Protocol):
+    async def begin_batch(self, new: NewBatch, *, owner: str, lease: float, since: int) -> Created | None:
+        """Persist a batch as ``validating``; or the earlier one with its idempotency key, made after ``since``."""
+
+    async def unanswered(self, *, key_id: str, digest: bytes, since: int) -> Created | None:
+        """The newest same create by this key whose answer was never fully sent."""
+
+    async def created(self, batch_id: str) -> Created | None: ...
+
+    async def mark_answered(self, batch_id: str) -> None: ...
+
+    async def renew_batch(self, batch_id: str, *, epoch: int, owner: str, lease: float) -> None:
+        """Raises LeaseLost."""
+
+    async def start_batch(
+        self, batch_id: str, *, epoch: int, shards: Sequence[NewShard], total: int, work_key: str, at: int
+    ) -> Batch:
+        """validating -> in_progress, with its shards. A batch cancelled meanwhile is returned as it is."""
+
+    async def fail_batch(self, batch_id: str, *, epoch: int, errors: bytes, at: int) -> Batch:
+        """validating -> failed. A batch cancelled meanwhile is returned as it is."""
+
+    async def keep_answer(self, batch_id: str, *, status: int, answer: bytes) -> None: ...
+
+    async def drop_batch(self, batch_id: str, *, epoch: int) -> None:
+        """Forget a ``validating`` batch whose input turned out not to exist."""
+
+    async def batch(self, project_id: str, batch_id: str) -> Batch | None: ...
+
+    async def batches(
+        self,
+        project_id: str,
+        *,
+        after: str | None,
+        limit: int,
+        status: str | None = None,
+        created_after: int | None = None,
+        created_before: int | None = None,
+    ) -> list[Batch] | None:
+        """A page, newest first, or None when ``after`` names no batch of this project."""
+
+    async def cancel_batch(self, project_id: str, batch_id: str, *, at: int) -> Batch | None:
+        """To ``cancelling`` (from ``validating`` to ``cancelled``) where that is possible; the batch as it then is."""
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    batches: list[LeasedBatch]
+    shards: list[Shard]
+
+
+class Notice(Struct, frozen=True, kw_only=True):
+    """What a worker must hear of a batch it holds shards of."""
+
+    batch_id: str
+    stop: Stop | None
+    key_revoked: bool
+
+
+class Finish(Struct, frozen=True, kw_only=True):
+    """A batch whose lines are over, leased to be put together."""
+
+    batch: Batch
+    epoch: int
+    work_key: str
+    leftovers: list[Shard]
+    """Shards with lines that never ran."""
+
+
+class Work(Protocol):
+    async def claim(self, *, owner: str, lease: float, limit: int, alone: bool) -> Claim:
+        """Lease open shards, earliest deadline first: up to ``limit`` that never struck; or, when ``alone`` (the
+        worker holds nothing), a single one whose worker died on it before."""
+
+    async def renew_shards(self, *, owner: str, lease: float) -> None:
+        """Prolong every shard this owner still holds."""
+
+    async def held(self, *, owner: str) -> list[tuple[str, int, int]]:
+        """(batch, shard, epoch) of every shard this owner holds."""
+
+    async def notices(self, batch_ids: Sequence[str]) -> list[Notice]: ...
+
+    async def record(self, batch_id: str, *, progress: Sequence[ShardProgress], segment: Segment, at: int) -> list[int]:
+        """Count the lines of a segment with it, all or nothing: the shards that are no longer held (nothing was
+        recorded), or an empty list."""
+
+    async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
+        """Hand (shard, epoch) back, unfinished and without a strike."""
+
+    async def rescue(self, *, owner: str) -> int:
+        """Reopen shards whose lease lapsed. Where the holder died it is a strike: the shard is split, and one with
+        a single line left is closed at its third strike."""
+
+    async def interrupt(self, *, owner: str, at: int) -> int:
+        """Fail batches whose validation died."""
+
+    async def expire(self, *, at: int) -> list[str]:
+        """Stop batches that are past their window."""
+
+    async def next_finish(self, *, owner: str, lease: float, at: int) -> Finish | None:
+        """Lease a batch that has no open or leased shard left; to ``finalizing``, unless it was stopped."""
+
+    async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]: ...
+
+    async def publish(
+        self, batch_id: str, *, epoch: int, files: Sequence[File], completed: int, failed: int, at: int
+    ) -> BatchStatus:
+        """Files, counts and terminal state in one transaction. Raises LeaseLost."""
+
+    async def swept(self, *, limit: int) -> list[str]:
+        """Terminal batches whose shards, segments and work file can go."""
+
+    async def forget_work(self, batch_id: str) -> None: ...
+
+    async def is_running(self, batch_id: str) -> bool: ...
+
+
+class Store(Accounts, Files, Batches, Work, Protocol):
+    async def check(self) -> None:
+        """Commit something. Raises StoreDown."""
