@@ -161,17 +161,20 @@ class NewBatch(Struct, frozen=True, kw_only=True):
 
 
 class Created(Struct, frozen=True, kw_only=True):
-    """A create that was seen before, and the answer it got, once it has one."""
+    """A create that was persisted, and the answer it got, once it has one."""
 
     batch_id: str
     digest: bytes
-    status: int | None
-    answer: bytes | None
+    answer_status: int | None
+    answer_body: bytes | None
 
 
 class Batches(Protocol):
     async def begin_batch(self, new: NewBatch, *, owner: str, lease: float, since: int) -> Created | None:
         """Persist a batch as ``validating``; or the earlier one with its idempotency key, made after ``since``."""
+
+    async def created_with(self, project_id: str, idempotency_key: str, *, since: int) -> Created | None:
+        """The create that a project made with an idempotency key, if it was made after ``since``."""
 
     async def unanswered(self, *, key_id: str, digest: bytes, since: int) -> Created | None:
         """The newest same create by this key whose answer was never fully sent."""
@@ -185,13 +188,12 @@ class Batches(Protocol):
 
     async def start_batch(
         self, batch_id: str, *, epoch: int, shards: Sequence[NewShard], total: int, work_key: str, at: int
-    ) -> Batch:
-        """validating -> in_progress, with its shards. A batch cancelled meanwhile is returned as it is."""
+    ) -> Created:
+        """validating -> in_progress, with its shards and the answer to the create. A batch cancelled meanwhile
+        stays so, and that is the answer. Raises LeaseLost."""
 
-    async def fail_batch(self, batch_id: str, *, epoch: int, errors: bytes, at: int) -> Batch:
-        """validating -> failed. A batch cancelled meanwhile is returned as it is."""
-
-    async def keep_answer(self, batch_id: str, *, status: int, answer: bytes) -> None: ...
+    async def fail_batch(self, batch_id: str, *, epoch: int, errors: bytes, answer: bytes, at: int) -> Created:
+        """validating -> failed. A batch cancelled meanwhile stays so, and that is the answer. Raises LeaseLost."""
 
     async def drop_batch(self, batch_id: str, *, epoch: int) -> None:
         """Forget a ``validating`` batch whose input turned out not to exist."""
@@ -238,21 +240,17 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 
 class Work(Protocol):
-    async def claim(self, *, owner: str, lease: float, limit: int, alone: bool) -> Claim:
-        """Lease open shards, earliest deadline first: up to ``limit`` that never struck; or, when ``alone`` (the
-        worker holds nothing), a single one whose worker died on it before."""
+    async def claim(self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, at: int) -> Claim:
+        """Lease open shards, earliest deadline first, until they hold that many lines or bytes. One whose worker
+        died on it before is leased by itself, and only to a worker that holds nothing else (``alone``)."""
 
-    async def renew_shards(self, *, owner: str, lease: float) -> None:
-        """Prolong every shard this owner still holds."""
-
-    async def held(self, *, owner: str) -> list[tuple[str, int, int]]:
-        """(batch, shard, epoch) of every shard this owner holds."""
+    async def renew_shards(self, *, owner: str, lease: float) -> set[tuple[str, int, int]]:
+        """Prolong and list, as (batch, shard, epoch), every shard this owner still holds."""
 
     async def notices(self, batch_ids: Sequence[str]) -> list[Notice]: ...
 
-    async def record(self, batch_id: str, *, progress: Sequence[ShardProgress], segment: Segment, at: int) -> list[int]:
-        """Count the lines of a segment with it, all or nothing: the shards that are no longer held (nothing was
-        recorded), or an empty list."""
+    async def record(self, batch_id: str, *, progress: Sequence[ShardProgress], segment: Segment) -> None:
+        """Count the lines of a segment together with it, all or nothing. Raises LeaseLost."""
 
     async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
         """Hand (shard, epoch) back, unfinished and without a strike."""
@@ -261,7 +259,7 @@ class Work(Protocol):
         """Reopen shards whose lease lapsed. Where the holder died it is a strike: the shard is split, and one with
         a single line left is closed at its third strike."""
 
-    async def interrupt(self, *, owner: str, at: int) -> int:
+    async def interrupt(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
         """Fail batches whose validation died."""
 
     async def expire(self, *, at: int) -> list[str]:
@@ -277,8 +275,8 @@ class Work(Protocol):
     ) -> BatchStatus:
         """Files, counts and terminal state in one transaction. Raises LeaseLost."""
 
-    async def swept(self, *, limit: int) -> list[str]:
-        """Terminal batches whose shards, segments and work file can go."""
+    async def finished(self, *, limit: int) -> list[str]:
+        """Terminal batches whose shards, segments and work file are still there."""
 
     async def forget_work(self, batch_id: str) -> None: ...
 

@@ -4,7 +4,7 @@
 
     ApiError
     ├── InvalidRequest          400  invalid_request_error
-    │   └── InvalidInput        400  … with the line, and the id of the batch that was persisted as failed
+    │   └── InvalidInput        400  … an input file, with the line
     ├── MissingCredentials      401  authentication_error
     ├── InvalidCredentials      403  authentication_error
     ├── NotFound                404  invalid_request_error
@@ -72,8 +72,8 @@ class InvalidRequest(ApiError):
 class InvalidInput(InvalidRequest):
     """The input file of a batch was refused; ``line`` is the first offending one, if a line is to blame."""
 
-    def __init__(self, message: str, *, line: int | None, batch_id: str) -> None:
-        super().__init__(message, headers={"x-batch-id": batch_id})
+    def __init__(self, message: str, *, line: int | None) -> None:
+        super().__init__(message)
         self.line = line
 
     def _extra(self) -> dict[str, object]:

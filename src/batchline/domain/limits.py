@@ -10,6 +10,9 @@ MAX_JSON_BODY_BYTES = 1024 * 1024
 QUOTED_CHARACTERS = 200
 """How much of a client's own text an error message repeats."""
 
+STRIKES = 3
+"""Workers that may die on a line before it is given up."""
+
 
 class InputLimits(Struct, frozen=True, kw_only=True):
     max_bytes: int = 209_715_200

@@ -158,6 +158,7 @@ class LeasedBatch(Struct, frozen=True, kw_only=True):
     endpoint: str
     expires_at: int
     work_key: str
+    key_revoked: bool
 
 
 class ShardProgress(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,73 @@
+# What a person types here. `make setup` once, then `make serve` or `make test`.
+
+PYTHON ?= python3
+UV ?= uv
+SEEDS ?= 100
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+NODE_MODULES := tests/node/node_modules/.package-lock.json
+# The redirection makes make ask a shell, where `command` is built in.
+NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
+COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
+	--no-header --no-annotate --no-emit-index-url
+
+.PHONY: setup serve check test test-node simulate proof lock format clean
+
+setup: $(INSTALLED)
+
+serve: setup
+	$(BIN)/batchline serve
+
+check: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+ifdef NODE
+test: setup $(NODE_MODULES)
+	$(BIN)/pytest -m "not proof"
+else
+test: setup
+	@echo "The Node client test is not run: there is no node and npm here."
+	$(BIN)/pytest -m "not proof and not node"
+endif
+
+test-node: setup $(NODE_MODULES)
+	$(BIN)/pytest -m node
+
+simulate: setup
+	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS)
+
+proof: setup
+	$(BIN)/pytest -q -m proof
+	$(MAKE) --no-print-directory simulate SEEDS=1000
+
+# Keeps the versions that are locked already; to move to the newest, remove the lock files first.
+lock:
+	@command -v $(UV) >/dev/null || { echo "make lock needs uv: pip install uv"; exit 1; }
+	$(COMPILE) pyproject.toml --output-file requirements.lock
+	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --group dev --constraint requirements.lock \
+		--output-file requirements-dev.lock
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# batchline-data stays: it may hold somebody's batches.
+clean:
+	rm -rf .venv dist tests/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml requirements.lock requirements-dev.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "batchline needs Python 3.11 or newer; name one with: make setup PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(NODE_MODULES): tests/node/package.json tests/node/package-lock.json
+	cd tests/node && npm ci --no-audit --no-fund --loglevel=error
+	@touch $@

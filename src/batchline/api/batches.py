@@ -1,0 +1,163 @@
+"""``/v1/batches``."""
+
+from msgspec import DecodeError, Raw
+from msgspec.json import Decoder
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import Response
+
+from batchline.api.auth import Auth
+from batchline.api.body import body_chunks
+from batchline.api.envelope import JSON, json_response
+from batchline.api.exchange import presence_of
+from batchline.api.paging import choice, integer, page
+from batchline.domain.errors import BatchNotFound, InvalidRequest, TooLarge
+from batchline.domain.limits import MAX_JSON_BODY_BYTES, MAX_METADATA_BYTES
+from batchline.domain.states import BatchStatus
+from batchline.pipeline.cancel import Cancellation
+from batchline.pipeline.enqueue import CreateAnswer, CreateRequest, Creation
+from batchline.ports import Batches
+
+_DEFAULT_PAGE, _MAX_PAGE = 20, 100
+_MAX_IDEMPOTENCY_KEY = 255
+
+_OBJECT = Decoder(dict[str, Raw])
+_STRING = Decoder(str)
+
+
+class BatchRoutes:
+    def __init__(self, *, auth: Auth, creation: Creation, cancellation: Cancellation, batches: Batches) -> None:
+        self._auth = auth
+        self._creation, self._cancellation = creation, cancellation
+        self._batches = batches
+
+    async def create(self, request: Request) -> Response:
+        owner = await self._auth.owner(request)
+        wanted = create_request(await _read_json(request))
+        answer = await self._creation.create(
+            owner, wanted, idempotency_key=_idempotency_key(request), retried=_is_retry(request)
+        )
+        return Response(
+            answer.body,
+            answer.status,
+            headers=_answer_headers(answer),
+            media_type=JSON,
+            background=BackgroundTask(self._mark_answered, request, answer.batch_id),
+        )
+
+    async def list(self, request: Request) -> Response:
+        owner = await self._auth.owner(request)
+        query = request.query_params
+        limit = integer(query, "limit", code="invalid_limit")
+        limit = _DEFAULT_PAGE if limit is None else max(1, min(limit, _MAX_PAGE))
+        rows = await self._batches.batches(
+            owner.project_id,
+            after=query.get("after"),
+            limit=limit + 1,
+            status=choice(query, "status", tuple(BatchStatus)),
+            created_after=integer(query, "created_after"),
+            created_before=integer(query, "created_before"),
+        )
+        return page(rows, limit=limit)
+
+    async def retrieve(self, request: Request) -> Response:
+        owner = await self._auth.owner(request)
+        batch_id = _batch_id(request)
+        batch = await self._batches.batch(owner.project_id, batch_id)
+        if batch is None:
+            raise BatchNotFound(batch_id)
+        return json_response(batch.wire())
+
+    async def cancel(self, request: Request) -> Response:
+        owner = await self._auth.owner(request)
+        batch = await self._cancellation.cancel(owner.project_id, _batch_id(request))
+        return json_response(batch.wire())
+
+    async def _mark_answered(self, request: Request, batch_id: str) -> None:
+        """A client that left before the end of the answer will ask again, and then must get it."""
+        if not presence_of(request.scope).gone:
+            await self._creation.mark_answered(batch_id)
+
+
+def create_request(body: bytes) -> CreateRequest:
+    """The first fault in the order of the fields is the one that is told."""
+    fields = _object(body)
+    input_file_id = _required(fields, "input_file_id")
+    endpoint = _required(fields, "endpoint")
+    window = fields.get("completion_window", Raw(b"null"))
+    if not _is_null(window) and _string(window) != "24h":
+        raise InvalidRequest('completion_window must be "24h"', param="completion_window")
+    return CreateRequest(input_file_id=input_file_id, endpoint=endpoint, metadata=_metadata(fields))
+
+
+def _object(body: bytes) -> dict[str, Raw]:
+    try:
+        # The decoder leaves the UTF-8 of raw values unchecked.
+        body.decode()
+        return _OBJECT.decode(body)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("The request's body must be a JSON object") from None
+
+
+def _required(fields: dict[str, Raw], name: str) -> str:
+    value = _string(fields.get(name, Raw(b"null")))
+    if not value:
+        raise InvalidRequest(f"{name} is required", param=name)
+    return value
+
+
+def _metadata(fields: dict[str, Raw]) -> bytes:
+    raw = fields.get("metadata", Raw(b"null"))
+    if _is_null(raw):
+        return b"{}"
+    metadata = bytes(raw)
+    if not metadata.startswith(b"{"):
+        raise InvalidRequest("metadata must be a JSON object", param="metadata")
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise InvalidRequest(f"metadata exceeds maximum size of {MAX_METADATA_BYTES} bytes", param="metadata")
+    return metadata
+
+
+def _string(raw: Raw) -> str | None:
+    try:
+        return _STRING.decode(raw)
+    except DecodeError:
+        return None
+
+
+def _is_null(raw: Raw) -> bool:
+    return bytes(raw) == b"null"
+
+
+async def _read_json(request: Request) -> bytes:
+    chunks = body_chunks(
+        request,
+        max_bytes=MAX_JSON_BODY_BYTES,
+        too_large=TooLarge(f"The request's body exceeds {MAX_JSON_BODY_BYTES} bytes"),
+        cut_off=InvalidRequest("The request's body was cut off"),
+    )
+    return b"".join([chunk async for chunk in chunks])
+
+
+def _batch_id(request: Request) -> str:
+    batch_id: str = request.path_params.get("batch_id", "")
+    if not batch_id:
+        raise InvalidRequest("A batch id is required", param="batch_id")
+    return batch_id
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key", "").strip()
+    if len(key) > _MAX_IDEMPOTENCY_KEY:
+        raise InvalidRequest(f"Idempotency-Key exceeds {_MAX_IDEMPOTENCY_KEY} characters", param="Idempotency-Key")
+    return key or None
+
+
+def _is_retry(request: Request) -> bool:
+    count = request.headers.get("x-stainless-retry-count", "")
+    return count.isdecimal() and count.strip("0") != ""
+
+
+def _answer_headers(answer: CreateAnswer) -> dict[str, str]:
+    headers = {} if answer.status < 400 else {"x-batch-id": answer.batch_id}
+    return headers | ({"x-batchline-replayed": "true"} if answer.replayed else {})

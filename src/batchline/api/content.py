@@ -1,0 +1,90 @@
+"""The bytes of a file as an answer: whole or a range, under a name that harms nobody."""
+
+import re
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from urllib.parse import quote
+
+from msgspec import Struct
+from starlette.types import Receive, Scope, Send
+
+from batchline.api.exchange import presence_of
+from batchline.domain.errors import RangeNotSatisfiable
+from batchline.domain.records import File
+
+_RANGE = re.compile(r"bytes=\s*([0-9]*)-([0-9]*)\s*", re.IGNORECASE)
+_MAX_DIGITS = 18
+_SEPARATORS = re.compile(r"[/\\]")
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9 ._-]")
+
+
+class Span(Struct, frozen=True, kw_only=True):
+    start: int
+    length: int
+    partial: bool
+
+
+def span_of(range_header: str | None, size: int) -> Span:
+    """What a Range asks for: one range, or else everything. Raises RangeNotSatisfiable."""
+    whole = Span(start=0, length=size, partial=False)
+    match = _RANGE.fullmatch(range_header or "")
+    if match is None or match[0].strip().endswith("=-"):
+        return whole
+    first, last = (_number(text) for text in match.groups())
+    if first is None:
+        start, end = max(0, size - (last or 0)), size
+    elif last is not None and last < first:
+        return whole
+    else:
+        start, end = first, size if last is None else min(last + 1, size)
+    if start >= end:
+        raise RangeNotSatisfiable(
+            f"The range lies outside of the file's {size} bytes", headers={"content-range": f"bytes */{size}"}
+        )
+    return Span(start=start, length=end - start, partial=True)
+
+
+def headers_of(file: File, span: Span) -> dict[str, str]:
+    headers = {
+        "content-type": "application/jsonl",
+        "content-length": str(span.length),
+        "content-disposition": _disposition(file),
+        "accept-ranges": "bytes",
+        "x-content-type-options": "nosniff",
+    }
+    if span.partial:
+        headers["content-range"] = f"bytes {span.start}-{span.start + span.length - 1}/{file.bytes}"
+    return headers
+
+
+class Content:
+    def __init__(self, chunks: AsyncGenerator[bytes], *, status: int, headers: Mapping[str, str]) -> None:
+        self._chunks = chunks
+        self._status = status
+        self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        presence = presence_of(scope)
+        async with aclosing(self._chunks) as chunks:
+            await send({"type": "http.response.start", "status": self._status, "headers": self._headers})
+            async for chunk in chunks:
+                if presence.gone:
+                    return
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _disposition(file: File) -> str:
+    """RFC 6266: a plain name for everyone, and the real one, percent-encoded, where that differs."""
+    name = _SEPARATORS.sub("_", file.filename)
+    if not name.strip(". "):
+        name = f"{file.id}.jsonl"
+    plain = _NOT_PLAIN.sub("_", name)
+    extended = "" if plain == name else f"; filename*=UTF-8''{quote(name, safe='')}"
+    return f'attachment; filename="{plain}"{extended}'
+
+
+def _number(digits: str) -> int | None:
+    if not digits:
+        return None
+    return int(digits) if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS

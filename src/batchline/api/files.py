@@ -1,0 +1,163 @@
+"""``/v1/files``."""
+
+import logging
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from batchline.api.auth import Auth
+from batchline.api.body import body_chunks
+from batchline.api.content import Content, headers_of, span_of
+from batchline.api.envelope import json_response
+from batchline.api.form import Form, InvalidMultipart
+from batchline.api.paging import choice, integer, page
+from batchline.domain.errors import FileNotFound, InvalidRequest, ObjectsDown, TooLarge
+from batchline.domain.ids import canonical_file_id
+from batchline.domain.records import BATCH, BATCH_OUTPUT, File
+from batchline.pipeline.download import Download
+from batchline.pipeline.upload import Incoming, Upload
+from batchline.ports import Clock, Files, Objects
+
+MULTIPART_OVERHEAD = 1024 * 1024
+_MAX_PAGE = 10_000
+_SHORTEST_LIFE, _LONGEST_LIFE = 3600, 2_592_000
+
+_log = logging.getLogger(__name__)
+
+
+class FileRoutes:
+    def __init__(
+        self,
+        *,
+        auth: Auth,
+        upload: Upload,
+        download: Download,
+        files: Files,
+        objects: Objects,
+        clock: Clock,
+        max_file_bytes: int,
+    ) -> None:
+        self._auth = auth
+        self._upload, self._download = upload, download
+        self._files, self._objects = files, objects
+        self._clock = clock
+        self._max_file_bytes = max_file_bytes
+
+    async def create(self, request: Request) -> Response:
+        owner = await self._auth.owner(request)
+        form = Form(request.headers.get("content-type", ""))
+        file = await self._upload.take(owner.project_id, lambda incoming: self._fill(incoming, form, request))
+        return json_response(file.wire())
+
+    async def list(self, request: Request) -> Response:
+        owner = await self._auth.owner(request)
+        query = request.query_params
+        limit = _limit(request)
+        rows = await self._files.files(
+            owner.project_id,
+            purpose=choice(query, "purpose", (BATCH, BATCH_OUTPUT)),
+            ascending=choice(query, "order", ("asc", "desc")) == "asc",
+            after=canonical_file_id(query["after"]) if "after" in query else None,
+            limit=limit + 1,
+            at=self._now(),
+        )
+        return page(rows, limit=limit)
+
+    async def retrieve(self, request: Request) -> Response:
+        return json_response((await self._find(request)).wire())
+
+    async def content(self, request: Request) -> ASGIApp:
+        file = await self._find(request)
+        if request.method == "HEAD":
+            return Response(headers=headers_of(file, span_of(None, file.bytes)))
+        # If-Range names a version, and none is ever handed out.
+        wanted = None if "if-range" in request.headers else request.headers.get("range")
+        span = span_of(wanted, file.bytes)
+        chunks = await self._download.open(file, start=span.start, length=span.length)
+        return Content(chunks, status=206 if span.partial else 200, headers=headers_of(file, span))
+
+    async def delete(self, request: Request) -> Response:
+        owner = await self._auth.owner(request)
+        file_id = _file_id(request)
+        file = await self._files.delete_file(owner.project_id, canonical_file_id(file_id), at=self._now())
+        if file is None:
+            raise FileNotFound(file_id)
+        await self._drop_object(file)
+        return json_response({"id": file.id, "object": "file", "deleted": True})
+
+    async def _find(self, request: Request) -> File:
+        owner = await self._auth.owner(request)
+        return await self._download.find(owner.project_id, _file_id(request))
+
+    async def _fill(self, incoming: Incoming, form: Form, request: Request) -> File:
+        chunks = body_chunks(
+            request,
+            max_bytes=self._max_file_bytes + MULTIPART_OVERHEAD,
+            too_large=TooLarge(
+                f"File exceeds maximum size of {self._max_file_bytes} bytes", code="file_too_large", param="file"
+            ),
+            cut_off=InvalidMultipart("The upload was cut off"),
+        )
+        async for chunk in chunks:
+            pieces = form.feed(chunk)
+            if "purpose" in form.fields:
+                _check_purpose(form)
+            for piece in pieces:
+                await incoming.write(piece)
+        _check_whole(form)
+        return await incoming.finish(filename=form.filename, expires_after=_expires_after(form))
+
+    async def _drop_object(self, file: File) -> None:
+        """The row says deleted by now, and that is what counts: an object that stays is swept."""
+        try:
+            await self._objects.delete(file.object_key)
+        except ObjectsDown as error:
+            _log.warning("an object is left to the sweep", extra={"file": file.id, "reason": str(error)})
+
+    def _now(self) -> int:
+        return int(self._clock.now())
+
+
+def _file_id(request: Request) -> str:
+    file_id: str = request.path_params.get("file_id", "")
+    if not file_id:
+        raise InvalidRequest("A file id is required", param="file_id")
+    return file_id
+
+
+def _limit(request: Request) -> int:
+    limit = integer(request.query_params, "limit", code="invalid_limit")
+    if limit is not None and limit < 1:
+        raise InvalidRequest("limit must be a positive integer", code="invalid_limit", param="limit")
+    return min(limit or _MAX_PAGE, _MAX_PAGE)
+
+
+def _check_purpose(form: Form) -> None:
+    if form.fields.get("purpose") != BATCH:
+        raise InvalidRequest('purpose must be "batch"', code="invalid_purpose", param="purpose")
+
+
+def _check_whole(form: Form) -> None:
+    form.end()
+    _check_purpose(form)
+    if not form.has_file:
+        raise InvalidRequest("file is required", code="missing_file", param="file")
+
+
+def _expires_after(form: Form) -> int | None:
+    anchor, seconds = form.fields.get("expires_after[anchor]"), form.fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidRequest('expires_after[anchor] must be "created_at"', param="expires_after[anchor]")
+    if seconds is None or not seconds.isdecimal() or not seconds.isascii() or len(seconds) > len(str(_LONGEST_LIFE)):
+        lifetime = 0
+    else:
+        lifetime = int(seconds)
+    if not _SHORTEST_LIFE <= lifetime <= _LONGEST_LIFE:
+        raise InvalidRequest(
+            f"expires_after[seconds] must be an integer from {_SHORTEST_LIFE} to {_LONGEST_LIFE}",
+            param="expires_after[seconds]",
+        )
+    return lifetime

@@ -1,0 +1,178 @@
+"""uvicorn's HTTP connection, with what it lacks: a deadline and a bound for headers, and refusals in the envelope."""
+
+import asyncio
+import logging
+from typing import Any
+
+from msgspec.json import encode as encode_json
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from batchline.api.envelope import JSON
+from batchline.api.exchange import Presence
+from batchline.domain import ids
+from batchline.domain.errors import ApiError, InvalidRequest, RequestTimeout
+from batchline.ports import Random
+
+MAX_HEADER_BYTES = 64 * 1024
+_LINGER_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class HeadersTooLarge(ApiError):
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
+
+    def __init__(self) -> None:
+        super().__init__(f"The request's headers exceed {MAX_HEADER_BYTES} bytes")
+
+
+class Connection(HttpToolsProtocol):
+    """Use ``connection_class``, which binds the two attributes below: uvicorn makes these objects itself."""
+
+    header_seconds: float
+    random: Random
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._presence = Presence()
+        self._timer: asyncio.TimerHandle | None = None
+        self._fault: ApiError | None = None
+        self._refused = False
+        self._in_headers = True
+        self._header_bytes = 0
+        self._silent_bytes = 0
+        """Received since the parser last had something to hand on: it holds them all, whatever they are."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._presence.gone = self._in_flight()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        if self._in_headers:
+            self._start_timer()
+        self._silent_bytes += len(data)
+        super().data_received(data)
+        if self._silent_bytes > MAX_HEADER_BYTES and not self._refused:
+            self._refuse(HeadersTooLarge())
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """A client that sends no more has left, except in the middle of a body: it may wait to hear what is wrong."""
+        if not self._in_flight() or not self.cycle.more_body:
+            return None
+        self._cut_off()
+        return True
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["presence"] = self._presence
+        self._header_bytes = 0
+        self._start_timer()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers come this way too; they are counted and dropped."""
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes + len(self.url) > MAX_HEADER_BYTES:
+            self._fail(HeadersTooLarge())
+        if self._in_headers:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._silent_bytes = 0
+        self._stop_timer()
+        if self.parser.should_upgrade() and self._has_body():
+            # The parser takes what follows for another protocol, so the body would be lost without a word.
+            self._fail(InvalidRequest("Only HTTP/1.1 is spoken here: send the request without an Upgrade header"))
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._silent_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_headers = True
+        self._silent_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._fault or InvalidRequest(msg))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Upgrades are offers, and ignoring them is the answer; nobody needs to read of each in the log."""
+
+    def _fail(self, error: ApiError) -> None:
+        """Stop the parser, from within one of its callbacks."""
+        self._fault = error
+        raise error
+
+    def _refuse(self, error: ApiError) -> None:
+        self._refused = True
+        self._stop_timer()
+        if self._in_flight():
+            self._cut_off()
+            return
+        request_id = ids.request_id(self.random.bytes(16))
+        _log.info("connection refused", extra={"status": error.status, "request_id": request_id})
+        self.transport.write(self._raw_response(error, request_id))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Closing on unread bytes would reset the connection before the client has read why."""
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+
+    def _cut_off(self) -> None:
+        """The request in flight gets its answer, and is the last: what follows it cannot be read."""
+        self._presence.cut_off = True
+        self.cycle.keep_alive = False
+        self.cycle.message_event.set()
+
+    def _in_flight(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _has_body(self) -> bool:
+        headers = dict(self.headers)
+        return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.header_seconds, self._on_timer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        """Headers may have to wait for the answer to the request before them; that is not their client's fault."""
+        self._timer = None
+        if self._in_flight():
+            self._start_timer()
+        else:
+            self._refuse(RequestTimeout(f"The request's headers took longer than {self.header_seconds:g} seconds"))
+
+    def _raw_response(self, error: ApiError, request_id: str) -> bytes:
+        body = encode_json(error.body())
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", JSON.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", request_id.encode()),
+            (b"connection", b"close"),
+        ]
+        lines = [name + b": " + value + b"\r\n" for name, value in headers]
+        return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])
+
+
+def connection_class(*, header_seconds: float, random: Random) -> type[asyncio.Protocol]:
+    return type("BoundConnection", (Connection,), {"header_seconds": header_seconds, "random": random})

@@ -1,0 +1,184 @@
+"""The routes, and the server that answers on them."""
+
+import asyncio
+import math
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.requests import Request
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from batchline.api.auth import Auth
+from batchline.api.batches import BatchRoutes
+from batchline.api.cors import Cors
+from batchline.api.files import MULTIPART_OVERHEAD, FileRoutes
+from batchline.api.guard import Guard
+from batchline.api.health import HealthRoutes
+from batchline.api.protocol import connection_class
+from batchline.domain.errors import MethodNotAllowed, NotFound
+from batchline.pipeline.cancel import Cancellation
+from batchline.pipeline.download import Download
+from batchline.pipeline.enqueue import Creation
+from batchline.pipeline.upload import Upload
+from batchline.ports import Clock, Objects, Random, Store
+from batchline.settings import Settings
+from batchline.telemetry.metrics import Metrics
+
+_KEEP_ALIVE_SECONDS = 75
+Handler = Callable[[Request], Awaitable[ASGIApp]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """What the API stands on."""
+
+    settings: Settings
+    store: Store
+    objects: Objects
+    upload: Upload
+    download: Download
+    creation: Creation
+    cancellation: Cancellation
+    metrics: Metrics
+    clock: Clock
+    random: Random
+
+
+def build(services: Services) -> ASGIApp:
+    settings = services.settings
+    return Guard(
+        Router(_routes(services), redirect_slashes=False, default=_no_route),
+        cors=Cors(origins=settings.cors_origins),
+        clock=services.clock,
+        random=services.random,
+        metrics=services.metrics,
+        stall_seconds=settings.body_timeout_seconds,
+        drain_bytes=2 * (settings.max_file_bytes + MULTIPART_OVERHEAD),
+    )
+
+
+class Server:
+    """uvicorn on a bound socket, in the running loop; signals are its caller's business."""
+
+    def __init__(self, services: Services, *, sock: socket.socket) -> None:
+        settings = services.settings
+        config = uvicorn.Config(
+            build(services),
+            loop="none",
+            http=connection_class(header_seconds=settings.header_timeout_seconds, random=services.random),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_seconds),
+        )
+        self._uvicorn = _Uvicorn(config)
+        self._sock = sock
+
+    async def serve(self) -> None:
+        """Answer until ``stop``; requests in flight then have the grace of the settings to end."""
+        await self._uvicorn.serve(sockets=[self._sock])
+        # uvicorn cancels what outlasted the grace but does not wait for it, and a cut-off upload has to clean up.
+        if left := set(self._uvicorn.server_state.tasks):
+            await asyncio.wait(left)
+
+    def stop(self) -> None:
+        self._uvicorn.should_exit = True
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Methods:
+    """The methods of one path."""
+
+    def __init__(self, **handlers: Handler) -> None:
+        self._handlers = handlers
+        if "GET" in handlers:
+            self._handlers["HEAD"] = handlers["GET"]
+        self._allow = ", ".join(sorted((*self._handlers, "OPTIONS")))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handlers.get(scope["method"])
+        if handler is None:
+            raise MethodNotAllowed(
+                f"{scope['method']} is not allowed here; allowed: {self._allow}", headers={"allow": self._allow}
+            )
+        response = await handler(Request(scope, receive))
+        await response(scope, receive, send)
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotFound(f"Unknown route: {scope['method']} {scope['path']}")
+
+
+def _routes(services: Services) -> list[Route]:
+    auth = Auth(accounts=services.store)
+    return [*_file_routes(services, auth), *_batch_routes(services, auth), *_health_routes(services)]
+
+
+def _file_routes(services: Services, auth: Auth) -> list[Route]:
+    files = FileRoutes(
+        auth=auth,
+        upload=services.upload,
+        download=services.download,
+        files=services.store,
+        objects=services.objects,
+        clock=services.clock,
+        max_file_bytes=services.settings.max_file_bytes,
+    )
+    all_files = _Methods(GET=files.list, POST=files.create)
+    one_file = _Methods(GET=files.retrieve, DELETE=files.delete)
+    content = _Methods(GET=files.content)
+    return [
+        Route("/v1/files", all_files),
+        Route("/v1/files/", one_file),
+        Route("/v1/files/{file_id}", one_file),
+        Route("/v1/files//content", content),
+        Route("/v1/files/{file_id}/content", content),
+    ]
+
+
+def _batch_routes(services: Services, auth: Auth) -> list[Route]:
+    batches = BatchRoutes(
+        auth=auth,
+        creation=services.creation,
+        cancellation=services.cancellation,
+        batches=services.store,
+    )
+    all_batches = _Methods(GET=batches.list, POST=batches.create)
+    one_batch = _Methods(GET=batches.retrieve)
+    cancel = _Methods(POST=batches.cancel)
+    return [
+        Route("/v1/batches", all_batches),
+        Route("/v1/batches/", one_batch),
+        Route("/v1/batches/{batch_id}", one_batch),
+        Route("/v1/batches//cancel", cancel),
+        Route("/v1/batches/{batch_id}/cancel", cancel),
+    ]
+
+
+def _health_routes(services: Services) -> list[Route]:
+    token = services.settings.admin_token
+    health = HealthRoutes(
+        store=services.store,
+        objects=services.objects,
+        metrics=services.metrics,
+        admin_token=token.get_secret_value() if token else None,
+    )
+    return [
+        Route("/healthz", _Methods(GET=health.healthz)),
+        Route("/readyz", _Methods(GET=health.readyz)),
+        Route("/metrics", _Methods(GET=health.metrics)),
+    ]

@@ -1,0 +1,174 @@
+"""What an attempt means for its line: done, failed for good, or set back to be tried again.
+
+::
+
+    upstream                                   outcome
+    2xx with JSON                              Success
+    3xx, 408, 409, 5xx, 2xx without JSON,      Setback  ──after the last attempt──>  internal_error
+      refused, broken, timeout, garbled
+    429                                        Setback (throttled)  ──after──>       rate_limit_exceeded
+    420, 429 that says quota                   Failure  insufficient_quota
+    401, 403                                   Failure  authentication_error
+    404                                        Failure  not_found_error
+    413                                        Failure  request_too_large
+    400, 422 and other 4xx                     Failure  invalid_request_error, context_length_exceeded
+"""
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from batchline.domain.records import escape_line_breaks, json_text
+from batchline.domain.replies import Answer, Fault, Reply
+
+_CODES = {
+    401: "authentication_error",
+    403: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    420: "insufficient_quota",
+}
+_GONE_STATUSES = frozenset({429, 502, 503, 504})
+_CONTEXT_OVERFLOW = re.compile(r"context_length_exceeded|exceed_context_size|maximum context length", re.IGNORECASE)
+_TEXT_LIMIT = 500
+_CHAT = "/v1/chat/completions"
+_NULL = Raw(b"null")
+_top_level = msgspec.json.Decoder(dict[str, Raw])
+_anything = msgspec.json.Decoder()
+_encode = msgspec.json.Encoder().encode
+
+
+class Success(Struct, frozen=True):
+    status: int
+    request_id: str | None
+    body: bytes
+
+
+class Failure(Struct, frozen=True):
+    code: str
+    legacy: str
+    message: str
+    param: str | None = None
+
+
+class Setback(Struct, frozen=True):
+    """Worth another attempt. ``gone`` says that this is how an upstream behaves that is not there."""
+
+    reason: str
+    throttled: bool = False
+    gone: bool = False
+    retry_after: float | None = None
+
+    def as_failure(self, attempts: int) -> Failure:
+        if self.throttled:
+            return Failure("rate_limit_exceeded", "http_429", self.reason)
+        return Failure("internal_error", "retries_exhausted", f"Line failed after {attempts} attempts: {self.reason}")
+
+
+Outcome = Success | Failure | Setback
+
+KEY_UNAVAILABLE = Failure(
+    "authentication_error", "api_key_unavailable", "The API key that submitted this batch was revoked"
+)
+DELIVERED_TOO_OFTEN = Failure(
+    "internal_error", "dlq_exhausted", "The line was delivered three times and no worker lived to answer it"
+)
+BATCH_CANCELLED = Failure(
+    "batch_cancelled", "batch_cancelled", "The batch was cancelled before this line was dispatched"
+)
+BATCH_EXPIRED = Failure("batch_expired", "batch_expired", "The batch expired before this line was dispatched")
+
+
+def judge(reply: Reply, *, endpoint: str) -> Outcome:
+    if isinstance(reply, Fault):
+        return Setback(reply.detail, gone=reply.kind != "garbled")
+    if 200 <= reply.status < 300:
+        body = result_body(reply.body, endpoint=endpoint)
+        if body is None:
+            return Setback(f"upstream returned {reply.status} with a body that is not JSON")
+        return Success(reply.status, reply.request_id, body)
+    return _judge_refusal(reply)
+
+
+def result_body(answer: bytes, *, endpoint: str) -> bytes | None:
+    """The answer as one line of JSON, values untouched; None when it is no JSON.
+
+    A raw line end can only stand between tokens, since JSON strings must escape it.
+    """
+    if b"\n" in answer or b"\r" in answer:
+        answer = answer.replace(b"\n", b" ").replace(b"\r", b" ")
+    try:
+        if not answer.isascii():
+            answer.decode()
+        document = _top_level.decode(answer) if answer.lstrip().startswith(b"{") else _anything.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if endpoint != _CHAT or not isinstance(document, dict):
+        return escape_line_breaks(answer.strip())
+    document["system_fingerprint"] = _NULL
+    return escape_line_breaks(_encode(document))
+
+
+def output_line(line_id: str, custom_id: bytes, success: Success) -> bytes:
+    request_id = b"null" if success.request_id is None else json_text(success.request_id)
+    return b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":null}\n' % (
+        line_id.encode(),
+        custom_id,
+        success.status,
+        request_id,
+        success.body,
+    )
+
+
+def error_line(line_id: str, custom_id: bytes, failure: Failure) -> bytes:
+    return b'{"id":"%b","custom_id":%b,"response":null,"error":{"code":"%b","message":%b,"param":%b}}\n' % (
+        line_id.encode(),
+        custom_id,
+        failure.code.encode(),
+        json_text(f"[legacy:{failure.legacy}] {failure.message}"),
+        b"null" if failure.param is None else json_text(failure.param),
+    )
+
+
+def _judge_refusal(answer: Answer) -> Outcome:
+    status, error = answer.status, _error_of(answer.body)
+    text = _text_of(answer.body, error)
+    if status == 429 and "insufficient_quota" not in (error.get("code"), error.get("type")):
+        return Setback(text or "upstream returned 429", throttled=True, gone=True, retry_after=answer.retry_after)
+    if status in (408, 409) or not 400 <= status < 500:
+        reason = f"upstream returned {status}" + (f": {text}" if text else "")
+        return Setback(reason, gone=status in _GONE_STATUSES, retry_after=answer.retry_after)
+    code = _CODES.get(status, "invalid_request_error")
+    if status == 429:
+        code = "insufficient_quota"
+    elif code == "invalid_request_error" and _says_context_overflow(error, text):
+        code = "context_length_exceeded"
+    param = error.get("param")
+    return Failure(
+        code, f"http_{status}", text or f"upstream returned {status}", param if isinstance(param, str) else None
+    )
+
+
+def _says_context_overflow(error: dict[str, Any], text: str) -> bool:
+    return _CONTEXT_OVERFLOW.search(f"{error.get('code')} {error.get('type')} {text}") is not None
+
+
+def _error_of(body: bytes) -> dict[str, Any]:
+    """The error object of an answer, in the shapes that OpenAI-style servers use."""
+    try:
+        document = _anything.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    if not isinstance(document, dict):
+        return {}
+    error = document.get("error", document)
+    return error if isinstance(error, dict) else {"message": error}
+
+
+def _text_of(body: bytes, error: dict[str, Any]) -> str:
+    message = error.get("message") or error.get("detail")
+    if not isinstance(message, str):
+        message = body[: 4 * _TEXT_LIMIT].decode("utf-8", "replace")
+    return " ".join(message.split())[:_TEXT_LIMIT]

@@ -1,0 +1,42 @@
+"""The beat of a background loop: do a step again and again, sooner when nudged, through every outage."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from batchline.domain.errors import LeaseLost, ObjectMissing, ObjectsDown, StoreDown
+from batchline.ports import Clock
+
+log = logging.getLogger(__name__)
+
+
+class Pulse:
+    """Runs ``step`` every so many seconds, and at once after ``nudge``. A step that says True has more to do."""
+
+    def __init__(self, name: str, step: Callable[[], Awaitable[bool]], *, every: float, clock: Clock) -> None:
+        self._name, self._step, self._every, self._clock = name, step, every, clock
+        self._nudged = asyncio.Event()
+
+    def nudge(self) -> None:
+        self._nudged.set()
+
+    async def run(self) -> None:
+        while True:
+            self._nudged.clear()
+            if await self._beat():
+                continue
+            try:
+                async with asyncio.timeout(self._every):
+                    await self._nudged.wait()
+            except TimeoutError:
+                continue
+
+    async def _beat(self) -> bool:
+        try:
+            return await self._step()
+        except (StoreDown, ObjectsDown, ObjectMissing, LeaseLost) as error:
+            log.warning("a background step must wait", extra={"step": self._name, "reason": repr(error)})
+        except Exception:
+            log.exception("a background step failed", extra={"step": self._name})
+        await self._clock.sleep(self._every)
+        return False

@@ -1,0 +1,28 @@
+"""Find what a dead process left behind: its shards, and batches it was validating."""
+
+import logging
+from collections.abc import Callable
+
+from batchline.domain.records import errors_document
+from batchline.pipeline.enqueue import INTERRUPTED, refusal
+from batchline.ports import Clock, Work
+
+log = logging.getLogger(__name__)
+
+
+class Rescue:
+    def __init__(self, *, work: Work, clock: Clock, owner: str, opened: Callable[[], None]) -> None:
+        self._work, self._clock, self._owner, self._opened = work, clock, owner, opened
+
+    async def step(self) -> bool:
+        rescued = await self._work.rescue(owner=self._owner)
+        interrupted = await self._work.interrupt(
+            owner=self._owner,
+            errors=errors_document([INTERRUPTED]),
+            answer=refusal(INTERRUPTED),
+            at=int(self._clock.now()),
+        )
+        if rescued or interrupted:
+            log.warning("took over from a dead process", extra={"shards": rescued, "validating": interrupted})
+            self._opened()
+        return False

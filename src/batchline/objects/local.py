@@ -1,0 +1,319 @@
+"""Objects in a folder. What has a key is whole and on the disk: bytes go to a temporary file, which is synced and
+renamed, and the folder that now names it is synced too."""
+
+import fcntl
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from threading import Lock
+
+from batchline.domain.errors import ObjectMissing, ObjectsDown
+from batchline.ports import Random, Threads
+
+_CHUNK_BYTES = 256 * 1024
+_TEMPORARY = "tmp"
+_COMPONENT = re.compile(r"[A-Za-z0-9._-]+")
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class LocalObjects:
+    """Objects of one process: a lock elsewhere keeps others from the folder."""
+
+    def __init__(self, root: Path, threads: Threads, random: Random) -> None:
+        self._folder = _Folder(root.absolute())
+        self._threads = threads
+        self._random = random
+
+    async def put(self, key: str, data: bytes) -> None:
+        draft = self._draft(key)
+        await self._threads.run(partial(draft.put, data))
+
+    async def create(self, key: str) -> "LocalWriter":
+        return LocalWriter(self._draft(key), self._threads)
+
+    async def adopt(self, path: Path, key: str) -> None:
+        await self._threads.run(partial(self._folder.adopt, path, self._folder.path(key)))
+
+    @asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Path]:
+        path = self._temporary_path()
+        await self._threads.run(self._folder.make_temporary)
+        try:
+            yield path
+        finally:
+            await self._threads.run(partial(_remove_quietly, path))
+
+    @asynccontextmanager
+    async def local(self, key: str) -> AsyncIterator[Path]:
+        path = self._folder.path(key)
+        await self._threads.run(partial(_require, path))
+        yield path
+
+    async def read(self, key: str, start: int, length: int) -> bytes:
+        return await self._threads.run(partial(_read, self._folder.path(key), start, length))
+
+    async def stream(self, key: str, start: int, length: int) -> AsyncIterator[bytes]:
+        with await self._threads.run(partial(_open, self._folder.path(key))) as file:
+            end = start + length
+            while start < end and (chunk := await self._threads.run(partial(_read_chunk, file, start, end))):
+                yield chunk
+                start += len(chunk)
+
+    async def delete(self, key: str) -> None:
+        await self._threads.run(partial(_delete, self._folder.path(key)))
+
+    async def delete_all(self, prefix: str) -> None:
+        await self._threads.run(partial(self._folder.delete_all, self._folder.path(prefix)))
+
+    async def names(self, prefix: str) -> list[str]:
+        return await self._threads.run(partial(_names, self._folder.path(prefix)))
+
+    async def check(self) -> None:
+        await self._threads.run(partial(self._folder.probe, self._temporary_path()))
+
+    async def clear_temporary(self) -> None:
+        """Remove what an earlier life left half-written; at start, before anything is written."""
+        await self._threads.run(self._folder.clear_temporary)
+
+    def _draft(self, key: str) -> "_Draft":
+        return _Draft(self._folder, self._temporary_path(), self._folder.path(key))
+
+    def _temporary_path(self) -> Path:
+        return self._folder.temporary / self._random.bytes(16).hex()
+
+
+class LocalWriter:
+    def __init__(self, draft: "_Draft", threads: Threads) -> None:
+        self._draft = draft
+        self._threads = threads
+
+    async def write(self, data: bytes) -> None:
+        await self._threads.run(partial(self._draft.write, data))
+
+    async def commit(self) -> None:
+        await self._threads.run(self._draft.commit)
+
+    async def abort(self) -> None:
+        await self._threads.run(self._draft.discard)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        raise ObjectsDown(str(failure)) from failure
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except _ABSENT as failure:
+        raise ObjectMissing(str(failure)) from failure
+    except OSError as failure:
+        raise ObjectsDown(str(failure)) from failure
+
+
+class _Folder:
+    """Where keys lie, and which folders are known to outlast a loss of power."""
+
+    def __init__(self, root: Path) -> None:
+        self.temporary = root / _TEMPORARY
+        self._root = root
+        self._lasting: set[Path] = set()
+        self._shape = Lock()
+        """Held while folders come and go, so that none goes between being made and being used."""
+
+    def path(self, key: str) -> Path:
+        parts = key.split("/")
+        if parts[0] == _TEMPORARY or not all(_COMPONENT.fullmatch(part) and part not in {".", ".."} for part in parts):
+            raise ValueError(f"Not a key: {key!r}")
+        return self._root.joinpath(*parts)
+
+    @_writing()
+    def adopt(self, path: Path, target: Path) -> None:
+        _sync_path(path)
+        self.publish(path, target)
+
+    def publish(self, temporary: Path, target: Path) -> None:
+        with self._shape:
+            self._make_lasting(target.parent)
+            temporary.replace(target)
+        _sync_path(target.parent)
+
+    @_writing()
+    def delete_all(self, folder: Path) -> None:
+        with self._shape:
+            _remove_tree(folder)
+            self._lasting = {known for known in self._lasting if not known.is_relative_to(folder)}
+
+    @_writing()
+    def make_temporary(self) -> None:
+        self.temporary.mkdir(parents=True, exist_ok=True)
+
+    @_writing()
+    def clear_temporary(self) -> None:
+        _remove_tree(self.temporary)
+
+    @_writing()
+    def probe(self, path: Path) -> None:
+        self.make_temporary()
+        try:
+            path.write_bytes(path.name.encode())
+            _sync_path(path)
+            if path.read_bytes() != path.name.encode():
+                raise OSError("What was written is not what is read")
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _make_lasting(self, folder: Path) -> None:
+        # That a folder exists does not say that its name was synced: whoever made it may have died before that.
+        if folder in self._lasting:
+            return
+        if self._root in folder.parents or not folder.parent.is_dir():
+            self._make_lasting(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_path(folder.parent)
+        self._lasting.add(folder)
+
+
+class _Draft:
+    """A temporary file on its way to a key. It is opened late, so that a draft nobody wrote to leaves no trace."""
+
+    def __init__(self, folder: _Folder, temporary: Path, target: Path) -> None:
+        self._folder = folder
+        self._temporary = temporary
+        self._target = target
+        self._file: FileIO | None = None
+        self._over = False
+        self._turn = Lock()
+        """A write whose caller was cancelled goes on in its thread; what comes next must not close its file."""
+
+    def put(self, data: bytes) -> None:
+        self.write(data)
+        self.commit()
+
+    def write(self, data: bytes) -> None:
+        with self._step():
+            _write_all(self._open(), data)
+
+    def commit(self) -> None:
+        with self._step():
+            _sync(self._open().fileno())
+            self._close()
+            self._folder.publish(self._temporary, self._target)
+
+    def discard(self) -> None:
+        with self._turn, _writing():
+            self._close()
+            self._temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """Whatever fails, no half-written file stays, and the draft is over."""
+        with self._turn, _writing():
+            if self._over:
+                raise ValueError("This draft is over")
+            try:
+                yield
+            except OSError:
+                self._close()
+                _remove_quietly(self._temporary)
+                raise
+
+    def _open(self) -> FileIO:
+        if self._file is None:
+            self._folder.make_temporary()
+            self._file = FileIO(self._temporary, "x")
+        return self._file
+
+    def _close(self) -> None:
+        self._over = True
+        if self._file is not None:
+            self._file.close()
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _sync(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        # There fsync() ends at the drive's cache.
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
+
+
+def _sync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        _sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_quietly(path: Path) -> None:
+    # What cannot be removed now is removed at the next start.
+    with suppress(OSError):
+        path.unlink()
+
+
+def _remove_tree(folder: Path) -> None:
+    """Not shutil's, which stops half-way when somebody else removes an object meanwhile."""
+    try:
+        entries = list(folder.iterdir())
+    except _ABSENT:
+        return
+    for entry in entries:
+        if entry.is_dir():
+            _remove_tree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+@_reading()
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(path)
+
+
+@_reading()
+def _open(path: Path) -> FileIO:
+    return FileIO(path)
+
+
+@_reading()
+def _read(path: Path, start: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(length)
+
+
+@_reading()
+def _read_chunk(file: FileIO, start: int, end: int) -> bytes:
+    # By position: a read whose caller was cancelled may meet a descriptor that is already something else's.
+    return os.pread(file.fileno(), min(_CHUNK_BYTES, end - start), start)
+
+
+@_writing()
+def _delete(path: Path) -> None:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        path.unlink()
+
+
+@_writing()
+def _names(path: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in path.iterdir())
+    except _ABSENT:
+        return []

@@ -1,0 +1,297 @@
+"""Send lines to the upstream, as many at once as there are slots, and judge what comes back.
+
+A job is in one place at a time: ready, in flight, waiting for its next attempt (which holds no slot), or in
+quarantine. It leaves with an outcome for the recorder, or without one when its batch was stopped before it ran.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from itertools import count
+
+from batchline.domain import ids
+from batchline.domain.outcomes import (
+    KEY_UNAVAILABLE,
+    Failure,
+    Outcome,
+    Setback,
+    Success,
+    error_line,
+    judge,
+    output_line,
+)
+from batchline.domain.replies import Fault, FaultKind, Reply
+from batchline.domain.retry import RetryPolicy
+from batchline.domain.states import Stop
+from batchline.pipeline.claim import HeldBatch, Job
+from batchline.pipeline.gate import Gate
+from batchline.pipeline.quarantine import WINDOW_SECONDS, Quarantine
+from batchline.pipeline.record import Recorder
+from batchline.ports import Clock, Random, Upstream
+from batchline.telemetry.metrics import Metrics
+
+_MOST_WAITING = 4096
+"""Lines that may wait for their next attempt before no more are claimed."""
+
+_SHORTEST_NAP = 0.1
+"""A probe may be due and yet unable to start."""
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        *,
+        upstream: Upstream,
+        recorder: Recorder,
+        gate: Gate,
+        policy: RetryPolicy,
+        slots: int,
+        clock: Clock,
+        random: Random,
+        metrics: Metrics,
+        changed: Callable[[], None],
+    ) -> None:
+        self._upstream, self._recorder, self._gate = upstream, recorder, gate
+        self._policy, self._slots = policy, slots
+        self._clock, self._random, self._metrics = clock, random, metrics
+        self._changed = changed
+        self._quarantine = Quarantine()
+        self._ready: deque[Job] = deque()
+        self._waiting: list[tuple[float, int, Job]] = []
+        self._order = count()
+        self._idle: deque[asyncio.Future[Job]] = deque()
+        self._alarm = asyncio.Event()
+        self._group = asyncio.TaskGroup()
+        self._draining = False
+        self.in_flight = 0
+
+    async def run(self) -> None:
+        async with self._group:
+            for _ in range(self._slots):
+                self._group.create_task(self._work_a_slot())
+            self._group.create_task(self._keep_time())
+
+    @property
+    def wanted(self) -> int:
+        """How many more lines would keep every slot busy until the next claim."""
+        if self._draining or self._gate.paused or len(self._waiting) >= _MOST_WAITING:
+            return 0
+        return 2 * self._slots - len(self._ready) if len(self._ready) < self._slots else 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._ready) + len(self._waiting)
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self._make_ready(job)
+        self.pump()
+
+    def stop_batch(self, batch: HeldBatch, stop: Stop) -> None:
+        """Start no more attempts: a line that was tried ends with its last fault, one that never ran with none."""
+        batch.stop = batch.stop or stop
+        for job in self._withdraw(lambda job: job.batch is batch):
+            self._end_without_attempt(job)
+
+    def revoke_key(self, batch: HeldBatch) -> None:
+        batch.key_revoked = True
+        for job in self._withdraw(lambda job: job.batch is batch):
+            self._settle(job, KEY_UNAVAILABLE)
+
+    def drop_lost(self) -> None:
+        """Forget the lines of shards that somebody else holds now."""
+        for job in self._withdraw(lambda job: job.shard.lost):
+            job.batch.unanswered -= 1
+
+    def drain(self) -> None:
+        """Start nothing more; what is in flight may finish, the rest goes back as it came."""
+        self._draining = True
+        for job in self._withdraw(lambda _: True):
+            job.batch.unanswered -= 1
+
+    def pump(self) -> None:
+        """Hand ready lines to idle slots, as far as anything may start."""
+        while self._idle and (job := self._next()) is not None:
+            self._idle.popleft().set_result(job)
+        if self.wanted:
+            self._changed()
+
+    async def _work_a_slot(self) -> None:
+        while True:
+            job = await self._turn()
+            self.in_flight += 1
+            started = self._clock.steady()
+            try:
+                reply = await self._upstream.post(job.batch.endpoint, job.line.body)
+            finally:
+                self.in_flight -= 1
+            self._metrics.upstream_seconds.observe(self._clock.steady() - started)
+            self._came_back(job, reply)
+            self.pump()
+
+    async def _turn(self) -> Job:
+        job = self._next()
+        if job is not None:
+            return job
+        idle: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        self._idle.append(idle)
+        return await idle
+
+    def _next(self) -> Job | None:
+        if self._draining or self._recorder.full or self._quarantine.window_open:
+            return None
+        now = self._clock.now()
+        while (job := self._candidate()) is not None:
+            if now < job.batch.expires_at:
+                return job
+            self._quarantine.came_back(job)
+            job.batch.stop = job.batch.stop or Stop.EXPIRED
+            self._end_without_attempt(job)
+        return None
+
+    def _candidate(self) -> Job | None:
+        """While suspects are tried apart nothing else runs, except to probe an upstream that is gone."""
+        if self._ready and (self._gate.paused or not self._quarantine.occupied):
+            return self._ready.popleft() if self._gate.admits() else None
+        if self._quarantine.occupied and self._gate.admits():
+            return self._quarantine.next(in_flight=self.in_flight)
+        return None
+
+    def _came_back(self, job: Job, reply: Reply) -> None:
+        self._quarantine.came_back(job)
+        if (
+            isinstance(reply, Fault)
+            and reply.kind is FaultKind.BROKEN
+            and (self.in_flight or self._quarantine.window_open)
+        ):
+            job.last = Setback(reply.detail, gone=True)
+            if not self._quarantine.window_open:
+                self._group.create_task(self._judge_breaks())
+            self._quarantine.broke(job, in_flight=self.in_flight + 1)
+        else:
+            self._apply(job, judge(reply, endpoint=job.batch.endpoint))
+
+    async def _judge_breaks(self) -> None:
+        await self._clock.sleep(WINDOW_SECONDS)
+        broken, together = self._quarantine.close_window()
+        if together:
+            self._gate.pause("connections broke under several lines at once")
+            self._quarantine.suspect([job for job in broken if self._may_go_on(job)])
+        else:
+            for job in broken:
+                self._apply(job, job.last or Setback("the connection broke", gone=True))
+        self.pump()
+
+    def _apply(self, job: Job, outcome: Outcome) -> None:
+        self._metrics.attempts.labels(_result_label(outcome)).inc()
+        if isinstance(outcome, Setback) and outcome.gone:
+            self._gate.gone_answer(job.line.custom_id, outcome.reason)
+        else:
+            job.suspect = False
+            self._gate.real_answer()
+        if isinstance(outcome, Setback):
+            self._set_back(job, outcome)
+        else:
+            self._settle(job, outcome)
+
+    def _set_back(self, job: Job, setback: Setback) -> None:
+        job.last = setback
+        if not self._may_go_on(job):
+            return
+        if setback.gone and self._gate.paused:
+            self._make_ready(job)
+            return
+        if setback.throttled:
+            job.throttles += 1
+            spent = job.throttles > self._policy.max_throttles
+        else:
+            job.attempts += 1
+            spent = job.attempts >= self._policy.max_attempts
+        if spent:
+            self._settle(job, setback.as_failure(job.attempts))
+        else:
+            self._wait_for_retry(job, setback)
+
+    def _wait_for_retry(self, job: Job, setback: Setback) -> None:
+        self._metrics.retries.labels("throttled" if setback.throttled else "fault").inc()
+        wait = self._policy.wait(
+            tries=max(1, job.throttles if setback.throttled else job.attempts),
+            retry_after=setback.retry_after,
+            jitter=self._random.uniform(0, 1),
+        )
+        heappush(self._waiting, (self._clock.steady() + wait, next(self._order), job))
+        self._alarm.set()
+
+    def _make_ready(self, job: Job) -> None:
+        if job.batch.key_revoked:
+            self._settle(job, KEY_UNAVAILABLE)
+        elif not self._may_go_on(job):
+            return
+        elif job.suspect:
+            self._quarantine.suspect([job])
+        else:
+            self._ready.append(job)
+
+    def _may_go_on(self, job: Job) -> bool:
+        """False when the job ended here because its batch was stopped, its shard lost, or we are going down."""
+        if job.shard.lost or self._draining:
+            job.batch.unanswered -= 1
+            return False
+        if job.batch.stop is not None:
+            self._end_without_attempt(job)
+            return False
+        return True
+
+    def _end_without_attempt(self, job: Job) -> None:
+        if job.last is not None:
+            self._settle(job, job.last.as_failure(max(1, job.attempts)))
+        else:
+            job.batch.unanswered -= 1
+            self._recorder.look_again()
+            self._changed()
+
+    def _settle(self, job: Job, outcome: Success | Failure) -> None:
+        job.batch.unanswered -= 1
+        if job.shard.lost:
+            return
+        line_id = ids.line_id(job.batch.id, job.line.index)
+        if isinstance(outcome, Success):
+            self._recorder.add(job, output_line(line_id, job.line.custom_id, outcome), succeeded=True)
+        else:
+            self._recorder.add(job, error_line(line_id, job.line.custom_id, outcome), succeeded=False)
+
+    def _withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
+        """Take jobs out from wherever they wait."""
+        withdrawn = [job for job in self._ready if condition(job)]
+        withdrawn += [job for _, _, job in self._waiting if condition(job)]
+        if withdrawn:
+            self._ready = deque(job for job in self._ready if not condition(job))
+            self._waiting = [entry for entry in self._waiting if not condition(entry[2])]
+            self._waiting.sort()
+        return withdrawn + self._quarantine.withdraw(condition)
+
+    async def _keep_time(self) -> None:
+        """Wake lines whose wait is over, and slots when a probe is due."""
+        while True:
+            self._alarm.clear()
+            now = self._clock.steady()
+            while self._waiting and self._waiting[0][0] <= now:
+                self._make_ready(heappop(self._waiting)[2])
+            self.pump()
+            waits = [self._waiting[0][0] - now] if self._waiting else []
+            if (probe := self._gate.wait()) is not None and (self._ready or self._quarantine.occupied):
+                waits.append(max(probe, _SHORTEST_NAP))
+            try:
+                async with asyncio.timeout(min(waits, default=None)):
+                    await self._alarm.wait()
+            except TimeoutError:
+                continue
+
+
+def _result_label(outcome: Outcome) -> str:
+    if isinstance(outcome, Success):
+        return "success"
+    if isinstance(outcome, Failure):
+        return "refused"
+    return "throttled" if outcome.throttled else "fault"

@@ -1,0 +1,178 @@
+"""Put a batch's two files together when nothing of it is left to run, and publish them with its terminal state.
+
+Segments are joined in one sequential pass; lines that never ran get their error lines. The objects carry the lease's
+epoch in their keys, so two finalizers never write the same one, and only the holder of the epoch publishes.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+
+from batchline.domain import ids
+from batchline.domain.bitmap import unsettled
+from batchline.domain.errors import LeaseLost
+from batchline.domain.limits import STRIKES
+from batchline.domain.lines import decode_lines
+from batchline.domain.outcomes import BATCH_CANCELLED, BATCH_EXPIRED, DELIVERED_TOO_OFTEN, Failure, error_line
+from batchline.domain.records import BATCH_OUTPUT, Batch, File, Segment, Shard
+from batchline.domain.states import BatchStatus, Stop
+from batchline.pipeline.lease import while_renewing
+from batchline.ports import Clock, Finish, Objects, Random, Store, Writer
+
+log = logging.getLogger(__name__)
+_SEGMENTS_A_PAGE = 32
+
+
+class Finalizer:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        objects: Objects,
+        clock: Clock,
+        random: Random,
+        owner: str,
+        lease_seconds: float,
+        retention_seconds: int,
+    ) -> None:
+        self._store, self._objects = store, objects
+        self._clock, self._random = clock, random
+        self._owner, self._lease, self._retention = owner, lease_seconds, retention_seconds
+
+    async def finish_next(self) -> BatchStatus | None:
+        """Finish one batch that is over; None when there is none."""
+        finish = await self._store.next_finish(owner=self._owner, lease=self._lease, at=int(self._clock.now()))
+        if finish is None:
+            return None
+        batch_id, epoch = finish.batch.id, finish.epoch
+        return await while_renewing(
+            self._finish(finish),
+            renew=lambda: self._store.renew_batch(batch_id, epoch=epoch, owner=self._owner, lease=self._lease),
+            every=self._lease / 3,
+            clock=self._clock,
+        )
+
+    async def _finish(self, finish: Finish) -> BatchStatus:
+        batch = finish.batch
+        output = _Result(self._objects, f"results/{batch.id}/{finish.epoch}-output")
+        errors = _Result(self._objects, f"results/{batch.id}/{finish.epoch}-error")
+        try:
+            await self._join_segments(batch, output, errors)
+            leftovers = await self._write_leftovers(finish, errors)
+            completed, failed = batch.completed, batch.failed + leftovers
+            if completed + failed != batch.total:
+                raise AssertionError(f"{batch.id} counts {completed} + {failed} of {batch.total} lines")
+            await output.commit()
+            await errors.commit()
+            files = [
+                self._file(batch, result, is_error=result is errors) for result in (output, errors) if result.bytes
+            ]
+            status = await self._store.publish(
+                batch.id,
+                epoch=finish.epoch,
+                files=files,
+                completed=completed,
+                failed=failed,
+                at=int(self._clock.now()),
+            )
+        except LeaseLost:
+            await output.remove()
+            await errors.remove()
+            raise
+        finally:
+            await output.close()
+            await errors.close()
+        log.info(
+            "batch finished", extra={"batch": batch.id, "status": status, "completed": completed, "failed": failed}
+        )
+        return status
+
+    async def _join_segments(self, batch: Batch, output: "_Result", errors: "_Result") -> None:
+        last = 0
+        while page := await self._store.segments(batch.id, after=last, limit=_SEGMENTS_A_PAGE):
+            for segment in page:
+                await self._append(segment, output, errors)
+            last = page[-1].id
+
+    async def _append(self, segment: Segment, output: "_Result", errors: "_Result") -> None:
+        left = segment.output_bytes
+        async for chunk in self._chunks(segment):
+            await output.write(chunk[:left])
+            await errors.write(chunk[left:])
+            left = max(0, left - len(chunk))
+
+    async def _chunks(self, segment: Segment) -> AsyncIterator[bytes]:
+        if segment.object_key is None:
+            yield segment.data or b""
+            return
+        async for chunk in self._objects.stream(segment.object_key, 0, segment.output_bytes + segment.error_bytes):
+            yield chunk
+
+    async def _write_leftovers(self, finish: Finish, errors: "_Result") -> int:
+        """Error lines for what never ran; how many they are."""
+        count = 0
+        for shard in finish.leftovers:
+            failure = _why_it_never_ran(shard, finish.batch)
+            left = set(unsettled(shard.settled, shard.lines))
+            data = await self._objects.read(finish.work_key, shard.offset, shard.length)
+            await errors.write(
+                b"".join(
+                    error_line(ids.line_id(finish.batch.id, line.index), line.custom_id, failure)
+                    for position, line in enumerate(decode_lines(data))
+                    if position in left
+                )
+            )
+            count += len(left)
+        return count
+
+    def _file(self, batch: Batch, result: "_Result", *, is_error: bool) -> File:
+        now = int(self._clock.now())
+        return File(
+            id=ids.file_id(self._random.bytes(12)),
+            project_id=batch.project_id,
+            filename=f"{batch.id}_{'error' if is_error else 'output'}.jsonl",
+            purpose=BATCH_OUTPUT,
+            bytes=result.bytes,
+            created_at=now,
+            expires_at=now + self._retention,
+            is_error=is_error,
+            object_key=result.key,
+        )
+
+
+class _Result:
+    """A result file that exists only if something was written to it."""
+
+    def __init__(self, objects: Objects, key: str) -> None:
+        self._objects = objects
+        self._writer: Writer | None = None
+        self.key = key
+        self.bytes = 0
+
+    async def write(self, data: bytes) -> None:
+        if not data:
+            return
+        if self._writer is None:
+            self._writer = await self._objects.create(self.key)
+        await self._writer.write(data)
+        self.bytes += len(data)
+
+    async def commit(self) -> None:
+        if self._writer is not None:
+            await self._writer.commit()
+            self._writer = None
+
+    async def close(self) -> None:
+        """Leave nothing half-written."""
+        if self._writer is not None:
+            await self._writer.abort()
+            self._writer = None
+
+    async def remove(self) -> None:
+        await self.close()
+        await self._objects.delete(self.key)
+
+
+def _why_it_never_ran(shard: Shard, batch: Batch) -> Failure:
+    if shard.strikes >= STRIKES:
+        return DELIVERED_TOO_OFTEN
+    return BATCH_EXPIRED if batch.stop is Stop.EXPIRED else BATCH_CANCELLED

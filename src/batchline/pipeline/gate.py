@@ -1,0 +1,82 @@
+"""When an upstream is gone: pause it, probe it, and let no line pay for the outage.
+
+::
+
+    open ──(the last 16 answers, from 4 lines or more, were all of a gone upstream; or it crashed)──> paused
+    paused ──(the first real answer)──> open
+    paused ──(patience ran out)──> impatient: lines run and faults count ──(the first real answer)──> open
+"""
+
+import logging
+from collections import deque
+from collections.abc import Hashable
+
+from batchline.ports import Clock, Random
+
+log = logging.getLogger(__name__)
+
+_ANSWERS = 16
+_LINES = 4
+_SHORTEST_PROBE = 1.0
+_LONGEST_PROBE = 15.0
+
+
+class Gate:
+    def __init__(self, *, clock: Clock, random: Random, patience_seconds: float) -> None:
+        self._clock, self._random = clock, random
+        self._patience = patience_seconds
+        self._recent: deque[tuple[Hashable, str]] = deque(maxlen=_ANSWERS)
+        self._paused_at: float | None = None
+        self._impatient = False
+        self._next_probe = 0.0
+        self._interval = _SHORTEST_PROBE
+        self.reason: str | None = None
+
+    @property
+    def paused(self) -> bool:
+        return self._paused_at is not None
+
+    def real_answer(self) -> None:
+        """The upstream is there."""
+        if self._paused_at is not None or self._impatient:
+            log.info("the upstream answers again")
+        self._recent.clear()
+        self._paused_at = self.reason = None
+        self._impatient = False
+
+    def gone_answer(self, line: Hashable, reason: str) -> None:
+        """One more sign that the upstream is gone."""
+        self._recent.append((line, reason))
+        if len(self._recent) == _ANSWERS and len({line for line, _ in self._recent}) >= _LINES:
+            self.pause(reason)
+
+    def pause(self, reason: str) -> None:
+        if self._paused_at is not None or self._impatient:
+            return
+        self.reason = reason
+        self._paused_at = self._clock.steady()
+        self._interval = _SHORTEST_PROBE
+        self._schedule_probe()
+        log.warning("the upstream is gone; its lines wait", extra={"reason": reason})
+
+    def admits(self) -> bool:
+        """Whether an attempt may start now: always while open, one probe at a time while paused."""
+        if self._paused_at is None:
+            return True
+        now = self._clock.steady()
+        if now - self._paused_at >= self._patience:
+            self._paused_at, self._impatient = None, True
+            log.warning("the upstream stayed away too long; faults count again")
+            return True
+        if now < self._next_probe:
+            return False
+        self._interval = min(_LONGEST_PROBE, self._interval * 2)
+        self._schedule_probe()
+        return True
+
+    def wait(self) -> float | None:
+        """Seconds until the next probe is due; None while open."""
+        return None if self._paused_at is None else max(0.0, self._next_probe - self._clock.steady())
+
+    def _schedule_probe(self) -> None:
+        self._next_probe = self._clock.steady() + self._random.uniform(0.5, 1.0) * self._interval

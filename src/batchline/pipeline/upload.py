@@ -1,0 +1,164 @@
+"""The way in of a file: a row first, then its bytes, then both made visible at once; or nothing at all."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from batchline.domain import ids
+from batchline.domain.errors import InvalidRequest, LeaseLost, ObjectsDown, StorageFailed, StoreDown, TooLarge
+from batchline.domain.records import BATCH, File
+from batchline.pipeline.lease import while_renewing
+from batchline.ports import Clock, Files, Objects, Random, Writer
+
+_log = logging.getLogger(__name__)
+
+
+class Upload:
+    def __init__(
+        self,
+        *,
+        files: Files,
+        objects: Objects,
+        clock: Clock,
+        random: Random,
+        owner: str,
+        lease_seconds: float,
+        retention_seconds: int,
+        max_bytes: int,
+    ) -> None:
+        self._files, self._objects = files, objects
+        self._clock, self._random = clock, random
+        self._owner, self._lease = owner, lease_seconds
+        self._retention, self._max_bytes = retention_seconds, max_bytes
+
+    async def take(self, project_id: str, fill: Callable[["Incoming"], Awaitable[File]]) -> File:
+        """Have a file filled and finished. Whatever else ends ``fill`` leaves nothing behind."""
+        incoming = Incoming(
+            row=_Row(
+                files=self._files,
+                file_id=ids.file_id(self._random.bytes(16)),
+                project_id=project_id,
+                owner=self._owner,
+                lease_seconds=self._lease,
+            ),
+            objects=self._objects,
+            clock=self._clock,
+            retention_seconds=self._retention,
+            max_bytes=self._max_bytes,
+        )
+        try:
+            with _storage():
+                return await while_renewing(
+                    fill(incoming), renew=incoming.renew, every=self._lease / 3, clock=self._clock
+                )
+        finally:
+            await incoming.close()
+
+
+class Incoming:
+    """A file while its bytes come in."""
+
+    def __init__(self, *, row: "_Row", objects: Objects, clock: Clock, retention_seconds: int, max_bytes: int) -> None:
+        self._row = row
+        self._objects, self._clock = objects, clock
+        self._retention, self._max_bytes = retention_seconds, max_bytes
+        self._writer: Writer | None = None
+        self._size = 0
+        self._committing = False
+
+    async def write(self, chunk: bytes) -> None:
+        if not chunk:
+            return
+        self._size += len(chunk)
+        if self._size > self._max_bytes:
+            raise TooLarge(f"File exceeds maximum size of {self._max_bytes} bytes", code="file_too_large", param="file")
+        writer = self._writer or await self._open()
+        await writer.write(chunk)
+
+    async def finish(self, *, filename: str | None, expires_after: int | None) -> File:
+        """Make the bytes durable and then the file visible, as of now."""
+        if self._writer is None:
+            raise InvalidRequest("The uploaded file is empty", code="empty_file", param="file")
+        self._committing = True
+        await self._writer.commit()
+        self._writer = None
+        file = self._file(filename=filename, lifetime=expires_after or self._retention)
+        await self._row.finish(file)
+        return file
+
+    async def renew(self) -> None:
+        await self._row.renew()
+
+    async def close(self) -> None:
+        """Take back what was not finished. What cannot be taken back now is swept when the lease lapses."""
+        try:
+            await self._take_back()
+        except (StoreDown, ObjectsDown) as error:
+            _log.warning("an upload is left to the sweep", extra={"file": self._row.file_id, "reason": str(error)})
+
+    async def _open(self) -> Writer:
+        await self._row.begin(self._file(filename=None, lifetime=self._retention))
+        self._writer = await self._objects.create(self._row.object_key)
+        return self._writer
+
+    async def _take_back(self) -> None:
+        try:
+            if self._writer is not None:
+                await self._writer.abort()
+        finally:
+            abandoned = await self._row.abandon()
+        if abandoned and self._committing:
+            await self._objects.delete(self._row.object_key)
+
+    def _file(self, *, filename: str | None, lifetime: int) -> File:
+        now = int(self._clock.now())
+        return File(
+            id=self._row.file_id,
+            project_id=self._row.project_id,
+            filename=filename or f"{self._row.file_id}.jsonl",
+            purpose=BATCH,
+            bytes=self._size,
+            created_at=now,
+            expires_at=now + lifetime,
+            is_error=False,
+            object_key=self._row.object_key,
+        )
+
+
+class _Row:
+    """What stands for the object before a byte of it is written, under a lease of this process."""
+
+    def __init__(self, *, files: Files, file_id: str, project_id: str, owner: str, lease_seconds: float) -> None:
+        self.file_id, self.project_id = file_id, project_id
+        self.object_key = f"uploads/{file_id}"
+        self._files, self._owner, self._lease = files, owner, lease_seconds
+        self._begun = self._finishing = self._finished = False
+
+    async def begin(self, file: File) -> None:
+        self._begun = True
+        await self._files.begin_upload(file, owner=self._owner, lease=self._lease)
+
+    async def renew(self) -> None:
+        # A lease that ends because the file became visible is not a lost one.
+        if self._begun and not self._finishing:
+            await self._files.renew_upload(self.file_id, owner=self._owner, lease=self._lease)
+
+    async def finish(self, file: File) -> None:
+        self._finishing = True
+        await self._files.finish_upload(file, owner=self._owner)
+        self._finished = True
+
+    async def abandon(self) -> bool:
+        """Whether the row was given up. A finish that failed may have made the file visible all the same."""
+        if not self._begun or self._finished:
+            return False
+        await self._files.abandon_upload(self.file_id, owner=self._owner)
+        return not await self._files.is_kept(self.object_key)
+
+
+@contextmanager
+def _storage() -> Iterator[None]:
+    try:
+        yield
+    except (StoreDown, ObjectsDown, LeaseLost) as error:
+        raise StorageFailed from error

@@ -1,0 +1,220 @@
+"""Validation of an input file: one streaming pass that checks every line and writes the batch's own work file.
+
+Memory is bounded by a line, the open blocks of the work file and 16 bytes for each custom_id, whatever the file.
+"""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from msgspec import DecodeError, Raw, Struct, ValidationError
+from msgspec.json import Decoder
+from msgspec.json import encode as encode_json
+
+from batchline.domain.limits import MAX_FAULTS, QUOTED_CHARACTERS, InputLimits, ShardLimits
+from batchline.domain.lines import encode_line
+from batchline.domain.records import InputFault, json_text
+from batchline.pipeline.cut import Cutter, grouping_key
+from batchline.ports import Verdict
+
+_CHUNK_BYTES = 256 * 1024
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BLANK = b" \t\r"
+_DEFAULT_SHARDS = ShardLimits()
+
+
+class _Request(Struct, frozen=True, kw_only=True):
+    """A line as it was read; the defaults stand for what is missing or of the wrong type."""
+
+    custom_id: str = ""
+    method: str = ""
+    url: str | None = None
+    body: dict[str, Raw] = {}
+
+
+_read_request = Decoder(_Request).decode
+_read_any = Decoder(Raw).decode
+_read_object = Decoder(dict[str, Raw]).decode
+_read_text = Decoder(str).decode
+
+
+class _Offence(Exception):
+    """What is wrong with a line, to be read after ``Line N``."""
+
+
+def validate_file(
+    *, source: Path, work: Path, endpoint: str, limits: InputLimits, shards: ShardLimits = _DEFAULT_SHARDS
+) -> Verdict:
+    """Check ``source`` and write its lines to ``work``, which is durable, and means something, only without faults."""
+    if source.stat().st_size > limits.max_bytes:
+        return _refusal([InputFault(f"Input file exceeds maximum size of {limits.max_bytes} bytes")])
+    with source.open("rb", buffering=_CHUNK_BYTES) as file, work.open("wb") as out:
+        cutter = Cutter(out, shards)
+        check = _Check(limits, cutter)
+        faults = list(islice(check.faults(_non_blank_lines(file, limits.max_line_bytes)), MAX_FAULTS))
+        if not faults:
+            faults = _faults_of_the_whole(check, endpoint)
+        return _refusal(faults) if faults else Verdict(faults=[], shards=cutter.finish(), lines=check.lines)
+
+
+def _refusal(faults: list[InputFault]) -> Verdict:
+    return Verdict(faults=faults, shards=[], lines=0)
+
+
+def _non_blank_lines(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes | None]]:
+    """Physical lines by number, without their ends; None for one that is too long, which is never held whole."""
+    if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
+        file.seek(0)
+    most = longest + len(b"\r\n")
+    number = 0
+    while piece := file.readline(most):
+        number += 1
+        line = _without_end(piece)
+        blank = not line.strip(_BLANK)
+        if len(piece) == most and not piece.endswith(b"\n"):
+            blank = _rest_is_blank(file) and blank
+        if not blank:
+            yield number, line if len(line) <= longest else None
+
+
+def _without_end(piece: bytes) -> bytes:
+    return piece[:-1].removesuffix(b"\r") if piece.endswith(b"\n") else piece
+
+
+def _rest_is_blank(file: BinaryIO) -> bool:
+    """Skip to the end of a line."""
+    blank = True
+    while piece := file.readline(_CHUNK_BYTES):
+        blank = blank and not piece.strip(_BLANK + b"\n")
+        if piece.endswith(b"\n"):
+            break
+    return blank
+
+
+class _Check:
+    """The rules for lines, and what they must remember from one line to the next."""
+
+    def __init__(self, limits: InputLimits, cutter: Cutter) -> None:
+        self._limits = limits
+        self._cutter = cutter
+        self._custom_ids: set[bytes] = set()
+        self.lines = 0
+        self.url: str | None = None
+
+    def faults(self, lines: Iterator[tuple[int, bytes | None]]) -> Iterator[InputFault]:
+        """Hand good lines on to the work file; the others' faults, in the file's order."""
+        intact = True
+        for number, line in lines:
+            if self.lines == self._limits.max_lines:
+                yield InputFault(f"Input file exceeds maximum of {self._limits.max_lines} lines")
+                return
+            try:
+                request = self._checked(line)
+                if intact:
+                    self._keep(request)
+            except _Offence as offence:
+                intact = False
+                yield InputFault(f"Line {number} {offence}", number)
+            self.lines += 1
+
+    def _keep(self, request: _Request) -> None:
+        # Encoded anew from what was checked: of a repeated key, exactly the value that counted goes upstream.
+        record = encode_line(self.lines, json_text(request.custom_id), encode_json(request.body))
+        self._cutter.add(grouping_key(request.body), record)
+
+    def _checked(self, line: bytes | None) -> _Request:
+        if line is None:
+            raise _Offence(f"exceeds maximum size of {self._limits.max_line_bytes} bytes")
+        request = _parse(line)
+        self._note_url(request.url)
+        self._check_custom_id(request.custom_id)
+        # Not upper(), which makes an S of U+017F too.
+        if request.method.lower() != "post":
+            raise _Offence('method must be "POST"')
+        self._check_url(request.url)
+        _check_body(request.body)
+        return request
+
+    def _note_url(self, url: str | None) -> None:
+        # Where the first line is too broken to have an allowed url, the first line that has one speaks for the file:
+        # so the others are measured against something they can match.
+        if self.url is None and url in self._limits.endpoints:
+            self.url = url
+
+    def _check_custom_id(self, custom_id: str) -> None:
+        if not custom_id:
+            raise _Offence("is missing custom_id")
+        digest = blake2b(custom_id.encode(), digest_size=16).digest()
+        if digest in self._custom_ids:
+            raise _Offence(f"duplicates custom_id {_quoted(custom_id)}")
+        self._custom_ids.add(digest)
+
+    def _check_url(self, url: str | None) -> None:
+        if url is None:
+            raise _Offence("is missing url")
+        if url not in self._limits.endpoints:
+            raise _Offence(f"url {_quoted(url)} is not an allowed batch endpoint")
+        if url != self.url:
+            raise _Offence(f"url {_quoted(url)} does not match the batch endpoint {_quoted(self.url or '')}")
+
+
+def _check_body(body: dict[str, Raw]) -> None:
+    if not body:
+        raise _Offence("is missing body")
+    if bytes(body.get("stream", b"")) == b"true":
+        raise _Offence("has stream=true; streaming is not supported in batch mode")
+
+
+def _faults_of_the_whole(check: _Check, endpoint: str) -> list[InputFault]:
+    if check.url is None:
+        return [InputFault("Input file contains no JSONL lines")]
+    if check.url != endpoint:
+        used = _quoted(check.url)
+        return [InputFault(f"endpoint {_quoted(endpoint)} does not match the url {used} used by the input file")]
+    return []
+
+
+def _parse(line: bytes) -> _Request:
+    try:
+        if not line.isascii():
+            line.decode()  # the decoder looks at no UTF-8 inside Raw values
+        return _read_strictly(line)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        raise _Offence("is not valid JSON") from None
+
+
+def _read_strictly(line: bytes) -> _Request:
+    try:
+        return _read_request(line)
+    except ValidationError:
+        # Some value has the wrong type, and what follows it was not read: it may still not be JSON at all.
+        _read_any(line)
+        return _read_loosely(line)
+
+
+def _read_loosely(line: bytes) -> _Request:
+    try:
+        fields = _read_object(line)
+    except ValidationError:
+        raise _Offence("must be a JSON object") from None
+    body = fields.get("body")
+    return _Request(
+        custom_id=_text(fields.get("custom_id")) or "",
+        method=_text(fields.get("method")) or "",
+        url=_text(fields.get("url")),
+        body=_read_object(body) if body is not None and _opens_with(body, "{") else {},
+    )
+
+
+def _text(value: Raw | None) -> str | None:
+    return _read_text(value) if value is not None and _opens_with(value, '"') else None
+
+
+def _opens_with(value: Raw, mark: str) -> bool:
+    return memoryview(value)[0] == ord(mark)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text[:QUOTED_CHARACTERS]}"'

@@ -1,0 +1,192 @@
+"""Batches as their owners see them: create, answers kept for replay, pages, cancel."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import convert
+from msgspec.json import encode as encode_json
+
+from batchline.domain.errors import LeaseLost
+from batchline.domain.records import Batch, NewShard
+from batchline.domain.states import BatchStatus
+from batchline.ports import Created, NewBatch
+from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows
+
+
+class SqlBatches:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def begin_batch(self, new: NewBatch, *, owner: str, lease: float, since: int) -> Created | None:
+        batch, key = new.batch, new.idempotency_key
+
+        def script() -> Script[Created | None]:
+            if key is not None:
+                earlier = yield from _created_with(batch.project_id, key, since=since)
+                if earlier is not None:
+                    return earlier
+                yield from change("forget_idempotency_key", project_id=batch.project_id, idempotency_key=key)
+            yield from change(
+                "insert_batch",
+                id=batch.id,
+                project_id=batch.project_id,
+                key_id=batch.key_id,
+                endpoint=batch.endpoint,
+                input_file_id=batch.input_file_id,
+                metadata=batch.metadata,
+                created_at=batch.created_at,
+                expires_at=batch.expires_at,
+                epoch=batch.epoch,
+                owner=owner,
+                lease=lease,
+                digest=new.digest,
+                idempotency_key=key,
+            )
+            return None
+
+        return await self._database.write(script)
+
+    async def created_with(self, project_id: str, idempotency_key: str, *, since: int) -> Created | None:
+        return await self._database.read(lambda: _created_with(project_id, idempotency_key, since=since))
+
+    async def unanswered(self, *, key_id: str, digest: bytes, since: int) -> Created | None:
+        row = await self._database.read(lambda: one("newest_created", key_id=key_id, digest=digest, since=since))
+        return _created(row) if row and not row["answered"] else None
+
+    async def created(self, batch_id: str) -> Created | None:
+        row = await self._database.read(lambda: one("created", batch_id=batch_id))
+        return _created(row) if row else None
+
+    async def mark_answered(self, batch_id: str) -> None:
+        await self._database.write(lambda: change("mark_answered", batch_id=batch_id))
+
+    async def renew_batch(self, batch_id: str, *, epoch: int, owner: str, lease: float) -> None:
+        await self._database.write(
+            lambda: fenced("renew_batch", batch_id=batch_id, epoch=epoch, owner=owner, lease=lease)
+        )
+
+    async def start_batch(
+        self, batch_id: str, *, epoch: int, shards: Sequence[NewShard], total: int, work_key: str, at: int
+    ) -> Created:
+        def script() -> Script[Created]:
+            started = yield from change(
+                "start_batch", batch_id=batch_id, epoch=epoch, total=total, work_key=work_key, at=at
+            )
+            batch = yield from fetch_batch(batch_id)
+            if started:
+                yield from change_many("insert_shard", [_new_shard(batch, n, shard) for n, shard in enumerate(shards)])
+            return (yield from _answer_with_batch(batch))
+
+        return await self._database.write(script)
+
+    async def fail_batch(self, batch_id: str, *, epoch: int, errors: bytes, answer: bytes, at: int) -> Created:
+        def script() -> Script[Created]:
+            failed = yield from change("fail_batch", batch_id=batch_id, epoch=epoch, errors=errors, at=at)
+            if not failed:
+                return (yield from _answer_with_batch((yield from fetch_batch(batch_id))))
+            return (yield from keep_answer(batch_id, status=400, body=answer))
+
+        return await self._database.write(script)
+
+    async def drop_batch(self, batch_id: str, *, epoch: int) -> None:
+        await self._database.write(lambda: change("drop_batch", batch_id=batch_id, epoch=epoch))
+
+    async def batch(self, project_id: str, batch_id: str) -> Batch | None:
+        row = await self._database.read(lambda: one("batch", project_id=project_id, id=batch_id))
+        return _batch(row) if row else None
+
+    async def batches(
+        self,
+        project_id: str,
+        *,
+        after: str | None,
+        limit: int,
+        status: str | None = None,
+        created_after: int | None = None,
+        created_before: int | None = None,
+    ) -> list[Batch] | None:
+        def script() -> Script[list[Batch] | None]:
+            seq = None
+            if after is not None:
+                cursor = yield from one("batch_seq", project_id=project_id, id=after)
+                if cursor is None:
+                    return None
+                seq = cursor["seq"]
+            page = yield from rows(
+                "batches",
+                project_id=project_id,
+                after=seq,
+                limit=limit,
+                status=status,
+                created_after=created_after,
+                created_before=created_before,
+            )
+            return [_batch(row) for row in page]
+
+        return await self._database.read(script)
+
+    async def cancel_batch(self, project_id: str, batch_id: str, *, at: int) -> Batch | None:
+        def script() -> Script[Batch | None]:
+            row = yield from one("batch", project_id=project_id, id=batch_id)
+            if row is None:
+                return None
+            if (yield from change("cancel_validating", id=batch_id, at=at)):
+                yield from _answer_with_batch((yield from fetch_batch(batch_id)))
+            if (yield from change("cancel_running", id=batch_id, at=at)):
+                yield from change("close_open_shards", batch_id=batch_id)
+            return (yield from fetch_batch(batch_id))
+
+        return await self._database.write(script)
+
+
+def _created_with(project_id: str, idempotency_key: str, *, since: int) -> Script[Created | None]:
+    row = yield from one("created_by_idempotency_key", project_id=project_id, idempotency_key=idempotency_key)
+    return _created(row) if row and row["created_at"] > since else None
+
+
+def fetch_batch(batch_id: str) -> Script[Batch]:
+    row = yield from one("batch", id=batch_id, project_id=None)
+    if row is None:
+        raise LeaseLost(batch_id)
+    return _batch(row)
+
+
+def keep_answer(batch_id: str, *, status: int, body: bytes) -> Script[Created]:
+    """The answer to a create is kept as sent, so that it can be given again byte for byte."""
+    yield from change("keep_answer", batch_id=batch_id, status=status, body=body)
+    row = yield from one("created", batch_id=batch_id)
+    return _created(row or {})
+
+
+def _answer_with_batch(batch: Batch) -> Script[Created]:
+    """A create that was not refused is answered with its batch: started, or cancelled before it could start."""
+    if batch.status not in {BatchStatus.IN_PROGRESS, BatchStatus.CANCELLED}:
+        raise LeaseLost(batch.id)
+    return (yield from keep_answer(batch.id, status=200, body=encode_json(batch.wire())))
+
+
+def _new_shard(batch: Batch, n: int, shard: NewShard) -> dict[str, Any]:
+    return {
+        "batch_id": batch.id,
+        "n": n,
+        "offset": shard.offset,
+        "length": shard.length,
+        "lines": shard.lines,
+        "model": shard.model,
+        "expires_at": batch.expires_at,
+        "settled": bytes((shard.lines + 7) // 8),
+        "strikes": 0,
+    }
+
+
+def _created(row: Row) -> Created:
+    return Created(
+        batch_id=row["batch_id"],
+        digest=row["digest"],
+        answer_status=row["answer_status"],
+        answer_body=row["answer_body"],
+    )
+
+
+def _batch(row: Row) -> Batch:
+    return convert(dict(row), Batch)

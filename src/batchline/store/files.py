@@ -1,0 +1,64 @@
+"""Files: uploads with a lease until they are whole, results, pages, and their end."""
+
+from msgspec import convert
+from msgspec.structs import asdict
+
+from batchline.domain.records import File
+from batchline.store.sql import Database, Row, Script, change, fenced, one, rows
+
+
+class SqlFiles:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def begin_upload(self, file: File, *, owner: str, lease: float) -> None:
+        await self._database.write(lambda: change("insert_upload", owner=owner, lease=lease, **asdict(file)))
+
+    async def renew_upload(self, file_id: str, *, owner: str, lease: float) -> None:
+        await self._database.write(lambda: fenced("renew_upload", id=file_id, owner=owner, lease=lease))
+
+    async def finish_upload(self, file: File, *, owner: str) -> None:
+        await self._database.write(lambda: fenced("finish_upload", owner=owner, **asdict(file)))
+
+    async def abandon_upload(self, file_id: str, *, owner: str) -> None:
+        await self._database.write(lambda: change("abandon_upload", id=file_id, owner=owner))
+
+    async def file(self, project_id: str, file_id: str, *, at: int) -> File | None:
+        row = await self._database.read(lambda: one("file", project_id=project_id, id=file_id, at=at))
+        return _file(row) if row else None
+
+    async def files(
+        self, project_id: str, *, purpose: str | None, ascending: bool, after: str | None, limit: int, at: int
+    ) -> list[File] | None:
+        order = "files_oldest_first" if ascending else "files_newest_first"
+
+        def script() -> Script[list[File] | None]:
+            seq = None
+            if after is not None:
+                cursor = yield from one("file_seq", project_id=project_id, id=after)
+                if cursor is None:
+                    return None
+                seq = cursor["seq"]
+            page = yield from rows(order, project_id=project_id, purpose=purpose, after=seq, limit=limit, at=at)
+            return [_file(row) for row in page]
+
+        return await self._database.read(script)
+
+    async def delete_file(self, project_id: str, file_id: str, *, at: int) -> File | None:
+        row = await self._database.write(lambda: one("delete_file", project_id=project_id, id=file_id, at=at))
+        return _file(row) if row else None
+
+    async def lapse_files(self, *, owner: str, at: int, limit: int) -> list[str]:
+        def script() -> Script[list[str]]:
+            gone = yield from rows("expire_files", at=at, limit=limit)
+            dead = yield from rows("abandon_dead_uploads", owner=owner, at=at)
+            return [row["object_key"] for row in (*gone, *dead)]
+
+        return await self._database.write(script)
+
+    async def is_kept(self, object_key: str) -> bool:
+        return await self._database.read(lambda: one("kept_object", object_key=object_key)) is not None
+
+
+def _file(row: Row) -> File:
+    return convert(dict(row), File, strict=False)

@@ -1,0 +1,153 @@
+"""SQLite as a Database: one writer thread that groups commits, one reader on its own connection."""
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from batchline.domain.errors import StoreDown
+from batchline.ports import Clock, Threads
+from batchline.store.sql import Result, Script, Statement, load_queries
+
+T = TypeVar("T")
+_PACKAGE = "batchline.store.sqlite"
+_BUSY_MILLISECONDS = 2000
+
+
+class SqliteDatabase:
+    """``writer`` must run calls one at a time."""
+
+    def __init__(self, path: Path, *, clock: Clock, writer: Threads, reader: Threads) -> None:
+        self._path = path
+        self._clock = clock
+        self._writer, self._reader = writer, reader
+        self._queries = load_queries(_PACKAGE)
+        self._queue: deque[_Job[Any]] = deque()
+        self._for_writing = _connect(path)
+        _migrate(self._for_writing)
+        self._for_reading = _connect(path)
+        self._for_reading.execute("PRAGMA query_only = ON")
+
+    async def read(self, script: Callable[[], Script[T]]) -> T:
+        return await self._reader.run(lambda: self._snapshot(script))
+
+    async def write(self, script: Callable[[], Script[T]]) -> T:
+        """Whatever is queued when the writer gets to it shares one commit, and so one wait for the disk."""
+        job = _Job(script)
+        self._queue.append(job)
+        await self._writer.run(self._drain)
+        return job.value()
+
+    def close(self) -> None:
+        self._for_reading.close()
+        self._for_writing.close()
+
+    def _snapshot(self, script: Callable[[], Script[T]]) -> T:
+        connection = self._for_reading
+        try:
+            connection.execute("BEGIN")
+            try:
+                return self._run(connection, script())
+            finally:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise StoreDown(str(error)) from error
+
+    def _drain(self) -> None:
+        jobs = [self._queue.popleft() for _ in range(len(self._queue))]
+        if not jobs:
+            return
+        connection = self._for_writing
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for job in jobs:
+                self._run_job(connection, job)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            _roll_back(connection)
+            for job in jobs:
+                job.failure = StoreDown(str(error))
+
+    def _run_job(self, connection: sqlite3.Connection, job: "_Job[Any]") -> None:
+        """Each script stands in a savepoint: what one raises is undone and told to its caller alone."""
+        connection.execute("SAVEPOINT job")
+        try:
+            job.result = self._run(connection, job.script())
+        except sqlite3.OperationalError:
+            raise
+        except Exception as error:  # noqa: BLE001 - handed to the caller of this job
+            connection.execute("ROLLBACK TO job")
+            job.failure = error
+        connection.execute("RELEASE job")
+
+    def _run(self, connection: sqlite3.Connection, script: Script[T]) -> T:
+        try:
+            statement = next(script)
+            while True:
+                statement = script.send(self._execute(connection, statement))
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    def _execute(self, connection: sqlite3.Connection, statement: Statement) -> Result:
+        sql = self._queries[statement.name]
+        if statement.many is not None:
+            return Result([], connection.executemany(sql, statement.many).rowcount)
+        cursor = connection.execute(sql, {"now": self._clock.steady(), **statement.params})
+        return Result(cursor.fetchall(), cursor.rowcount)
+
+
+class _Job(Generic[T]):
+    def __init__(self, script: Callable[[], Script[T]]) -> None:
+        self.script = script
+        self.result: T | None = None
+        self.failure: Exception | None = None
+
+    def value(self) -> T:
+        if self.failure is not None:
+            raise self.failure
+        return self.result  # type: ignore[return-value]  # set, as nothing failed
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    connection.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    # FULL: a commit is on the disk before anyone hears of it. fullfsync: on macOS fsync alone does not say so.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA fullfsync = ON")
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Bring the schema up to date; several processes may start at once, so look again under the lock."""
+    scripts = sorted(files(_PACKAGE).joinpath("migrations").iterdir(), key=lambda script: script.name)
+    if connection.execute("PRAGMA user_version").fetchone()[0] == len(scripts):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    done = connection.execute("PRAGMA user_version").fetchone()[0]
+    for script in scripts[done:]:
+        for statement in _statements(script.read_text()):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {len(scripts)}")
+    connection.execute("COMMIT")
+
+
+def _statements(script: str) -> list[str]:
+    found, text = [], ""
+    for line in script.splitlines(keepends=True):
+        text += line
+        if sqlite3.complete_statement(text):
+            found.append(text)
+            text = ""
+    return found
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """After some errors SQLite has rolled back by itself already."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")

@@ -1,0 +1,122 @@
+CREATE TABLE organizations (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    created_at INTEGER NOT NULL
+);
+
+CREATE TABLE projects (
+    id TEXT PRIMARY KEY,
+    organization_id TEXT NOT NULL REFERENCES organizations (id),
+    name TEXT NOT NULL UNIQUE,
+    created_at INTEGER NOT NULL
+);
+
+CREATE TABLE keys (
+    id TEXT PRIMARY KEY,
+    project_id TEXT NOT NULL REFERENCES projects (id),
+    digest BLOB NOT NULL UNIQUE,
+    hint TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    revoked_at INTEGER
+);
+
+-- seq is given when a file becomes visible, so that pages are ordered by what readers could see.
+CREATE TABLE files (
+    id TEXT PRIMARY KEY,
+    seq INTEGER UNIQUE,
+    project_id TEXT NOT NULL REFERENCES projects (id),
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    is_error INTEGER NOT NULL,
+    object_key TEXT NOT NULL UNIQUE,
+    state TEXT NOT NULL,
+    owner TEXT,
+    lease_until REAL,
+    removed_at INTEGER
+);
+CREATE INDEX files_of_project ON files (project_id, seq) WHERE state = 'stored';
+CREATE INDEX files_by_expiry ON files (expires_at) WHERE state = 'stored';
+CREATE INDEX files_uploading ON files (lease_until) WHERE state = 'uploading';
+
+CREATE TABLE batches (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    project_id TEXT NOT NULL REFERENCES projects (id),
+    key_id TEXT NOT NULL REFERENCES keys (id),
+    endpoint TEXT NOT NULL,
+    input_file_id TEXT NOT NULL,
+    metadata BLOB NOT NULL,
+    status TEXT NOT NULL,
+    stop TEXT,
+    errors BLOB,
+    output_file_id TEXT,
+    error_file_id TEXT,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    in_progress_at INTEGER,
+    finalizing_at INTEGER,
+    completed_at INTEGER,
+    failed_at INTEGER,
+    expired_at INTEGER,
+    cancelling_at INTEGER,
+    cancelled_at INTEGER,
+    total INTEGER NOT NULL DEFAULT 0,
+    completed INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    work_key TEXT,
+    epoch INTEGER NOT NULL,
+    owner TEXT,
+    lease_until REAL,
+    digest BLOB NOT NULL,
+    idempotency_key TEXT,
+    answer_status INTEGER,
+    answer_body BLOB,
+    answered INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX batches_of_project ON batches (project_id, seq);
+CREATE INDEX batches_by_digest ON batches (key_id, digest, seq);
+CREATE UNIQUE INDEX batches_by_idempotency_key ON batches (project_id, idempotency_key)
+    WHERE idempotency_key IS NOT NULL;
+CREATE INDEX batches_running ON batches (status, expires_at)
+    WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
+CREATE INDEX batches_with_work ON batches (seq)
+    WHERE work_key IS NOT NULL AND status IN ('completed', 'expired', 'cancelled');
+
+CREATE TABLE shards (
+    batch_id TEXT NOT NULL REFERENCES batches (id),
+    n INTEGER NOT NULL,
+    "offset" INTEGER NOT NULL,
+    length INTEGER NOT NULL,
+    lines INTEGER NOT NULL,
+    model TEXT NOT NULL,
+    expires_at INTEGER NOT NULL,
+    settled BLOB NOT NULL,
+    completed INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    state TEXT NOT NULL DEFAULT 'open',
+    epoch INTEGER NOT NULL DEFAULT 0,
+    strikes INTEGER NOT NULL DEFAULT 0,
+    owner TEXT,
+    lease_until REAL,
+    PRIMARY KEY (batch_id, n)
+) WITHOUT ROWID;
+CREATE INDEX shards_open ON shards (expires_at, batch_id, n) WHERE state = 'open';
+CREATE INDEX shards_leased ON shards (owner, lease_until) WHERE state = 'leased';
+CREATE INDEX shards_unfinished ON shards (batch_id) WHERE state IN ('open', 'leased');
+
+CREATE TABLE segments (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    batch_id TEXT NOT NULL REFERENCES batches (id),
+    output_bytes INTEGER NOT NULL,
+    error_bytes INTEGER NOT NULL,
+    object_key TEXT,
+    data BLOB
+);
+CREATE INDEX segments_of_batch ON segments (batch_id, id);
+
+-- One row that a readiness probe writes, to see a commit succeed.
+CREATE TABLE probe (id INTEGER PRIMARY KEY, at REAL NOT NULL);
+INSERT INTO probe (id, at) VALUES (1, 0);

@@ -1,0 +1,325 @@
+-- name: key_owner
+-- Whom a live key stands for, if it belongs to the project that was named.
+SELECT keys.id AS key_id, projects.id AS project_id, projects.organization_id
+FROM keys JOIN projects ON projects.id = keys.project_id
+WHERE keys.digest = :digest AND keys.revoked_at IS NULL AND projects.id = :project_id;
+
+-- name: insert_organization
+-- One organization of a name.
+INSERT INTO organizations (id, name, created_at) VALUES (:organization_id, :name, :at) ON CONFLICT (name) DO NOTHING;
+
+-- name: organization_by_name
+SELECT id FROM organizations WHERE name = :name;
+
+-- name: insert_project
+-- One project of a name.
+INSERT INTO projects (id, organization_id, name, created_at)
+VALUES (:project_id, :organization_id, :name, :at) ON CONFLICT (name) DO NOTHING;
+
+-- name: project_by_name
+SELECT id AS project_id, organization_id FROM projects WHERE name = :name;
+
+-- name: insert_key
+INSERT INTO keys (id, project_id, digest, hint, created_at) VALUES (:key_id, :project_id, :digest, :hint, :at);
+
+-- name: keys
+-- Every key, oldest first.
+SELECT keys.id, keys.project_id, projects.name AS project, projects.organization_id, keys.hint, keys.created_at,
+    keys.revoked_at
+FROM keys JOIN projects ON projects.id = keys.project_id
+ORDER BY keys.created_at, keys.id;
+
+-- name: revoke_key
+UPDATE keys SET revoked_at = :at WHERE id = :key_id AND revoked_at IS NULL;
+
+-- name: rotate_key
+-- A new secret for the same key.
+UPDATE keys SET digest = :digest, hint = :hint WHERE id = :key_id AND revoked_at IS NULL;
+
+-- name: insert_upload
+-- The row that stands for an object before a byte of it is written.
+INSERT INTO files
+    (id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, state, owner, lease_until)
+VALUES
+    (:id, :project_id, :filename, :purpose, :bytes, :created_at, :expires_at, :is_error, :object_key, 'uploading',
+     :owner, :now + :lease);
+
+-- name: renew_upload
+UPDATE files SET lease_until = :now + :lease WHERE id = :id AND state = 'uploading' AND owner = :owner;
+
+-- name: finish_upload
+-- Make an upload visible, last in its project's order.
+UPDATE files
+SET state = 'stored', seq = (SELECT coalesce(max(seq), 0) + 1 FROM files), filename = :filename, bytes = :bytes,
+    created_at = :created_at, expires_at = :expires_at, owner = NULL, lease_until = NULL
+WHERE id = :id AND state = 'uploading' AND owner = :owner;
+
+-- name: abandon_upload
+UPDATE files SET state = 'abandoned' WHERE id = :id AND state = 'uploading' AND owner = :owner;
+
+-- name: insert_result
+-- A file that finalizing wrote, visible at once.
+INSERT INTO files
+    (id, seq, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, state)
+VALUES
+    (:id, (SELECT coalesce(max(seq), 0) + 1 FROM files), :project_id, :filename, :purpose, :bytes, :created_at,
+     :expires_at, :is_error, :object_key, 'stored');
+
+-- name: file
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+FROM files
+WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at;
+
+-- name: file_seq
+-- Where a file stands in its project's order, also when it is gone.
+SELECT seq FROM files WHERE id = :id AND project_id = :project_id AND seq IS NOT NULL;
+
+-- name: files_newest_first
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+FROM files
+WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
+    AND (:purpose IS NULL OR purpose = :purpose) AND (:after IS NULL OR seq < :after)
+ORDER BY seq DESC LIMIT :limit;
+
+-- name: files_oldest_first
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+FROM files
+WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
+    AND (:purpose IS NULL OR purpose = :purpose) AND (:after IS NULL OR seq > :after)
+ORDER BY seq LIMIT :limit;
+
+-- name: delete_file
+UPDATE files SET state = 'deleted', removed_at = :at
+WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at
+RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key;
+
+-- name: expire_files
+UPDATE files SET state = 'expired', removed_at = :at
+WHERE id IN (SELECT id FROM files WHERE state = 'stored' AND expires_at <= :at LIMIT :limit)
+RETURNING object_key;
+
+-- name: abandon_dead_uploads
+-- The folder's lock is ours, so an upload of another owner died with its process.
+UPDATE files SET state = 'abandoned', removed_at = :at
+WHERE state = 'uploading' AND (owner <> :owner OR lease_until < :now)
+RETURNING object_key;
+
+-- name: kept_object
+SELECT 1 FROM files WHERE object_key = :object_key AND state IN ('uploading', 'stored');
+
+-- name: insert_batch
+INSERT INTO batches
+    (id, project_id, key_id, endpoint, input_file_id, metadata, status, created_at, expires_at, epoch, owner,
+     lease_until, digest, idempotency_key)
+VALUES
+    (:id, :project_id, :key_id, :endpoint, :input_file_id, :metadata, 'validating', :created_at, :expires_at, :epoch,
+     :owner, :now + :lease, :digest, :idempotency_key);
+
+-- name: created_by_idempotency_key
+SELECT id AS batch_id, digest, answer_status, answer_body, created_at
+FROM batches WHERE project_id = :project_id AND idempotency_key = :idempotency_key;
+
+-- name: forget_idempotency_key
+UPDATE batches SET idempotency_key = NULL WHERE project_id = :project_id AND idempotency_key = :idempotency_key;
+
+-- name: newest_created
+-- The newest create of the same thing by the same key.
+SELECT id AS batch_id, digest, answer_status, answer_body, answered
+FROM batches WHERE key_id = :key_id AND digest = :digest AND created_at >= :since
+ORDER BY seq DESC LIMIT 1;
+
+-- name: created
+SELECT id AS batch_id, digest, answer_status, answer_body FROM batches WHERE id = :batch_id;
+
+-- name: mark_answered
+UPDATE batches SET answered = 1 WHERE id = :batch_id;
+
+-- name: keep_answer
+UPDATE batches SET answer_status = :status, answer_body = :body WHERE id = :batch_id;
+
+-- name: renew_batch
+UPDATE batches SET lease_until = :now + :lease
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
+    AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
+
+-- name: start_batch
+UPDATE batches SET status = 'in_progress', in_progress_at = :at, total = :total, work_key = :work_key, owner = NULL,
+    lease_until = NULL
+WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
+
+-- name: insert_shard
+INSERT INTO shards (batch_id, n, "offset", length, lines, model, expires_at, settled, strikes)
+VALUES (:batch_id, :n, :offset, :length, :lines, :model, :expires_at, :settled, :strikes);
+
+-- name: fail_batch
+UPDATE batches SET status = 'failed', failed_at = :at, errors = :errors, owner = NULL, lease_until = NULL
+WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
+
+-- name: drop_batch
+DELETE FROM batches WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
+
+-- name: interrupted_batches
+-- Batches whose validating process is gone.
+SELECT id AS batch_id, epoch FROM batches
+WHERE status = 'validating' AND (owner <> :owner OR lease_until < :now);
+
+-- name: batch
+-- Live counts are a sum over the shards; a terminal batch has its own, frozen.
+SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
+    created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
+    cancelled_at, total, epoch,
+    completed + CASE WHEN status IN ('in_progress', 'finalizing', 'cancelling')
+        THEN (SELECT coalesce(sum(shards.completed), 0) FROM shards WHERE batch_id = batches.id) ELSE 0 END
+        AS completed,
+    failed + CASE WHEN status IN ('in_progress', 'finalizing', 'cancelling')
+        THEN (SELECT coalesce(sum(shards.failed), 0) FROM shards WHERE batch_id = batches.id) ELSE 0 END
+        AS failed
+FROM batches WHERE id = :id AND (:project_id IS NULL OR project_id = :project_id);
+
+-- name: batch_seq
+SELECT seq FROM batches WHERE id = :id AND project_id = :project_id;
+
+-- name: batches
+SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
+    created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
+    cancelled_at, total, epoch,
+    completed + CASE WHEN status IN ('in_progress', 'finalizing', 'cancelling')
+        THEN (SELECT coalesce(sum(shards.completed), 0) FROM shards WHERE batch_id = batches.id) ELSE 0 END
+        AS completed,
+    failed + CASE WHEN status IN ('in_progress', 'finalizing', 'cancelling')
+        THEN (SELECT coalesce(sum(shards.failed), 0) FROM shards WHERE batch_id = batches.id) ELSE 0 END
+        AS failed
+FROM batches
+WHERE project_id = :project_id AND (:after IS NULL OR seq < :after) AND (:status IS NULL OR status = :status)
+    AND (:created_after IS NULL OR created_at > :created_after)
+    AND (:created_before IS NULL OR created_at < :created_before)
+ORDER BY seq DESC LIMIT :limit;
+
+-- name: cancel_validating
+-- Nothing ran yet: the end is at once, and the validating process is fenced off.
+UPDATE batches SET status = 'cancelled', stop = 'cancelled', cancelling_at = :at, cancelled_at = :at,
+    epoch = epoch + 1, owner = NULL, lease_until = NULL
+WHERE id = :id AND status = 'validating';
+
+-- name: cancel_running
+UPDATE batches SET status = 'cancelling', stop = coalesce(stop, 'cancelled'), cancelling_at = :at
+WHERE id = :id AND status IN ('in_progress', 'finalizing');
+
+-- name: close_open_shards
+UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state = 'open';
+
+-- name: claimable_shards
+-- What is open, the earliest deadline first.
+SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes
+FROM shards WHERE state = 'open' AND expires_at > :at
+ORDER BY expires_at, batch_id, n LIMIT :limit;
+
+-- name: lease_shard
+UPDATE shards SET state = 'leased', epoch = epoch + 1, owner = :owner, lease_until = :now + :lease
+WHERE batch_id = :batch_id AND n = :n AND state = 'open' AND epoch = :epoch;
+
+-- name: leased_batch
+SELECT batches.id, batches.project_id, batches.key_id, batches.endpoint, batches.expires_at, batches.work_key,
+    keys.revoked_at IS NOT NULL AS key_revoked
+FROM batches JOIN keys ON keys.id = batches.key_id WHERE batches.id = :batch_id;
+
+-- name: renew_shards
+UPDATE shards SET lease_until = :now + :lease WHERE state = 'leased' AND owner = :owner
+RETURNING batch_id, n, epoch;
+
+-- name: notice
+SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked
+FROM batches JOIN keys ON keys.id = batches.key_id WHERE batches.id = :batch_id;
+
+-- name: advance_shard
+-- The fence: only the holder of the current epoch moves a shard.
+UPDATE shards SET settled = :settled, completed = completed + :completed, failed = failed + :failed,
+    state = CASE WHEN :done THEN 'done' ELSE 'leased' END
+WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
+
+-- name: insert_segment
+INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data)
+VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data);
+
+-- name: release_shard
+-- Handed back; to a batch that was stopped, for good.
+UPDATE shards SET owner = NULL, lease_until = NULL,
+    state = CASE WHEN (SELECT stop FROM batches WHERE id = :batch_id) IS NULL THEN 'open' ELSE 'closed' END
+WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
+
+-- name: lapsed_shards
+-- The folder's lock is ours, so the holder of a lease of another owner is dead.
+SELECT shards.batch_id, shards.n, shards."offset", shards.length, shards.lines, shards.model, shards.expires_at,
+    shards.settled, shards.epoch, shards.strikes, shards.owner <> :owner AS died, batches.stop IS NOT NULL AS stopped
+FROM shards JOIN batches ON batches.id = shards.batch_id
+WHERE shards.state = 'leased' AND (shards.owner <> :owner OR shards.lease_until < :now);
+
+-- name: reopen_shard
+-- A new epoch, so that a holder who comes back is fenced off.
+UPDATE shards SET state = :state, epoch = epoch + 1, strikes = :strikes, settled = :settled, owner = NULL,
+    lease_until = NULL
+WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
+
+-- name: next_shard_n
+SELECT max(n) + 1 AS n FROM shards WHERE batch_id = :batch_id;
+
+-- name: batches_past_window
+SELECT id AS batch_id FROM batches
+WHERE status = 'in_progress' AND stop IS NULL AND expires_at <= :at
+    AND EXISTS (SELECT 1 FROM shards WHERE batch_id = batches.id AND state IN ('open', 'leased'));
+
+-- name: stop_expired
+UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progress' AND stop IS NULL;
+
+-- name: finishable_batch
+-- A batch with nothing left to run that nobody is putting together.
+SELECT id, status, stop, epoch, work_key FROM batches
+WHERE status IN ('in_progress', 'finalizing', 'cancelling')
+    AND (owner IS NULL OR owner <> :owner OR lease_until < :now)
+    AND NOT EXISTS (SELECT 1 FROM shards WHERE batch_id = batches.id AND state IN ('open', 'leased'))
+ORDER BY expires_at LIMIT 1;
+
+-- name: lease_finish
+UPDATE batches SET epoch = epoch + 1, owner = :owner, lease_until = :now + :lease,
+    finalizing_at = CASE WHEN status = 'in_progress' AND stop IS NULL THEN :at ELSE finalizing_at END,
+    status = CASE WHEN status = 'in_progress' AND stop IS NULL THEN 'finalizing' ELSE status END
+WHERE id = :id AND epoch = :epoch;
+
+-- name: closed_shards
+SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes
+FROM shards WHERE batch_id = :batch_id AND state = 'closed' ORDER BY n;
+
+-- name: segments
+SELECT id, output_bytes, error_bytes, object_key, data
+FROM segments WHERE batch_id = :batch_id AND id > :after ORDER BY id LIMIT :limit;
+
+-- name: publish_batch
+UPDATE batches
+SET status = :status, completed = :completed, failed = :failed, output_file_id = :output_file_id,
+    error_file_id = :error_file_id, owner = NULL, lease_until = NULL,
+    completed_at = CASE WHEN :status = 'completed' THEN :at END,
+    cancelled_at = CASE WHEN :status = 'cancelled' THEN :at END,
+    expired_at = CASE WHEN :status = 'expired' THEN :at END
+WHERE id = :batch_id AND epoch = :epoch;
+
+-- name: finished_batches
+-- Terminal batches whose work is still stored.
+SELECT id AS batch_id FROM batches
+WHERE work_key IS NOT NULL AND status IN ('completed', 'expired', 'cancelled')
+ORDER BY seq LIMIT :limit;
+
+-- name: delete_shards
+DELETE FROM shards WHERE batch_id = :batch_id;
+
+-- name: delete_segments
+DELETE FROM segments WHERE batch_id = :batch_id;
+
+-- name: forget_work
+UPDATE batches SET work_key = NULL WHERE id = :batch_id;
+
+-- name: running_batch
+SELECT 1 FROM batches
+WHERE id = :batch_id AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
+
+-- name: probe
+UPDATE probe SET at = :now WHERE id = 1;

@@ -1,0 +1,15 @@
+"""Everything behind the Store port, on any database that runs scripts."""
+
+from batchline.store.accounts import SqlAccounts
+from batchline.store.batches import SqlBatches
+from batchline.store.files import SqlFiles
+from batchline.store.sql import Database, change
+from batchline.store.work import SqlWork
+
+
+class SqlStore(SqlAccounts, SqlFiles, SqlBatches, SqlWork):
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def check(self) -> None:
+        await self._database.write(lambda: change("probe"))

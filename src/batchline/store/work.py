@@ -1,0 +1,218 @@
+"""Leases on shards and batches, and every write that follows one, fenced by its epoch."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+from msgspec import convert
+from msgspec.structs import asdict
+
+from batchline.domain.bitmap import all_but, unsettled
+from batchline.domain.errors import LeaseLost
+from batchline.domain.limits import STRIKES
+from batchline.domain.records import File, LeasedBatch, Segment, Shard, ShardProgress
+from batchline.domain.states import BatchStatus, ShardState
+from batchline.ports import Claim, Finish, Notice
+from batchline.store.batches import fetch_batch, keep_answer
+from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows
+
+_PIECES = 4
+"""Into how many a shard is split when its worker died. Two would kill twice the workers to find one line,
+more would run the innocent in smaller groups."""
+
+_MOST_SHARDS = 64
+_ENDS = {
+    BatchStatus.FINALIZING: BatchStatus.COMPLETED,
+    BatchStatus.CANCELLING: BatchStatus.CANCELLED,
+    BatchStatus.IN_PROGRESS: BatchStatus.EXPIRED,
+}
+
+
+class SqlWork:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim(self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, at: int) -> Claim:
+        def script() -> Script[Claim]:
+            found = yield from rows("claimable_shards", limit=_MOST_SHARDS, at=at)
+            shards = []
+            for shard in _choose([_shard(row) for row in found], lines=lines, space=bytes, alone=alone):
+                yield from fenced(
+                    "lease_shard", batch_id=shard.batch_id, n=shard.n, epoch=shard.epoch, owner=owner, lease=lease
+                )
+                shards.append(Shard(**asdict(shard) | {"epoch": shard.epoch + 1}))
+            batches = []
+            for batch_id in dict.fromkeys(shard.batch_id for shard in shards):
+                row = yield from one("leased_batch", batch_id=batch_id)
+                batches.append(convert(dict(row or {}), LeasedBatch, strict=False))
+            return Claim(batches=batches, shards=shards)
+
+        return await self._database.write(script)
+
+    async def renew_shards(self, *, owner: str, lease: float) -> set[tuple[str, int, int]]:
+        renewed = await self._database.write(lambda: rows("renew_shards", owner=owner, lease=lease))
+        return {(row["batch_id"], row["n"], row["epoch"]) for row in renewed}
+
+    async def notices(self, batch_ids: Sequence[str]) -> list[Notice]:
+        def script() -> Script[list[Notice]]:
+            found = []
+            for batch_id in batch_ids:
+                row = yield from one("notice", batch_id=batch_id)
+                found.append(convert(dict(row or {}), Notice, strict=False))
+            return found
+
+        return await self._database.read(script)
+
+    async def record(self, batch_id: str, *, progress: Sequence[ShardProgress], segment: Segment) -> None:
+        def script() -> Script[None]:
+            for shard in progress:
+                yield from fenced("advance_shard", batch_id=batch_id, **asdict(shard))
+            yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
+
+        await self._database.write(script)
+
+    async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
+        many = [{"batch_id": batch_id, "n": n, "epoch": epoch} for n, epoch in shards]
+        await self._database.write(lambda: change_many("release_shard", many))
+
+    async def rescue(self, *, owner: str) -> int:
+        def script() -> Script[int]:
+            lapsed = yield from rows("lapsed_shards", owner=owner)
+            for row in lapsed:
+                yield from _rescue_shard(row)
+            return len(lapsed)
+
+        return await self._database.write(script)
+
+    async def interrupt(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
+        def script() -> Script[int]:
+            dead = yield from rows("interrupted_batches", owner=owner)
+            for row in dead:
+                yield from fenced("fail_batch", batch_id=row["batch_id"], epoch=row["epoch"], errors=errors, at=at)
+                yield from keep_answer(row["batch_id"], status=400, body=answer)
+            return len(dead)
+
+        return await self._database.write(script)
+
+    async def expire(self, *, at: int) -> list[str]:
+        def script() -> Script[list[str]]:
+            late = [row["batch_id"] for row in (yield from rows("batches_past_window", at=at))]
+            for batch_id in late:
+                yield from change("stop_expired", batch_id=batch_id)
+                yield from change("close_open_shards", batch_id=batch_id)
+            return late
+
+        return await self._database.write(script)
+
+    async def next_finish(self, *, owner: str, lease: float, at: int) -> Finish | None:
+        def script() -> Script[Finish | None]:
+            row = yield from one("finishable_batch", owner=owner)
+            if row is None:
+                return None
+            yield from fenced("lease_finish", id=row["id"], epoch=row["epoch"], owner=owner, lease=lease, at=at)
+            batch = yield from fetch_batch(row["id"])
+            closed = yield from rows("closed_shards", batch_id=batch.id)
+            return Finish(
+                batch=batch, epoch=batch.epoch, work_key=row["work_key"], leftovers=[_shard(shard) for shard in closed]
+            )
+
+        return await self._database.write(script)
+
+    async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]:
+        found = await self._database.read(lambda: rows("segments", batch_id=batch_id, after=after, limit=limit))
+        return [convert(dict(row), Segment) for row in found]
+
+    async def publish(
+        self, batch_id: str, *, epoch: int, files: Sequence[File], completed: int, failed: int, at: int
+    ) -> BatchStatus:
+        def script() -> Script[BatchStatus]:
+            batch = yield from fetch_batch(batch_id)
+            if batch.status not in _ENDS:
+                raise LeaseLost(batch_id)
+            for file in files:
+                yield from change("insert_result", **asdict(file))
+            yield from fenced(
+                "publish_batch",
+                batch_id=batch_id,
+                epoch=epoch,
+                status=_ENDS[batch.status],
+                completed=completed,
+                failed=failed,
+                output_file_id=next((file.id for file in files if not file.is_error), None),
+                error_file_id=next((file.id for file in files if file.is_error), None),
+                at=at,
+            )
+            return _ENDS[batch.status]
+
+        return await self._database.write(script)
+
+    async def finished(self, *, limit: int) -> list[str]:
+        return [row["batch_id"] for row in await self._database.read(lambda: rows("finished_batches", limit=limit))]
+
+    async def forget_work(self, batch_id: str) -> None:
+        def script() -> Script[None]:
+            yield from change("delete_shards", batch_id=batch_id)
+            yield from change("delete_segments", batch_id=batch_id)
+            yield from change("forget_work", batch_id=batch_id)
+
+        await self._database.write(script)
+
+    async def is_running(self, batch_id: str) -> bool:
+        return await self._database.read(lambda: one("running_batch", batch_id=batch_id)) is not None
+
+
+def _choose(found: Sequence[Shard], *, lines: int, space: int, alone: bool) -> list[Shard]:
+    """Shards in order until there are enough lines or bytes. A struck one is run with nothing beside it, so that
+    the next death is its own; waiting for it to come first keeps it from starving behind fresh work."""
+    if found and found[0].strikes:
+        return [found[0]] if alone else []
+    chosen: list[Shard] = []
+    for shard in takewhile(lambda shard: not shard.strikes, found):
+        if lines <= 0 or space <= 0:
+            break
+        chosen.append(shard)
+        lines -= len(unsettled(shard.settled, shard.lines))
+        space -= shard.length
+    return chosen
+
+
+def _rescue_shard(row: Row) -> Script[None]:
+    left = unsettled(row["settled"], row["lines"])
+    if row["stopped"]:
+        yield from _reopen(row, state=ShardState.CLOSED, strikes=row["strikes"], left=left)
+    elif not row["died"]:
+        yield from _reopen(row, state=ShardState.OPEN, strikes=row["strikes"], left=left)
+    elif len(left) == 1:
+        strikes = row["strikes"] + 1
+        state = ShardState.CLOSED if strikes >= STRIKES else ShardState.OPEN
+        yield from _reopen(row, state=state, strikes=strikes, left=left)
+    else:
+        yield from _split(row, left)
+
+
+def _split(row: Row, left: list[int]) -> Script[None]:
+    """The pieces keep the shard's place in the work file; each counts the others' lines as settled."""
+    size = -(-len(left) // _PIECES)
+    pieces = [left[at : at + size] for at in range(0, len(left), size)]
+    yield from _reopen(row, state=ShardState.OPEN, strikes=1, left=pieces[0])
+    following = (yield from rows("next_shard_n", batch_id=row["batch_id"]))[0]["n"]
+    for n, piece in enumerate(pieces[1:], following):
+        settled = all_but(piece, row["lines"])
+        shard: dict[str, Any] = {**dict(row), "n": n, "settled": settled, "strikes": 1}
+        yield from change("insert_shard", **shard)
+
+
+def _reopen(row: Row, *, state: ShardState, strikes: int, left: list[int]) -> Script[None]:
+    yield from fenced(
+        "reopen_shard",
+        batch_id=row["batch_id"],
+        n=row["n"],
+        epoch=row["epoch"],
+        state=state,
+        strikes=strikes,
+        settled=all_but(left, row["lines"]),
+    )
+
+
+def _shard(row: Row) -> Shard:
+    return convert(dict(row), Shard)

@@ -1,0 +1,65 @@
+"""Logs: one line a record on stderr, in logfmt, which people read and every log collector parses.
+
+::
+
+    time=2026-01-31T12:00:00.000Z level=info logger=batchline.loops.worker msg="upstream paused" reason=refused
+
+What a call passes as ``extra={...}`` follows the message as key=value.
+"""
+
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+_BARE = re.compile(r'[^\s"=]+')
+_NOT_EXTRA = frozenset(vars(logging.makeLogRecord({}))) | {
+    "asctime",
+    "message",
+    "taskName",
+    "color_message",  # uvicorn's copy of the message with terminal colours
+}
+
+
+def configure_logs(stream: TextIO | None = None) -> None:
+    """Send every logger's records of level INFO and above to ``stream``, or to stderr."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(LogfmtFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+
+
+class LogfmtFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": _time(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        fields |= {name: value for name, value in vars(record).items() if name not in _NOT_EXTRA}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            fields["stack"] = record.stack_info
+        return " ".join(f"{_word(name)}={_word(value)}" for name, value in fields.items())
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _word(value: object) -> str:
+    """A value as one word: bare where that is unambiguous, else a JSON string.
+
+    Whatever is not printable (line ends of any kind, terminal controls, text that turns direction) is escaped, so
+    that nothing a client sends can begin a line or disguise one.
+    """
+    text = _TEXTS[value] if value is None or isinstance(value, bool) else str(value)
+    if not text.isprintable():
+        return json.dumps(text)
+    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+_TEXTS = {None: "null", True: "true", False: "false"}

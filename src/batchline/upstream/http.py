@@ -1,0 +1,154 @@
+"""The upstream over HTTP: one base URL, connections kept alive and taken up again, every failure a value."""
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from urllib.parse import quote, urlsplit
+
+from msgspec import Struct
+
+from batchline import __version__
+from batchline.domain.replies import Fault, FaultKind, Reply
+from batchline.ports import Clock
+from batchline.upstream.connection import Connection, NeverTaken
+
+_MAX_IDLE_SECONDS = 60.0
+_PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
+
+
+class HttpUpstream:
+    """Takes as many posts at once as there are callers: who calls decides how much is in flight."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None,
+        connect_timeout: float,
+        request_timeout: float,
+        max_answer_bytes: int,
+        clock: Clock,
+    ) -> None:
+        """Raises ValueError when the URL or the key cannot be used; the message never holds the key."""
+        self._site = _parse_site(base_url)
+        self._fields = _header_fields(self._site, api_key)
+        self._connect_timeout = min(connect_timeout, request_timeout)
+        self._request_timeout = request_timeout
+        self._max_answer_bytes = max_answer_bytes
+        self._clock = clock
+        self._tls = ssl.create_default_context() if self._site.tls else None
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        """One attempt. Every way it can go wrong is a Fault; cancelling it closes its connection."""
+        target = (self._site.prefix + path).encode()
+        request = b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (target, self._fields, len(body), body)
+        started = self._clock.steady()
+        kept = self._take_idle(started)
+        if kept is not None:
+            try:
+                return await self._exchange(kept, request, self._request_timeout)
+            except NeverTaken:
+                pass
+        fresh = await self._connect()
+        if isinstance(fresh, Fault):
+            return fresh
+        return await self._exchange(fresh, request, started + self._request_timeout - self._clock.steady())
+
+    async def close(self) -> None:
+        """Close every connection; posts still in flight end as broken."""
+        connections = list(self._open)
+        for connection in connections:
+            connection.close()
+        await asyncio.gather(*(connection.lost for connection in connections))
+
+    async def _exchange(self, connection: Connection, request: bytes, timeout: float) -> Reply:
+        reply = await connection.exchange(request, timeout=timeout)
+        if connection.reusable:
+            self._keep(connection)
+        return reply
+
+    async def _connect(self) -> Connection | Fault:
+        site = self._site
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    self._new_connection, site.host, site.port, ssl=self._tls
+                )
+        except OSError as error:
+            why = _explain(error, self._connect_timeout)
+            return Fault(kind=FaultKind.REFUSED, detail=f"cannot connect to {site.authority}: {why}")
+        self._open.add(connection)
+        return connection
+
+    def _new_connection(self) -> Connection:
+        return Connection(clock=self._clock, max_answer_bytes=self._max_answer_bytes, on_lost=self._forget)
+
+    def _take_idle(self, now: float) -> Connection | None:
+        """The connection used last, so that those a smaller load does not need grow old and go."""
+        while self._idle and now - self._idle[0].idle_since > _MAX_IDLE_SECONDS:
+            self._idle.popleft().close()
+        return self._idle.pop() if self._idle else None
+
+    def _keep(self, connection: Connection) -> None:
+        connection.idle_since = self._clock.steady()
+        self._idle.append(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+class _Site(Struct, frozen=True, kw_only=True):
+    tls: bool
+    host: str
+    port: int
+    authority: str
+    prefix: str
+    """What stands before the paths that are posted to."""
+
+
+def _parse_site(base_url: str) -> _Site:
+    parts = urlsplit(base_url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("the upstream's URL must be like http://host:port/v1")
+    default_port = 443 if parts.scheme == "https" else 80
+    host = parts.hostname.encode("idna").decode()
+    named = f"[{host}]" if ":" in host else host
+    return _Site(
+        tls=parts.scheme == "https",
+        host=host,
+        port=default_port if parts.port is None else parts.port,
+        authority=named if parts.port is None else f"{named}:{parts.port}",
+        prefix=quote(parts.path.rstrip("/").removesuffix("/v1"), safe=_PATH_CHARACTERS),
+    )
+
+
+def _header_fields(site: _Site, api_key: str | None) -> bytes:
+    fields = [
+        f"Host: {site.authority}",
+        "Content-Type: application/json",
+        "Accept: application/json",
+        f"User-Agent: batchline/{__version__}",
+    ]
+    if api_key is not None:
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("the upstream's key must be printable ASCII")
+        fields.append(f"Authorization: Bearer {api_key}")
+    return "".join(f"{field}\r\n" for field in fields).encode()
+
+
+def _explain(error: OSError, connect_timeout: float) -> str:
+    match error:
+        case TimeoutError():
+            return f"timed out after {connect_timeout:g} s"
+        case ssl.SSLError():
+            return f"TLS failed: {error}"
+        case socket.gaierror():
+            return f"the name cannot be resolved: {error.strerror}"
+        case ConnectionRefusedError():
+            return "connection refused"
+    return str(error) or type(error).__name__

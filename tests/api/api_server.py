@@ -1,0 +1,270 @@
+"""The real API on a real socket: SQLite and a folder behind it, a loop in a thread of its own."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPMessage, HTTPResponse
+from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import uvloop
+
+from batchline.api.server import Server, Services
+from batchline.children import ValidationChildren
+from batchline.domain import ids
+from batchline.objects.local import LocalObjects
+from batchline.pipeline.cancel import Cancellation
+from batchline.pipeline.download import Download
+from batchline.pipeline.enqueue import Creation
+from batchline.pipeline.upload import Upload
+from batchline.settings import Settings
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.system import SystemClock, SystemRandom, ThreadPool
+from batchline.telemetry.metrics import Metrics
+
+T = TypeVar("T")
+Alter = Callable[[Services], Services]
+PATIENCE = 60
+"""Ends a test that hangs; no test depends on it."""
+
+CHAT = "/v1/chat/completions"
+LINE = (
+    b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions",'
+    b'"body":{"model":"m","messages":[{"role":"user","content":"hi"}]}}\n'
+)
+
+
+class ShiftedClock(SystemClock):
+    """The system's clock, set forward at will."""
+
+    ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead
+
+
+@dataclass(frozen=True)
+class Account:
+    key: str
+    key_id: str
+    project_id: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-api-key": self.key, "x-project-id": self.project_id}
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> Any:
+        """The error of an envelope that is whole and nothing else."""
+        assert set(self.json) == {"error"}
+        error = self.json["error"]
+        assert set(error) - {"line"} == {"message", "type", "code", "param"}
+        assert isinstance(error["message"], str)
+        assert isinstance(error["type"], str)
+        return error
+
+
+class Api:
+    """Use as a context manager. ``alter`` may replace parts before the server starts."""
+
+    def __init__(self, folder: Path, *, alter: Alter | None = None, **settings: Any) -> None:
+        self.folder = folder
+        self.settings = Settings(data_dir=folder, **settings)
+        self.clock = ShiftedClock()
+        self._alter = alter or (lambda services: services)
+        self._ready: Future[None] = Future()
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Api":
+        self._thread.start()
+        self._ready.result(PATIENCE)
+        self.account = self.new_account("first")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self.server.stop)
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE)
+
+    def await_(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+
+    def new_account(self, project: str) -> Account:
+        key, key_id = ids.api_key(SystemRandom().bytes(24)), f"key_{uuid4().hex}"
+        owner = self.await_(
+            self.store.create_key(
+                key_id=key_id,
+                digest=ids.key_digest(key),
+                hint="bl-…",
+                project=project,
+                project_id=str(uuid4()),
+                organization_id=str(uuid4()),
+                at=1,
+            )
+        )
+        return Account(key=key, key_id=key_id, project_id=owner.project_id)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        account: Account | None = None,
+        anonymous: bool = False,
+    ) -> Reply:
+        credentials = {} if anonymous else (account or self.account).headers
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        try:
+            connection.request(method, path, body=body, headers={**credentials, **(headers or {})})
+            response = connection.getresponse()
+            return Reply(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+    def head(self, start: str, *lines: str) -> bytes:
+        """A request's head with credentials, for a test that writes to the socket itself."""
+        own = [f"{name}: {value}" for name, value in self.account.headers.items()]
+        return "\r\n".join([f"{start} HTTP/1.1", "host: test", *own, *lines, "", ""]).encode()
+
+    def upload(self, data: bytes = LINE, *, account: Account | None = None, **fields: str) -> Reply:
+        parts = [field(name, value) for name, value in ({"purpose": "batch"} | fields).items()]
+        return self.send_form(*parts, file_part(data), account=account)
+
+    def send_form(self, *parts: bytes, account: Account | None = None) -> Reply:
+        return self.call("POST", "/v1/files", body=form(*parts), headers=FORM, account=account)
+
+    def create(self, headers: Mapping[str, str] | None = None, **body: Any) -> Reply:
+        return self.call("POST", "/v1/batches", body=json.dumps(body).encode(), headers=headers)
+
+    def stored(self) -> list[str]:
+        """Every file of the objects' folder, whole or half-written."""
+        return sorted(str(path.relative_to(self.folder)) for path in self._objects_root.rglob("*") if path.is_file())
+
+    @property
+    def _objects_root(self) -> Path:
+        return self.folder / "objects"
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            try:
+                runner.run(self._serve())
+            except BaseException as failure:
+                if self._ready.done():
+                    raise
+                self._ready.set_exception(failure)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        with ExitStack() as parts:
+            services = self._alter(self._compose(parts))
+            self.store = services.store
+            sock = socket.create_server(("127.0.0.1", 0))
+            self.port = sock.getsockname()[1]
+            self.server = Server(services, sock=sock)
+            self._ready.set_result(None)
+            await self.server.serve()
+
+    def _compose(self, parts: ExitStack) -> Services:
+        settings, clock, random = self.settings, self.clock, SystemRandom()
+        pools = [ThreadPool(count, name="test") for count in (1, 1, 4)]
+        writer, reader, disk = pools
+        database = SqliteDatabase(self.folder / "test.sqlite", clock=clock, writer=writer, reader=reader)
+        parts.callback(database.close)
+        for pool in pools:
+            parts.callback(pool.close)
+        validator = ValidationChildren()
+        parts.callback(validator.close)
+        store, objects = SqlStore(database), LocalObjects(self._objects_root, disk, random)
+        return Services(
+            settings=settings,
+            store=store,
+            objects=objects,
+            upload=Upload(
+                files=store,
+                objects=objects,
+                clock=clock,
+                random=random,
+                owner="test",
+                lease_seconds=settings.lease_seconds,
+                retention_seconds=settings.file_retention_seconds,
+                max_bytes=settings.max_file_bytes,
+            ),
+            download=Download(files=store, objects=objects, clock=clock),
+            creation=Creation(
+                store=store,
+                objects=objects,
+                validator=validator,
+                clock=clock,
+                random=random,
+                owner="test",
+                lease_seconds=settings.lease_seconds,
+                window_seconds=settings.completion_window_seconds,
+                limits=settings.input_limits,
+                started=lambda: None,
+            ),
+            cancellation=Cancellation(batches=store, clock=clock, stopped=lambda _batch, _stop: None),
+            metrics=Metrics(),
+            clock=clock,
+            random=random,
+        )
+
+
+BOUNDARY = "line-of-the-test"
+FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+def field(name: str, value: str) -> bytes:
+    return f'content-disposition: form-data; name="{name}"\r\n\r\n{value}'.encode()
+
+
+def file_part(data: bytes, *, disposition: str = 'form-data; name="file"; filename="in.jsonl"') -> bytes:
+    return f"content-disposition: {disposition}\r\ncontent-type: application/jsonl\r\n\r\n".encode() + data
+
+
+def form(*parts: bytes) -> bytes:
+    opening = f"--{BOUNDARY}\r\n".encode()
+    return b"".join(opening + part + b"\r\n" for part in parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def read_reply(sock: socket.socket) -> Reply:
+    """One answer off a socket; whatever follows it stays there."""
+    response = HTTPResponse(sock)
+    response.begin()
+    return Reply(response.status, response.headers, response.read())
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    received = b""
+    while chunk := sock.recv(65536):
+        received += chunk
+    return received
+

@@ -1,0 +1,191 @@
+"""F3: keys are made, listed, revoked and rotated from the command line, and stored hashed."""
+
+import asyncio
+import json
+import re
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from live import Live, live_service
+
+from batchline.app import open_store
+from batchline.cli import main
+from batchline.cli.options import load_settings
+from batchline.domain import ids
+from batchline.domain.records import Owner
+
+
+class Shell:
+    """`batchline keys …` on one data folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def call(self, *arguments: str) -> Result:
+        return CliRunner().invoke(main, ["keys", *arguments, "--data-dir", str(self.folder)])
+
+    def json(self, *arguments: str) -> Any:
+        result = self.call(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    def owner(self, secret: str, project_id: str) -> Owner | None:
+        """Whom the service would take a request with this key for."""
+
+        async def ask() -> Owner | None:
+            async with open_store(load_settings(data_dir=str(self.folder))) as store:
+                return await store.owner_of(ids.key_digest(secret), project_id)
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path / "data")
+
+
+def test_a_created_key_opens_its_project(shell: Shell) -> None:
+    """F3, A2: what create prints is what authenticates."""
+    made = shell.json("create")
+    assert re.fullmatch(r"bl-[0-9a-f]{48}", made["api_key"])
+    assert re.fullmatch(r"key_[0-9a-f]{24}", made["key_id"])
+    assert uuid.UUID(made["project_id"]).version == 4
+    assert uuid.UUID(made["organization_id"]).version == 4
+    assert shell.owner(made["api_key"], made["project_id"]) == Owner(
+        key_id=made["key_id"], project_id=made["project_id"], organization_id=made["organization_id"]
+    )
+    assert shell.owner(made["api_key"], str(uuid.uuid4())) is None
+
+
+def test_create_as_text_is_aligned_and_warns_beside_the_output(shell: Shell) -> None:
+    """The secret is shown this once, and a script that reads stdout gets the fields alone."""
+    result = shell.call("create")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert [line[0] for line in lines] == ["api_key", "project_id", "organization_id", "key_id"]
+    assert len({line.rindex(" ") for line in result.stdout.splitlines()}) == 1
+    assert "shown this once" in result.stderr
+
+
+def test_projects_are_made_by_name_once(shell: Shell) -> None:
+    """F3: the same name is the same project, in one organization."""
+    first, again, other = shell.json("create"), shell.json("create"), shell.json("create", "--project", "other")
+    assert first["project_id"] == again["project_id"] != other["project_id"]
+    assert first["organization_id"] == again["organization_id"] == other["organization_id"]
+    assert first["api_key"] != again["api_key"]
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "\x1b[31mred"])
+def test_a_project_name_that_would_garble_a_terminal_is_refused(shell: Shell, name: str) -> None:
+    assert shell.call("create", "--project", name).exit_code == 2
+
+
+def test_list_tells_keys_apart_and_never_shows_one(shell: Shell) -> None:
+    first, second = shell.json("create"), shell.json("create", "--project", "other")
+    listed = shell.json("list")
+    assert {row["key_id"]: row["project"] for row in listed} == {first["key_id"]: "default", second["key_id"]: "other"}
+    secret = first["api_key"]
+    assert f"{secret[:7]}...{secret[-4:]}" in [row["hint"] for row in listed]
+    text = shell.call("list").stdout
+    assert first["key_id"] in text
+    for made in (first, second):
+        assert made["api_key"] not in text + json.dumps(listed)
+
+
+def test_no_file_of_the_data_folder_holds_a_secret(shell: Shell) -> None:
+    """F3: keys are stored hashed, also right after they were made or rotated."""
+    made = shell.json("create")
+    rotated = shell.json("rotate", made["key_id"])
+    stored = b"".join(path.read_bytes() for path in shell.folder.rglob("*") if path.is_file())
+    assert ids.key_digest(rotated["api_key"]) in stored
+    for secret in (made["api_key"], rotated["api_key"]):
+        assert secret.encode() not in stored
+        assert bytes.fromhex(secret.removeprefix("bl-")) not in stored
+
+
+@pytest.mark.parametrize("field", ["key_id", "api_key"])
+def test_a_revoked_key_opens_nothing(shell: Shell, field: str) -> None:
+    """A2, F3: by id or by the key itself; its neighbour in the project lives on."""
+    made, neighbour = shell.json("create"), shell.json("create")
+    result = shell.call("revoke", made[field])
+    assert (result.exit_code, result.stdout) == (0, f"{made['key_id']} is revoked\n")
+    assert shell.owner(made["api_key"], made["project_id"]) is None
+    assert shell.owner(neighbour["api_key"], neighbour["project_id"]) is not None
+    revoked = {row["key_id"]: row["revoked_at"] for row in shell.json("list")}
+    assert revoked[made["key_id"]] is not None
+    assert revoked[neighbour["key_id"]] is None
+
+
+@pytest.mark.parametrize("field", ["key_id", "api_key"])
+def test_a_rotated_key_keeps_its_id_and_changes_its_secret(shell: Shell, field: str) -> None:
+    """F3: new secret, same key, so batches that run under it go on."""
+    made = shell.json("create", "--project", "other")
+    rotated = shell.json("rotate", made[field])
+    assert rotated == made | {"api_key": rotated["api_key"]}
+    assert rotated["api_key"] != made["api_key"]
+    assert shell.owner(made["api_key"], made["project_id"]) is None
+    found = shell.owner(rotated["api_key"], made["project_id"])
+    assert found is not None
+    assert found.key_id == made["key_id"]
+
+
+def test_a_revoked_key_cannot_come_back_by_rotation(shell: Shell) -> None:
+    made = shell.json("create")
+    shell.call("revoke", made["key_id"])
+    result = shell.call("rotate", made["key_id"])
+    assert result.exit_code == 1
+    assert "is revoked" in result.stderr
+    assert "bl-" not in result.output
+
+
+def test_revoking_twice_keeps_the_first_date(shell: Shell) -> None:
+    made = shell.json("create")
+    shell.call("revoke", made["key_id"])
+    before = shell.json("list")
+    assert shell.call("revoke", made["key_id"]).exit_code == 0
+    assert shell.json("list") == before
+
+
+@pytest.mark.parametrize("verb", ["revoke", "rotate"])
+def test_an_unknown_key_is_told_and_not_repeated(shell: Shell, verb: str) -> None:
+    """It may be a live secret of another folder."""
+    shell.json("create")
+    stranger = ids.api_key(bytes(24))
+    result = shell.call(verb, stranger)
+    assert result.exit_code == 1
+    assert "no such key" in result.stderr
+    assert stranger not in result.output
+
+
+def test_a_key_is_found_by_all_of_its_secret_and_not_by_its_hint(shell: Shell) -> None:
+    """Somebody who read a hint in a list must not end another's key with it."""
+    made = shell.json("create")
+    secret = made["api_key"]
+    lookalike = secret[:7] + "0" * (len(secret) - 11) + secret[-4:]
+    assert shell.call("revoke", lookalike).exit_code == 1
+    assert shell.owner(secret, made["project_id"]) is not None
+
+
+def test_keys_take_effect_on_a_running_service(tmp_path: Path) -> None:
+    """F3: made, rotated and revoked beside it, without a restart."""
+    with live_service(tmp_path) as live:
+        assert live.status_of_list(live.api_key) == 200
+        made = json.loads(live.keys("create", "--json"))
+        assert live.status_of_list(made["api_key"]) == 200
+        rotated = json.loads(live.keys("rotate", made["key_id"], "--json"))
+        assert live.status_of_list(rotated["api_key"]) == 200
+        _until_refused(live, made["api_key"])
+        live.keys("revoke", made["key_id"])
+        _until_refused(live, rotated["api_key"])
+        assert live.status_of_list(live.api_key) == 200
+
+
+def _until_refused(live: Live, api_key: str) -> None:
+    """The contract gives a running service 5 s to hear of it; never hearing is the failure, not the seconds."""
+    give_up = time.monotonic() + 60
+    while live.status_of_list(api_key) != 403:
+        assert time.monotonic() < give_up
+        time.sleep(0.05)

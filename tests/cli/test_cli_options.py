@@ -1,0 +1,159 @@
+"""Settings as flags of the command line, and what a person is told when one is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from batchline import __version__
+from batchline.cli import main
+from batchline.cli.options import default_text, flag, load_settings, settings_options, variable
+from batchline.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(variable(name), raising=False)
+
+
+@click.command()
+@settings_options()
+def show(**flags: str | None) -> None:
+    """Every flag, without a service behind them."""
+    click.echo(repr(load_settings(**flags)))
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(show, arguments)
+
+
+def _refused(*arguments: str) -> str:
+    result = _run(*arguments)
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_a_flag_with_its_variable_and_default_in_the_help(name: str) -> None:
+    """F2: no setting can be reached in only one way."""
+    option = next(option for option in show.params if option.name == name)
+    assert isinstance(option, click.Option)
+    assert option.opts == [flag(name)]
+    description = Settings.model_fields[name].description
+    assert description
+    assert option.help == f"{description} [{variable(name)}; default {default_text(Settings.model_fields[name])}]"
+
+
+def test_a_flag_reaches_the_settings() -> None:
+    result = _run("--port", "9001", "--batch-endpoints", "/v1/a,/v1/b", "--upstream-url", "http://127.0.0.1:1/v1")
+    assert result.exit_code == 0
+    assert "port=9001" in result.output
+    assert "('/v1/a', '/v1/b')" in result.output
+
+
+def test_a_flag_beats_the_environment_and_absent_flags_leave_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2 through the command line."""
+    monkeypatch.setenv("BATCHLINE_PORT", "9002")
+    monkeypatch.setenv("BATCHLINE_HOST", "0.0.0.0")
+    settings = load_settings(port="9001", host=None)
+    assert (settings.port, settings.host) == (9001, "0.0.0.0")
+
+
+def test_a_wrong_flag_is_named_with_what_was_expected() -> None:
+    told = _refused("--port", "99999")
+    assert "--port: Input should be less than or equal to 65535" in told
+    assert "Expected: Port to listen on" in told
+
+
+def test_a_wrong_variable_is_named_as_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag of the same name was never typed, so pointing at it would mislead."""
+    monkeypatch.setenv("BATCHLINE_MAX_ATTEMPTS", "many")
+    assert "Error: BATCHLINE_MAX_ATTEMPTS: " in _refused()
+
+
+def test_a_wrong_line_of_the_file_is_named_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "batchline.toml"
+    path.write_text("port = 99999\n")
+    assert f"Error: port in {path}: " in _refused("--config", str(path))
+    monkeypatch.setenv("BATCHLINE_CONFIG", str(path))
+    assert f"Error: port in {path}: " in _refused()
+
+
+def test_an_unknown_key_of_the_file_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    path = tmp_path / "batchline.toml"
+    path.write_text("prot = 9000\n")
+    assert f"prot in {path}: there is no such setting; did you mean port?" in _refused("--config", str(path))
+
+
+def test_every_fault_is_told_at_once() -> None:
+    told = _refused("--port", "x", "--max-attempts", "0")
+    assert "--port: " in told
+    assert "--max-attempts: " in told
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "there is no file"), (b"port = ", "cannot be read as TOML"), (b'host = "\xff"', "cannot be read as TOML")],
+)
+def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    """A service that runs on defaults because its file was not found is worse than one that does not start."""
+    path = tmp_path / "batchline.toml"
+    if content is not None:
+        path.write_bytes(content)
+    told = _refused("--config", str(path))
+    assert "Error: --config: " in told
+    assert reason in told
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("upstream_url", "ftp://user:hush@host"), ("port", "hush"), ("max_line_bytes", "hush")]
+)
+def test_a_refused_value_is_never_repeated(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be a secret that was put in the wrong place."""
+    assert "hush" not in _refused(flag(name), value)
+    monkeypatch.setenv(variable(name), value)
+    assert "hush" not in _refused()
+
+
+def test_the_group_lists_every_command() -> None:
+    told = CliRunner().invoke(main, ["--help"]).output
+    for command in ("keys", "mock", "serve"):
+        assert f"\n  {command} " in told
+
+
+@pytest.mark.parametrize(
+    "command", [["serve"], ["mock"], ["keys", "create"], ["keys", "list"], ["keys", "revoke"], ["keys", "rotate"]]
+)
+def test_every_command_has_help(command: list[str]) -> None:
+    result = CliRunner().invoke(main, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage: batchline " + " ".join(command) in result.output
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    assert CliRunner().invoke(main, ["nope"]).exit_code == 2
+
+
+def test_python_dash_m_is_the_same_command(tmp_path: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "batchline", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ},
+        timeout=60,
+    )
+    assert answer.stdout == f"batchline, version {__version__}\n"
+
+
+@pytest.mark.parametrize("module", ["uvicorn", "starlette", "batchline.app"])
+def test_the_command_line_loads_no_service_to_explain_itself(module: str) -> None:
+    """`--help` of any command answers without loading what only a running service needs."""
+    program = f"import sys, batchline.cli.serve, batchline.cli.keys; sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

@@ -1,0 +1,53 @@
+"""Metrics: names and labels are part of what operators build on."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from batchline.telemetry.metrics import Metrics
+
+_LABELS = {
+    "lines": ("outcome",),
+    "attempts": ("result",),
+    "retries": ("reason",),
+    "segments": (),
+    "segment_bytes": (),
+    "batches": ("status",),
+    "http_requests": ("method", "status"),
+    "lines_in_flight": (),
+    "lines_waiting": (),
+    "shards_held": (),
+    "held_bytes": (),
+    "upstream_paused": (),
+    "upstream_seconds": (),
+    "flush_seconds": (),
+}
+
+
+def test_every_instrument_has_its_name_and_labels_and_no_others() -> None:
+    """F5: names start with batchline_, and a label that could hold an id or a prompt does not exist."""
+    metrics = Metrics()
+    instruments = {name: part for name, part in vars(metrics).items() if name != "registry"}
+    assert {name: part._labelnames for name, part in instruments.items()} == _LABELS
+    assert {part._name for part in instruments.values()} == {f"batchline_{name}" for name in _LABELS}
+
+
+def test_what_is_counted_is_rendered() -> None:
+    metrics = Metrics()
+    metrics.lines.labels(outcome="completed").inc(3)
+    metrics.upstream_paused.set(1)
+    metrics.upstream_seconds.observe(0.2)
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+    assert samples["batchline_lines_total", "completed"] == 3
+    assert samples["batchline_upstream_paused",] == 1
+    assert samples["batchline_upstream_seconds_bucket", "0.1"] == 0
+    assert samples["batchline_upstream_seconds_bucket", "0.25"] == 1
+
+
+def test_two_sets_live_in_one_process() -> None:
+    """Tests and simulations make many; none may count into another's."""
+    first, second = Metrics(), Metrics()
+    first.segments.inc()
+    assert b"batchline_segments_total 0.0" in second.render()

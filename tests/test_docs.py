@@ -1,0 +1,117 @@
+"""Documents cannot rot: what they name exists, and what exists is named."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from batchline.cli import main
+from batchline.cli.options import default_text, flag, variable
+from batchline.settings import Settings
+from live import live_service
+
+_ROOT = Path(__file__).parents[1]
+_README = (_ROOT / "README.md").read_text()
+_CONTRIBUTING = (_ROOT / "CONTRIBUTING.md").read_text()
+_TARGETS = set(re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def _commands(text: str) -> list[list[str]]:
+    """Every call of batchline that a document shows, without what the shell makes of the rest of the line."""
+    shown = re.findall(r"(?:^|[\s(`])(?:\.venv/bin/)?batchline ((?:keys|mock|serve)\b[^`\n|&)>]*)", text, re.MULTILINE)
+    return [shlex.split(line.replace("\\", " "), comments=True) for line in shown]
+
+
+def test_every_setting_has_its_row_and_every_row_its_setting() -> None:
+    """F2: docs/settings.md is the whole list, in the order of the code."""
+    expected = [
+        f"| `{name}` | `{flag(name)}` | `{variable(name)}` | `{default_text(field)}` | {field.description} |"
+        for name, field in Settings.model_fields.items()
+    ]
+    shown = [line for line in (_ROOT / "docs" / "settings.md").read_text().splitlines() if line.startswith("| `")]
+    assert shown == expected
+
+
+@pytest.mark.parametrize("document", [_README, _CONTRIBUTING], ids=["README", "CONTRIBUTING"])
+def test_every_make_target_that_is_shown_exists(document: str) -> None:
+    shown = set(re.findall(r"(?:^|`)make ([a-z-]+)", document, re.MULTILINE))
+    assert shown
+    assert shown <= _TARGETS
+
+
+def test_the_readme_shows_each_command_and_they_exist_with_their_flags() -> None:
+    """F1, F3: following the README ends in no usage error."""
+    commands = _commands(_README)
+    assert {command[0] for command in commands} == {"keys", "mock", "serve"}
+    for command in commands:
+        _parse(main, command)
+
+
+def _parse(command: click.Command, arguments: list[str]) -> None:
+    """As click would for a call, without calling anything."""
+    context = command.make_context("batchline", list(arguments))
+    if isinstance(command, click.Group):
+        name, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert name is not None, arguments
+        assert found is not None, arguments
+        _parse(found, rest)
+
+
+def test_the_readmes_python_runs_as_it_stands(tmp_path: Path) -> None:
+    """Copied with a key and a port filled in, it ends with a completed batch and its first answer."""
+    program = re.search(r"```python\n(.*?)```", _README, re.DOTALL)
+    assert program is not None
+    with live_service(tmp_path) as live:
+        filled = (
+            program[1]
+            .replace("http://127.0.0.1:8000/v1", live.base_url)
+            .replace("API_KEY", live.api_key)
+            .replace("PROJECT_ID", live.project_id)
+        )
+        shown = subprocess.run(
+            [sys.executable, "-c", filled], check=True, stdout=subprocess.PIPE, text=True, timeout=120
+        ).stdout
+    status, answer = shown.splitlines()
+    assert status == "completed BatchRequestCounts(completed=100, failed=0, total=100)"
+    assert json.loads(answer)["response"]["status_code"] == 200
+
+
+def test_the_readme_names_only_settings_that_exist() -> None:
+    named = set(re.findall(r"BATCHLINE_[A-Z_]+", _README))
+    assert named <= {variable(name) for name in Settings.model_fields}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/settings.md"])
+def test_every_link_and_path_of_a_document_leads_somewhere(name: str) -> None:
+    document = _ROOT / name
+    text = document.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    paths = re.findall(r"`((?:src|tests|docs)/[\w./-]+)`", text)
+    missing = [link for link in links if not (document.parent / link).exists()]
+    missing += [path for path in paths if not (_ROOT / path).exists()]
+    assert missing == []
+
+
+def test_the_readme_fits_on_a_few_screens() -> None:
+    assert len(_README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock", "tests/node/package-lock.json"])
+def test_lock_files_pin_hashes_and_name_no_registry(name: str) -> None:
+    """Where packages come from is the business of whoever installs them."""
+    text = (_ROOT / name).read_text()
+    assert "://" not in text
+    assert "--hash=sha256:" in text or '"integrity": "sha512-' in text
+
+
+def test_the_dev_lock_holds_the_runtime_lock() -> None:
+    """Tests run on the versions that are shipped."""
+    runtime = set(re.findall(r"^[a-z].*==\S+", (_ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    dev = set(re.findall(r"^[a-z].*==\S+", (_ROOT / "requirements-dev.lock").read_text(), re.MULTILINE))
+    assert runtime
+    assert runtime <= dev

@@ -1,0 +1,92 @@
+"""F2: flag over environment over TOML file over default."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from batchline.settings import Settings
+
+
+def read(**flags: Any) -> Settings:
+    """As the command line does: text for every flag that was given."""
+    return Settings(**flags)
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"BATCHLINE_{name.upper()}", raising=False)
+
+
+@pytest.fixture
+def toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A settings file, named by the environment."""
+    path = tmp_path / "batchline.toml"
+    path.write_text("port = 8003\nmax_attempts = 9\n")
+    monkeypatch.setenv("BATCHLINE_CONFIG", str(path))
+    return path
+
+
+@pytest.mark.usefixtures("toml")
+def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F2, each step of the ladder by itself."""
+    assert read().port == 8003
+    assert read().host == "127.0.0.1"
+    monkeypatch.setenv("BATCHLINE_PORT", "8002")
+    assert read().port == 8002
+    assert read(port=8001).port == 8001
+    assert read().max_attempts == 9
+
+
+def test_the_flag_config_beats_the_one_of_the_environment(toml: Path) -> None:
+    """F2 holds for the file's own name too."""
+    other = toml.with_name("other.toml")
+    other.write_text("port = 8004\n")
+    assert read(config=other).port == 8004
+
+
+def test_the_defaults_are_the_contracts() -> None:
+    """B2, C14, D3 and F2 name these numbers."""
+    settings = read()
+    assert settings.port == 8000
+    assert settings.max_file_bytes == 104_857_600
+    assert settings.input_limits.max_bytes == 209_715_200
+    assert settings.input_limits.max_lines == 50_000
+    assert settings.input_limits.max_line_bytes == 1_048_576
+    assert settings.input_limits.endpoints == ("/v1/chat/completions",)
+    assert settings.completion_window_seconds == 86_400
+    assert settings.file_retention_seconds == 2_592_000
+    assert (settings.max_attempts, settings.max_throttles, settings.retry_base_seconds) == (4, 12, 1)
+    assert (settings.request_timeout_seconds, settings.connect_timeout_seconds) == (600, 10)
+    assert (settings.header_timeout_seconds, settings.body_timeout_seconds) == (15, 30)
+
+
+def test_lists_are_written_with_commas_in_flags_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C14: more endpoints can be allowed by hand, with or without spaces."""
+    expected = ("/v1/chat/completions", "/v1/embeddings")
+    assert read(batch_endpoints="/v1/chat/completions,/v1/embeddings").batch_endpoints == expected
+    monkeypatch.setenv("BATCHLINE_BATCH_ENDPOINTS", " /v1/chat/completions , /v1/embeddings,")
+    assert read().batch_endpoints == expected
+
+
+def test_lists_are_arrays_or_commas_in_the_file(toml: Path) -> None:
+    toml.write_text('batch_endpoints = ["/v1/a", "/v1/b"]\ncors_origins = "https://a.example,https://b.example"\n')
+    assert read().batch_endpoints == ("/v1/a", "/v1/b")
+    assert read().cors_origins == ("https://a.example", "https://b.example")
+
+
+def test_an_unknown_key_of_the_file_is_refused(toml: Path) -> None:
+    """A misspelt setting must not silently leave the default in force."""
+    toml.write_text("prot = 9000\n")
+    with pytest.raises(ValidationError, match="prot"):
+        read()
+
+
+def test_secrets_do_not_show_in_the_settings_own_text() -> None:
+    """The upstream's key and the administrator's token stay out of logs that print the settings."""
+    settings = read(upstream_api_key="sk-hidden", admin_token="tok-hidden")
+    assert "hidden" not in f"{settings!r} {settings}"
