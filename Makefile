@@ -38,7 +38,7 @@ test-node: setup $(NODE_MODULES)
 	$(BIN)/pytest -m node
 
 simulate: setup
-	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS)
+	cd tests && ../$(BIN)/python -m simulation --seeds $(SEEDS)
 
 proof: setup
 	$(BIN)/pytest -q -m proof

@@ -13,7 +13,7 @@ import pytest
 from batchline.cli import main
 from batchline.cli.options import default_text, flag, variable
 from batchline.settings import Settings
-from live import live_service
+from serving import running_mock, running_service
 
 _ROOT = Path(__file__).parents[1]
 _README = (_ROOT / "README.md").read_text()
@@ -66,12 +66,12 @@ def test_the_readmes_python_runs_as_it_stands(tmp_path: Path) -> None:
     """Copied with a key and a port filled in, it ends with a completed batch and its first answer."""
     program = re.search(r"```python\n(.*?)```", _README, re.DOTALL)
     assert program is not None
-    with live_service(tmp_path) as live:
+    with running_mock() as mock, running_service(tmp_path, mock.url) as service:
         filled = (
             program[1]
-            .replace("http://127.0.0.1:8000/v1", live.base_url)
-            .replace("API_KEY", live.api_key)
-            .replace("PROJECT_ID", live.project_id)
+            .replace("http://127.0.0.1:8000/v1", service.base_url)
+            .replace("API_KEY", service.account["api_key"])
+            .replace("PROJECT_ID", service.account["project_id"])
         )
         shown = subprocess.run(
             [sys.executable, "-c", filled], check=True, stdout=subprocess.PIPE, text=True, timeout=120

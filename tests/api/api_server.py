@@ -3,13 +3,15 @@
 import asyncio
 import json
 import socket
+import sqlite3
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPMessage, HTTPResponse
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -30,7 +32,7 @@ from batchline.system import SystemClock, SystemRandom, ThreadPool
 from batchline.telemetry.metrics import Metrics
 
 T = TypeVar("T")
-Alter = Callable[[Services], Services]
+Wrap = Callable[[Any], Any]
 PATIENCE = 60
 """Ends a test that hangs; no test depends on it."""
 
@@ -48,6 +50,52 @@ class ShiftedClock(SystemClock):
 
     def now(self) -> float:
         return super().now() + self.ahead
+
+
+class Faulty:
+    """A part some of whose calls fail."""
+
+    def __init__(self, part: Any, **faults: Exception) -> None:
+        self._part = part
+        self.faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.faults:
+            return getattr(self._part, name)
+
+        async def fail(*_: object, **__: object) -> None:
+            raise self.faults[name]
+
+        return fail
+
+
+class Counting:
+    """A part that remembers which of its calls were made."""
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self._part, name)
+
+
+class Held:
+    """A validator that waits until it is let go."""
+
+    def __init__(self, validator: Any) -> None:
+        self._validator = validator
+        self.entered = Event()
+        self._let_go = asyncio.Event()
+
+    async def validate(self, **options: Any) -> Any:
+        self.entered.set()
+        await self._let_go.wait()
+        return await self._validator.validate(**options)
+
+    async def let_go(self) -> None:
+        self._let_go.set()
 
 
 @dataclass(frozen=True)
@@ -82,14 +130,26 @@ class Reply:
         return error
 
 
-class Api:
-    """Use as a context manager. ``alter`` may replace parts before the server starts."""
+def as_it_is(part: Any) -> Any:
+    return part
 
-    def __init__(self, folder: Path, *, alter: Alter | None = None, **settings: Any) -> None:
+
+class Api:
+    """Use as a context manager. The real parts may be wrapped, to break or to hold them at will."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        wrap_store: Wrap = as_it_is,
+        wrap_objects: Wrap = as_it_is,
+        wrap_validator: Wrap = as_it_is,
+        **settings: Any,
+    ) -> None:
         self.folder = folder
         self.settings = Settings(data_dir=folder, **settings)
         self.clock = ShiftedClock()
-        self._alter = alter or (lambda services: services)
+        self._wraps = wrap_store, wrap_objects, wrap_validator
         self._ready: Future[None] = Future()
         self._thread = Thread(target=self._run, daemon=True)
 
@@ -165,6 +225,21 @@ class Api:
     def create(self, headers: Mapping[str, str] | None = None, **body: Any) -> Reply:
         return self.call("POST", "/v1/batches", body=json.dumps(body).encode(), headers=headers)
 
+    def uploading(self) -> int:
+        """Uploads whose row is neither finished nor given up."""
+        with closing(sqlite3.connect(self.folder / "test.sqlite")) as database:
+            (count,) = database.execute("SELECT count(*) FROM files WHERE state = 'uploading'").fetchone()
+            return int(count)
+
+    def connections(self) -> int:
+        return len(self.server._uvicorn.server_state.connections)
+
+    async def _turn(self) -> None:
+        """Nothing: it has run once the loop is through with what it was doing."""
+
+    def settle(self) -> None:
+        self.await_(self._turn())
+
     def stored(self) -> list[str]:
         """Every file of the objects' folder, whole or half-written."""
         return sorted(str(path.relative_to(self.folder)) for path in self._objects_root.rglob("*") if path.is_file())
@@ -185,7 +260,7 @@ class Api:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         with ExitStack() as parts:
-            services = self._alter(self._compose(parts))
+            services = self._compose(parts)
             self.store = services.store
             sock = socket.create_server(("127.0.0.1", 0))
             self.port = sock.getsockname()[1]
@@ -201,9 +276,10 @@ class Api:
         parts.callback(database.close)
         for pool in pools:
             parts.callback(pool.close)
-        validator = ValidationChildren()
-        parts.callback(validator.close)
-        store, objects = SqlStore(database), LocalObjects(self._objects_root, disk, random)
+        children = ValidationChildren()
+        parts.callback(children.close)
+        real = SqlStore(database), LocalObjects(self._objects_root, disk, random), children
+        store, objects, validator = (wrap(part) for wrap, part in zip(self._wraps, real, strict=True))
         return Services(
             settings=settings,
             store=store,
@@ -253,6 +329,14 @@ def file_part(data: bytes, *, disposition: str = 'form-data; name="file"; filena
 def form(*parts: bytes) -> bytes:
     opening = f"--{BOUNDARY}\r\n".encode()
     return b"".join(opening + part + b"\r\n" for part in parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Ask until it holds; a test that waits in vain ends here."""
+    give_up = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.002)
 
 
 def read_reply(sock: socket.socket) -> Reply:

@@ -1,6 +1,5 @@
 """Settings as flags of the command line, and what a person is told when one is wrong."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +119,21 @@ def test_a_refused_value_is_never_repeated(name: str, value: str, monkeypatch: p
     assert "hush" not in _refused()
 
 
+def test_a_service_that_cannot_start_says_why_and_ends_with_1(tmp_path: Path) -> None:
+    """No traceback for a person who forgot the upstream."""
+    result = subprocess.run(
+        [sys.executable, "-m", "batchline", "serve", "--data-dir", str(tmp_path), "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: There is no upstream")
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
 def test_the_group_lists_every_command() -> None:
     told = CliRunner().invoke(main, ["--help"]).output
     for command in ("keys", "mock", "serve"):
@@ -146,7 +160,6 @@ def test_python_dash_m_is_the_same_command(tmp_path: Path) -> None:
         text=True,
         check=True,
         cwd=tmp_path,
-        env={**os.environ},
         timeout=60,
     )
     assert answer.stdout == f"batchline, version {__version__}\n"

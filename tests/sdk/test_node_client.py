@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from live import live_service
+from serving import running_mock, running_service
 
 _NODE = Path(__file__).parents[1] / "node"
 
@@ -13,9 +13,9 @@ _NODE = Path(__file__).parents[1] / "node"
 @pytest.mark.node
 def test_the_whole_trip(tmp_path: Path) -> None:
     """B1, B5 to B8, C7 to C10, C12: upload, create, poll, list, download both files, cancel, delete."""
-    with live_service(tmp_path) as live:
+    with running_mock() as mock, running_service(tmp_path, mock.url) as service:
         trip = subprocess.run(
-            ["node", "trip.mjs", live.base_url, live.api_key, live.project_id],
+            ["node", "trip.mjs", service.base_url, *service.credentials.values()],
             cwd=_NODE,
             capture_output=True,
             text=True,

@@ -30,20 +30,39 @@ def test_every_instrument_has_its_name_and_labels_and_no_others() -> None:
     assert {part._name for part in instruments.values()} == {f"batchline_{name}" for name in _LABELS}
 
 
-def test_what_is_counted_is_rendered() -> None:
-    metrics = Metrics()
-    metrics.lines.labels(outcome="completed").inc(3)
-    metrics.upstream_paused.set(1)
-    metrics.upstream_seconds.observe(0.2)
-    samples = {
+def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(metrics.render().decode())
         for sample in family.samples
     }
+
+
+def test_what_is_counted_is_rendered() -> None:
+    metrics = Metrics()
+    metrics.lines.labels(outcome="completed").inc(3)
+    metrics.upstream_seconds.observe(0.2)
+    samples = _samples(metrics)
     assert samples["batchline_lines_total", "completed"] == 3
-    assert samples["batchline_upstream_paused",] == 1
     assert samples["batchline_upstream_seconds_bucket", "0.1"] == 0
     assert samples["batchline_upstream_seconds_bucket", "0.25"] == 1
+
+
+def test_watched_gauges_tell_the_state_of_the_moment_they_are_rendered() -> None:
+    metrics, state = Metrics(), {"paused": False}
+    metrics.watch(
+        lines_in_flight=lambda: 1,
+        lines_waiting=lambda: 2,
+        shards_held=lambda: 3,
+        held_bytes=lambda: 4,
+        upstream_paused=lambda: state["paused"],
+    )
+    assert _samples(metrics)["batchline_upstream_paused",] == 0
+    state["paused"] = True
+    samples = _samples(metrics)
+    assert samples["batchline_upstream_paused",] == 1
+    gauges = ("lines_in_flight", "lines_waiting", "shards_held", "held_bytes")
+    assert [samples[f"batchline_{name}",] for name in gauges] == [1, 2, 3, 4]
 
 
 def test_two_sets_live_in_one_process() -> None:

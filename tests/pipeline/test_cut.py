@@ -1,0 +1,136 @@
+"""Cutting a work file into shards: one model a shard, every line in exactly one."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from batchline.domain.limits import ShardLimits
+from batchline.domain.lines import Line, decode_lines, encode_line
+from batchline.domain.records import NewShard
+from batchline.pipeline.cut import MAX_BUFFERED_BYTES, MAX_MODEL_CHARACTERS, MAX_OPEN_BLOCKS, Cutter, grouping_key
+
+
+class Cut:
+    """A work file that was cut."""
+
+    def __init__(self, work: Path, shards: list[NewShard]) -> None:
+        self.data = work.read_bytes()
+        self.shards = shards
+
+    def lines_of(self, shard: NewShard) -> list[Line]:
+        return list(decode_lines(self.data[shard.offset : shard.offset + shard.length]))
+
+    def indexes(self, model: str) -> list[int]:
+        return [line.index for shard in self.shards if shard.model == model for line in self.lines_of(shard)]
+
+
+def cut(work: Path, lines: list[tuple[str, int]], limits: ShardLimits) -> Cut:
+    """Lines of a model and a body's size each; the custom_id says the model, to be checked."""
+    with work.open("wb") as out:
+        cutter = Cutter(out, limits)
+        for index, (model, size) in enumerate(lines):
+            cutter.add(model, encode_line(index, model.encode(), b"x" * size))
+        return Cut(work, cutter.finish())
+
+
+SMALL = ShardLimits(max_lines=6, max_bytes=400, min_lines=2, pieces=4)
+MANY_MODELS = st.integers(0, 2 * MAX_OPEN_BLOCKS).map(str)
+FEW_MODELS = st.sampled_from(["a", "b", ""])
+LINES = st.one_of(
+    st.lists(st.tuples(FEW_MODELS, st.integers(0, 500)), max_size=120),
+    st.lists(st.tuples(MANY_MODELS, st.integers(0, 60)), max_size=300),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=LINES)
+def test_every_line_is_in_one_shard_of_its_model(tmp_path: Path, lines: list[tuple[str, int]]) -> None:
+    """C12: shards tile the file without gap or overlap, keep to their limits, and hold each line once, in order."""
+    result = cut(tmp_path / "work", lines, SMALL)
+    ends = [0, *(shard.offset + shard.length for shard in result.shards)]
+    assert [shard.offset for shard in result.shards] == ends[:-1]
+    assert ends[-1] == len(result.data)
+    for shard in result.shards:
+        held = result.lines_of(shard)
+        assert {line.custom_id.decode() for line in held} == {shard.model}
+        assert len(held) == shard.lines <= SMALL.lines_for(len(lines))
+        assert shard.length <= SMALL.max_bytes or shard.lines == 1
+    for model in {model for model, _ in lines}:
+        assert result.indexes(model) == [index for index, (named, _) in enumerate(lines) if named == model]
+
+
+@pytest.mark.parametrize(("total", "longest"), [(5, 5), (100, 8), (1000, 15), (20_000, 256)])
+def test_small_batches_are_cut_finer(tmp_path: Path, total: int, longest: int) -> None:
+    """At most 256 lines and max(8, total/64): small batches spread over workers too, in even pieces."""
+    shards = cut(tmp_path / "work", [("m", 10)] * total, ShardLimits()).shards
+    sizes = [shard.lines for shard in shards]
+    assert sum(sizes) == total
+    assert max(sizes) == longest
+    assert min(sizes[:-1], default=longest) >= longest // 2
+
+
+def test_a_shard_keeps_to_its_bytes(tmp_path: Path) -> None:
+    """At most 4 MiB by default; a line over the limit stands alone."""
+    limits = ShardLimits(max_bytes=1000)
+    shards = cut(tmp_path / "work", [("m", 300)] * 7 + [("m", 5000)] + [("m", 300)], limits).shards
+    assert [shard.lines for shard in shards] == [3, 3, 1, 1, 1]
+    assert ShardLimits().max_bytes == 4 * 1024 * 1024
+
+
+@pytest.fixture
+def cutter(tmp_path: Path) -> Iterator[tuple[Cutter, Path]]:
+    """A cutter whose writes can be seen at once."""
+    work = tmp_path / "work"
+    with work.open("wb", buffering=0) as out:
+        yield Cutter(out, ShardLimits()), work
+
+
+def test_only_so_many_blocks_are_open(cutter: tuple[Cutter, Path]) -> None:
+    """C6: one model more closes the fullest block, and no other."""
+    writer, work = cutter
+    for model in range(MAX_OPEN_BLOCKS):
+        writer.add(str(model), encode_line(model, b"", b"xx" if model == 7 else b"x"))
+    assert work.stat().st_size == 0
+    writer.add("one more", encode_line(999, b"", b"x"))
+    assert [line.index for line in decode_lines(work.read_bytes())] == [7]
+
+
+def test_only_so_many_bytes_are_held(cutter: tuple[Cutter, Path]) -> None:
+    """C6: what is not yet written stays under 16 MiB, however many models share the file."""
+    writer, work = cutter
+    record = encode_line(0, b"", b"x" * 500_000)
+    for added in range(1, 61):
+        writer.add(str(added % 20), record)
+        assert added * len(record) - work.stat().st_size <= MAX_BUFFERED_BYTES
+    assert work.stat().st_size < 60 * len(record)
+
+
+def test_the_file_is_synced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C7: when the shards are known, the file they point into is on the disk."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    result = cut(tmp_path / "work", [("a", 10), ("b", 10)], ShardLimits())
+    assert synced == [len(result.data)]
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        (b'{"model":"m"}', "m"),
+        (b'{"model":"\\u006d/\xc3\xa9"}', "m/é"),
+        (b'{"a":1}', ""),
+        (b'{"model":1}', ""),
+        (b'{"model":null}', ""),
+        (b'{"model":{"model":"m"}}', ""),
+        (b'{"model":"' + b"m" * MAX_MODEL_CHARACTERS + b'"}', "m" * MAX_MODEL_CHARACTERS),
+        (b'{"model":"' + b"m" * (MAX_MODEL_CHARACTERS + 1) + b'"}', ""),
+    ],
+)
+def test_lines_are_grouped_by_model(body: bytes, key: str) -> None:
+    """The model when it is a string; a name longer than any model's is not kept a second time (C6)."""
+    assert grouping_key(msgspec.json.decode(body, type=dict[str, msgspec.Raw])) == key

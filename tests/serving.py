@@ -1,0 +1,328 @@
+"""The service and its upstream as real processes, for tests that meet them the way users and accidents do."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPMessage
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final, NamedTuple
+
+import psutil  # type: ignore[import-untyped]
+from click.testing import CliRunner
+from openai import OpenAI
+from openai.types import Batch
+
+from batchline.cli import main
+
+CHAT: Final = "/v1/chat/completions"
+PATIENCE = 120.0
+"""Ends a test that hangs; no test depends on it."""
+
+_POLL_SECONDS = 0.02
+_TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
+
+
+def wait_until(met: Callable[[], bool], *, what: str) -> None:
+    """Ask again and again until it is so."""
+    give_up = time.monotonic() + PATIENCE
+    while not met():
+        assert time.monotonic() < give_up, f"in vain: {what}"
+        time.sleep(_POLL_SECONDS)
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error of an envelope that is whole (A6)."""
+        error: dict[str, Any] = self.json["error"]
+        assert set(error) - {"line"} == {"message", "type", "code", "param"}
+        assert re.fullmatch(r"req_\w+", self.headers["x-request-id"])
+        return error
+
+
+def call(port: int, method: str, path: str, *, body: bytes | None = None, headers: dict[str, str]) -> Reply:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        connection.request(method, path, body=body, headers=headers)
+        response = connection.getresponse()
+        return Reply(response.status, response.headers, response.read())
+
+
+class Program:
+    """A process of Python. What it writes is read as it comes, so that it never waits for a reader."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")},
+        )
+        self._family: set[psutil.Process] = {psutil.Process(self._process.pid)}
+        self._written: list[str] = []
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return "".join(self._written)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative when a signal ended it."""
+        return self._process.poll()
+
+    def family(self) -> list[psutil.Process]:
+        """The process and its children."""
+        with suppress(psutil.NoSuchProcess):
+            self._family.update(psutil.Process(self.pid).children(recursive=True))
+        return [member for member in self._family if member.is_running()]
+
+    def told(self, pattern: str) -> str:
+        """Wait until a line says this; the group of the pattern."""
+        found: list[re.Match[str]] = []
+
+        def is_told() -> bool:
+            found.extend(re.finditer(pattern, self.log))
+            assert found or self.exit_code is None, f"ended with {self.exit_code}:\n{self.log}"
+            return bool(found)
+
+        wait_until(is_told, what=pattern)
+        return found[0][1]
+
+    def send(self, number: signal.Signals) -> None:
+        self.family()  # once it is dead, nobody knows whose its children were
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        return self._process.wait(PATIENCE)
+
+    def end(self) -> None:
+        """Whatever state it is in: afterwards nothing of it runs."""
+        for member in self.family():
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        self.wait()
+        self._reader.join(PATIENCE)
+        assert not self._reader.is_alive(), "somebody still holds the other end of the log"
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self._written.extend(self._process.stdout)
+
+
+class Mock:
+    """A running ``batchline mock``."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.url = program.told(r"(http://\S+)")
+        self.port = int(re.findall(r":(\d+)", self.url)[0])
+
+    def stats(self) -> dict[str, Any]:
+        told: dict[str, Any] = call(self.port, "GET", "/stats", headers={}).json
+        return told
+
+    def follow(self, **plan: Any) -> None:
+        """Go on by another plan."""
+        assert call(self.port, "POST", "/script", body=json.dumps(plan).encode(), headers={}).status == 200
+
+
+@contextmanager
+def running_mock(**options: object) -> Iterator[Mock]:
+    """Options are the flags of ``batchline mock``."""
+    program = Program("-m", "batchline", "mock", *_flags({"port": 0} | options))
+    try:
+        yield Mock(program)
+    finally:
+        program.end()
+
+
+class Service:
+    """``batchline serve`` on a folder, through as many lives as a test gives it."""
+
+    def __init__(self, data_dir: Path, command: Sequence[str], settings: dict[str, object]) -> None:
+        self.data_dir = data_dir
+        self._command = (*command, *_flags(settings | {"data_dir": data_dir, "port": 0}))
+        self._lives: list[Program] = []
+        self._clients: list[OpenAI] = []
+        self.port = 0
+        self.account: dict[str, str] = json.loads(self.keys("create", "--json"))
+
+    @property
+    def program(self) -> Program:
+        return self._lives[-1]
+
+    @property
+    def pid(self) -> int:
+        return self.program.pid
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def log(self) -> str:
+        """Of every life."""
+        return "".join(life.log for life in self._lives)
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        return {"x-api-key": self.account["api_key"], "x-project-id": self.account["project_id"]}
+
+    def client(self, *, max_retries: int = 0) -> OpenAI:
+        """The official client; it is closed with the service."""
+        client = OpenAI(
+            base_url=self.base_url, api_key="unused", default_headers=self.credentials, max_retries=max_retries
+        )
+        self._clients.append(client)
+        return client
+
+    def call(
+        self, method: str, path: str, *, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> Reply:
+        return call(self.port, method, path, body=body, headers=self.credentials | (headers or {}))
+
+    def keys(self, *arguments: str) -> str:
+        """``batchline keys …``, also beside a running service."""
+        result = CliRunner().invoke(main, ["keys", *arguments, "--data-dir", str(self.data_dir)])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def start(self) -> None:
+        """Begin a life, and leave it to the caller to find out how it fares."""
+        self._lives.append(Program(*self._command))
+
+    def await_ready(self) -> None:
+        self.port = int(self.program.told(r"batchline listens.* url=http://127\.0\.0\.1:(\d+)"))
+        wait_until(lambda: self.is_ready() or self.program.exit_code is not None, what="/readyz")
+        assert self.program.exit_code is None, self.program.log
+
+    def is_ready(self) -> bool:
+        try:
+            return self.call("GET", "/readyz").status == 200
+        except (OSError, HTTPException):
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye."""
+        self.program.send(signal.SIGKILL)
+        self.program.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM, and the code the process ends with."""
+        self.program.send(signal.SIGTERM)
+        return self.program.wait()
+
+    def restart(self) -> None:
+        """Another life on the same folder."""
+        if self.program.exit_code is None:
+            self.terminate()
+        self.start()
+        self.await_ready()
+
+    def end(self) -> None:
+        for client in self._clients:
+            client.close()
+        for life in self._lives:
+            life.end()
+
+
+@contextmanager
+def running_service(
+    folder: Path, upstream_url: str, *, command: Sequence[str] = ("-m", "batchline", "serve"), **settings: object
+) -> Iterator[Service]:
+    service = Service(folder / "data", command, settings | {"upstream_url": upstream_url})
+    try:
+        service.start()
+        service.await_ready()
+        yield service
+    finally:
+        service.end()
+
+
+def chat_line(custom_id: str, prompt: str) -> bytes:
+    body = {"model": "m", "messages": [{"role": "user", "content": prompt}]}
+    line = {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+
+
+def chat_lines(prompts: Iterable[str]) -> bytes:
+    """An input file; its lines are named line-0, line-1 and so on."""
+    return b"".join(chat_line(f"line-{number}", prompt) for number, prompt in enumerate(prompts))
+
+
+def submit(client: OpenAI, lines: bytes) -> Batch:
+    uploaded = client.files.create(file=lines, purpose="batch")
+    return client.batches.create(input_file_id=uploaded.id, endpoint=CHAT, completion_window="24h")
+
+
+def counts_of(batch: Batch) -> tuple[int, int, int]:
+    """Total, completed and failed."""
+    counts = batch.request_counts
+    assert counts is not None
+    return counts.total, counts.completed, counts.failed
+
+
+def await_end(client: OpenAI, batch_id: str) -> Batch:
+    """The batch once it is over; until then neither count may fall (C12)."""
+    last = (0, 0)
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        batch = client.batches.retrieve(batch_id)
+        total, *done = counts_of(batch)
+        assert done[0] >= last[0], "completed fell"
+        assert done[1] >= last[1], "failed fell"
+        last = (done[0], done[1])
+        if batch.status in _TERMINAL:
+            assert batch.status == "failed" or sum(last) == total
+            return batch
+        assert time.monotonic() < give_up, f"in vain: {batch}"
+        time.sleep(_POLL_SECONDS)
+
+
+def results_of(client: OpenAI, batch: Batch, lines: bytes) -> dict[str, Any]:
+    """The records of both files by custom_id, once it is sure that every line is in one of them, once (C12)."""
+    output, errors = (_records(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id))
+    assert counts_of(batch)[1:] == (len(output), len(errors))
+    assert all(record["error"] is None and record["response"]["status_code"] == 200 for record in output)
+    assert all(record["response"] is None for record in errors)
+    sent = Counter(json.loads(line)["custom_id"] for line in lines.splitlines())
+    assert Counter(record["custom_id"] for record in output + errors) == sent
+    return {record["custom_id"]: record for record in output + errors}
+
+
+def _records(client: OpenAI, file_id: str | None) -> list[Any]:
+    """A file exists if and only if it has lines."""
+    if file_id is None:
+        return []
+    records = [json.loads(line) for line in client.files.content(file_id).content.splitlines()]
+    assert records
+    return records
+
+
+def _flags(options: dict[str, object]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]

@@ -1,0 +1,45 @@
+"""``python -m simulation --seeds N [--first S]``: many worlds, over all cores; says which seed does not hold."""
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from multiprocessing import Pool
+
+from simulation.world import World
+
+
+def _attempt(seed: int) -> tuple[int, int, float, str]:
+    world = World(seed)
+    try:
+        world.run()
+    except BaseException:
+        return seed, world.steps, world.time.now, traceback.format_exc()
+    return seed, world.steps, world.time.now, ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--first", type=int, default=1)
+    given = parser.parse_args()
+    seeds = range(given.first, given.first + given.seeds)
+    started, broken, steps, virtual = time.perf_counter(), [], 0, 0.0
+    with Pool(os.cpu_count()) as pool:
+        for done, (seed, its_steps, its_time, fault) in enumerate(pool.imap_unordered(_attempt, seeds), 1):
+            steps, virtual = steps + its_steps, virtual + its_time
+            if fault:
+                broken.append(seed)
+                print(f"\nseed {seed} does not hold:\n{fault}")
+            elif sys.stderr.isatty():
+                print(f"\r{done} of {len(seeds)}", end="", file=sys.stderr)
+    print(
+        f"{len(seeds)} seeds, {steps:,} steps, {virtual / 3600:,.1f} virtual hours in "
+        f"{time.perf_counter() - started:.1f} s: {len(broken)} broken {broken or ''}"
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

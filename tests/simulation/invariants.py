@@ -1,0 +1,84 @@
+"""What must hold of every batch, at any time and at the end."""
+
+import json
+from collections import Counter
+
+from batchline.domain.records import Batch
+from batchline.domain.states import TERMINAL, BatchStatus
+from simulation.plan import CODES, SUCCEEDS, BatchPlan
+
+_NEXT = {
+    BatchStatus.VALIDATING: {BatchStatus.IN_PROGRESS, BatchStatus.FAILED, BatchStatus.CANCELLED},
+    BatchStatus.IN_PROGRESS: {BatchStatus.FINALIZING, BatchStatus.EXPIRED, BatchStatus.CANCELLING},
+    BatchStatus.FINALIZING: {BatchStatus.COMPLETED, BatchStatus.CANCELLING},
+    BatchStatus.CANCELLING: {BatchStatus.CANCELLED},
+}
+_TIMES = (
+    "in_progress_at finalizing_at completed_at failed_at expired_at cancelling_at cancelled_at created_at expires_at"
+).split()
+
+
+class Violation(AssertionError):
+    pass
+
+
+def require(condition: bool, text: str) -> None:
+    if not condition:
+        raise Violation(text)
+
+
+def reachable(status: BatchStatus) -> set[BatchStatus]:
+    following = set(_NEXT.get(status, ()))
+    return {status} | following | {far for near in following for far in reachable(near)}
+
+
+class Watch:
+    """Holds each sight of a batch against the one before."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Batch] = {}
+
+    def look(self, batch: Batch) -> None:
+        before = self.seen.get(batch.id)
+        self.seen[batch.id] = batch
+        require(batch.completed + batch.failed <= batch.total, f"{batch.id} counts more lines than it has")
+        if batch.status in TERMINAL and batch.status is not BatchStatus.FAILED and batch.total:
+            require(batch.completed + batch.failed == batch.total, f"{batch.id} is over with lines not counted")
+            require((batch.output_file_id is not None) == (batch.completed > 0), f"{batch.id} output file")
+            require((batch.error_file_id is not None) == (batch.failed > 0), f"{batch.id} error file")
+        else:
+            require(batch.output_file_id is None and batch.error_file_id is None, f"{batch.id} shows files early")
+        if before is None:
+            return
+        require(batch.status in reachable(before.status), f"{batch.id} went from {before.status} to {batch.status}")
+        require(batch.completed >= before.completed and batch.failed >= before.failed, f"{batch.id} counts fell")
+        for name in _TIMES:
+            was = getattr(before, name)
+            require(was is None or getattr(batch, name) == was, f"{batch.id} changed {name}")
+        if before.status in TERMINAL:
+            require(batch == before, f"{batch.id} changed after its end")
+
+
+def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, strict: bool) -> None:
+    """Every line of the input is in exactly one of the two files, exactly once, with the outcome it earned."""
+    good = [json.loads(line) for line in output.splitlines()]
+    bad = [json.loads(line) for line in errors.splitlines()]
+    times = Counter(record["custom_id"] for record in good + bad)
+    require(set(times) == set(plan.fates), f"{batch.id} lost {set(plan.fates) - set(times)}")
+    require(max(times.values()) == 1, f"{batch.id} has lines twice")
+    require(len({record["id"] for record in good + bad}) == len(times), f"{batch.id} repeats line ids")
+    require((len(good), len(bad)) == (batch.completed, batch.failed), f"{batch.id} counts are not those of its files")
+    for record in good:
+        require(plan.fates[record["custom_id"]] in SUCCEEDS, f"{batch.id} succeeded at {record['custom_id']}")
+        require(record["custom_id"] in record["response"]["body"]["choices"][0]["message"]["content"], "answers mixed")
+    for record in bad:
+        _check_error(batch, plan, record, strict=strict)
+
+
+def _check_error(batch: Batch, plan: BatchPlan, record: dict[str, dict[str, str]], *, strict: bool) -> None:
+    fate, code = plan.fates[str(record["custom_id"])], record["error"]["code"]
+    if batch.status is BatchStatus.COMPLETED and strict:
+        require(code in CODES.get(fate, set()), f"{batch.id}: a line that is {fate} ended as {record['error']}")
+    never_ran = {BatchStatus.CANCELLED: "batch_cancelled", BatchStatus.EXPIRED: "batch_expired"}
+    if code in never_ran.values():
+        require(batch.status in never_ran, f"{batch.id}: {code} in a batch that is {batch.status}")

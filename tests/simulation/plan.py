@@ -1,0 +1,136 @@
+"""What a seed makes happen: settings, batches, and the blows that fall."""
+
+import json
+import random
+from dataclasses import dataclass, field
+
+from batchline.settings import Settings
+from simulation.upstream import WORKER_POISON
+
+ENDPOINT = "/v1/chat/completions"
+
+FATES = {
+    "plain": "",
+    "refused": "[[status=400]]",
+    "flaky": "[[status=503 times=2]]",
+    "throttled": "[[status=429 retry-after=2 times=3]]",
+    "dropped": "[[drop times=1]]",
+    "cut": "[[cut times=2]]",
+    "slow": "[[delay=7]]",
+    "hangs": "[[hang times=1]]",
+    "broken": "[[status=500]]",
+    "kills upstream": "[[crash]]",
+    "kills worker": WORKER_POISON.decode(),
+}
+SUCCEEDS = frozenset({"plain", "flaky", "throttled", "dropped", "cut", "slow", "hangs"})
+CODES = {
+    "refused": {"invalid_request_error"},
+    "broken": {"internal_error"},
+    "kills upstream": {"internal_error"},
+    "kills worker": {"internal_error"},
+}
+
+
+@dataclass
+class BatchPlan:
+    """One client and its batch. What the client knows survives the service's death, as a client would."""
+
+    project_id: str
+    fates: dict[str, str]
+    starts_at: float
+    cancel_after: float | None
+    idempotency_key: str | None
+    file_id: str | None = None
+    batch_id: str | None = None
+    done: bool = False
+
+    def input(self) -> bytes:
+        return b"".join(
+            json.dumps(
+                {
+                    "custom_id": custom_id,
+                    "method": "POST",
+                    "url": ENDPOINT,
+                    "body": {
+                        "model": f"m{len(custom_id) % 2}",
+                        "messages": [{"role": "user", "content": f"{self.project_id} {custom_id} {FATES[fate]}"}],
+                    },
+                }
+            ).encode()
+            + b"\n"
+            for custom_id, fate in self.fates.items()
+        )
+
+
+@dataclass
+class Blow:
+    """At a step of the world: kill the process, stop it in order, freeze it so that it wakes as a zombie, or take
+    the upstream away."""
+
+    step: int
+    kind: str
+    seconds: float = 0.0
+
+
+@dataclass
+class Plan:
+    settings: Settings
+    batches: list[BatchPlan]
+    blows: list[Blow]
+    latency: float
+    disk_latency: float
+    inline_bytes: int
+    zombies: bool = field(default=False)
+
+
+def make_plan(source: random.Random, projects: list[str]) -> Plan:
+    poison = source.choice(["", "", "", "kills upstream", "kills worker"])
+    zombies = source.random() < 0.3
+    settings = Settings.model_construct(
+        **Settings().model_dump()
+        | {
+            "max_concurrency": source.choice([1, 3, 8, 20]),
+            "lease_seconds": source.choice([2.0, 5.0, 30.0]),
+            "request_timeout_seconds": 20.0,
+            "retry_base_seconds": 0.5,
+            "completion_window_seconds": source.choice([20, 600, 3600, 3600, 3600]),
+            "shutdown_grace_seconds": source.choice([1.0, 10.0, 30.0]),
+        }
+    )
+    batches = [_batch(source, n, projects, poison if n == 0 else "") for n in range(source.randint(1, 4))]
+    return Plan(
+        settings=settings,
+        batches=batches,
+        blows=sorted(_blows(source, zombies), key=lambda blow: blow.step),
+        latency=source.choice([0.02, 0.3, 2.0]),
+        disk_latency=source.choice([0.0005, 0.01, 0.2]),
+        inline_bytes=source.choice([0, 400, 65536]),
+        zombies=zombies,
+    )
+
+
+def _batch(source: random.Random, n: int, projects: list[str], poison: str) -> BatchPlan:
+    common = ["plain"] * source.choice([5, 20, 60]) + ["refused", "flaky", "throttled", "dropped", "cut"]
+    rare = source.choice([[], ["slow"], ["hangs"], ["broken"]])
+    fates = {f"b{n}-{i}": source.choice(common + rare) for i in range(source.choice([1, 7, 30, 90]))}
+    if poison:
+        fates[source.choice(list(fates))] = poison
+    return BatchPlan(
+        project_id=source.choice(projects),
+        fates=fates,
+        starts_at=source.uniform(0, 5),
+        cancel_after=source.choice([None, None, None, 0.0, 0.05, 1.0, 6.0]),
+        idempotency_key=source.choice([None, f"key-{n}"]),
+    )
+
+
+def _blows(source: random.Random, zombies: bool) -> list[Blow]:
+    kinds = ["kill", "kill", "kill", "stop", "outage", *(["freeze"] * 2 if zombies else [])]
+    return [
+        Blow(
+            step=int(source.expovariate(1 / 4000)),
+            kind=source.choice(kinds),
+            seconds=source.choice([0.3, 3.0, 40.0]),
+        )
+        for _ in range(source.choice([0, 1, 2, 4, 7]))
+    ]

@@ -1,0 +1,109 @@
+"""Virtual time: event loops that are stepped one callback at a time and never wait."""
+
+import asyncio
+import random
+from asyncio import events
+from collections.abc import Callable
+from heapq import heappop
+from pathlib import Path
+from typing import TypeVar
+
+from batchline.domain.limits import InputLimits
+from batchline.pipeline.validate import validate_file
+from batchline.ports import Verdict
+
+T = TypeVar("T")
+EPOCH = 1_750_000_000.0
+
+
+class Time:
+    """What every loop of a world agrees on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Runs one callback a step; the world decides whose step is next, and when time goes on."""
+
+    def __init__(self, time: Time) -> None:
+        self._virtual = time
+        self.buried = False
+        super().__init__()
+
+    def time(self) -> float:
+        return self._virtual.now
+
+    def next_due(self) -> float | None:
+        """When this loop has something to do: now, at a later time, or never by itself."""
+        while self._scheduled and self._scheduled[0]._cancelled:
+            heappop(self._scheduled)._scheduled = False
+        if self._ready:
+            return self._virtual.now
+        return max(self._virtual.now, self._scheduled[0]._when) if self._scheduled else None
+
+    def step(self) -> None:
+        while self._scheduled and self._scheduled[0]._when <= self._virtual.now:
+            handle = heappop(self._scheduled)
+            handle._scheduled = False
+            self._ready.append(handle)
+        handle = self._ready.popleft()
+        if not handle._cancelled:
+            events._set_running_loop(self)
+            try:
+                handle._run()
+            finally:
+                events._set_running_loop(None)
+
+    def call_exception_handler(self, context: dict[str, object]) -> None:
+        if not self.buried:
+            raise RuntimeError(f"unhandled in a callback: {context}")
+
+
+class VirtualClock:
+    def __init__(self, time: Time) -> None:
+        self._time = time
+
+    def now(self) -> float:
+        return EPOCH + self._time.now
+
+    def steady(self) -> float:
+        return self._time.now
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class SeededRandom:
+    def __init__(self, source: random.Random) -> None:
+        self._source = source
+
+    def bytes(self, count: int) -> bytes:
+        return self._source.randbytes(count)
+
+    def uniform(self, low: float, high: float) -> float:
+        return self._source.uniform(low, high)
+
+
+class InlineThreads:
+    """Blocking calls take virtual time before and after they happen, so that a kill can fall on either side."""
+
+    def __init__(self, source: random.Random, *, longest: float) -> None:
+        self._source, self._longest = source, longest
+
+    async def run(self, call: Callable[[], T]) -> T:
+        await asyncio.sleep(self._source.uniform(0, self._longest))
+        try:
+            return call()
+        finally:
+            await asyncio.sleep(self._source.uniform(0, self._longest))
+
+
+class InlineValidator:
+    def __init__(self, threads: InlineThreads) -> None:
+        self._threads = threads
+
+    async def validate(self, *, source: Path, work: Path, endpoint: str, limits: InputLimits) -> Verdict:
+        return await self._threads.run(
+            lambda: validate_file(source=source, work=work, endpoint=endpoint, limits=limits)
+        )

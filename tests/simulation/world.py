@@ -1,0 +1,314 @@
+"""A world: one folder, one upstream, clients that outlive the service, and a service that is killed and started."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+from batchline import engine
+from batchline.domain.errors import ApiError, LeaseLost, ObjectsDown, StoreDown
+from batchline.domain.records import Batch, File, Owner
+from batchline.domain.states import TERMINAL, BatchStatus
+from batchline.engine import Engine
+from batchline.objects.local import LocalObjects
+from batchline.pipeline import record
+from batchline.pipeline.enqueue import CreateRequest
+from batchline.pipeline.upload import Incoming
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.telemetry.metrics import Metrics
+from batchline.upstream.scripted import Script
+from simulation.invariants import Watch, check_files, require
+from simulation.plan import ENDPOINT, BatchPlan, Blow, Plan, make_plan
+from simulation.upstream import Machine, SimulatedUpstream
+from simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
+
+_MOST_STEPS = 3_000_000
+_LONGEST = 4 * 3600.0
+_SWEEP_SECONDS = 15.0
+_PROJECTS = ["11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"]
+_SHM = Path("/dev/shm")
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.source = random.Random(seed)
+        self.time = Time()
+        self.folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_SHM if _SHM.is_dir() else None))
+        self.machine = Machine(Script(seed=seed), self.time)
+        self.watch = Watch()
+        self.plan: Plan = make_plan(self.source, _PROJECTS)
+        self.steps = 0
+        self.lives: list[Life] = []
+        self.graveyard: list[Life] = []
+
+    def run(self) -> None:
+        """From the first start to the last batch's end; raises what does not hold."""
+        try:
+            with (
+                mock.patch.object(record, "_INLINE_BYTES", self.plan.inline_bytes),
+                mock.patch.object(engine, "_SWEEP_SECONDS", _SWEEP_SECONDS),
+                _quiet(),
+            ):
+                self._run()
+        finally:
+            with _quiet():
+                for life in (*self.lives, *self.graveyard):
+                    life.bury()
+            shutil.rmtree(self.folder)
+
+    def _run(self) -> None:
+        blows = list(self.plan.blows)
+        self._start()
+        while not self.lives[-1].over:
+            if blows and blows[0].step <= self.steps:
+                self._strike(blows.pop(0))
+            self._step()
+        require(len(self.watch.seen) >= len(self.plan.batches), "a client has no batch")
+
+    def _start(self) -> None:
+        self.lives.append(Life(self))
+
+    def _strike(self, blow: Blow) -> None:
+        life = self.lives[-1]
+        if blow.kind == "outage":
+            self.machine.crash(blow.seconds)
+        elif blow.kind == "stop":
+            life.stop()
+        elif blow.kind == "freeze":
+            life.frozen_until = self.time.now + blow.seconds
+            life.dies_at = life.frozen_until + 2
+            self._start()
+        else:
+            self._kill(life)
+
+    def _kill(self, life: "Life") -> None:
+        self.lives.remove(life)
+        self.graveyard.append(life)
+        life.database.close()
+        if not self.lives or life.dies_at is None:
+            self._start()
+
+    def _step(self) -> None:
+        self.steps += 1
+        require(self.steps < _MOST_STEPS and self.time.now < _LONGEST, f"no end in sight: {self._state()}")
+        for life in list(self.lives):
+            if life.stopped or life.killed or (life.dies_at is not None and self.time.now >= life.dies_at):
+                self._kill(life)
+        due, life = min(
+            ((life.due(), n) for n, life in enumerate(self.lives)), key=lambda pair: (pair[0], pair[1])
+        )
+        require(due < float("inf"), f"nothing will ever happen again: {self._state()}")
+        self.time.now = max(self.time.now, due)
+        self.lives[life].step()
+
+    def _state(self) -> str:
+        return f"seed {self.seed}, {self.time.now:.1f} s, {[(b.id, b.status) for b in self.watch.seen.values()]}"
+
+
+class Life:
+    """One process of the service, from its start to its end, with the clients' connections to it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.loop = Loop(world.time)
+        self.clock = VirtualClock(world.time)
+        threads = InlineThreads(world.source, longest=world.plan.disk_latency)
+        self.database = SqliteDatabase(
+            world.folder / "db.sqlite", clock=self.clock, writer=threads, reader=threads
+        )
+        self.store = SqlStore(self.database)
+        rand = SeededRandom(world.source)
+        self.objects = LocalObjects(world.folder / "objects", threads, rand)
+        self.engine = Engine(
+            settings=world.plan.settings,
+            store=self.store,
+            objects=self.objects,
+            upstream=SimulatedUpstream(
+                world.machine,
+                request_timeout=world.plan.settings.request_timeout_seconds,
+                latency=world.plan.latency,
+                kill_worker=self._be_killed,
+            ),
+            validator=InlineValidator(threads),
+            clock=self.clock,
+            random=rand,
+            metrics=Metrics(),
+        )
+        self.killed = self.stopped = self.over = False
+        self.frozen_until = 0.0
+        self.dies_at: float | None = None
+        self.main = self.loop.create_task(self._live())
+
+    def due(self) -> float:
+        due = self.loop.next_due()
+        return float("inf") if due is None else max(due, self.frozen_until)
+
+    def step(self) -> None:
+        self.loop.step()
+        if self.main.done() and not self.main.cancelled() and (error := self.main.exception()):
+            raise error
+
+    def stop(self) -> None:
+        self.loop.call_soon(self.engine.stop)
+
+    def _be_killed(self) -> None:
+        self.killed = True
+
+    def bury(self) -> None:
+        """Tasks of a killed process never ran on; now that nothing is left to see, let them unwind."""
+        self.database.close()
+        self.loop.buried = True
+        for task in (tasks := asyncio.all_tasks(self.loop)):
+            task.cancel()
+        while not all(task.done() for task in tasks) and (due := self.loop.next_due()) is not None:
+            self.world.time.now = max(self.world.time.now, due)
+            self.loop.step()
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.exception()
+        self.loop.close()
+
+    async def _live(self) -> None:
+        for n, project_id in enumerate(_PROJECTS):
+            with contextlib.suppress(Exception):
+                await self.store.create_key(
+                    key_id=f"key_{n}",
+                    digest=bytes([n]),
+                    hint="",
+                    project=f"project {n}",
+                    project_id=project_id,
+                    organization_id="org",
+                    at=0,
+                )
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(self.engine.run())
+            clients = group.create_task(self._clients())
+            await asyncio.wait([running, clients], return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                clients.cancel()
+                self.stopped = True
+            else:
+                await self._settle_down()
+                self.engine.stop()
+                await running
+                self.over = True
+
+    async def _clients(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for plan in self.world.plan.batches:
+                group.create_task(self._client(plan))
+
+    async def _client(self, plan: BatchPlan) -> None:
+        """Try until it is done, as a patient client with retries would."""
+        while not plan.done:
+            try:
+                await self._trip(plan)
+            except (ApiError, StoreDown, ObjectsDown, LeaseLost):
+                await asyncio.sleep(0.5)
+
+    async def _trip(self, plan: BatchPlan) -> None:
+        await asyncio.sleep(max(0.0, plan.starts_at - self.world.time.now))
+        owner = Owner(
+            key_id=f"key_{_PROJECTS.index(plan.project_id)}", project_id=plan.project_id, organization_id="org"
+        )
+        if plan.file_id is None:
+            plan.file_id = (await self.engine.upload.take(plan.project_id, lambda into: _fill(into, plan))).id
+        if plan.batch_id is None:
+            plan.batch_id = await self._create(plan, owner)
+        batch = await self._follow(plan)
+        await self._check(batch, plan)
+        plan.done = True
+
+    async def _create(self, plan: BatchPlan, owner: Owner) -> str | None:
+        answer = await self.engine.creation.create(
+            owner,
+            CreateRequest(input_file_id=plan.file_id or "", endpoint=ENDPOINT, metadata=b"{}"),
+            idempotency_key=plan.idempotency_key,
+            retried=False,
+        )
+        if answer.status != 200:
+            require(b"interrupted" in answer.body, f"create refused: {answer.body!r}")
+            plan.idempotency_key = None
+            return None
+        body = json.loads(answer.body)
+        require(body["status"] in ("in_progress", "cancelled"), f"created as {body['status']}")
+        batch_id: str = body["id"]
+        return batch_id
+
+    async def _follow(self, plan: BatchPlan) -> Batch:
+        """Poll, cancel when it is time, until the end."""
+        if plan.batch_id is None:
+            raise StoreDown("create again")
+        born = self.world.time.now
+        while True:
+            batch = await self.store.batch(plan.project_id, plan.batch_id)
+            require(batch is not None, f"{plan.batch_id} was acknowledged and is gone")
+            assert batch is not None
+            self.world.watch.look(batch)
+            if batch.status in TERMINAL:
+                return batch
+            if plan.cancel_after is not None and self.world.time.now >= born + plan.cancel_after:
+                self.world.watch.look(await self.engine.cancellation.cancel(plan.project_id, plan.batch_id))
+                plan.cancel_after = None
+            await asyncio.sleep(self.world.source.choice([0.02, 0.3, 2.0]))
+
+    async def _check(self, batch: Batch, plan: BatchPlan) -> None:
+        if batch.status is BatchStatus.CANCELLED and batch.total == 0:
+            return
+        output = await self._content(plan, batch.output_file_id)
+        errors = await self._content(plan, batch.error_file_id)
+        check_files(batch, plan, output, errors, strict=not self.world.plan.zombies)
+
+    async def _content(self, plan: BatchPlan, file_id: str | None) -> bytes:
+        if file_id is None:
+            return b""
+        file = await self.engine.download.find(plan.project_id, file_id)
+        chunks = await self.engine.download.open(file, start=0, length=file.bytes)
+        data = b"".join([chunk async for chunk in chunks])
+        require(len(data) == file.bytes, f"{file_id} is not whole")
+        return data
+
+    async def _settle_down(self) -> None:
+        """Every batch ends, also those whose clients never heard of them; and nothing of their work stays."""
+        for project_id in _PROJECTS:
+            while True:
+                batches = await self.store.batches(project_id, after=None, limit=1000) or []
+                for batch in batches:
+                    self.world.watch.look(batch)
+                if all(batch.status in TERMINAL for batch in batches):
+                    break
+                await asyncio.sleep(5)
+        await asyncio.sleep(2 * _SWEEP_SECONDS)
+        for folder in ("work", "segments"):
+            require(await self.objects.names(folder) == [], f"{folder} is not empty at the end")
+
+
+async def _fill(incoming: Incoming, plan: BatchPlan) -> File:
+    data = plan.input()
+    middle = len(data) // 2
+    await incoming.write(data[:middle])
+    await asyncio.sleep(0.01)
+    await incoming.write(data[middle:])
+    return await incoming.finish(filename=None, expires_after=None)
+
+
+@contextlib.contextmanager
+def _quiet():  # type: ignore[no-untyped-def]
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def simulate(seed: int) -> World:
+    world = World(seed)
+    world.run()
+    return world
