@@ -4,13 +4,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPMessage
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final, NamedTuple
@@ -26,8 +27,15 @@ CHAT: Final = "/v1/chat/completions"
 PATIENCE = 120.0
 """Ends a test that hangs; no test depends on it."""
 
+Account = dict[str, str]
+"""What ``batchline keys create`` tells: api_key, project_id, key_id."""
+
 _POLL_SECONDS = 0.02
 _TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
+
+
+def credentials_of(account: Account) -> dict[str, str]:
+    return {"x-api-key": account["api_key"], "x-project-id": account["project_id"]}
 
 
 def wait_until(met: Callable[[], bool], *, what: str) -> None:
@@ -60,6 +68,13 @@ def call(port: int, method: str, path: str, *, body: bytes | None = None, header
     with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
         connection.request(method, path, body=body, headers=headers)
         response = connection.getresponse()
+        return Reply(response.status, response.headers, response.read())
+
+
+def read_reply(connection: socket.socket) -> Reply:
+    """The answer to what a test wrote to the socket itself."""
+    with closing(HTTPResponse(connection)) as response:
+        response.begin()
         return Reply(response.status, response.headers, response.read())
 
 
@@ -170,7 +185,7 @@ class Service:
         self._lives: list[Program] = []
         self._clients: list[OpenAI] = []
         self.port = 0
-        self.account: dict[str, str] = json.loads(self.keys("create", "--json"))
+        self.account = self.new_account("default")
 
     @property
     def program(self) -> Program:
@@ -191,12 +206,19 @@ class Service:
 
     @property
     def credentials(self) -> dict[str, str]:
-        return {"x-api-key": self.account["api_key"], "x-project-id": self.account["project_id"]}
+        return credentials_of(self.account)
 
-    def client(self, *, max_retries: int = 0) -> OpenAI:
+    def new_account(self, project: str) -> Account:
+        made: Account = json.loads(self.keys("create", "--json", "--project", project))
+        return made
+
+    def client(self, account: Account | None = None, *, max_retries: int = 0) -> OpenAI:
         """The official client; it is closed with the service."""
         client = OpenAI(
-            base_url=self.base_url, api_key="unused", default_headers=self.credentials, max_retries=max_retries
+            base_url=self.base_url,
+            api_key="unused",
+            default_headers=credentials_of(account or self.account),
+            max_retries=max_retries,
         )
         self._clients.append(client)
         return client
@@ -205,6 +227,14 @@ class Service:
         self, method: str, path: str, *, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> Reply:
         return call(self.port, method, path, body=body, headers=self.credentials | (headers or {}))
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+    def head(self, path: str, *, length: int, headers: dict[str, str]) -> bytes:
+        """Of a POST, for a test that writes to the socket itself."""
+        fields = self.credentials | {"host": "test", "content-length": str(length)} | headers
+        return "\r\n".join([f"POST {path} HTTP/1.1", *map(": ".join, fields.items()), "", ""]).encode()
 
     def keys(self, *arguments: str) -> str:
         """``batchline keys …``, also beside a running service."""
@@ -262,6 +292,16 @@ def running_service(
         yield service
     finally:
         service.end()
+
+
+FORM = {"content-type": "multipart/form-data; boundary=edge"}
+
+
+def upload_form(data: bytes) -> bytes:
+    """The body of an upload, under the headers ``FORM``."""
+    purpose = b'--edge\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    file = b'--edge\r\ncontent-disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+    return purpose + file + data + b"\r\n--edge--\r\n"
 
 
 def chat_line(custom_id: str, prompt: str) -> bytes:

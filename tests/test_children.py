@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,11 +53,15 @@ class Stalled:
         self.path = folder / "stalled.jsonl"
         os.mkfifo(self.path)
 
-    async def wait_for_reader(self) -> int:
-        return await asyncio.to_thread(os.open, self.path, os.O_WRONLY)
+    async def wait_for_reader(self, reading: "asyncio.Future[Any]") -> int:
+        while not reading.done():
+            with suppress(OSError):  # as long as nobody reads
+                return os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+            await asyncio.sleep(0.01)
+        raise AssertionError("ended without a reader")
 
-    async def kill_reader(self) -> None:
-        descriptor = await self.wait_for_reader()
+    async def kill_reader(self, reading: "asyncio.Future[Any]") -> None:
+        descriptor = await self.wait_for_reader(reading)
         (child,) = active_children()
         child.kill()
         await asyncio.to_thread(reader_is_gone, descriptor)
@@ -141,7 +146,7 @@ def test_a_file_whose_child_died_is_tried_once_more(tmp_path: Path) -> None:
         stalled = Stalled(tmp_path)
         async with opened() as children, asyncio.TaskGroup() as group:
             call = group.create_task(validate(children, stalled.path))
-            descriptor = await stalled.wait_for_reader()
+            descriptor = await stalled.wait_for_reader(call)
             (child,) = active_children()
             stalled.replace_by(good_file(tmp_path))
             child.kill()
@@ -157,15 +162,13 @@ def test_two_deaths_are_an_error_and_hurt_no_other_file(tmp_path: Path) -> None:
     async def story() -> None:
         stalled = Stalled(tmp_path)
         async with opened() as children:
-            both = asyncio.gather(
-                validate(children, stalled.path), validate(children, good_file(tmp_path)), return_exceptions=True
-            )
-            await stalled.kill_reader()
-            await stalled.kill_reader()
-            died, behind = await both
-            assert isinstance(died, ValidationDied)
-            assert isinstance(behind, Verdict)
-            assert behind.lines == 3
+            deadly = asyncio.create_task(validate(children, stalled.path))
+            behind = asyncio.create_task(validate(children, good_file(tmp_path)))
+            await stalled.kill_reader(deadly)
+            await stalled.kill_reader(deadly)
+            with pytest.raises(ValidationDied):
+                await deadly
+            assert (await behind).lines == 3
 
     asyncio.run(story())
 
@@ -221,7 +224,9 @@ def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     stalled = Stalled(tmp_path)
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    with subprocess.Popen([sys.executable, script, stalled.path], stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        [sys.executable, script, stalled.path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as parent:
         descriptor = os.open(stalled.path, os.O_WRONLY)
         parent.kill()
         assert reader_is_gone(descriptor)

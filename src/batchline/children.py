@@ -79,34 +79,21 @@ class _Child:
         self._pool: ProcessPoolExecutor | None = None
 
     async def run(self, call: Callable[[], bytes]) -> bytes:
-        running = self._submit(call)
-        try:
-            return await wrap_future(running)
-        except BrokenProcessPool:
-            self._forget()
-            raise
+        return await wrap_future(self._submit(call))
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
 
     def _submit(self, call: Callable[[], bytes]) -> Future[bytes]:
-        try:
-            return self._living().submit(call)
-        except BrokenProcessPool:
-            # It died while it had nothing to do: that costs this file none of its tries.
-            self._forget()
-            return self._living().submit(call)
-
-    def _living(self) -> ProcessPoolExecutor:
         if self._pool is None:
             self._pool = _new_pool()
-        return self._pool
-
-    def _forget(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-            self._pool = None
+        try:
+            return self._pool.submit(call)
+        except BrokenProcessPool:
+            # It died before, over another file or over none: that costs this one none of its tries.
+            self._pool = _new_pool()
+            return self._pool.submit(call)
 
 
 def _new_pool() -> ProcessPoolExecutor:

@@ -26,7 +26,6 @@ from batchline.ports import Clock, Objects, Random, Store, Upstream, Validator
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
-_DEFAULT_SLOTS = 64
 _SWEEP_SECONDS = 3600.0
 
 
@@ -98,7 +97,12 @@ class Engine:
             owner=self._owner,
             lease_seconds=settings.lease_seconds,
         )
-        gate = Gate(clock=clock, random=random, patience_seconds=settings.upstream_patience_seconds)
+        gate = Gate(
+            clock=clock,
+            random=random,
+            patience_seconds=settings.upstream_patience_seconds,
+            metrics=self._metrics,
+        )
         recorder = Recorder(
             work=self._store,
             objects=self._objects,
@@ -119,7 +123,7 @@ class Engine:
                 max_throttles=settings.max_throttles,
                 base_seconds=settings.retry_base_seconds,
             ),
-            slots=settings.max_concurrency or _DEFAULT_SLOTS,
+            slots=settings.max_concurrency,
             clock=clock,
             random=random,
             metrics=self._metrics,
@@ -130,7 +134,6 @@ class Engine:
             lines_waiting=lambda: self._dispatcher.waiting,
             shards_held=lambda: len(claims.shards),
             held_bytes=lambda: recorder.held_bytes,
-            upstream_paused=lambda: gate.paused,
         )
         return Worker(
             work=self._store,

@@ -160,15 +160,16 @@ class Api:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
+        if self._thread.is_alive():
+            self.stop()
+        self.join()
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self.server.stop)
 
     def join(self) -> None:
         self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
 
     def await_(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
@@ -215,21 +216,23 @@ class Api:
         own = [f"{name}: {value}" for name, value in self.account.headers.items()]
         return "\r\n".join([f"{start} HTTP/1.1", "host: test", *own, *lines, "", ""]).encode()
 
-    def upload(self, data: bytes = LINE, *, account: Account | None = None, **fields: str) -> Reply:
-        parts = [field(name, value) for name, value in ({"purpose": "batch"} | fields).items()]
-        return self.send_form(*parts, file_part(data), account=account)
+    def upload(self, data: bytes = LINE, *, account: Account | None = None) -> Reply:
+        return self.send_form(field("purpose", "batch"), file_part(data), account=account)
 
     def send_form(self, *parts: bytes, account: Account | None = None) -> Reply:
         return self.call("POST", "/v1/files", body=form(*parts), headers=FORM, account=account)
 
-    def create(self, headers: Mapping[str, str] | None = None, **body: Any) -> Reply:
+    def create(self, headers: Mapping[str, str] | None = None, /, **body: Any) -> Reply:
         return self.call("POST", "/v1/batches", body=json.dumps(body).encode(), headers=headers)
+
+    def ask(self, sql: str, *values: object) -> object:
+        """The first value of what the database says."""
+        with closing(sqlite3.connect(self.folder / "test.sqlite")) as database:
+            return database.execute(sql, values).fetchone()[0]
 
     def uploading(self) -> int:
         """Uploads whose row is neither finished nor given up."""
-        with closing(sqlite3.connect(self.folder / "test.sqlite")) as database:
-            (count,) = database.execute("SELECT count(*) FROM files WHERE state = 'uploading'").fetchone()
-            return int(count)
+        return int(str(self.ask("SELECT count(*) FROM files WHERE state = 'uploading'")))
 
     def connections(self) -> int:
         return len(self.server._uvicorn.server_state.connections)
@@ -351,4 +354,3 @@ def read_to_end(sock: socket.socket) -> bytes:
     while chunk := sock.recv(65536):
         received += chunk
     return received
-

@@ -1,20 +1,36 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api_server import Api
 
 
 @pytest.fixture(scope="session")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A server that all tests share: none may lean on what others leave behind."""
-    with Api(tmp_path_factory.mktemp("api")) as running:
-        yield running
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Api]]:
+    """A server with some settings, for all tests that ask for these: none may lean on what others leave behind."""
+    running: dict[str, Api] = {}
+
+    with ExitStack() as stack:
+
+        def find(**settings: Any) -> Api:
+            name = repr(sorted(settings.items()))
+            if name not in running:
+                running[name] = stack.enter_context(Api(tmp_path_factory.mktemp("api"), **settings))
+            return running[name]
+
+        yield find
+
+
+@pytest.fixture(scope="session")
+def api(shared: Callable[..., Api]) -> Api:
+    """The server as it is by default."""
+    return shared()
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Api]]:
-    """A server of one's own, with settings of one's own."""
+    """A server of one's own."""
     with ExitStack() as running:
         yield lambda **options: running.enter_context(Api(tmp_path, **options))

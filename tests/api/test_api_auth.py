@@ -6,6 +6,8 @@ from uuid import uuid4
 import pytest
 from api_server import FORM, Account, Api, Counting
 
+from batchline.domain.ids import key_digest
+
 ROUTES = [
     ("GET", "/v1/files"),
     ("POST", "/v1/files"),
@@ -92,8 +94,6 @@ def test_a_header_sent_twice_is_no_credential(api: Api) -> None:
 
 def test_a_rotated_key_works_and_its_old_secret_does_not(api: Api) -> None:
     """A2"""
-    from batchline.domain.ids import key_digest
-
     account = api.new_account("first")
     assert api.await_(api.store.rotate_key(account.key_id, digest=key_digest("bl-new"), hint="bl-new"))
     assert api.call("GET", "/v1/files", account=account).status == 403

@@ -22,18 +22,18 @@ def refused(sock: socket.socket, status: int) -> None:
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /healthz HTT", b"GET /healthz HTTP/1.1\r\nhost: te", b"\r\n"])
-def test_headers_that_do_not_end_are_408(serve: Callable[..., Api], start: bytes) -> None:
+def test_headers_that_do_not_end_are_408(shared: Callable[..., Api], start: bytes) -> None:
     """A14"""
-    api = serve(header_timeout_seconds=0.1)
+    api = shared(header_timeout_seconds=0.1)
     with api.connect() as sock:
         sock.sendall(start)
         refused(sock, 408)
 
 
 @pytest.mark.parametrize("start", [b"G", b"GET /healthz HTTP/1.1\r\n", b"\r\n"])
-def test_the_deadline_holds_for_later_requests_of_a_connection(serve: Callable[..., Api], start: bytes) -> None:
+def test_the_deadline_holds_for_later_requests_of_a_connection(shared: Callable[..., Api], start: bytes) -> None:
     """A14"""
-    api = serve(header_timeout_seconds=0.1)
+    api = shared(header_timeout_seconds=0.1)
     with api.connect() as sock:
         for _ in range(2):
             sock.sendall(HEALTH)
@@ -42,9 +42,9 @@ def test_the_deadline_holds_for_later_requests_of_a_connection(serve: Callable[.
         refused(sock, 408)
 
 
-def test_a_connection_between_requests_is_not_late(serve: Callable[..., Api]) -> None:
+def test_a_connection_between_requests_is_not_late(shared: Callable[..., Api]) -> None:
     """A14: keep-alive outlasts the deadline for headers."""
-    api = serve(header_timeout_seconds=0.1)
+    api = shared(header_timeout_seconds=0.1)
     with api.connect() as kept, api.connect() as late:
         kept.sendall(HEALTH)
         assert read_reply(kept).status == 200
@@ -179,9 +179,7 @@ def test_a_client_that_stops_sending_in_its_body_hears_what_is_wrong(api: Api) -
     """B2: cut off is 400 invalid_multipart where there is still somebody to read it."""
     part = field("purpose", "batch")
     with api.connect() as sock:
-        sock.sendall(
-            api.head("POST /v1/files", f"content-type: {FORM['content-type']}", "content-length: 5000") + part
-        )
+        sock.sendall(api.head("POST /v1/files", f"content-type: {FORM['content-type']}", "content-length: 5000") + part)
         sock.shutdown(socket.SHUT_WR)
         reply = read_reply(sock)
         assert reply.status == 400

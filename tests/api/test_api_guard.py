@@ -200,10 +200,10 @@ def test_a_slow_answer_is_no_stalled_body(serve: Callable[..., Api]) -> None:
     ],
 )
 def test_a_refusal_is_seen_by_a_client_that_sends_all_before_it_reads(
-    serve: Callable[..., Api], headers: tuple[str | None, str], status: int
+    shared: Callable[..., Api], headers: tuple[str | None, str], status: int
 ) -> None:
     """A6, B2: the connection is not reset under a body that nobody will read."""
-    api = serve(max_file_bytes=1000)
+    api = shared(max_file_bytes=1000)
     body = b"x" * 2_000_000
     key = headers[0] or f"x-api-key: {api.account.key}"
     head = "\r\n".join(
@@ -227,9 +227,9 @@ def test_a_refusal_is_seen_by_a_client_that_sends_all_before_it_reads(
         assert read_to_end(sock) == b""
 
 
-def test_what_follows_a_refusal_is_discarded_only_up_to_a_bound(serve: Callable[..., Api]) -> None:
+def test_what_follows_a_refusal_is_discarded_only_up_to_a_bound(shared: Callable[..., Api]) -> None:
     """B2: a refused client cannot send for ever."""
-    api = serve(max_file_bytes=1000)
+    api = shared(max_file_bytes=1000)
     chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
 
     def send_for_ever() -> None:
@@ -242,9 +242,9 @@ def test_what_follows_a_refusal_is_discarded_only_up_to_a_bound(serve: Callable[
             send_for_ever()
 
 
-def test_a_refused_client_that_sends_nothing_more_is_let_go(serve: Callable[..., Api]) -> None:
+def test_a_refused_client_that_sends_nothing_more_is_let_go(shared: Callable[..., Api]) -> None:
     """A14"""
-    api = serve(body_timeout_seconds=0.1)
+    api = shared(body_timeout_seconds=0.1)
     with api.connect() as sock:
         sock.sendall(api.head("POST /v1/files", "content-type: text/plain", "content-length: 5000"))
         assert read_reply(sock).status == 400

@@ -14,7 +14,7 @@ def _attempt(seed: int) -> tuple[int, int, float, str]:
     world = World(seed)
     try:
         world.run()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - reported with its seed
         return seed, world.steps, world.time.now, traceback.format_exc()
     return seed, world.steps, world.time.now, ""
 

@@ -3,9 +3,10 @@
 import json
 from collections import Counter
 
+from batchline.domain.limits import STRIKES
 from batchline.domain.records import Batch
 from batchline.domain.states import TERMINAL, BatchStatus
-from simulation.plan import CODES, SUCCEEDS, BatchPlan
+from simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
 
 _NEXT = {
     BatchStatus.VALIDATING: {BatchStatus.IN_PROGRESS, BatchStatus.FAILED, BatchStatus.CANCELLED},
@@ -13,9 +14,10 @@ _NEXT = {
     BatchStatus.FINALIZING: {BatchStatus.COMPLETED, BatchStatus.CANCELLING},
     BatchStatus.CANCELLING: {BatchStatus.CANCELLED},
 }
-_TIMES = (
-    "in_progress_at finalizing_at completed_at failed_at expired_at cancelling_at cancelled_at created_at expires_at"
-).split()
+_TIMES = [
+    *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"),
+    *("created_at", "expires_at"),
+]
 
 
 class Violation(AssertionError):
@@ -59,7 +61,7 @@ class Watch:
             require(batch == before, f"{batch.id} changed after its end")
 
 
-def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, strict: bool) -> None:
+def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, world: Plan) -> None:
     """Every line of the input is in exactly one of the two files, exactly once, with the outcome it earned."""
     good = [json.loads(line) for line in output.splitlines()]
     bad = [json.loads(line) for line in errors.splitlines()]
@@ -72,13 +74,27 @@ def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, 
         require(plan.fates[record["custom_id"]] in SUCCEEDS, f"{batch.id} succeeded at {record['custom_id']}")
         require(record["custom_id"] in record["response"]["body"]["choices"][0]["message"]["content"], "answers mixed")
     for record in bad:
-        _check_error(batch, plan, record, strict=strict)
+        _check_error(batch, plan, record, world=world)
 
 
-def _check_error(batch: Batch, plan: BatchPlan, record: dict[str, dict[str, str]], *, strict: bool) -> None:
-    fate, code = plan.fates[str(record["custom_id"])], record["error"]["code"]
-    if batch.status is BatchStatus.COMPLETED and strict:
-        require(code in CODES.get(fate, set()), f"{batch.id}: a line that is {fate} ended as {record['error']}")
+def _check_error(batch: Batch, plan: BatchPlan, record: dict[str, dict[str, str]], *, world: Plan) -> None:
+    fate, error = plan.fates[str(record["custom_id"])], record["error"]
     never_ran = {BatchStatus.CANCELLED: "batch_cancelled", BatchStatus.EXPIRED: "batch_expired"}
-    if code in never_ran.values():
-        require(batch.status in never_ran, f"{batch.id}: {code} in a batch that is {batch.status}")
+    if error["code"] in never_ran.values():
+        require(batch.status in never_ran, f"{batch.id}: {error['code']} in a batch that is {batch.status}")
+    elif batch.status is BatchStatus.COMPLETED:
+        earned = error["code"] in CODES.get(fate, set())
+        require(earned or _excused(fate, error, world), f"{batch.id}: a line that is {fate} ended as {error}")
+
+
+def _excused(fate: str, error: dict[str, str], world: Plan) -> bool:
+    """Bad luck that the contract allows. An outage costs attempts where too few lines see it to tell that it is one
+    (a pause takes 16 answers of 4 lines): few slots, or a shard that runs alone because its worker died. Three kills
+    may fall on the same slow line. A zombie that takes leases from the living makes them look dead."""
+    kinds = [blow.kind for blow in world.blows]
+    if "dlq_exhausted" in error["message"]:
+        return world.zombies or kinds.count("kill") >= STRIKES
+    outage = "outage" in kinds or world.poison == "kills upstream"
+    deaths = world.zombies or "kill" in kinds or world.poison == "kills worker"
+    few = (world.settings.max_concurrency or 0) < 8
+    return outage and error["code"] == "internal_error" and (fate != "plain" or few or deaths)

@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from batchline.settings import Settings
 from simulation.upstream import WORKER_POISON
@@ -80,7 +80,8 @@ class Plan:
     latency: float
     disk_latency: float
     inline_bytes: int
-    zombies: bool = field(default=False)
+    zombies: bool
+    poison: str
 
 
 def make_plan(source: random.Random, projects: list[str]) -> Plan:
@@ -106,6 +107,7 @@ def make_plan(source: random.Random, projects: list[str]) -> Plan:
         disk_latency=source.choice([0.0005, 0.01, 0.2]),
         inline_bytes=source.choice([0, 400, 65536]),
         zombies=zombies,
+        poison=poison,
     )
 
 

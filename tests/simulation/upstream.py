@@ -35,7 +35,9 @@ class Machine:
 class SimulatedUpstream:
     """One process's view of the machine."""
 
-    def __init__(self, machine: Machine, *, request_timeout: float, latency: float, kill_worker: Callable[[], None]) -> None:
+    def __init__(
+        self, machine: Machine, *, request_timeout: float, latency: float, kill_worker: Callable[[], None]
+    ) -> None:
         self._machine, self._timeout, self._latency = machine, request_timeout, latency
         self._kill_worker = kill_worker
 

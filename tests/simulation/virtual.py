@@ -3,10 +3,11 @@
 import asyncio
 import random
 from asyncio import events
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from batchline.domain.limits import InputLimits
 from batchline.pipeline.validate import validate_file
@@ -25,6 +26,9 @@ class Time:
 
 class Loop(asyncio.SelectorEventLoop):
     """Runs one callback a step; the world decides whose step is next, and when time goes on."""
+
+    _ready: deque[Any]
+    _scheduled: list[Any]
 
     def __init__(self, time: Time) -> None:
         self._virtual = time

@@ -16,7 +16,7 @@ _LABELS = {
     "lines_waiting": (),
     "shards_held": (),
     "held_bytes": (),
-    "upstream_paused": (),
+    "upstream_paused": ("reason",),
     "upstream_seconds": (),
     "flush_seconds": (),
 }
@@ -49,18 +49,16 @@ def test_what_is_counted_is_rendered() -> None:
 
 
 def test_watched_gauges_tell_the_state_of_the_moment_they_are_rendered() -> None:
-    metrics, state = Metrics(), {"paused": False}
+    metrics, state = Metrics(), {"in_flight": 0}
     metrics.watch(
-        lines_in_flight=lambda: 1,
+        lines_in_flight=lambda: state["in_flight"],
         lines_waiting=lambda: 2,
         shards_held=lambda: 3,
         held_bytes=lambda: 4,
-        upstream_paused=lambda: state["paused"],
     )
-    assert _samples(metrics)["batchline_upstream_paused",] == 0
-    state["paused"] = True
+    assert _samples(metrics)["batchline_lines_in_flight",] == 0
+    state["in_flight"] = 1
     samples = _samples(metrics)
-    assert samples["batchline_upstream_paused",] == 1
     gauges = ("lines_in_flight", "lines_waiting", "shards_held", "held_bytes")
     assert [samples[f"batchline_{name}",] for name in gauges] == [1, 2, 3, 4]
 

@@ -92,7 +92,8 @@ def test_what_is_sent(run: Run, base: str, target: str) -> None:
     assert seen == [
         f"POST {target} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Accept: application/json\r\nUser-Agent: batchline/{__version__}\r\nAuthorization: Bearer {KEY}\r\n"
-        f"Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+        f"Content-Length: {len(BODY)}\r\n\r\n".encode()
+        + BODY
     ]
 
 
@@ -126,7 +127,7 @@ def test_a_large_body_arrives_whole(run: Run) -> None:
 
 @pytest.mark.parametrize("wire_bytes", [PLAIN, CHUNKED, INTERIM + PLAIN], ids=["plain", "chunked", "interim"])
 def test_an_answer_split_anywhere_is_the_same(run: Run, monkeypatch: pytest.MonkeyPatch, wire_bytes: bytes) -> None:
-    """D1: where the network cuts an answer makes no difference: at every single boundary, and at all of them at once."""
+    """D1: where the network cuts an answer makes no difference: at every boundary, and at all of them at once."""
     splits = [[wire_bytes[:n], wire_bytes[n:]] for n in range(1, len(wire_bytes))]
     splits.append([wire_bytes[n : n + 1] for n in range(len(wire_bytes))])
     arrived = asyncio.Event()
@@ -195,9 +196,9 @@ def test_redirects_are_not_followed(run: Run, status: int) -> None:
     """D1: the redirect is the answer, and the place it names is not asked."""
 
     async def main() -> tuple[Reply, int]:
-        async with serving(sends(answer(b"", "Location: /v1/other", status=f"{status} Moved"))) as wire:
-            async with client(wire.port) as upstream:
-                return await post(upstream), wire.accepted
+        moved = answer(b"", "Location: /v1/other", status=f"{status} Moved")
+        async with serving(sends(moved)) as wire, client(wire.port) as upstream:
+            return await post(upstream), wire.accepted
 
     assert run(main()) == (Answer(status=status, body=b""), 1)
 
@@ -251,8 +252,10 @@ def test_identity_is_no_encoding(run: Run) -> None:
     "behave",
     [
         sends_endlessly(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536),
-        sends_endlessly(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + b"x" * 65536 + b"\r\n"),
-        sends_endlessly(b"HTTP/1.1 200 OK\r\nContent-Length: 1000001\r\n\r\n", b""),
+        sends_endlessly(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + b"x" * 65536 + b"\r\n"
+        ),
+        sends(b"HTTP/1.1 200 OK\r\nContent-Length: 1000001\r\n\r\n"),
     ],
     ids=["until the end", "chunked", "by its own word"],
 )

@@ -35,7 +35,7 @@ class BatchRoutes:
         owner = await self._auth.owner(request)
         wanted = create_request(await _read_json(request))
         answer = await self._creation.create(
-            owner, wanted, idempotency_key=_idempotency_key(request), retried=_is_retry(request)
+            owner, wanted, idempotency_key=_idempotency_key(request), retried=is_retry(request)
         )
         return Response(
             answer.body,
@@ -153,7 +153,7 @@ def _idempotency_key(request: Request) -> str | None:
     return key or None
 
 
-def _is_retry(request: Request) -> bool:
+def is_retry(request: Request) -> bool:
     count = request.headers.get("x-stainless-retry-count", "")
     return count.isdecimal() and count.strip("0") != ""
 

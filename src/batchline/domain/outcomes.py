@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from batchline.domain.records import escape_line_breaks, json_text
-from batchline.domain.replies import Answer, Fault, Reply
+from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 
 _CODES = {
     401: "authentication_error",
@@ -56,6 +56,8 @@ class Failure(Struct, frozen=True):
 class Setback(Struct, frozen=True):
     """Worth another attempt. ``gone`` says that this is how an upstream behaves that is not there."""
 
+    kind: str
+    """A word for metrics: how the fault came, never what it said."""
     reason: str
     throttled: bool = False
     gone: bool = False
@@ -83,11 +85,11 @@ BATCH_EXPIRED = Failure("batch_expired", "batch_expired", "The batch expired bef
 
 def judge(reply: Reply, *, endpoint: str) -> Outcome:
     if isinstance(reply, Fault):
-        return Setback(reply.detail, gone=reply.kind != "garbled")
+        return Setback(reply.kind, reply.detail, gone=reply.kind is not FaultKind.GARBLED)
     if 200 <= reply.status < 300:
         body = result_body(reply.body, endpoint=endpoint)
         if body is None:
-            return Setback(f"upstream returned {reply.status} with a body that is not JSON")
+            return Setback("not_json", f"upstream returned {reply.status} with a body that is not JSON")
         return Success(reply.status, reply.request_id, body)
     return _judge_refusal(reply)
 
@@ -136,10 +138,11 @@ def _judge_refusal(answer: Answer) -> Outcome:
     status, error = answer.status, _error_of(answer.body)
     text = _text_of(answer.body, error)
     if status == 429 and "insufficient_quota" not in (error.get("code"), error.get("type")):
-        return Setback(text or "upstream returned 429", throttled=True, gone=True, retry_after=answer.retry_after)
+        reason = text or "upstream returned 429"
+        return Setback("http_429", reason, throttled=True, gone=True, retry_after=answer.retry_after)
     if status in (408, 409) or not 400 <= status < 500:
         reason = f"upstream returned {status}" + (f": {text}" if text else "")
-        return Setback(reason, gone=status in _GONE_STATUSES, retry_after=answer.retry_after)
+        return Setback(f"http_{status}", reason, gone=status in _GONE_STATUSES, retry_after=answer.retry_after)
     code = _CODES.get(status, "invalid_request_error")
     if status == 429:
         code = "insufficient_quota"

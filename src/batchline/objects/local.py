@@ -155,7 +155,9 @@ class _Folder:
 
     @_writing()
     def make_temporary(self) -> None:
-        self.temporary.mkdir(parents=True, exist_ok=True)
+        with self._shape:
+            self._make_lasting(self._root)
+        self.temporary.mkdir(exist_ok=True)
 
     @_writing()
     def clear_temporary(self) -> None:

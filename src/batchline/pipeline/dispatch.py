@@ -165,7 +165,7 @@ class Dispatcher:
             and reply.kind is FaultKind.BROKEN
             and (self.in_flight or self._quarantine.window_open)
         ):
-            job.last = Setback(reply.detail, gone=True)
+            job.last = Setback(reply.kind, reply.detail, gone=True)
             if not self._quarantine.window_open:
                 self._group.create_task(self._judge_breaks())
             self._quarantine.broke(job, in_flight=self.in_flight + 1)
@@ -176,17 +176,18 @@ class Dispatcher:
         await self._clock.sleep(WINDOW_SECONDS)
         broken, together = self._quarantine.close_window()
         if together:
-            self._gate.pause("connections broke under several lines at once")
+            self._gate.crashed()
+            self._alarm.set()
             self._quarantine.suspect([job for job in broken if self._may_go_on(job)])
         else:
             for job in broken:
-                self._apply(job, job.last or Setback("the connection broke", gone=True))
+                self._apply(job, job.last or Setback(FaultKind.BROKEN, "the connection broke", gone=True))
         self.pump()
 
     def _apply(self, job: Job, outcome: Outcome) -> None:
         self._metrics.attempts.labels(_result_label(outcome)).inc()
         if isinstance(outcome, Setback) and outcome.gone:
-            self._gate.gone_answer(job.line.custom_id, outcome.reason)
+            self._gate.gone_answer(job.line.custom_id, outcome.kind)
         else:
             job.suspect = False
             self._gate.real_answer()
@@ -199,8 +200,10 @@ class Dispatcher:
         job.last = setback
         if not self._may_go_on(job):
             return
-        if setback.gone and self._gate.paused:
+        broke_by_itself = job.suspect and setback.kind == FaultKind.BROKEN
+        if setback.gone and self._gate.forgives(suspect=broke_by_itself):
             self._make_ready(job)
+            self._alarm.set()
             return
         if setback.throttled:
             job.throttles += 1

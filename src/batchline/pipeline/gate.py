@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Hashable
 
 from batchline.ports import Clock, Random
+from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +23,14 @@ _LONGEST_PROBE = 15.0
 
 
 class Gate:
-    def __init__(self, *, clock: Clock, random: Random, patience_seconds: float) -> None:
-        self._clock, self._random = clock, random
+    def __init__(self, *, clock: Clock, random: Random, patience_seconds: float, metrics: Metrics) -> None:
+        self._clock, self._random, self._metrics = clock, random, metrics
         self._patience = patience_seconds
-        self._recent: deque[tuple[Hashable, str]] = deque(maxlen=_ANSWERS)
+        self._recent: deque[Hashable] = deque(maxlen=_ANSWERS)
         self._paused_at: float | None = None
-        self._impatient = False
+        self._crashed = self._impatient = False
         self._next_probe = 0.0
         self._interval = _SHORTEST_PROBE
-        self.reason: str | None = None
 
     @property
     def paused(self) -> bool:
@@ -38,23 +38,37 @@ class Gate:
 
     def real_answer(self) -> None:
         """The upstream is there."""
-        if self._paused_at is not None or self._impatient:
-            log.info("the upstream answers again")
         self._recent.clear()
-        self._paused_at = self.reason = None
+        if self._paused_at is None and not self._impatient:
+            return
+        log.info("the upstream answers again")
+        self._metrics.upstream_paused.clear()
+        self._paused_at = None
         self._impatient = False
 
     def gone_answer(self, line: Hashable, reason: str) -> None:
         """One more sign that the upstream is gone."""
-        self._recent.append((line, reason))
-        if len(self._recent) == _ANSWERS and len({line for line, _ in self._recent}) >= _LINES:
-            self.pause(reason)
+        self._recent.append(line)
+        if len(self._recent) == _ANSWERS and len(set(self._recent)) >= _LINES:
+            self._pause(reason)
+            self._crashed = False
 
-    def pause(self, reason: str) -> None:
+    def crashed(self) -> None:
+        """It broke off everything at once, and will most likely be back."""
+        if self._paused_at is None and not self._impatient:
+            self._pause("crashed")
+            self._crashed = True
+
+    def forgives(self, *, suspect: bool) -> bool:
+        """Whether a fault of a gone upstream spends nothing. A line that may have crashed it and breaks again by
+        itself is not forgiven: were it the last one, nobody else's answer would ever end the pause."""
+        return self.paused and not (suspect and self._crashed)
+
+    def _pause(self, reason: str) -> None:
         if self._paused_at is not None or self._impatient:
             return
-        self.reason = reason
         self._paused_at = self._clock.steady()
+        self._metrics.upstream_paused.labels(reason).set(1)
         self._interval = _SHORTEST_PROBE
         self._schedule_probe()
         log.warning("the upstream is gone; its lines wait", extra={"reason": reason})
@@ -66,6 +80,7 @@ class Gate:
         now = self._clock.steady()
         if now - self._paused_at >= self._patience:
             self._paused_at, self._impatient = None, True
+            self._metrics.upstream_paused.clear()
             log.warning("the upstream stayed away too long; faults count again")
             return True
         if now < self._next_probe:

@@ -50,7 +50,7 @@ class Quarantine:
         """Queue jobs to be tried apart."""
         for job in jobs:
             job.suspect = True
-        size = -(-len(jobs) // _PIECES)
+        size = max(1, -(-len(jobs) // _PIECES))
         self._groups += (deque(jobs[at : at + size]) for at in range(0, len(jobs), size))
 
     def next(self, *, in_flight: int) -> Job | None:

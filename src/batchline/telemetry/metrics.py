@@ -26,7 +26,7 @@ class Metrics:
         self.lines_waiting = self._gauge("lines_waiting", "Lines waiting for a slot or their next attempt.")
         self.shards_held = self._gauge("shards_held", "Shards this process has leased.")
         self.held_bytes = self._gauge("held_bytes", "Bytes of answers not recorded yet.")
-        self.upstream_paused = self._gauge("upstream_paused", "1 while the upstream is taken to be gone.")
+        self.upstream_paused = self._gauge("upstream_paused", "1 while the upstream is taken to be gone.", "reason")
 
         self.upstream_seconds = self._histogram("upstream_seconds", "Time of one attempt.", _UPSTREAM_BUCKETS)
         self.flush_seconds = self._histogram("flush_seconds", "Time to record one segment.", _FLUSH_BUCKETS)
@@ -44,8 +44,8 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, namespace="batchline", registry=self.registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, namespace="batchline", registry=self.registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, namespace="batchline", registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, namespace="batchline", registry=self.registry, buckets=buckets)

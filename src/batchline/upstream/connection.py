@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
             self._fail_oversized_head()
         key = name.lower()
         if key in _READ_HEADERS:
-            self._headers[key] = value
+            self._headers[key] = value.strip()
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

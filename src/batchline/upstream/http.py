@@ -151,4 +151,6 @@ def _explain(error: OSError, connect_timeout: float) -> str:
             return f"the name cannot be resolved: {error.strerror}"
         case ConnectionRefusedError():
             return "connection refused"
+        case ConnectionResetError():
+            return "connection reset"
     return str(error) or type(error).__name__

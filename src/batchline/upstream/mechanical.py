@@ -1,9 +1,9 @@
 """Answers made by rule, in OpenAI's shapes. They never pretend to come from a model."""
 
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import DecodeError, Struct
+from msgspec import DecodeError, Meta, Struct
 from msgspec.json import Decoder, encode
 
 CREATED = 1_700_000_000
@@ -33,7 +33,7 @@ class _Message(Struct):
 
 class ChatRequest(Struct):
     model: str
-    messages: list[_Message]
+    messages: Annotated[list[_Message], Meta(min_length=1)]
 
     def prompt(self) -> str:
         """The text of the last user message, where directives are looked for."""
@@ -65,10 +65,10 @@ class ChatRequest(Struct):
 
 class EmbeddingsRequest(Struct):
     model: str
-    input: str | list[Any]
+    input: str | Annotated[list[Any], Meta(min_length=1)]
 
     def prompt(self) -> str:
-        return self._inputs()[-1] if self.input else ""
+        return self._inputs()[-1]
 
     def answer(self, identity: str, padding: str = "") -> bytes:
         inputs = self._inputs()
@@ -109,7 +109,7 @@ def read_request(path: str, body: bytes) -> ScriptedRequest | None:
         return None
     try:
         return decoder.decode(body)
-    except (DecodeError, RecursionError) as error:
+    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestUnreadable(f"the request cannot be read: {error}") from None
 
 

@@ -62,7 +62,7 @@ class MockServer:
     def _change_plan(self, body: bytes) -> Outcome:
         try:
             self.script.follow(_PLANS.decode(body))
-        except DecodeError as error:
+        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
             return Outcome(status=400, body=error_body(400, str(error)))
         return Outcome(body=encode(self.script.plan))
 
@@ -150,11 +150,14 @@ class _Connection(asyncio.Protocol):
         self._url += url
 
     def on_body(self, data: bytes) -> None:
-        self._body += data
-        if len(self._body) > MAX_BODY_BYTES:
-            self._refuse(413, f"body over {MAX_BODY_BYTES} bytes")
+        # What is over the limit is read and thrown away: a client that is cut off in its body never sees why.
+        if len(self._body) <= MAX_BODY_BYTES:
+            self._body += data
 
     def on_message_complete(self) -> None:
+        if len(self._body) > MAX_BODY_BYTES:
+            self._refuse(413, f"body over {MAX_BODY_BYTES} bytes")
+            return
         self._waiting.append(
             _Request(
                 method=self._parser.get_method(),

@@ -1,0 +1,32 @@
+"""Time that stands still until a test moves it, and chance that a test decides."""
+
+
+class SettableClock:
+    def __init__(self, *, now: float = 1_800_000_000.0, steady: float = 1000.0) -> None:
+        self._now, self._steady = now, steady
+
+    def now(self) -> float:
+        return self._now
+
+    def steady(self) -> float:
+        return self._steady
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+        self._steady += seconds
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+
+class ChosenRandom:
+    """Always as far between the bounds as it was told: 0 is the lower one, 1 the upper."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self._share = share
+
+    def bytes(self, count: int) -> bytes:
+        return bytes(count)
+
+    def uniform(self, low: float, high: float) -> float:
+        return low + self._share * (high - low)

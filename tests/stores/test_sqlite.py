@@ -1,0 +1,216 @@
+"""What only the embedded store promises: durability, one writer that groups commits, locks, migrations."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from batchline.domain.errors import LeaseLost, StoreDown
+from batchline.store.sql import Script, change, fenced
+from batchline.store.sqlite import database as sqlite_database
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.system import ThreadPool
+from clocks import SettableClock
+from stores.world import World
+
+
+class Embedded:
+    """A store whose database can be looked into."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pools = ThreadPool(1, name="writer"), ThreadPool(1, name="reader")
+        writer, reader = self._pools
+        self.database = SqliteDatabase(path, clock=SettableClock(), writer=writer, reader=reader)
+        self.world = World(SqlStore(self.database), pass_time=lambda _: None)
+        self.store = self.world.store
+
+    def close(self) -> None:
+        for pool in self._pools:
+            pool.close()
+        self.database.close()
+
+    def hold_writer(self) -> tuple[asyncio.Task[int], Event]:
+        """Keep the writer inside a transaction until the event is set."""
+        go_on = Event()
+
+        def script() -> Script[int]:
+            go_on.wait()
+            return (yield from change("probe"))
+
+        return asyncio.create_task(self.database.write(script)), go_on
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Embedded]:
+    with closing(Embedded(tmp_path / "store.sqlite")) as opened:
+        yield opened
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process's hand on the database."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def test_a_commit_is_on_the_disk_before_anyone_hears_of_it(embedded: Embedded) -> None:
+    """C7: a 200 survives the loss of power."""
+    writing = embedded.database._for_writing
+    assert writing.execute("PRAGMA synchronous").fetchone()[0] == 2, "FULL"
+    assert writing.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert writing.execute("PRAGMA fullfsync").fetchone()[0] == 1
+    with closing(sqlite3.connect(embedded.path)) as other:
+        assert other.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+
+
+def test_a_read_does_not_wait_for_a_long_write(embedded: Embedded) -> None:
+    """C8: it sees the state before that write."""
+
+    async def play() -> None:
+        owner = await embedded.world.owner()
+        writing, go_on = embedded.hold_writer()
+        second = asyncio.create_task(embedded.world.owner())
+        try:
+            assert [key.id for key in await embedded.store.keys()] == [owner.key_id]
+            assert not writing.done()
+        finally:
+            go_on.set()
+        await writing
+        assert {key.id for key in await embedded.store.keys()} == {owner.key_id, (await second).key_id}
+
+    asyncio.run(play())
+
+
+def test_writes_that_wait_share_one_commit(embedded: Embedded) -> None:
+    """One wait for the disk for all of them, and every caller hears of its own."""
+
+    async def play() -> list[str]:
+        writing, go_on = embedded.hold_writer()
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(embedded.world.owner()) for _ in range(20)]
+        await asyncio.sleep(0)
+        ran: list[str] = []
+        embedded.database._for_writing.set_trace_callback(ran.append)
+        go_on.set()
+        owners = await asyncio.gather(*waiting)
+        await writing
+        assert {key.id for key in await embedded.store.keys()} == {owner.key_id for owner in owners}
+        return ran
+
+    assert [one for one in asyncio.run(play()) if one in {"BEGIN IMMEDIATE", "COMMIT"}] == [
+        "COMMIT",
+        "BEGIN IMMEDIATE",
+        "COMMIT",
+    ]
+
+
+def test_a_script_that_fails_undoes_only_itself(embedded: Embedded) -> None:
+    """What one raises in a shared commit is told to its caller alone, and nothing of it stays."""
+
+    def lose() -> Script[None]:
+        yield from change("insert_organization", organization_id="o", name="undone", at=1)
+        yield from fenced("revoke_key", key_id="unknown", at=1)
+
+    def break_a_rule() -> Script[int]:
+        yield from change("insert_organization", organization_id="p", name="undone too", at=1)
+        return (yield from change("insert_key", key_id="k", project_id="unknown", digest=b"", hint="", at=1))
+
+    async def play() -> None:
+        writing, go_on = embedded.hold_writer()
+        await asyncio.sleep(0)
+        before = asyncio.create_task(embedded.world.owner("alpha"))
+        await asyncio.sleep(0)
+        failing = [asyncio.create_task(embedded.database.write(script)) for script in (lose, break_a_rule)]
+        await asyncio.sleep(0)
+        after = asyncio.create_task(embedded.world.owner("beta"))
+        await asyncio.sleep(0)
+        go_on.set()
+        await writing
+        with pytest.raises(LeaseLost):
+            await failing[0]
+        with pytest.raises(sqlite3.IntegrityError):
+            await failing[1]
+        made = {(await before).key_id, (await after).key_id}
+        assert {key.id for key in await embedded.store.keys()} == made
+
+    asyncio.run(play())
+    with closing(sqlite3.connect(embedded.path)) as other:
+        assert other.execute("SELECT name FROM organizations").fetchall() == [("default",)]
+
+
+def test_a_locked_database_is_down_until_it_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B2, F5: what StoreDown was said of never happened; reads go on; then all is as before."""
+    monkeypatch.setattr(sqlite_database, "_BUSY_MILLISECONDS", 20)
+    embedded = Embedded(tmp_path / "store.sqlite")
+
+    async def play() -> None:
+        owner = await embedded.world.owner()
+        with locked(embedded.path):
+            for _ in range(2):
+                with pytest.raises(StoreDown):
+                    await embedded.store.check()
+            lost = await asyncio.gather(*(embedded.world.owner() for _ in range(3)), return_exceptions=True)
+            assert [type(one) for one in lost] == [StoreDown] * 3
+            assert [key.id for key in await embedded.store.keys()] == [owner.key_id]
+        await embedded.store.check()
+        again = await embedded.world.owner()
+        assert {key.id for key in await embedded.store.keys()} == {owner.key_id, again.key_id}
+
+    with closing(embedded):
+        asyncio.run(play())
+
+
+_OPENER = """
+import sys
+from pathlib import Path
+from batchline.store.sqlite.database import SqliteDatabase
+
+print("ready", flush=True)
+for line in sys.stdin:
+    SqliteDatabase(Path(line.strip()), clock=None, writer=None, reader=None).close()
+    print("opened", flush=True)
+"""
+
+
+def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
+    """F1, F3: `serve` and `keys` on a new folder at the same moment."""
+    command = [sys.executable, "-c", _OPENER]
+    openers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    try:
+        assert [_line_from(opener) for opener in openers] == ["ready"] * 3
+        for number in range(12):
+            path = tmp_path / f"{number}.sqlite"
+            for opener in openers:
+                assert opener.stdin is not None
+                opener.stdin.write(f"{path}\n")
+                opener.stdin.flush()
+            assert [_line_from(opener) for opener in openers] == ["opened"] * 3
+            with closing(sqlite3.connect(path)) as made:
+                assert made.execute("SELECT count(*) FROM probe").fetchone()[0] == 1
+    finally:
+        for opener in openers:
+            opener.communicate()
+
+
+def _line_from(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_database_of_a_newer_version_is_left_alone(embedded: Embedded) -> None:
+    """An older batchline must not mark it as its own: the newer one would then migrate it a second time."""
+    with closing(sqlite3.connect(embedded.path)) as other:
+        other.execute("PRAGMA user_version = 99")
+        with suppress(Exception):
+            Embedded(embedded.path).close()
+        assert other.execute("PRAGMA user_version").fetchone()[0] == 99

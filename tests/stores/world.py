@@ -1,0 +1,178 @@
+"""A store to try things on, and what a test needs to have in it first."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import wraps
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+from msgspec.structs import replace
+
+from batchline.domain.bitmap import unsettled
+from batchline.domain.records import Batch, File, NewShard, Owner, Segment, Shard, ShardProgress
+from batchline.domain.states import BatchStatus
+from batchline.ports import Finish, NewBatch, Store
+
+NOW = 1_800_000_000
+DAY = 86_400
+LEASE = 30.0
+ME, OTHER = "me", "other"
+CHAT = "/v1/chat/completions"
+BYTES_A_LINE = 100
+
+
+class World:
+    """``pass_time`` moves the clock that the store's leases go by."""
+
+    def __init__(self, store: Store, *, pass_time: Callable[[float], None]) -> None:
+        self.store = store
+        self.pass_time = pass_time
+        self._numbers = count(1)
+
+    async def owner(self, project: str = "alpha") -> Owner:
+        """A new key of a project."""
+        key_id = f"key_{uuid4().hex}"
+        return await self.store.create_key(
+            key_id=key_id,
+            digest=key_id.encode(),
+            hint="bl-…",
+            project=project,
+            project_id=str(uuid4()),
+            organization_id=str(uuid4()),
+            at=NOW,
+        )
+
+    def file(self, owner: Owner, **changes: Any) -> File:
+        number = next(self._numbers)
+        file = File(
+            id=f"file-{number:04}",
+            project_id=owner.project_id,
+            filename=f"{number}.jsonl",
+            purpose="batch",
+            bytes=number,
+            created_at=NOW,
+            expires_at=NOW + 30 * DAY,
+            is_error=False,
+            object_key=f"uploads/file-{number:04}",
+        )
+        return replace(file, **changes)
+
+    async def stored(self, owner: Owner, **changes: Any) -> File:
+        """A file that is there."""
+        file = self.file(owner, **changes)
+        await self.store.begin_upload(file, owner=ME, lease=LEASE)
+        await self.store.finish_upload(file, owner=ME)
+        return file
+
+    def new_batch(self, owner: Owner, *, idempotency_key: str | None = None, **changes: Any) -> NewBatch:
+        batch = Batch(
+            id=f"batch_{next(self._numbers):04}",
+            project_id=owner.project_id,
+            key_id=owner.key_id,
+            endpoint=CHAT,
+            input_file_id="file-in",
+            metadata=b"{}",
+            status=BatchStatus.VALIDATING,
+            created_at=NOW,
+            expires_at=NOW + DAY,
+            epoch=1,
+        )
+        return NewBatch(batch=replace(batch, **changes), digest=b"same thing", idempotency_key=idempotency_key)
+
+    async def validating(self, owner: Owner | None = None, *, holder: str = ME, **changes: Any) -> Batch:
+        new = self.new_batch(owner or await self.owner(), **changes)
+        assert await self.store.begin_batch(new, owner=holder, lease=LEASE, since=NOW - DAY) is None
+        return new.batch
+
+    async def running(self, owner: Owner | None = None, *, shards: Sequence[int] = (4,), **changes: Any) -> Batch:
+        """A batch in progress, with shards of so many lines each."""
+        batch = await self.validating(owner, **changes)
+        await self.store.start_batch(
+            batch.id, epoch=1, shards=cut(shards), total=sum(shards), work_key=f"work/{batch.id}/1", at=NOW
+        )
+        return await self.seen(batch)
+
+    async def seen(self, batch: Batch) -> Batch:
+        """The batch as it is now."""
+        found = await self.store.batch(batch.project_id, batch.id)
+        assert found is not None
+        return found
+
+    async def claim(
+        self, *, holder: str = ME, lines: int = 10_000, bytes: int = 1 << 30, alone: bool = True, at: int = NOW
+    ) -> list[Shard]:
+        claim = await self.store.claim(owner=holder, lease=LEASE, lines=lines, bytes=bytes, alone=alone, at=at)
+        assert {batch.id for batch in claim.batches} == {shard.batch_id for shard in claim.shards}
+        return claim.shards
+
+    async def record(self, shard: Shard, positions: Sequence[int], *, failed: int = 0) -> Shard:
+        """Record lines of a shard, the last few of them as failed; the shard as its holder now knows it."""
+        after, progress = moved_on(shard, positions, failed=failed)
+        await self.store.record(shard.batch_id, progress=[progress], segment=segment(len(positions), failed=failed))
+        return after
+
+    async def record_all(self, shards: Sequence[Shard]) -> None:
+        for shard in shards:
+            await self.record(shard, unsettled(shard.settled, shard.lines))
+
+    async def finish(self, *, holder: str = ME, at: int = NOW + 100) -> Finish:
+        finish = await self.store.next_finish(owner=holder, lease=LEASE, at=at)
+        assert finish is not None
+        return finish
+
+    async def publish(self, finish: Finish, *, at: int = NOW + 200, files: Sequence[File] = ()) -> BatchStatus:
+        batch = finish.batch
+        return await self.store.publish(
+            batch.id,
+            epoch=finish.epoch,
+            files=files,
+            completed=batch.completed,
+            failed=batch.total - batch.completed,
+            at=at,
+        )
+
+
+def cut(shards: Sequence[int]) -> list[NewShard]:
+    starts = [BYTES_A_LINE * sum(shards[:n]) for n in range(len(shards))]
+    return [
+        NewShard(offset=start, length=BYTES_A_LINE * lines, lines=lines, model="m")
+        for start, lines in zip(starts, shards, strict=True)
+    ]
+
+
+def moved_on(shard: Shard, positions: Sequence[int], *, failed: int = 0) -> tuple[Shard, ShardProgress]:
+    bits = int.from_bytes(shard.settled, "little") | sum(1 << position for position in positions)
+    settled = bits.to_bytes(len(shard.settled), "little")
+    progress = ShardProgress(
+        n=shard.n,
+        epoch=shard.epoch,
+        settled=settled,
+        completed=len(positions) - failed,
+        failed=failed,
+        done=bits == (1 << shard.lines) - 1,
+    )
+    return replace(shard, settled=settled), progress
+
+
+def segment(lines: int, *, failed: int = 0) -> Segment:
+    return Segment(output_bytes=lines - failed, error_bytes=failed, data=b"+" * (lines - failed) + b"-" * failed)
+
+
+def key(shard: Shard) -> tuple[str, int, int]:
+    return shard.batch_id, shard.n, shard.epoch
+
+
+def scenario(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test in a loop of its own, with the world opened there."""
+
+    @wraps(test)
+    def run(*, world: Callable[[], AbstractAsyncContextManager[World]], **others: Any) -> None:
+        async def play() -> None:
+            async with world() as opened:
+                await test(world=opened, **others)
+
+        asyncio.run(play())
+
+    return run
