@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -37,15 +38,18 @@ class Embedded:
             pool.close()
         self.database.close()
 
-    def hold_writer(self) -> tuple[asyncio.Task[int], Event]:
-        """Keep the writer inside a transaction until the event is set."""
-        go_on = Event()
+    async def hold_writer(self) -> tuple[asyncio.Task[int], Event]:
+        """Have the writer inside a transaction until the event is set."""
+        inside, go_on = Event(), Event()
 
         def script() -> Script[int]:
+            inside.set()
             go_on.wait()
             return (yield from change("probe"))
 
-        return asyncio.create_task(self.database.write(script)), go_on
+        writing = asyncio.create_task(self.database.write(script))
+        await asyncio.to_thread(inside.wait)
+        return writing, go_on
 
 
 @pytest.fixture
@@ -78,7 +82,7 @@ def test_a_read_does_not_wait_for_a_long_write(embedded: Embedded) -> None:
 
     async def play() -> None:
         owner = await embedded.world.owner()
-        writing, go_on = embedded.hold_writer()
+        writing, go_on = await embedded.hold_writer()
         second = asyncio.create_task(embedded.world.owner())
         try:
             assert [key.id for key in await embedded.store.keys()] == [owner.key_id]
@@ -86,7 +90,8 @@ def test_a_read_does_not_wait_for_a_long_write(embedded: Embedded) -> None:
         finally:
             go_on.set()
         await writing
-        assert {key.id for key in await embedded.store.keys()} == {owner.key_id, (await second).key_id}
+        made = {owner.key_id, (await second).key_id}
+        assert {key.id for key in await embedded.store.keys()} == made
 
     asyncio.run(play())
 
@@ -95,8 +100,7 @@ def test_writes_that_wait_share_one_commit(embedded: Embedded) -> None:
     """One wait for the disk for all of them, and every caller hears of its own."""
 
     async def play() -> list[str]:
-        writing, go_on = embedded.hold_writer()
-        await asyncio.sleep(0)
+        writing, go_on = await embedded.hold_writer()
         waiting = [asyncio.create_task(embedded.world.owner()) for _ in range(20)]
         await asyncio.sleep(0)
         ran: list[str] = []
@@ -126,8 +130,7 @@ def test_a_script_that_fails_undoes_only_itself(embedded: Embedded) -> None:
         return (yield from change("insert_key", key_id="k", project_id="unknown", digest=b"", hint="", at=1))
 
     async def play() -> None:
-        writing, go_on = embedded.hold_writer()
-        await asyncio.sleep(0)
+        writing, go_on = await embedded.hold_writer()
         before = asyncio.create_task(embedded.world.owner("alpha"))
         await asyncio.sleep(0)
         failing = [asyncio.create_task(embedded.database.write(script)) for script in (lose, break_a_rule)]
@@ -172,12 +175,16 @@ def test_a_locked_database_is_down_until_it_is_let_go(tmp_path: Path, monkeypatc
 
 _OPENER = """
 import sys
+import time
 from pathlib import Path
 from batchline.store.sqlite.database import SqliteDatabase
 
 print("ready", flush=True)
 for line in sys.stdin:
-    SqliteDatabase(Path(line.strip()), clock=None, writer=None, reader=None).close()
+    at, path = line.strip().split(" ", 1)
+    while time.time() < float(at):
+        pass
+    SqliteDatabase(Path(path), clock=None, writer=None, reader=None).close()
     print("opened", flush=True)
 """
 
@@ -190,9 +197,10 @@ def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
         assert [_line_from(opener) for opener in openers] == ["ready"] * 3
         for number in range(12):
             path = tmp_path / f"{number}.sqlite"
+            at = time.time() + 0.01
             for opener in openers:
                 assert opener.stdin is not None
-                opener.stdin.write(f"{path}\n")
+                opener.stdin.write(f"{at} {path}\n")
                 opener.stdin.flush()
             assert [_line_from(opener) for opener in openers] == ["opened"] * 3
             with closing(sqlite3.connect(path)) as made:

@@ -2,13 +2,18 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from batchline.domain.errors import ObjectsDown, StoreDown
+from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
 from batchline.pipeline.claim import Claims, HeldShard
 from batchline.pipeline.dispatch import Dispatcher
+from batchline.pipeline.gate import Gate
 from batchline.pipeline.record import Recorder
-from batchline.ports import Clock, Random, Work
+from batchline.ports import Clock, Objects, Random, Upstream, Work
+from batchline.settings import Settings
+from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -19,26 +24,58 @@ _MOST_BYTES = 64 * 1024 * 1024
 
 
 class Worker:
+    """``shard_done`` hears of every shard that has nothing left to run: its batch may be over."""
+
     def __init__(
         self,
         *,
         work: Work,
-        claims: Claims,
-        dispatcher: Dispatcher,
-        recorder: Recorder,
+        objects: Objects,
+        upstream: Upstream,
         clock: Clock,
         random: Random,
-        lease_seconds: float,
-        grace_seconds: float,
-        changed: asyncio.Event,
+        owner: str,
+        settings: Settings,
+        metrics: Metrics,
+        shard_done: Callable[[], None],
     ) -> None:
-        self._work, self._claims = work, claims
-        self._dispatcher, self._recorder = dispatcher, recorder
-        self._clock, self._random = clock, random
-        self._lease, self._grace = lease_seconds, grace_seconds
-        self._changed = changed
-        self._opened = asyncio.Event()
-        self._stopping = asyncio.Event()
+        self._work, self._clock, self._random = work, clock, random
+        self._shard_done = shard_done
+        self._lease, self._grace = settings.lease_seconds, settings.shutdown_grace_seconds
+        self._changed, self._opened, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._claims = Claims(work=work, objects=objects, clock=clock, owner=owner, lease_seconds=self._lease)
+        self._recorder = Recorder(
+            work=work,
+            objects=objects,
+            claims=self._claims,
+            clock=clock,
+            owner=owner,
+            max_held_bytes=settings.max_held_bytes,
+            metrics=metrics,
+            recorded=self._recorded,
+            shard_done=shard_done,
+        )
+        self._dispatcher = Dispatcher(
+            upstream=upstream,
+            recorder=self._recorder,
+            gate=Gate(clock=clock, random=random, patience_seconds=settings.upstream_patience_seconds, metrics=metrics),
+            policy=RetryPolicy(
+                max_attempts=settings.max_attempts,
+                max_throttles=settings.max_throttles,
+                base_seconds=settings.retry_base_seconds,
+            ),
+            slots=settings.max_concurrency,
+            clock=clock,
+            random=random,
+            metrics=metrics,
+            changed=self._changed.set,
+        )
+        metrics.watch(
+            lines_in_flight=lambda: self._dispatcher.in_flight,
+            lines_waiting=lambda: self._dispatcher.waiting,
+            shards_held=lambda: len(self._claims.shards),
+            held_bytes=lambda: self._recorder.held_bytes,
+        )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -70,10 +107,14 @@ class Worker:
         self._changed.set()
 
     def batch_stopped(self, batch_id: str, stop: Stop) -> None:
-        batch = self._claims.batches.get(batch_id)
+        batch = self._claims.hear_stop(batch_id, stop)
         if batch is not None:
             self._dispatcher.stop_batch(batch, stop)
         self._changed.set()
+
+    def _recorded(self) -> None:
+        self._changed.set()
+        self._dispatcher.pump()
 
     async def _keep_claiming(self) -> None:
         """While there is nothing to be had, ask less and less often, unless told that there is."""
@@ -120,6 +161,7 @@ class Worker:
         ]
         if over:
             await self._try_to_release(over)
+            self._shard_done()
 
     async def _keep_listening(self) -> None:
         while True:

@@ -67,6 +67,7 @@ class Claims:
         self._work, self._objects, self._clock = work, objects, clock
         self._owner, self._lease = owner, lease_seconds
         self._claiming = False
+        self._stops: dict[str, Stop] = {}
         self.batches: dict[str, HeldBatch] = {}
 
     @property
@@ -91,6 +92,13 @@ class Claims:
             return await self._load_all(claim)
         finally:
             self._claiming = False
+            self._stops.clear()
+
+    def hear_stop(self, batch_id: str, stop: Stop) -> HeldBatch | None:
+        """The batch that was stopped, if it is held. A claim under way may be about to hold it."""
+        if self._claiming:
+            self._stops[batch_id] = stop
+        return self.batches.get(batch_id)
 
     async def renew(self) -> list[HeldShard]:
         """Prolong what is held; what turns out to be lost is dropped and returned."""
@@ -139,6 +147,7 @@ class Claims:
     async def _load(self, shard: Shard, leased: LeasedBatch) -> list[Job]:
         data = await self._objects.read(leased.work_key, shard.offset, shard.length)
         batch = self.batches.setdefault(leased.id, HeldBatch(leased))
+        batch.stop = batch.stop or self._stops.get(leased.id)
         held = batch.shards[shard.n] = HeldShard(shard, batch)
         open_positions = set(unsettled(shard.settled, shard.lines))
         jobs = [
