@@ -112,7 +112,7 @@ def test_pipelined_requests_are_answered_in_order(api: Api) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        b"long: " + b"y" * 1_000_000 + b"\r\n\r\n",
+        b"long: " + b"y" * 1_000_000,
         b"n: v\r\n" * 100_000 + b"\r\n",
         b"fits: " + b"y" * MAX_HEADER_BYTES + b"\r\n\r\n",
     ],

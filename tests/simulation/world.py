@@ -258,6 +258,8 @@ class Life:
         born = self.world.time.now
         while True:
             batch = await self.store.batch(plan.project_id, plan.batch_id)
+            if self.dies_at is not None:
+                raise asyncio.CancelledError
             require(batch is not None, f"{plan.batch_id} was acknowledged and is gone")
             assert batch is not None
             self.world.watch.look(batch)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 
 import pytest
 
@@ -213,6 +213,19 @@ def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
 def _line_from(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
+
+
+def test_opening_waits_for_another_process_that_makes_the_database(tmp_path: Path) -> None:
+    """F3: the moment of the race before, held open; whoever is first holds the lock of a database not yet in WAL."""
+    path = tmp_path / "store.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        release = Timer(0.2, other.execute, ["ROLLBACK"])
+        release.start()
+        try:
+            Embedded(path).close()
+        finally:
+            release.join()
 
 
 def test_a_database_of_a_newer_version_is_left_alone(embedded: Embedded) -> None:

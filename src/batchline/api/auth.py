@@ -26,4 +26,4 @@ class Auth:
 
 def _header(request: Request, name: str) -> str:
     """A header sent twice is read as HTTP has it, joined by commas: then it is no key and no project."""
-    return ", ".join(request.headers.getlist(name)).strip()
+    return ", ".join(request.headers.getlist(name))

@@ -74,9 +74,12 @@ class Dispatcher:
 
     @property
     def wanted(self) -> int:
-        """How many more lines would keep every slot busy until the next claim."""
-        if self._draining or self._gate.paused or len(self._waiting) >= _MOST_WAITING:
+        """How many more lines would keep every slot busy until the next claim. An upstream that is gone needs one
+        to be probed with."""
+        if self._draining or len(self._waiting) >= _MOST_WAITING:
             return 0
+        if self._gate.paused:
+            return 0 if self.in_flight or self.waiting or self._quarantine.occupied else 1
         return 2 * self._slots - len(self._ready) if len(self._ready) < self._slots else 0
 
     @property
@@ -169,8 +172,13 @@ class Dispatcher:
             if not self._quarantine.window_open:
                 self._group.create_task(self._judge_breaks())
             self._quarantine.broke(job, in_flight=self.in_flight + 1)
-        else:
-            self._apply(job, judge(reply, endpoint=job.batch.endpoint))
+            return
+        outcome = judge(reply, endpoint=job.batch.endpoint)
+        if isinstance(outcome, Setback) and outcome.kind == FaultKind.BROKEN:
+            # Nothing else was in flight: if the upstream crashed, it was this line, and no other has to pay.
+            job.suspect = True
+            self._gate.crashed()
+        self._apply(job, outcome)
 
     async def _judge_breaks(self) -> None:
         await self._clock.sleep(WINDOW_SECONDS)

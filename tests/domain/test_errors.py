@@ -1,0 +1,131 @@
+"""Every error a client can be answered with: SPEC A1, A2, A4, A6, A10, A12, B2, B6, C3, C8."""
+
+import inspect
+import re
+
+import pytest
+
+from batchline.domain import errors
+from batchline.domain.errors import (
+    ApiError,
+    BatchNotFound,
+    Conflict,
+    FileNotFound,
+    InternalError,
+    InvalidCredentials,
+    InvalidInput,
+    InvalidRequest,
+    MethodNotAllowed,
+    MissingCredentials,
+    NotFound,
+    RangeNotSatisfiable,
+    RateLimited,
+    RequestTimeout,
+    StorageFailed,
+    TooLarge,
+    Unavailable,
+)
+
+TYPES = {
+    "invalid_request_error",
+    "authentication_error",
+    "rate_limit_exceeded",
+    "insufficient_quota",
+    "internal_error",
+}
+EXAMPLES = [
+    (InvalidRequest("m"), 400, "invalid_request_error", "invalid_request_error"),
+    (InvalidInput("m", line=3), 400, "invalid_request_error", "invalid_request_error"),
+    (MissingCredentials(), 401, "authentication_error", None),
+    (InvalidCredentials(), 403, "authentication_error", None),
+    (NotFound("m"), 404, "invalid_request_error", "not_found"),
+    (FileNotFound("file-1"), 404, "invalid_request_error", "file_not_found"),
+    (BatchNotFound("batch_1"), 404, "invalid_request_error", "batch_not_found"),
+    (MethodNotAllowed("m"), 405, "invalid_request_error", "method_not_allowed"),
+    (RequestTimeout("m"), 408, "invalid_request_error", "request_timeout"),
+    (Conflict("m"), 409, "invalid_request_error", "conflict"),
+    (TooLarge("m"), 413, "invalid_request_error", "request_too_large"),
+    (RangeNotSatisfiable("m"), 416, "invalid_request_error", "range_not_satisfiable"),
+    (RateLimited("m", retry_after=5), 429, "rate_limit_exceeded", "rate_limit_exceeded"),
+    (InternalError(), 500, "internal_error", None),
+    (StorageFailed(), 500, "internal_error", "storage_error"),
+    (Unavailable(), 503, "internal_error", "service_unavailable"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "code"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_every_error_fills_the_envelope(error: ApiError, status: int, kind: str, code: str | None) -> None:
+    """A6: message and type are never null, the type is one of the contract's."""
+    assert error.status == status
+    assert set(error.body()) == {"error"}
+    envelope = error.body()["error"]
+    assert isinstance(envelope, dict)
+    assert {"message", "type", "code", "param"} <= set(envelope)
+    assert envelope["message"] == str(error)
+    assert envelope["message"]
+    assert (envelope["type"], envelope["code"]) == (kind, code)
+    assert kind in TYPES
+    assert ("line" in envelope) is isinstance(error, InvalidInput)
+
+
+def test_every_error_is_tried_and_drawn() -> None:
+    """A6: one that is added must be added here and to the drawing, with its status."""
+    classes = {
+        one
+        for _, one in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(one, ApiError) and one is not ApiError
+    }
+    assert classes == {type(example[0]) for example in EXAMPLES}
+    for one in classes - {FileNotFound, BatchNotFound}:
+        assert re.search(rf"── {one.__name__} +{one.status}\b", errors.__doc__ or ""), one.__name__
+
+
+def test_the_messages_are_the_contracts() -> None:
+    """A1, A2, B6, C8."""
+    assert str(MissingCredentials()) == "Missing authentication headers"
+    assert str(InvalidCredentials()) == "Invalid credentials"
+    assert str(FileNotFound("file-1")) == "File file-1 not found"
+    assert str(BatchNotFound("batch_1")) == "Batch not found: batch_1"
+
+
+def test_a_line_is_named_only_where_one_is_to_blame() -> None:
+    """A6, C3, C4."""
+    assert InvalidInput("m", line=3).body()["error"] == {
+        "message": "m",
+        "type": "invalid_request_error",
+        "code": "invalid_request_error",
+        "param": None,
+        "line": 3,
+    }
+    whole = InvalidInput("m", line=None).body()["error"]
+    assert isinstance(whole, dict)
+    assert "line" not in whole
+
+
+def test_a_code_and_a_param_can_be_told() -> None:
+    """B2."""
+    error = TooLarge("m", code="file_too_large", param="file").body()["error"]
+    assert isinstance(error, dict)
+    assert (error["code"], error["param"]) == ("file_too_large", "file")
+
+
+def test_the_sdks_do_not_retry_a_conflict() -> None:
+    """A10."""
+    assert Conflict("m").headers == {"x-should-retry": "false"}
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(1, "1"), (60, "60"), (61, "60"), (9999, "60")])
+def test_throttling_says_how_long_to_wait(wanted: int, told: str) -> None:
+    """A4, A10: a minute at most."""
+    assert RateLimited("m", retry_after=wanted).headers == {"retry-after": told}
+
+
+def test_an_outage_is_worth_a_retry() -> None:
+    assert Unavailable().headers == {"retry-after": "2"}
+
+
+def test_errors_do_not_share_headers() -> None:
+    """One answer's headers must never turn up in another's."""
+    first = InvalidRequest("m", headers={"a": "b"})
+    first.headers["c"] = "d"
+    assert InvalidRequest("m").headers == {}

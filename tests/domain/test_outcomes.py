@@ -1,0 +1,280 @@
+"""What an attempt means for its line: SPEC D1 to D3."""
+
+import json
+from typing import Any
+
+import pytest
+
+from batchline.domain.outcomes import (
+    BATCH_CANCELLED,
+    BATCH_EXPIRED,
+    DELIVERED_TOO_OFTEN,
+    KEY_UNAVAILABLE,
+    Failure,
+    Outcome,
+    Setback,
+    Success,
+    error_line,
+    judge,
+    output_line,
+)
+from batchline.domain.replies import Answer, Fault, FaultKind
+
+CHAT = "/v1/chat/completions"
+
+
+def judged(status: int, body: object = b"", **fields: Any) -> Outcome:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return judge(Answer(status=status, body=data, **fields), endpoint=CHAT)
+
+
+def refused(status: int, body: object = b"") -> Failure:
+    outcome = judged(status, body)
+    assert isinstance(outcome, Failure)
+    return outcome
+
+
+def set_back(status: int, body: object = b"", **fields: Any) -> Setback:
+    outcome = judged(status, body, **fields)
+    assert isinstance(outcome, Setback)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "invalid_request_error"),
+        (402, "invalid_request_error"),
+        (405, "invalid_request_error"),
+        (418, "invalid_request_error"),
+        (422, "invalid_request_error"),
+        (431, "invalid_request_error"),
+        (499, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "authentication_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (420, "insufficient_quota"),
+    ],
+)
+def test_a_refusal_is_final(status: int, code: str) -> None:
+    """D2: no further attempt, the table's code, and the status as the legacy word."""
+    assert refused(status, {"error": {"message": "No."}}) == Failure(code, f"http_{status}", "No.")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"code": "insufficient_quota", "message": "No money."},
+        {"type": "insufficient_quota", "code": None, "message": "No money."},
+    ],
+)
+def test_a_429_that_says_quota_is_final(error: dict[str, str | None]) -> None:
+    """D2."""
+    assert refused(429, {"error": error}) == Failure("insufficient_quota", "http_429", "No money.")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"slow down", {"error": {"code": "rate_limit_exceeded", "message": "slow down"}}, {"error": "slow down"}],
+)
+def test_any_other_429_is_throttling(body: object) -> None:
+    """D2, D3: it waits as long as it is told, and says so if that never ends."""
+    setback = set_back(429, body, retry_after=7.0)
+    assert (setback.throttled, setback.gone, setback.retry_after) == (True, True, 7.0)
+    assert setback.reason == ("slow down" if body else "upstream returned 429")
+    assert setback.as_failure(4) == Failure("rate_limit_exceeded", "http_429", setback.reason)
+
+
+@pytest.mark.parametrize("status", [301, 304, 307, 408, 409, 500, 501, 502, 503, 504, 529, 599])
+def test_trouble_is_worth_another_attempt(status: int) -> None:
+    """D2, D3: and after the last one an internal_error that tells how many there were."""
+    setback = set_back(status, {"error": {"message": "later"}}, retry_after=3.0)
+    assert (setback.throttled, setback.retry_after) == (False, 3.0)
+    assert setback.gone is (status in {502, 503, 504})
+    failure = Failure(
+        "internal_error", "retries_exhausted", f"Line failed after 4 attempts: upstream returned {status}: later"
+    )
+    assert setback.as_failure(4) == failure
+    assert set_back(status).reason == f"upstream returned {status}"
+
+
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_a_fault_is_worth_another_attempt(kind: FaultKind) -> None:
+    """D2, D3: what is no HTTP answer, or too large a one, still comes from an upstream that is there."""
+    setback = judge(Fault(kind=kind, detail="what happened"), endpoint=CHAT)
+    assert setback == Setback("what happened", gone=kind is not FaultKind.GARBLED)
+    assert isinstance(setback, Setback)
+    assert setback.as_failure(2) == Failure(
+        "internal_error", "retries_exhausted", "Line failed after 2 attempts: what happened"
+    )
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "legacy"),
+    [
+        (KEY_UNAVAILABLE, "authentication_error", "api_key_unavailable"),
+        (DELIVERED_TOO_OFTEN, "internal_error", "dlq_exhausted"),
+        (BATCH_CANCELLED, "batch_cancelled", "batch_cancelled"),
+        (BATCH_EXPIRED, "batch_expired", "batch_expired"),
+    ],
+)
+def test_what_fails_without_an_upstream(failure: Failure, code: str, legacy: str) -> None:
+    """D2: the rows that no answer stands behind."""
+    record = json.loads(error_line("id", b'"c"', failure))
+    assert record["error"]["code"] == code
+    assert record["error"]["message"].startswith(f"[legacy:{legacy}] ")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"error": {"message": "nested"}}, "nested"),
+        ({"error": "plain"}, "plain"),
+        ({"object": "error", "message": "flat", "type": "BadRequestError", "code": 400}, "flat"),
+        ({"detail": "fastapi"}, "fastapi"),
+        ({"error": {"message": "two\nlines\u2028and\ta tab"}}, "two lines and a tab"),
+        ({"error": {"message": "x" * 9000}}, "x" * 500),
+        (b"<html>\n  no JSON </html>", "<html> no JSON </html>"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"", "upstream returned 400"),
+        ({"detail": [{"loc": ["body"]}]}, '{"detail": [{"loc": ["body"]}]}'),
+        (["a"], '["a"]'),
+        (b"[" * 5000, "[" * 500),
+        ({"error": {"message": 5, "code": [1], "param": {}}}, '{"error": {"message": 5, "code": [1], "param": {}}}'),
+    ],
+)
+def test_the_upstreams_words_are_handed_on(body: object, message: str) -> None:
+    """D2: in whatever shape it says them, on one line, and not without end."""
+    assert refused(400, body) == Failure("invalid_request_error", "http_400", message)
+
+
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [({"param": "messages[0]"}, "messages[0]"), ({"param": None}, None), ({"param": 7}, None), ({}, None)],
+)
+def test_param_is_the_upstreams_where_it_names_one(error: dict[str, object], param: str | None) -> None:
+    """D2."""
+    assert refused(400, {"error": {"message": "m", **error}}).param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(
+            {
+                "error": {
+                    "message": "This model's maximum context length is 8192 tokens. However, your messages resulted in "
+                    "9000 tokens. Please reduce the length of the messages.",
+                    "type": "invalid_request_error",
+                    "param": "messages",
+                    "code": "context_length_exceeded",
+                }
+            },
+            id="openai",
+        ),
+        pytest.param(
+            {
+                "error": {
+                    "message": "This model's maximum context length is 2048 tokens. However, you requested 2100 tokens.",
+                    "type": "BadRequestError",
+                    "param": None,
+                    "code": 400,
+                }
+            },
+            id="vllm",
+        ),
+        pytest.param(
+            {
+                "object": "error",
+                "message": "This model's maximum context length is 2048 tokens.",
+                "type": "BadRequestError",
+                "param": None,
+                "code": 400,
+            },
+            id="vllm-flat",
+        ),
+        pytest.param(
+            {
+                "error": {
+                    "message": "The decoder prompt (length 5951) is longer than the maximum model length of 4096. "
+                    "Make sure that `max_model_len` is no smaller than the number of text tokens.",
+                    "type": "BadRequestError",
+                    "param": None,
+                    "code": 400,
+                }
+            },
+            id="vllm-input-processor",
+        ),
+        pytest.param(
+            {
+                "error": {
+                    "code": 400,
+                    "message": "request (9412 tokens) exceeds the available context size (8192 tokens), "
+                    "try increasing it",
+                    "type": "exceed_context_size_error",
+                    "n_prompt_tokens": 9412,
+                    "n_ctx": 8192,
+                }
+            },
+            id="llama.cpp",
+        ),
+    ],
+)
+def test_a_context_that_is_too_long_is_recognised(body: dict[str, Any]) -> None:
+    """D2: `context_length_exceeded` when the upstream says so."""
+    assert refused(400, body).code == "context_length_exceeded"
+    assert refused(422, body).legacy == "http_422"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(401, "authentication_error"), (404, "not_found_error"), (413, "request_too_large")]
+)
+def test_a_context_overflow_does_not_rename_other_refusals(status: int, code: str) -> None:
+    """D2: it is a kind of invalid request."""
+    assert refused(status, {"error": {"message": "m", "code": "context_length_exceeded"}}).code == code
+
+
+def test_an_ordinary_bad_request_is_no_context_overflow() -> None:
+    """D2."""
+    assert refused(400, {"error": {"message": "temperature must be at most 2"}}).code == "invalid_request_error"
+
+
+@pytest.mark.parametrize("status", [200, 201, 299])
+def test_an_answer_is_a_success(status: int) -> None:
+    """D1."""
+    outcome = judged(status, {"choices": []}, request_id="req-1")
+    assert isinstance(outcome, Success)
+    assert (outcome.status, outcome.request_id) == (status, "req-1")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html></html>", b'{"a":'])
+def test_a_200_that_is_no_json_is_a_fault_of_the_upstream(body: bytes) -> None:
+    """D1: tried again, and not taken for an upstream that is gone."""
+    assert judged(200, body) == Setback("upstream returned 200 with a body that is not JSON")
+
+
+def test_an_output_line_has_the_contracts_fields() -> None:
+    """D1."""
+    line = output_line("batch_req_1", '"é\\u2028"'.encode(), Success(200, None, b'{"a":1}'))
+    assert line == (
+        b'{"id":"batch_req_1","custom_id":"\xc3\xa9\\u2028","response":'
+        b'{"status_code":200,"request_id":null,"body":{"a":1}},"error":null}\n'
+    )
+    other = json.loads(output_line("id", b'"c"', Success(201, 'a"\u2028', b"[]")))
+    assert other["response"] == {"status_code": 201, "request_id": 'a"\u2028', "body": []}
+
+
+def test_an_error_line_has_the_contracts_fields() -> None:
+    """D2."""
+    failure = Failure("not_found_error", "http_404", 'no "model"\n\u2028', "model")
+    line = error_line("batch_req_1", b'"c"', failure)
+    assert json.loads(line) == {
+        "id": "batch_req_1",
+        "custom_id": "c",
+        "response": None,
+        "error": {"code": "not_found_error", "message": '[legacy:http_404] no "model"\n\u2028', "param": "model"},
+    }
+    assert len(line.decode().splitlines()) == line.count(b"\n") == 1
+    bare = json.loads(error_line("id", b'"c"', Failure("c", "l", "m")))
+    assert bare["error"] == {"code": "c", "message": "[legacy:l] m", "param": None}
