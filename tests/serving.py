@@ -183,7 +183,7 @@ class Service:
         self.data_dir = data_dir
         self._command = (*command, *_flags(settings | {"data_dir": data_dir, "port": 0}))
         self._lives: list[Program] = []
-        self._clients: list[OpenAI] = []
+        self._clients: dict[tuple[object, ...], OpenAI] = {}
         self.port = 0
         self.account = self.new_account("default")
 
@@ -214,14 +214,13 @@ class Service:
 
     def client(self, account: Account | None = None, *, max_retries: int = 0) -> OpenAI:
         """The official client; it is closed with the service."""
-        client = OpenAI(
-            base_url=self.base_url,
-            api_key="unused",
-            default_headers=credentials_of(account or self.account),
-            max_retries=max_retries,
-        )
-        self._clients.append(client)
-        return client
+        credentials = credentials_of(account or self.account)
+        key = (self.port, max_retries, *credentials.values())
+        if key not in self._clients:
+            self._clients[key] = OpenAI(
+                base_url=self.base_url, api_key="unused", default_headers=credentials, max_retries=max_retries
+            )
+        return self._clients[key]
 
     def call(
         self, method: str, path: str, *, body: bytes | None = None, headers: dict[str, str] | None = None
@@ -275,7 +274,7 @@ class Service:
         self.await_ready()
 
     def end(self) -> None:
-        for client in self._clients:
+        for client in self._clients.values():
             client.close()
         for life in self._lives:
             life.end()

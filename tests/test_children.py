@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from multiprocessing import active_children
 from pathlib import Path
@@ -173,6 +173,15 @@ def test_two_deaths_are_an_error_and_hurt_no_other_file(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What is started in the background of a shell ignores SIGINT from the start, and so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_from_the_terminal_is_the_parents_business(tmp_path: Path) -> None:
     """F5: Ctrl-C reaches the whole group; a file being validated is finished."""
 

@@ -35,14 +35,6 @@ def test_a_second_service_on_a_folder_refuses_and_names_it(tmp_path: Path) -> No
         results_of(client, await_end(client, submit(client, lines).id), lines)
 
 
-def test_a_killed_service_leaves_no_lock(tmp_path: Path) -> None:
-    """F1: the lock goes with the process, however that ended."""
-    with running_mock() as mock, running_service(tmp_path, mock.url) as service:
-        service.kill()
-        service.restart()
-        assert service.is_ready()
-
-
 def test_a_key_revoked_beside_the_service_ends_its_batches(tmp_path: Path) -> None:
     """A2, D2, F3: refused from then on; lines in flight finish and count, the others fail with the reason."""
     lines = chat_lines(f"[[delay=0.5]] {n}" for n in range(60))

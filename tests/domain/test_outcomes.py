@@ -82,6 +82,7 @@ def test_any_other_429_is_throttling(body: object) -> None:
     """D2, D3: it waits as long as it is told, and says so if that never ends."""
     setback = set_back(429, body, retry_after=7.0)
     assert (setback.throttled, setback.gone, setback.retry_after) == (True, True, 7.0)
+    assert setback.kind == "http_429"
     assert setback.reason == ("slow down" if body else "upstream returned 429")
     assert setback.as_failure(4) == Failure("rate_limit_exceeded", "http_429", setback.reason)
 
@@ -90,7 +91,7 @@ def test_any_other_429_is_throttling(body: object) -> None:
 def test_trouble_is_worth_another_attempt(status: int) -> None:
     """D2, D3: and after the last one an internal_error that tells how many there were."""
     setback = set_back(status, {"error": {"message": "later"}}, retry_after=3.0)
-    assert (setback.throttled, setback.retry_after) == (False, 3.0)
+    assert (setback.throttled, setback.retry_after, setback.kind) == (False, 3.0, f"http_{status}")
     assert setback.gone is (status in {502, 503, 504})
     failure = Failure(
         "internal_error", "retries_exhausted", f"Line failed after 4 attempts: upstream returned {status}: later"
@@ -103,7 +104,7 @@ def test_trouble_is_worth_another_attempt(status: int) -> None:
 def test_a_fault_is_worth_another_attempt(kind: FaultKind) -> None:
     """D2, D3: what is no HTTP answer, or too large a one, still comes from an upstream that is there."""
     setback = judge(Fault(kind=kind, detail="what happened"), endpoint=CHAT)
-    assert setback == Setback("what happened", gone=kind is not FaultKind.GARBLED)
+    assert setback == Setback(kind=kind, reason="what happened", gone=kind is not FaultKind.GARBLED)
     assert isinstance(setback, Setback)
     assert setback.as_failure(2) == Failure(
         "internal_error", "retries_exhausted", "Line failed after 2 attempts: what happened"
@@ -176,7 +177,7 @@ def test_param_is_the_upstreams_where_it_names_one(error: dict[str, object], par
         pytest.param(
             {
                 "error": {
-                    "message": "This model's maximum context length is 2048 tokens. However, you requested 2100 tokens.",
+                    "message": "This model's maximum context length is 2048 tokens. However, you requested 2100.",
                     "type": "BadRequestError",
                     "param": None,
                     "code": 400,
@@ -251,7 +252,8 @@ def test_an_answer_is_a_success(status: int) -> None:
 @pytest.mark.parametrize("body", [b"", b"<html></html>", b'{"a":'])
 def test_a_200_that_is_no_json_is_a_fault_of_the_upstream(body: bytes) -> None:
     """D1: tried again, and not taken for an upstream that is gone."""
-    assert judged(200, body) == Setback("upstream returned 200 with a body that is not JSON")
+    reason = "upstream returned 200 with a body that is not JSON"
+    assert judged(200, body) == Setback(kind="not_json", reason=reason)
 
 
 def test_an_output_line_has_the_contracts_fields() -> None:

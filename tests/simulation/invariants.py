@@ -8,6 +8,9 @@ from batchline.domain.records import Batch
 from batchline.domain.states import TERMINAL, BatchStatus
 from simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
 
+AMPLE_WINDOW = 3600
+"""Seconds in which any batch of a simulated world ends, whatever falls on it."""
+
 _NEXT = {
     BatchStatus.VALIDATING: {BatchStatus.IN_PROGRESS, BatchStatus.FAILED, BatchStatus.CANCELLED},
     BatchStatus.IN_PROGRESS: {BatchStatus.FINALIZING, BatchStatus.EXPIRED, BatchStatus.CANCELLING},
@@ -63,6 +66,8 @@ class Watch:
 
 def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, world: Plan) -> None:
     """Every line of the input is in exactly one of the two files, exactly once, with the outcome it earned."""
+    in_time = batch.status is not BatchStatus.EXPIRED or world.settings.completion_window_seconds < AMPLE_WINDOW
+    require(in_time, f"{batch.id} stood still until its window was over")
     good = [json.loads(line) for line in output.splitlines()]
     bad = [json.loads(line) for line in errors.splitlines()]
     times = Counter(record["custom_id"] for record in good + bad)

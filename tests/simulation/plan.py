@@ -104,8 +104,8 @@ def make_plan(source: random.Random, projects: list[str]) -> Plan:
         batches=batches,
         blows=sorted(_blows(source, zombies), key=lambda blow: blow.step),
         latency=source.choice([0.02, 0.3, 2.0]),
-        disk_latency=source.choice([0.0005, 0.01, 0.2]),
-        inline_bytes=source.choice([0, 400, 65536]),
+        disk_latency=source.choice([0.0005, 0.01, 0.2, 0.2]),
+        inline_bytes=source.choice([0, 0, 400, 65536]),
         zombies=zombies,
         poison=poison,
     )
@@ -130,7 +130,7 @@ def _blows(source: random.Random, zombies: bool) -> list[Blow]:
     kinds = ["kill", "kill", "kill", "stop", "outage", *(["freeze"] * 2 if zombies else [])]
     return [
         Blow(
-            step=int(source.expovariate(1 / 4000)),
+            step=int(source.expovariate(1 / 1500)),
             kind=source.choice(kinds),
             seconds=source.choice([0.3, 3.0, 40.0]),
         )

@@ -14,7 +14,7 @@ from batchline.store.sql import Script, change
 from batchline.store.work import SqlWork
 from simulation.world import World
 
-_SEEDS_TO_CATCH = 120
+_SEEDS_TO_CATCH = 100
 
 
 @pytest.mark.parametrize("seed", range(1, 51))
@@ -80,11 +80,14 @@ def publish_before_counting() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("fault", [no_fence, commit_before_durable, publish_before_counting])
-def test_a_planted_fault_is_caught(fault: Any) -> None:
-    """The simulation would see the mechanism fail: without that, its silence says nothing."""
+@pytest.mark.parametrize(
+    ("fault", "first"), [(no_fence, 12), (commit_before_durable, 58), (publish_before_counting, 1)]
+)
+def test_a_planted_fault_is_caught(fault: Any, first: int) -> None:
+    """The simulation would see the mechanism fail: without that, its silence says nothing. Each search begins at a
+    seed that is known to show the fault, and goes on should a change have moved that."""
     with fault():
-        for seed in range(1, _SEEDS_TO_CATCH):
+        for seed in range(first, first + _SEEDS_TO_CATCH):
             try:
                 World(seed).run()
             except (AssertionError, LeaseLost, ExceptionGroup):

@@ -31,7 +31,7 @@ from simulation.upstream import Machine, SimulatedUpstream
 from simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
 
 _MOST_STEPS = 3_000_000
-_LONGEST = 4 * 3600.0
+_LONGEST = 3900.0
 _SWEEP_SECONDS = 15.0
 _PROJECTS = ["11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"]
 _SHM = Path("/dev/shm")

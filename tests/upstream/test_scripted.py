@@ -167,7 +167,7 @@ def test_directives_hold_for_the_tries_they_name() -> None:
 
 
 @pytest.mark.parametrize("size", [1_000, 16 * 1024 * 1024])
-@pytest.mark.parametrize("prompt", ["", "a b ", "words"])
+@pytest.mark.parametrize("prompt", ["", "words", "makes the usage one digit longer "])
 def test_huge_answers_have_exactly_the_size_asked_for(size: int, prompt: str) -> None:
     """D1: the limit on answers can be tried on both sides of the edge."""
     body = decide(f"[[huge={size}]]{prompt}").body

@@ -106,8 +106,8 @@ def test_the_connection_used_last_is_taken_first(run: Run) -> None:
     async def main() -> None:
         async with serving(behave) as wire, client(wire.port, clock=clock) as upstream:
             await asyncio.gather(post(upstream), post(upstream))
-            for _ in range(3):
-                clock.seconds += 40
+            for pause in (0, 0, 40, 30):
+                clock.seconds += pause
                 assert await post(upstream) == FINE
             await first_left.wait()
             assert wire.accepted == 2
@@ -218,17 +218,20 @@ def test_a_server_that_took_its_time_took_the_request(run: Run) -> None:
 def test_bytes_nobody_asked_for_end_the_connection(run: Run) -> None:
     """C12: what comes on an idle connection is never the answer to the next line."""
 
+    idle = asyncio.Event()
+    left = asyncio.Event()
+
     async def talks(peer: Peer) -> None:
+        await idle.wait()
         await peer.send(answer(b'"unasked"'))
         await peer.left()
-        unasked_gone.set()
-
-    unasked_gone = asyncio.Event()
+        left.set()
 
     async def main() -> tuple[Reply, int]:
         async with serving(answers_then(talks)) as wire, client(wire.port) as upstream:
             await post(upstream)
-            await unasked_gone.wait()
+            idle.set()
+            await left.wait()
             return await post(upstream), wire.accepted
 
     assert run(main()) == (FINE, 2)
@@ -252,6 +255,22 @@ def test_a_timeout_closes_the_connection(run: Run, start: bytes) -> None:
             return reply
 
     assert kind_of(run(main())) is FaultKind.TIMEOUT
+
+
+def test_sending_again_takes_no_new_time(run: Run) -> None:
+    """D2: the request timeout is for the post as a whole."""
+    clock = ManualClock()
+
+    async def behave(peer: Peer) -> None:
+        if peer.number == 1:
+            await answers_once(peer)
+            await peer.request()
+            clock.seconds += 0.9
+        else:
+            await peer.left()
+
+    reply, accepted = run(post_twice(behave, clock=clock, request_timeout=0.95))
+    assert (reply, accepted) == (Fault(kind=FaultKind.TIMEOUT, detail="no complete answer within 0.05 s"), 2)
 
 
 def test_cancelling_closes_the_connection(run: Run) -> None:

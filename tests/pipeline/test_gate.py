@@ -1,0 +1,227 @@
+"""An upstream that is gone: SPEC D3."""
+
+from itertools import cycle, islice, pairwise
+
+import pytest
+
+from batchline.pipeline.gate import Gate
+from batchline.telemetry.metrics import Metrics
+from clocks import ChosenRandom, SettableClock
+
+PATIENCE = 3600.0
+
+
+class Bench:
+    def __init__(self, *, patience: float = PATIENCE, chance: float = 1.0) -> None:
+        self.clock, self.metrics = SettableClock(), Metrics()
+        self.gate = Gate(clock=self.clock, random=ChosenRandom(chance), patience_seconds=patience, metrics=self.metrics)
+
+    def gone(self, answers: int, *, lines: int) -> None:
+        for line in islice(cycle(range(lines)), answers):
+            self.gate.gone_answer(line, "refused")
+
+    def probes(self, seconds: float, *, step: float = 0.05) -> list[float]:
+        """When attempts were let through, in seconds from now, if one is always ready."""
+        started, admitted = self.clock.steady(), []
+        while (passed := self.clock.steady() - started) < seconds:
+            if self.gate.admits():
+                admitted.append(passed)
+            self.clock.advance(step)
+        return admitted
+
+    def reasons(self) -> set[str]:
+        """What /metrics says of the pause."""
+        family = next(one for one in self.metrics.registry.collect() if one.name == "batchline_upstream_paused")
+        return {label for sample in family.samples for label in sample.labels.values() if sample.value}
+
+
+def paused(**options: float) -> Bench:
+    bench = Bench(**options)
+    bench.gone(16, lines=4)
+    assert bench.gate.paused
+    return bench
+
+
+@pytest.mark.parametrize("lines", [4, 5, 16])
+def test_sixteen_gone_answers_from_four_lines_pause_it(lines: int) -> None:
+    """D3: the sixteenth does, not the fifteenth."""
+    bench = Bench()
+    bench.gone(15, lines=lines)
+    assert not bench.gate.paused
+    bench.gate.gone_answer(15 % lines, "refused")
+    assert bench.gate.paused
+
+
+def test_three_lines_never_pause_it() -> None:
+    """D3: they may be the ones to blame."""
+    bench = Bench()
+    bench.gone(200, lines=3)
+    assert not bench.gate.paused
+    assert bench.gate.admits()
+
+
+def test_a_real_answer_between_begins_the_count_anew() -> None:
+    """D3: the last sixteen must all be of a gone upstream."""
+    bench = Bench()
+    for _ in range(5):
+        bench.gone(15, lines=5)
+        bench.gate.real_answer()
+    assert not bench.gate.paused
+
+
+def test_only_the_last_sixteen_count() -> None:
+    """D3: lines that were tried long ago do not make four of two."""
+    bench = Bench()
+    for line in ("long ago", "before", *["now"] * 15, "and now"):
+        bench.gate.gone_answer(line, "refused")
+    assert not bench.gate.paused
+
+
+def test_an_open_gate_lets_everything_through() -> None:
+    bench = Bench()
+    assert all(bench.gate.admits() for _ in range(1000))
+    assert bench.gate.wait() is None
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
+def test_probes_come_every_one_to_fifteen_seconds(chance: float) -> None:
+    """D3: one at a time, less and less often, and never not at all."""
+    probes = paused(chance=chance).probes(300)
+    gaps = [later - earlier for earlier, later in pairwise(probes)]
+    assert 0.5 <= probes[0] <= 1.1
+    assert all(0.99 <= gap <= 15.1 for gap in gaps)
+    assert all(later >= earlier - 0.11 for earlier, later in pairwise(gaps))
+    assert gaps[-1] == pytest.approx(7.5 * (1 + chance), abs=0.11)
+
+
+def test_the_wait_for_the_next_probe_is_known() -> None:
+    """D3: what a sleeper needs to wake in time."""
+    bench = paused()
+    assert bench.gate.wait() == 1.0
+    bench.clock.advance(0.75)
+    assert bench.gate.wait() == 0.25
+    assert not bench.gate.admits()
+    bench.clock.advance(0.25)
+    assert bench.gate.wait() == 0.0
+    assert bench.gate.admits()
+    assert not bench.gate.admits(), "one probe"
+    assert bench.gate.wait() == 2.0
+
+
+def test_gone_answers_to_probes_leave_it_paused() -> None:
+    """D3: and do not bring the next probe nearer."""
+    bench = paused()
+    bench.clock.advance(1.0)
+    assert bench.gate.admits()
+    bench.gone(40, lines=9)
+    assert bench.gate.paused
+    assert bench.gate.wait() == 2.0
+
+
+def test_the_first_real_answer_ends_the_pause() -> None:
+    """D3: everything may start at once, and a new pause needs sixteen new answers and begins with short waits."""
+    bench = paused()
+    bench.probes(100)
+    bench.gate.real_answer()
+    assert not bench.gate.paused
+    assert all(bench.gate.admits() for _ in range(100))
+    bench.gone(15, lines=15)
+    assert not bench.gate.paused
+    bench.gone(1, lines=1)
+    assert bench.gate.paused
+    assert bench.gate.wait() == 1.0
+
+
+def test_patience_ends_the_pause() -> None:
+    """D3: after it faults count again, however many there are, until the first real answer."""
+    bench = paused(patience=100.0)
+    bench.probes(99)
+    assert bench.gate.paused
+    assert bench.gate.forgives(suspect=False)
+    bench.clock.advance(100)
+    assert bench.gate.admits()
+    assert not bench.gate.paused
+    assert not bench.gate.forgives(suspect=False)
+    bench.gone(100, lines=10)
+    bench.gate.crashed()
+    assert not bench.gate.paused
+    bench.gate.real_answer()
+    bench.gone(16, lines=4)
+    assert bench.gate.paused
+
+
+def test_patience_is_for_each_pause() -> None:
+    """D3: an upstream that came back in between is waited for anew."""
+    bench = paused(patience=100.0)
+    bench.clock.advance(90)
+    bench.gate.real_answer()
+    bench.gone(16, lines=4)
+    bench.clock.advance(90)
+    bench.gate.admits()
+    assert bench.gate.paused
+
+
+def test_no_patience_is_no_pause() -> None:
+    """F2: a patience of nothing is a setting."""
+    bench = paused(patience=0.0)
+    assert all(bench.gate.admits() for _ in range(9))
+    assert not bench.gate.forgives(suspect=False)
+
+
+def test_a_crash_pauses_at_once() -> None:
+    """D5: whatever ran must not run into the restart."""
+    bench = Bench()
+    bench.gate.crashed()
+    assert bench.gate.paused
+    assert not bench.gate.admits()
+    bench.gate.real_answer()
+    assert not bench.gate.paused
+
+
+def test_a_pause_forgives_all_but_the_suspect_of_a_crash() -> None:
+    """D3, D5: lines spend nothing while paused; the one that breaks the upstream again by itself does."""
+    bench = Bench()
+    assert not bench.gate.forgives(suspect=False)
+    bench.gate.crashed()
+    assert bench.gate.forgives(suspect=False)
+    assert not bench.gate.forgives(suspect=True)
+    bench.gone(16, lines=4)
+    assert bench.gate.forgives(suspect=True), "it is gone, not crashed: even a suspect is innocent of that"
+
+
+def test_an_outage_is_no_crash() -> None:
+    """D3: not even when the pause before it was one."""
+    bench = Bench()
+    bench.gate.crashed()
+    bench.gate.real_answer()
+    bench.gone(16, lines=4)
+    assert bench.gate.forgives(suspect=True)
+
+
+def test_the_reason_stands_in_the_metrics_while_it_lasts() -> None:
+    """D3."""
+    bench = Bench(patience=50)
+    assert bench.reasons() == set()
+    bench.gone(16, lines=4)
+    assert bench.reasons() == {"refused"}
+    bench.gate.real_answer()
+    assert bench.reasons() == set()
+    bench.gate.crashed()
+    assert bench.reasons() == {"crashed"}
+    bench.clock.advance(50)
+    bench.gate.admits()
+    assert bench.reasons() == set()
+
+
+def test_the_log_tells_of_the_pause_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """D3: once each, not once an answer."""
+    caplog.set_level("INFO", "batchline")
+    bench = paused()
+    bench.gone(20, lines=4)
+    bench.gate.real_answer()
+    bench.gate.real_answer()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the upstream is gone; its lines wait",
+        "the upstream answers again",
+    ]
+    assert vars(caplog.records[0])["reason"] == "refused"

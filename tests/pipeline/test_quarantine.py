@@ -1,0 +1,179 @@
+"""Finding the line that kills the upstream: SPEC D5."""
+
+import pytest
+
+from batchline.domain.lines import Line
+from batchline.domain.records import LeasedBatch, Shard
+from batchline.pipeline.claim import HeldBatch, HeldShard, Job
+from batchline.pipeline.quarantine import Quarantine
+
+
+def make_jobs(count: int) -> list[Job]:
+    leased = LeasedBatch(
+        id="batch_1", project_id="p", key_id="k", endpoint="/v1", expires_at=1, work_key="w", key_revoked=False
+    )
+    shard = Shard(
+        batch_id="batch_1", n=0, offset=0, length=1, lines=count, model="", settled=bytes(99), epoch=1, strikes=0
+    )
+    held = HeldShard(shard, HeldBatch(leased))
+    return [Job(Line(n, b'"%d"' % n, b"{}"), position=n, shard=held) for n in range(count)]
+
+
+def numbers(jobs: list[Job]) -> list[int]:
+    return [job.line.index for job in jobs]
+
+
+def start_all(quarantine: Quarantine, *, in_flight: int = 0) -> list[Job]:
+    """Every suspect that may start now, with what it adds to what is in flight."""
+    started: list[Job] = []
+    while (job := quarantine.next(in_flight=in_flight + len(started))) is not None:
+        started.append(job)
+    return started
+
+
+def test_at_first_nobody_is_suspected() -> None:
+    quarantine = Quarantine()
+    assert not quarantine.occupied
+    assert not quarantine.window_open
+    assert quarantine.next(in_flight=0) is None
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "broken", "together"),
+    [
+        (1, 1, False),
+        (2, 1, False),
+        (2, 2, True),
+        (4, 2, True),
+        (5, 2, False),
+        (5, 3, True),
+        (64, 31, False),
+        (64, 32, True),
+    ],
+)
+def test_half_of_what_is_in_flight_breaks_together_or_it_is_nobodys_crash(
+    in_flight: int, broken: int, together: bool
+) -> None:
+    """D5: one broken connection among many is that line's own; a crash takes most of them."""
+    quarantine = Quarantine()
+    jobs = make_jobs(broken)
+    for n, job in enumerate(jobs):
+        quarantine.broke(job, in_flight=in_flight - n)
+        assert quarantine.window_open
+    assert quarantine.close_window() == (jobs, together)
+    assert not quarantine.window_open
+    assert quarantine.close_window() == ([], False)
+
+
+def test_every_window_counts_for_itself() -> None:
+    """D5: what was in flight at an earlier crash does not excuse the next."""
+    quarantine = Quarantine()
+    jobs = make_jobs(3)
+    quarantine.broke(jobs[0], in_flight=64)
+    quarantine.close_window()
+    for job in jobs[1:]:
+        quarantine.broke(job, in_flight=2)
+    assert quarantine.close_window() == (jobs[1:], True)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [(0, []), (1, [1]), (2, [1, 1]), (4, [1, 1, 1, 1]), (5, [2, 2, 1]), (16, [4] * 4), (64, [16] * 4)],
+)
+def test_suspects_are_tried_in_at_most_four_groups(count: int, sizes: list[int]) -> None:
+    """D5: each once, in groups that get smaller until one line is alone."""
+    quarantine = Quarantine()
+    jobs = make_jobs(count)
+    quarantine.suspect(jobs)
+    groups = []
+    while group := start_all(quarantine):
+        groups.append(group)
+        for job in group:
+            quarantine.came_back(job)
+    assert [len(group) for group in groups] == sizes
+    assert [job for group in groups for job in group] == jobs
+    assert all(job.suspect for job in jobs)
+    assert not quarantine.occupied
+
+
+def test_a_group_begins_only_when_nothing_else_is_in_flight() -> None:
+    """D5: neither a line from before nor one of another group."""
+    quarantine = Quarantine()
+    quarantine.suspect(make_jobs(8))
+    assert start_all(quarantine, in_flight=1) == []
+    first = start_all(quarantine)
+    assert numbers(first) == [0, 1]
+    quarantine.came_back(first[0])
+    assert start_all(quarantine, in_flight=1) == []
+    quarantine.came_back(first[1])
+    assert numbers(start_all(quarantine)) == [2, 3]
+
+
+def test_a_group_goes_on_though_slots_come_one_by_one() -> None:
+    """D5: its own lines in flight do not hold up the rest of it."""
+    quarantine = Quarantine()
+    quarantine.suspect(make_jobs(8))
+    for in_flight in (0, 1):
+        assert quarantine.next(in_flight=in_flight) is not None
+    assert quarantine.next(in_flight=2) is None
+
+
+def test_a_group_that_was_handed_out_counts_before_it_is_in_flight() -> None:
+    """D5: between the handing out and the start nothing is in flight yet, and still no second group may begin."""
+    quarantine = Quarantine()
+    quarantine.suspect(make_jobs(8))
+    handed_out: list[Job] = []
+    while (job := quarantine.next(in_flight=0)) is not None:
+        handed_out.append(job)
+    assert numbers(handed_out) == [0, 1]
+
+
+def test_it_is_occupied_until_the_last_suspect_came_back() -> None:
+    """D5: while it is, nothing else may start beside them."""
+    quarantine = Quarantine()
+    (job,) = jobs = make_jobs(1)
+    quarantine.suspect(jobs)
+    assert quarantine.occupied
+    assert quarantine.next(in_flight=0) is job
+    assert quarantine.occupied
+    quarantine.came_back(job)
+    assert not quarantine.occupied
+    quarantine.came_back(job)
+    assert not quarantine.occupied
+
+
+def test_the_guilty_line_is_found_among_many() -> None:
+    """D5: few crashes, and at the end it breaks alone; everyone else got an answer."""
+    quarantine = Quarantine()
+    jobs, guilty = make_jobs(64), 37
+    quarantine.suspect(jobs)
+    answered: list[Job] = []
+    crashes = 0
+    while group := start_all(quarantine):
+        for job in group:
+            quarantine.came_back(job)
+        if jobs[guilty] not in group:
+            answered += group
+        elif len(group) > 1:
+            crashes += 1
+            quarantine.suspect(group)
+    assert sorted(numbers(answered)) == [n for n in range(64) if n != guilty]
+    assert crashes == 2
+
+
+def test_the_withdrawn_are_gone_from_every_group() -> None:
+    """C11: lines of a stopped batch wait nowhere; those in flight are not withdrawn."""
+    quarantine = Quarantine()
+    jobs = make_jobs(16)
+    quarantine.suspect(jobs)
+    assert quarantine.next(in_flight=0) is jobs[0]
+    withdrawn = quarantine.withdraw(lambda job: job.line.index % 2 == 0 or job.line.index in range(4, 8))
+    assert numbers(withdrawn) == [2, 4, 5, 6, 7, 8, 10, 12, 14]
+    assert numbers(start_all(quarantine, in_flight=1)) == [1, 3]
+    for job in (jobs[0], jobs[1], jobs[3]):
+        quarantine.came_back(job)
+    assert numbers(start_all(quarantine)) == [9, 11]
+    assert numbers(quarantine.withdraw(lambda _: True)) == [13, 15]
+    for job in jobs:
+        quarantine.came_back(job)
+    assert not quarantine.occupied
