@@ -22,6 +22,8 @@ from batchline.ports import Verdict
 
 CHAT = "/v1/chat/completions"
 GOOD = b'{"custom_id":"%d","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}\n'
+BOM = b"\xef\xbb\xbf"
+"""In front of a line it spares the reader going back to the start, which a pipe cannot."""
 GUARD_SECONDS = 60
 """Only so that a test of what must happen fails instead of hanging when it does not."""
 
@@ -185,16 +187,22 @@ def interruptible() -> Iterator[None]:
 def test_an_interrupt_from_the_terminal_is_the_parents_business(tmp_path: Path) -> None:
     """F5: Ctrl-C reaches the whole group; a file being validated is finished."""
 
-    async def story() -> None:
+    async def story() -> int:
+        stalled = Stalled(tmp_path)
         async with opened() as children:
-            await validate(children, good_file(tmp_path))
+            call = asyncio.create_task(validate(children, stalled.path))
+            descriptor = await stalled.wait_for_reader(call)
             (child,) = active_children()
             assert child.pid is not None
             os.kill(child.pid, signal.SIGINT)
-            await validate(children, good_file(tmp_path))
-            assert active_children() == [child]
+            os.write(descriptor, BOM + GOOD % 1)
+            os.close(descriptor)
+            return (await call).lines
 
-    asyncio.run(story())
+    try:
+        assert asyncio.run(story()) == 1
+    except KeyboardInterrupt:
+        pytest.fail("the interrupt reached the child")
 
 
 def test_faults_of_the_disk_have_their_names(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from batchline.store.sql import Script, change
 from batchline.store.work import SqlWork
 from simulation.world import World
 
+# A process that is killed, or stopped between opening a file and hearing of it, leaves it open, as it would.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
 _SEEDS_TO_CATCH = 100
 
 
