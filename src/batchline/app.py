@@ -15,6 +15,7 @@ import uvloop
 
 from batchline.api.server import Server, Services
 from batchline.children import ValidationChildren
+from batchline.domain.errors import StoreDown
 from batchline.engine import Engine
 from batchline.objects.local import LocalObjects
 from batchline.ports import Store
@@ -49,7 +50,7 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
     path = settings.data_dir / "batchline.sqlite"
     try:
         database = SqliteDatabase(path, clock=SystemClock(), writer=writer, reader=reader)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, StoreDown) as error:
         raise StartupError(f"The database {path} cannot be opened: {error}") from error
     try:
         yield SqlStore(database)

@@ -31,7 +31,9 @@ _CODES = {
     420: "insufficient_quota",
 }
 _GONE_STATUSES = frozenset({429, 502, 503, 504})
-_CONTEXT_OVERFLOW = re.compile(r"context_length_exceeded|exceed_context_size|maximum context length", re.IGNORECASE)
+_CONTEXT_OVERFLOW = re.compile(
+    r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length", re.IGNORECASE
+)
 _TEXT_LIMIT = 500
 _CHAT = "/v1/chat/completions"
 _NULL = Raw(b"null")
@@ -95,22 +97,20 @@ def judge(reply: Reply, *, endpoint: str) -> Outcome:
 
 
 def result_body(answer: bytes, *, endpoint: str) -> bytes | None:
-    """The answer as one line of JSON, values untouched; None when it is no JSON.
-
-    A raw line end can only stand between tokens, since JSON strings must escape it.
-    """
-    if b"\n" in answer or b"\r" in answer:
-        answer = answer.replace(b"\n", b" ").replace(b"\r", b" ")
+    """The answer as one line of JSON, values untouched; None when it is no JSON."""
     try:
         if not answer.isascii():
             answer.decode()
         document = _top_level.decode(answer) if answer.lstrip().startswith(b"{") else _anything.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if endpoint != _CHAT or not isinstance(document, dict):
-        return escape_line_breaks(answer.strip())
-    document["system_fingerprint"] = _NULL
-    return escape_line_breaks(_encode(document))
+    if endpoint == _CHAT and isinstance(document, dict):
+        document["system_fingerprint"] = _NULL
+        answer = _encode(document)
+    if b"\n" in answer or b"\r" in answer:
+        # In valid JSON a raw line end can only stand between tokens: strings must escape it.
+        answer = answer.replace(b"\n", b" ").replace(b"\r", b" ")
+    return escape_line_breaks(answer.strip())
 
 
 def output_line(line_id: str, custom_id: bytes, success: Success) -> bytes:

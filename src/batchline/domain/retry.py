@@ -4,6 +4,7 @@ from msgspec import Struct
 
 _LONGEST_BACKOFF = 60.0
 _LONGEST_RETRY_AFTER = 300.0
+_MOST_DOUBLINGS = 64
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
@@ -13,5 +14,5 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
     def wait(self, *, tries: int, retry_after: float | None, jitter: float) -> float:
         """Exponential backoff with full jitter (``jitter`` is uniform in 0..1), and never before Retry-After."""
-        backoff = jitter * min(_LONGEST_BACKOFF, self.base_seconds * 2.0 ** (tries - 1))
+        backoff = jitter * min(_LONGEST_BACKOFF, self.base_seconds * 2.0 ** min(tries - 1, _MOST_DOUBLINGS))
         return backoff if retry_after is None else min(retry_after, _LONGEST_RETRY_AFTER) + backoff

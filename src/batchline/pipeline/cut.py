@@ -36,12 +36,12 @@ class _Block:
     """Lines of one key that will stand side by side in the work file."""
 
     def __init__(self) -> None:
-        self.data = bytearray()
-        self.lengths = array("I")
+        self.records: list[bytes] = []
+        self.size = 0
 
     def append(self, record: bytes) -> None:
-        self.data += record
-        self.lengths.append(len(record))
+        self.records.append(record)
+        self.size += len(record)
 
 
 class Cutter:
@@ -63,7 +63,7 @@ class Cutter:
             block = self._open[key] = _Block()
         block.append(record)
         self._buffered += len(record)
-        if len(block.lengths) >= self._limits.max_lines:
+        if len(block.records) >= self._limits.max_lines:
             self._close(key)
 
     def finish(self) -> list[NewShard]:
@@ -76,7 +76,7 @@ class Cutter:
 
     def _make_room(self, key: str, size: int) -> None:
         block = self._open.get(key)
-        if block is not None and len(block.data) + size > self._limits.max_bytes:
+        if block is not None and block.size + size > self._limits.max_bytes:
             self._close(key)
         if key not in self._open and len(self._open) >= MAX_OPEN_BLOCKS:
             self._close_fullest()
@@ -84,16 +84,16 @@ class Cutter:
             self._close_fullest()
 
     def _close_fullest(self) -> None:
-        self._close(max(self._open, key=lambda key: len(self._open[key].data)))
+        self._close(max(self._open, key=lambda key: self._open[key].size))
 
     def _close(self, key: str) -> None:
         block = self._open.pop(key)
-        self._out.write(block.data)
-        for length in block.lengths:
+        for record in block.records:
+            self._out.write(record)
             self._starts.append(self._written)
-            self._written += length
-        self._buffered -= len(block.data)
-        self._closed.append((key, len(block.lengths)))
+            self._written += len(record)
+        self._buffered -= block.size
+        self._closed.append((key, len(block.records)))
 
     def _shards(self) -> Iterator[NewShard]:
         longest = self._limits.lines_for(len(self._starts))

@@ -50,7 +50,7 @@ def validate_file(
     """Check ``source`` and write its lines to ``work``, which is durable, and means something, only without faults."""
     if source.stat().st_size > limits.max_bytes:
         return _refusal([InputFault(f"Input file exceeds maximum size of {limits.max_bytes} bytes")])
-    with source.open("rb", buffering=_CHUNK_BYTES) as file, work.open("wb") as out:
+    with source.open("rb", buffering=_CHUNK_BYTES) as file, work.open("wb", buffering=_CHUNK_BYTES) as out:
         cutter = Cutter(out, shards)
         check = _Check(limits, cutter)
         faults = list(islice(check.faults(_non_blank_lines(file, limits.max_line_bytes)), MAX_FAULTS))

@@ -72,9 +72,10 @@ class SqlBatches:
             started = yield from change(
                 "start_batch", batch_id=batch_id, epoch=epoch, total=total, work_key=work_key, at=at
             )
+            if not started:
+                return (yield from _answer_of_cancelled(batch_id))
             batch = yield from fetch_batch(batch_id)
-            if started:
-                yield from change_many("insert_shard", [_new_shard(batch, n, shard) for n, shard in enumerate(shards)])
+            yield from change_many("insert_shard", [_new_shard(batch, n, shard) for n, shard in enumerate(shards)])
             return (yield from _answer_with_batch(batch))
 
         return await self._database.write(script)
@@ -83,7 +84,7 @@ class SqlBatches:
         def script() -> Script[Created]:
             failed = yield from change("fail_batch", batch_id=batch_id, epoch=epoch, errors=errors, at=at)
             if not failed:
-                return (yield from _answer_with_batch((yield from fetch_batch(batch_id))))
+                return (yield from _answer_of_cancelled(batch_id))
             return (yield from keep_answer(batch_id, status=400, body=answer))
 
         return await self._database.write(script)
@@ -158,10 +159,15 @@ def keep_answer(batch_id: str, *, status: int, body: bytes) -> Script[Created]:
     return _created(row or {})
 
 
+def _answer_of_cancelled(batch_id: str) -> Script[Created]:
+    """The answer to a create whose batch was cancelled before it could start."""
+    batch = yield from fetch_batch(batch_id)
+    if batch.status is not BatchStatus.CANCELLED or batch.in_progress_at is not None:
+        raise LeaseLost(batch_id)
+    return _created((yield from one("created", batch_id=batch_id)) or {})
+
+
 def _answer_with_batch(batch: Batch) -> Script[Created]:
-    """A create that was not refused is answered with its batch: started, or cancelled before it could start."""
-    if batch.status not in {BatchStatus.IN_PROGRESS, BatchStatus.CANCELLED}:
-        raise LeaseLost(batch.id)
     return (yield from keep_answer(batch.id, status=200, body=encode_json(batch.wire())))
 
 

@@ -14,6 +14,7 @@ from batchline.store.sql import Result, Script, Statement, load_queries
 T = TypeVar("T")
 _PACKAGE = "batchline.store.sqlite"
 _BUSY_MILLISECONDS = 2000
+_WAL_ATTEMPTS = 20
 
 
 class SqliteDatabase:
@@ -115,7 +116,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     connection.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
-    connection.execute("PRAGMA journal_mode = WAL")
+    _switch_to_wal(connection)
     # FULL: a commit is on the disk before anyone hears of it. fullfsync: on macOS fsync alone does not say so.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA fullfsync = ON")
@@ -123,10 +124,26 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """The switch does not wait for another process that is just making the database, but a transaction does."""
+    for _ in range(_WAL_ATTEMPTS - 1):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+        else:
+            return
+    connection.execute("PRAGMA journal_mode = WAL")
+
+
 def _migrate(connection: sqlite3.Connection) -> None:
     """Bring the schema up to date; several processes may start at once, so look again under the lock."""
     scripts = sorted(files(_PACKAGE).joinpath("migrations").iterdir(), key=lambda script: script.name)
-    if connection.execute("PRAGMA user_version").fetchone()[0] == len(scripts):
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > len(scripts):
+        raise StoreDown("it was made by a newer version of batchline; use that one")
+    if version == len(scripts):
         return
     connection.execute("BEGIN IMMEDIATE")
     done = connection.execute("PRAGMA user_version").fetchone()[0]
