@@ -20,7 +20,6 @@ from batchline.domain.errors import (
     LeaseLost,
     NotFound,
     ObjectMissing,
-    ObjectsDown,
     StoreDown,
     Unavailable,
 )
@@ -175,7 +174,7 @@ class Creation:
             raise NotFound(
                 f"Input file object missing: {file.id}", code="file_not_found", param="input_file_id"
             ) from None
-        except (ObjectsDown, StoreDown):
+        except Exception:
             # Where even this fails, the lease lapses and the batch ends as interrupted.
             with suppress(StoreDown):
                 await self._store.drop_batch(batch.id, epoch=_EPOCH)
