@@ -28,6 +28,19 @@ GUARD_SECONDS = 60
 """Only so that a test of what must happen fails instead of hanging when it does not."""
 
 
+_elsewhere: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _note_children_of_others() -> None:
+    """Services that other tests keep running in this process have children too."""
+    _elsewhere[:] = active_children()
+
+
+def own_children() -> list[Any]:
+    return [child for child in active_children() if child not in _elsewhere]
+
+
 @asynccontextmanager
 async def opened(count: int = 1) -> AsyncIterator[ValidationChildren]:
     children = ValidationChildren(count)
@@ -64,7 +77,7 @@ class Stalled:
 
     async def kill_reader(self, reading: "asyncio.Future[Any]") -> None:
         descriptor = await self.wait_for_reader(reading)
-        (child,) = active_children()
+        (child,) = own_children()
         child.kill()
         await asyncio.to_thread(reader_is_gone, descriptor)
         os.close(descriptor)
@@ -102,13 +115,13 @@ def test_children_start_when_needed_and_end_at_close(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with opened() as children:
-            assert active_children() == []
+            assert own_children() == []
             await validate(children, good_file(tmp_path))
-            first = active_children()
+            first = own_children()
             await validate(children, good_file(tmp_path))
-            assert active_children() == first
+            assert own_children() == first
             assert len(first) == 1
-        assert active_children() == []
+        assert own_children() == []
 
     asyncio.run(story())
 
@@ -122,7 +135,7 @@ def test_files_wait_for_a_free_child(tmp_path: Path) -> None:
             calls = [group.create_task(validate(children, good)) for _ in range(6)]
             verdicts = [await call for call in calls]
             assert [verdict.lines for verdict in verdicts] == [3] * 6
-            assert len(active_children()) == 2
+            assert len(own_children()) == 2
 
     asyncio.run(story())
 
@@ -133,10 +146,10 @@ def test_a_child_that_dies_idle_is_replaced(tmp_path: Path) -> None:
     async def story() -> None:
         async with opened() as children:
             await validate(children, good_file(tmp_path))
-            (child,) = active_children()
+            (child,) = own_children()
             child.kill()
             assert (await validate(children, good_file(tmp_path))).lines == 3
-            assert active_children() != [child]
+            assert own_children() != [child]
 
     asyncio.run(story())
 
@@ -149,7 +162,7 @@ def test_a_file_whose_child_died_is_tried_once_more(tmp_path: Path) -> None:
         async with opened() as children, asyncio.TaskGroup() as group:
             call = group.create_task(validate(children, stalled.path))
             descriptor = await stalled.wait_for_reader(call)
-            (child,) = active_children()
+            (child,) = own_children()
             stalled.replace_by(good_file(tmp_path))
             child.kill()
             assert (await call).lines == 3
@@ -192,7 +205,7 @@ def test_an_interrupt_from_the_terminal_is_the_parents_business(tmp_path: Path) 
         async with opened() as children:
             call = asyncio.create_task(validate(children, stalled.path))
             descriptor = await stalled.wait_for_reader(call)
-            (child,) = active_children()
+            (child,) = own_children()
             assert child.pid is not None
             os.kill(child.pid, signal.SIGINT)
             os.write(descriptor, BOM + GOOD % 1)

@@ -324,12 +324,13 @@ def test_a_client_that_left_gets_its_batch_when_it_asks_again(plain: Setting) ->
     service = plain.service
     run(service, "something, so that there is a process to validate")
     file_id = _upload(service, chat_lines(["one"]))
-    body = _create_body(file_id)
+    body, answered = _create_body(file_id), _creates_answered(service)
     with _no_validation(service), service.connect() as connection:
         connection.sendall(service.head("/v1/batches", length=len(body), headers={}) + body)
         wait_until(lambda: bool(_validating(service)), what="the create under way")
         connection.close()
         [batch_id] = _validating(service)
+    wait_until(lambda: _creates_answered(service) > answered, what="the end of the create nobody waits for")
     again = _create(service, file_id, retry=1)
     assert (again.status, again.headers["x-batchline-replayed"]) == (200, "true")
     assert again.json["id"] == batch_id
@@ -352,6 +353,10 @@ def _no_validation(service: Service) -> Iterator[None]:
     finally:
         for child in children:
             child.resume()
+
+
+def _creates_answered(service: Service) -> int:
+    return service.log.count("method=POST path=/v1/batches ")
 
 
 def _validating(service: Service) -> list[str]:

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from api_server import FORM, Api, Held, field, read_reply, read_to_end
+from api_server import FORM, LINE, Api, Held, field, file_part, form, read_reply, read_to_end
 
 from batchline.api.protocol import MAX_HEADER_BYTES
 
@@ -177,9 +177,11 @@ def test_an_offer_to_upgrade_with_a_body_is_refused_rather_than_read_without_it(
 
 def test_a_client_that_stops_sending_in_its_body_hears_what_is_wrong(api: Api) -> None:
     """B2: cut off is 400 invalid_multipart where there is still somebody to read it."""
-    part = field("purpose", "batch")
+    start = form(field("purpose", "batch"), file_part(LINE))[:-10]
     with api.connect() as sock:
-        sock.sendall(api.head("POST /v1/files", f"content-type: {FORM['content-type']}", "content-length: 5000") + part)
+        sock.sendall(
+            api.head("POST /v1/files", f"content-type: {FORM['content-type']}", "content-length: 5000") + start
+        )
         sock.shutdown(socket.SHUT_WR)
         reply = read_reply(sock)
         assert reply.status == 400
@@ -189,10 +191,11 @@ def test_a_client_that_stops_sending_in_its_body_hears_what_is_wrong(api: Api) -
 
 def test_a_body_whose_chunks_are_malformed_is_taken_as_cut_off(api: Api) -> None:
     """B2"""
+    start = form(field("purpose", "batch"), file_part(LINE))[:-10]
     with api.connect() as sock:
         sock.sendall(
             api.head("POST /v1/files", f"content-type: {FORM['content-type']}", "transfer-encoding: chunked")
-            + b"5\r\nhello\r\nZZ\r\n"
+            + b"%x\r\n%s\r\nZZ\r\n" % (len(start), start)
         )
         reply = read_reply(sock)
         assert reply.status == 400

@@ -65,8 +65,8 @@ def test_a_real_answer_between_begins_the_count_anew() -> None:
     bench = Bench()
     for _ in range(5):
         bench.gone(15, lines=5)
+        assert not bench.gate.paused
         bench.gate.real_answer()
-    assert not bench.gate.paused
 
 
 def test_only_the_last_sixteen_count() -> None:

@@ -21,6 +21,9 @@ from batchline.system import ThreadPool
 from clocks import SettableClock
 from stores.world import World
 
+PATIENCE = 20
+"""Ends a test that hangs; no test depends on it."""
+
 
 class Embedded:
     """A store whose database can be looked into."""
@@ -85,7 +88,8 @@ def test_a_read_does_not_wait_for_a_long_write(embedded: Embedded) -> None:
         writing, go_on = await embedded.hold_writer()
         second = asyncio.create_task(embedded.world.owner())
         try:
-            assert [key.id for key in await embedded.store.keys()] == [owner.key_id]
+            async with asyncio.timeout(PATIENCE):
+                assert [key.id for key in await embedded.store.keys()] == [owner.key_id]
             assert not writing.done()
         finally:
             go_on.set()

@@ -15,12 +15,11 @@ from stores.world import BYTES_A_LINE, CHAT, DAY, LEASE, ME, NOW, OTHER, World, 
 Lose = Callable[[World, Shard], Awaitable[Shard]]
 
 
-async def struck(world: World, *, lines: int = 1, expires_at: int = NOW + DAY) -> list[Shard]:
-    """Shards whose worker died on them, of a batch of their own; as they were when it held them."""
-    await world.running(shards=[lines], expires_at=expires_at)
-    held = await world.claim(holder=OTHER, lines=1)
-    assert await world.store.rescue(owner=ME) == len(held)
-    return held
+async def struck(world: World, *, expires_at: int = NOW + DAY) -> None:
+    """A batch with one shard, whose worker died on it."""
+    batch = await world.running(shards=[1], expires_at=expires_at)
+    assert [shard.batch_id for shard in await world.claim(holder=OTHER)] == [batch.id]
+    assert await world.store.rescue(owner=ME) == 1
 
 
 async def recorded(world: World, batch: Batch) -> bytes:
@@ -125,8 +124,8 @@ async def test_a_struck_shard_is_run_alone(world: World) -> None:
 @scenario
 async def test_a_struck_shard_never_joins_others(world: World) -> None:
     """D5: fresh work that is due earlier goes without it."""
-    fresh = await world.running(shards=[1, 1], expires_at=NOW + 10)
     await struck(world)
+    fresh = await world.running(shards=[1, 1], expires_at=NOW + 10)
     assert {shard.batch_id for shard in await world.claim(alone=True)} == {fresh.id}
 
 
