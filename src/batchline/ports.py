@@ -256,8 +256,8 @@ class Work(Protocol):
         """Hand (shard, epoch) back, unfinished and without a strike."""
 
     async def rescue(self, *, owner: str) -> int:
-        """Reopen shards whose lease lapsed. Where the holder died it is a strike: the shard is split, and one with
-        a single line left is closed at its third strike."""
+        """Reopen the shards of holders that died, which is a strike: a shard is split, and one with a single line
+        left is closed at its third strike."""
 
     async def interrupt(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
         """Fail batches whose validation died."""

@@ -41,7 +41,6 @@ def test_at_first_nobody_is_suspected() -> None:
 @pytest.mark.parametrize(
     ("in_flight", "broken", "together"),
     [
-        (1, 1, False),
         (2, 1, False),
         (2, 2, True),
         (4, 2, True),
@@ -57,8 +56,9 @@ def test_half_of_what_is_in_flight_breaks_together_or_it_is_nobodys_crash(
     """D5: one broken connection among many is that line's own; a crash takes most of them."""
     quarantine = Quarantine()
     jobs = make_jobs(broken)
+    innocent = make_jobs(in_flight - broken)
     for n, job in enumerate(jobs):
-        quarantine.broke(job, in_flight=in_flight - n)
+        assert quarantine.broke(job, beside=[*jobs[n + 1 :], *innocent])
         assert quarantine.window_open
     assert quarantine.close_window() == (jobs, together)
     assert not quarantine.window_open

@@ -14,6 +14,12 @@ STRIKES = 3
 """Workers that may die on a line before it is given up."""
 
 
+def runs_alone(strikes: int) -> bool:
+    """Whether a shard is run with nothing beside it, so that the next death is its own. One death may have any
+    cause, and running everything apart after it would hold up whole batches of slow lines."""
+    return strikes >= STRIKES - 1
+
+
 class InputLimits(Struct, frozen=True, kw_only=True):
     max_bytes: int = 209_715_200
     max_lines: int = 50_000

@@ -32,7 +32,7 @@ _CODES = {
 }
 _GONE_STATUSES = frozenset({429, 502, 503, 504})
 _CONTEXT_OVERFLOW = re.compile(
-    r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length", re.IGNORECASE
+    r"context_length_exceeded|exceed_context_size|(maximum|model's) context length|maximum model length", re.IGNORECASE
 )
 _TEXT_LIMIT = 500
 _CHAT = "/v1/chat/completions"

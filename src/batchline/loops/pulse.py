@@ -9,6 +9,9 @@ from batchline.ports import Clock
 
 log = logging.getLogger(__name__)
 
+_BREATH_SECONDS = 1.0
+"""Between a step that failed and a nudge to try it again."""
+
 
 class Pulse:
     """Runs ``step`` every so many seconds, and at once after ``nudge``. A step that says True has more to do."""
@@ -38,5 +41,5 @@ class Pulse:
             log.warning("a background step must wait", extra={"step": self._name, "reason": repr(error)})
         except Exception:
             log.exception("a background step failed", extra={"step": self._name})
-        await self._clock.sleep(self._every)
+        await self._clock.sleep(min(self._every, _BREATH_SECONDS))
         return False

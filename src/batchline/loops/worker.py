@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from batchline.domain.errors import ObjectsDown, StoreDown
 from batchline.domain.retry import RetryPolicy
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _SHORTEST_POLL, _LONGEST_POLL = 0.05, 2.0
 _LISTEN_SECONDS = 1.0
+_SHORTEST_FAREWELL = 5.0
 _MOST_BYTES = 64 * 1024 * 1024
 """Lines held to be run: enough for any upstream, little for a machine."""
 
@@ -88,8 +90,7 @@ class Worker:
             await claiming
             await self._let_lines_finish()
             dispatching.cancel()
-            self._recorder.close()
-            await recording
+            await self._let_recorder_finish(recording)
             listening.cancel()
             renewing.cancel()
             await self._hand_back()
@@ -132,11 +133,11 @@ class Worker:
 
     async def _claim(self) -> bool:
         self._opened.clear()
-        held = sum(shard.bytes for shard in self._claims.shards)
-        if held >= _MOST_BYTES:
+        space = _MOST_BYTES - self._dispatcher.held_bytes
+        if space <= 0:
             return False
         try:
-            jobs = await self._claims.claim(lines=self._dispatcher.wanted, bytes=_MOST_BYTES - held)
+            jobs = await self._claims.claim(lines=self._dispatcher.wanted, bytes=space)
         except (StoreDown, ObjectsDown) as error:
             log.warning("no work can be claimed", extra={"reason": str(error)})
             return False
@@ -173,7 +174,7 @@ class Worker:
                 continue
             for notice in notices:
                 batch = self._claims.batches.get(notice.batch_id)
-                if batch is not None and notice.stop is not None and batch.stop is None:
+                if batch is not None and notice.stop is not None:
                     self._dispatcher.stop_batch(batch, notice.stop)
                 elif batch is not None and notice.key_revoked and not batch.key_revoked:
                     self._dispatcher.revoke_key(batch)
@@ -195,6 +196,13 @@ class Worker:
         until = self._clock.steady() + self._grace
         while self._dispatcher.in_flight and self._clock.steady() < until:
             await self._clock.sleep(_SHORTEST_POLL)
+
+    async def _let_recorder_finish(self, recording: "asyncio.Task[None]") -> None:
+        """What cannot be recorded, as the disk takes nothing, is run again by whoever takes the leases over."""
+        self._recorder.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(self._grace, _SHORTEST_FAREWELL)):
+                await recording
 
     async def _hand_back(self) -> None:
         await self._try_to_release(self._claims.shards)

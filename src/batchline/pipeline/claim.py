@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 
 from batchline.domain.bitmap import unsettled
-from batchline.domain.errors import ObjectMissing, ObjectsDown
+from batchline.domain.errors import ObjectMissing, ObjectsDown, StoreDown
+from batchline.domain.limits import runs_alone
 from batchline.domain.lines import Line, decode_lines
 from batchline.domain.outcomes import Setback
 from batchline.domain.records import LeasedBatch, Shard
@@ -36,9 +38,8 @@ class HeldShard:
         self.n = shard.n
         self.epoch = shard.epoch
         self.lines = shard.lines
-        self.bytes = shard.length
         self.settled = int.from_bytes(shard.settled, "little")
-        self.struck = bool(shard.strikes)
+        self.alone = runs_alone(shard.strikes)
         self.lost = False
 
     @property
@@ -75,9 +76,9 @@ class Claims:
         return [shard for batch in self.batches.values() for shard in batch.shards.values()]
 
     async def claim(self, *, lines: int, bytes: int) -> list[Job]:
-        """More work, ready to run. A struck shard is held by itself until it is over."""
+        """More work, ready to run. A shard that must run alone is held by itself until it is over."""
         held = self.shards
-        if any(shard.struck for shard in held):
+        if any(shard.alone for shard in held):
             return []
         self._claiming = True
         try:
@@ -135,20 +136,39 @@ class Claims:
     async def _load_all(self, claim: Claim) -> list[Job]:
         leased = {batch.id: batch for batch in claim.batches}
         jobs: list[Job] = []
-        for at, shard in enumerate(claim.shards):
+        for shard in claim.shards:
+            held = self._hold(shard, leased[shard.batch_id])
             try:
-                jobs += await self._load(shard, leased[shard.batch_id])
-            except (ObjectsDown, ObjectMissing) as error:
-                log.warning("lines cannot be read", extra={"batch": shard.batch_id, "reason": repr(error)})
-                await self._release_keys((left.batch_id, left.n, left.epoch) for left in claim.shards[at:])
-                break
+                jobs += await self._load(shard, held)
+            except ObjectsDown as error:
+                log.warning("lines cannot be read", extra={"batch": shard.batch_id, "reason": str(error)})
+                self.forget(held)
+                await self._try_to_release(shard)
+            except ObjectMissing:
+                log.exception("lines are lost: the batch's work file is damaged", extra={"batch": shard.batch_id})
+                # Nobody can run these lines. Kept leased, and beside others, they hold up nobody.
+                held.alone = False
         return jobs
 
-    async def _load(self, shard: Shard, leased: LeasedBatch) -> list[Job]:
-        data = await self._objects.read(leased.work_key, shard.offset, shard.length)
+    async def _try_to_release(self, shard: Shard) -> None:
+        """Where it fails, the next renewal finds a stray lease."""
+        with suppress(StoreDown):
+            await self._work.release(shard.batch_id, shards=[(shard.n, shard.epoch)])
+
+    def _hold(self, shard: Shard, leased: LeasedBatch) -> HeldShard:
         batch = self.batches.setdefault(leased.id, HeldBatch(leased))
-        batch.stop = batch.stop or self._stops.get(leased.id)
+        if (before := batch.shards.get(shard.n)) is not None:
+            # Leased to us again: what we held of it under the former epoch is over.
+            before.lost = True
         held = batch.shards[shard.n] = HeldShard(shard, batch)
+        return held
+
+    async def _load(self, shard: Shard, held: HeldShard) -> list[Job]:
+        batch = held.batch
+        data = await self._objects.read(batch.work_key, shard.offset, shard.length)
+        if len(data) != shard.length:
+            raise ObjectMissing(f"{batch.work_key} is cut off")
+        batch.stop = batch.stop or self._stops.get(batch.id)
         open_positions = set(unsettled(shard.settled, shard.lines))
         jobs = [
             Job(line, position=position, shard=held)

@@ -63,8 +63,10 @@ class Dispatcher:
         self._idle: deque[asyncio.Future[Job]] = deque()
         self._alarm = asyncio.Event()
         self._group = asyncio.TaskGroup()
+        self._flying: set[Job] = set()
         self._draining = False
-        self.in_flight = 0
+        self.held_bytes = 0
+        """Bodies of lines that have no outcome yet."""
 
     async def run(self) -> None:
         async with self._group:
@@ -75,12 +77,16 @@ class Dispatcher:
     @property
     def wanted(self) -> int:
         """How many more lines would keep every slot busy until the next claim. An upstream that is gone needs one
-        to be probed with."""
+        to be probed with, and rather one that is not suspected of anything."""
         if self._draining or len(self._waiting) >= _MOST_WAITING:
             return 0
         if self._gate.paused:
-            return 0 if self.in_flight or self.waiting or self._quarantine.occupied else 1
+            return 0 if self._ready else 1
         return 2 * self._slots - len(self._ready) if len(self._ready) < self._slots else 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
 
     @property
     def waiting(self) -> int:
@@ -88,6 +94,7 @@ class Dispatcher:
 
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
+            self.held_bytes += len(job.line.body)
             self._make_ready(job)
         self.pump()
 
@@ -105,13 +112,13 @@ class Dispatcher:
     def drop_lost(self) -> None:
         """Forget the lines of shards that somebody else holds now."""
         for job in self._withdraw(lambda job: job.shard.lost):
-            job.batch.unanswered -= 1
+            self._let_go(job)
 
     def drain(self) -> None:
         """Start nothing more; what is in flight may finish, the rest goes back as it came."""
         self._draining = True
         for job in self._withdraw(lambda _: True):
-            job.batch.unanswered -= 1
+            self._let_go(job)
 
     def pump(self) -> None:
         """Hand ready lines to idle slots, as far as anything may start."""
@@ -123,12 +130,12 @@ class Dispatcher:
     async def _work_a_slot(self) -> None:
         while True:
             job = await self._turn()
-            self.in_flight += 1
+            self._flying.add(job)
             started = self._clock.steady()
             try:
                 reply = await self._upstream.post(job.batch.endpoint, job.line.body)
             finally:
-                self.in_flight -= 1
+                self._flying.discard(job)
             self._metrics.upstream_seconds.observe(self._clock.steady() - started)
             self._came_back(job, reply)
             self.pump()
@@ -142,7 +149,7 @@ class Dispatcher:
         return await idle
 
     def _next(self) -> Job | None:
-        if self._draining or self._recorder.full or self._quarantine.window_open:
+        if self._draining or self._recorder.full or self._quarantine.crash_seen:
             return None
         now = self._clock.now()
         while (job := self._candidate()) is not None:
@@ -163,22 +170,24 @@ class Dispatcher:
 
     def _came_back(self, job: Job, reply: Reply) -> None:
         self._quarantine.came_back(job)
-        if (
-            isinstance(reply, Fault)
-            and reply.kind is FaultKind.BROKEN
-            and (self.in_flight or self._quarantine.window_open)
-        ):
-            job.last = Setback(reply.kind, reply.detail, gone=True)
-            if not self._quarantine.window_open:
-                self._group.create_task(self._judge_breaks())
-            self._quarantine.broke(job, in_flight=self.in_flight + 1)
-            return
         outcome = judge(reply, endpoint=job.batch.endpoint)
-        if isinstance(outcome, Setback) and outcome.kind == FaultKind.BROKEN:
-            # Nothing else was in flight: if the upstream crashed, it was this line, and no other has to pay.
+        if isinstance(reply, Fault) and reply.kind is FaultKind.BROKEN and isinstance(outcome, Setback):
+            self._broke(job, outcome)
+        else:
+            self._apply(job, outcome)
+
+    def _broke(self, job: Job, setback: Setback) -> None:
+        job.last = setback
+        window_was_open = self._quarantine.window_open
+        if self._quarantine.broke(job, beside=self._flying):
+            if not window_was_open:
+                self._group.create_task(self._judge_breaks())
+            return
+        if not self._flying:
+            # If the upstream crashed, it was this line, and no other has to pay.
             job.suspect = True
             self._gate.crashed()
-        self._apply(job, outcome)
+        self._apply(job, setback)
 
     async def _judge_breaks(self) -> None:
         await self._clock.sleep(WINDOW_SECONDS)
@@ -189,13 +198,13 @@ class Dispatcher:
             self._quarantine.suspect([job for job in broken if self._may_go_on(job)])
         else:
             for job in broken:
-                self._apply(job, job.last or Setback(FaultKind.BROKEN, "the connection broke", gone=True))
+                self._apply(job, _last_setback(job))
         self.pump()
 
     def _apply(self, job: Job, outcome: Outcome) -> None:
         self._metrics.attempts.labels(_result_label(outcome)).inc()
         if isinstance(outcome, Setback) and outcome.gone:
-            self._gate.gone_answer(job.line.custom_id, outcome.kind)
+            self._gate.gone_answer((job.batch.id, job.line.index), outcome.kind)
         else:
             job.suspect = False
             self._gate.real_answer()
@@ -206,20 +215,16 @@ class Dispatcher:
 
     def _set_back(self, job: Job, setback: Setback) -> None:
         job.last = setback
+        broke_by_itself = job.suspect and setback.kind == FaultKind.BROKEN
+        forgiven = setback.gone and self._gate.forgives(suspect=broke_by_itself)
+        if not forgiven:
+            job.throttles += setback.throttled
+            job.attempts += not setback.throttled
         if not self._may_go_on(job):
             return
-        broke_by_itself = job.suspect and setback.kind == FaultKind.BROKEN
-        if setback.gone and self._gate.forgives(suspect=broke_by_itself):
+        if forgiven:
             self._make_ready(job)
-            self._alarm.set()
-            return
-        if setback.throttled:
-            job.throttles += 1
-            spent = job.throttles > self._policy.max_throttles
-        else:
-            job.attempts += 1
-            spent = job.attempts >= self._policy.max_attempts
-        if spent:
+        elif job.throttles > self._policy.max_throttles or job.attempts >= self._policy.max_attempts:
             self._settle(job, setback.as_failure(job.attempts))
         else:
             self._wait_for_retry(job, setback)
@@ -235,35 +240,37 @@ class Dispatcher:
         self._alarm.set()
 
     def _make_ready(self, job: Job) -> None:
-        if job.batch.key_revoked:
-            self._settle(job, KEY_UNAVAILABLE)
-        elif not self._may_go_on(job):
+        if not self._may_go_on(job):
             return
-        elif job.suspect:
+        if job.suspect:
             self._quarantine.suspect([job])
         else:
             self._ready.append(job)
+        if self._gate.paused:
+            self._alarm.set()
 
     def _may_go_on(self, job: Job) -> bool:
-        """False when the job ended here because its batch was stopped, its shard lost, or we are going down."""
+        """False when the job ended here: its shard is lost, its batch stopped, its key revoked, or we go down."""
         if job.shard.lost or self._draining:
-            job.batch.unanswered -= 1
-            return False
-        if job.batch.stop is not None:
+            self._let_go(job)
+        elif job.batch.stop is not None:
             self._end_without_attempt(job)
-            return False
-        return True
+        elif job.batch.key_revoked:
+            self._settle(job, KEY_UNAVAILABLE)
+        else:
+            return True
+        return False
 
     def _end_without_attempt(self, job: Job) -> None:
         if job.last is not None:
             self._settle(job, job.last.as_failure(max(1, job.attempts)))
         else:
-            job.batch.unanswered -= 1
+            self._let_go(job)
             self._recorder.look_again()
             self._changed()
 
     def _settle(self, job: Job, outcome: Success | Failure) -> None:
-        job.batch.unanswered -= 1
+        self._let_go(job)
         if job.shard.lost:
             return
         line_id = ids.line_id(job.batch.id, job.line.index)
@@ -271,6 +278,10 @@ class Dispatcher:
             self._recorder.add(job, output_line(line_id, job.line.custom_id, outcome), succeeded=True)
         else:
             self._recorder.add(job, error_line(line_id, job.line.custom_id, outcome), succeeded=False)
+
+    def _let_go(self, job: Job) -> None:
+        job.batch.unanswered -= 1
+        self.held_bytes -= len(job.line.body)
 
     def _withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
         """Take jobs out from wherever they wait."""
@@ -298,6 +309,10 @@ class Dispatcher:
                     await self._alarm.wait()
             except TimeoutError:
                 continue
+
+
+def _last_setback(job: Job) -> Setback:
+    return job.last or Setback(FaultKind.BROKEN, "the connection broke", gone=True)
 
 
 def _result_label(outcome: Outcome) -> str:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _ANSWERS = 16
 _LINES = 4
-_SHORTEST_PROBE = 1.0
+_FIRST_PROBES = 2.0
 _LONGEST_PROBE = 15.0
 
 
@@ -30,7 +30,7 @@ class Gate:
         self._paused_at: float | None = None
         self._crashed = self._impatient = False
         self._next_probe = 0.0
-        self._interval = _SHORTEST_PROBE
+        self._interval = _FIRST_PROBES
 
     @property
     def paused(self) -> bool:
@@ -69,7 +69,7 @@ class Gate:
             return
         self._paused_at = self._clock.steady()
         self._metrics.upstream_paused.labels(reason).set(1)
-        self._interval = _SHORTEST_PROBE
+        self._interval = _FIRST_PROBES
         self._schedule_probe()
         log.warning("the upstream is gone; its lines wait", extra={"reason": reason})
 

@@ -6,7 +6,7 @@ guilty one is alone. A line that breaks alone spends its attempts like any other
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from batchline.pipeline.claim import Job
 
@@ -22,8 +22,8 @@ class Quarantine:
         self._groups: deque[deque[Job]] = deque()
         self._group: deque[Job] = deque()
         self._running: set[Job] = set()
+        self._at_risk: set[Job] = set()
         self._broken: list[Job] = []
-        self._in_flight_then = 0
 
     @property
     def occupied(self) -> bool:
@@ -32,19 +32,28 @@ class Quarantine:
 
     @property
     def window_open(self) -> bool:
-        """While it is, nothing may start at all."""
-        return bool(self._broken)
+        return bool(self._at_risk)
 
-    def broke(self, job: Job, *, in_flight: int) -> None:
-        """A connection broke; ``in_flight`` counts what was, this one included."""
-        if not self._broken:
-            self._in_flight_then = in_flight
+    @property
+    def crash_seen(self) -> bool:
+        """Whether at least half of what was in flight at the first break has broken. Then nothing may start; lines
+        sent later do not count, or a fast upstream that drops one in a hundred would look like a crash."""
+        return len(self._broken) > 1 and 2 * len(self._broken) >= len(self._at_risk)
+
+    def broke(self, job: Job, *, beside: Collection[Job]) -> bool:
+        """A connection broke, with these still in flight. True when the verdict must wait for the window's end."""
+        if not self._at_risk and beside:
+            self._at_risk = {job, *beside}
+        if job not in self._at_risk:
+            return False
         self._broken.append(job)
+        return True
 
     def close_window(self) -> tuple[list[Job], bool]:
         """The jobs that broke, and whether they broke together."""
-        broken, self._broken = self._broken, []
-        return broken, len(broken) > 1 and 2 * len(broken) >= self._in_flight_then
+        broken, together = self._broken, self.crash_seen
+        self._at_risk, self._broken = set(), []
+        return broken, together
 
     def suspect(self, jobs: Sequence[Job]) -> None:
         """Queue jobs to be tried apart."""
@@ -56,7 +65,7 @@ class Quarantine:
     def next(self, *, in_flight: int) -> Job | None:
         """The next suspect that may start: a group begins when nothing else is in flight."""
         if not self._group:
-            if in_flight or not self._groups:
+            if in_flight or self._running or not self._groups:
                 return None
             self._group = self._groups.popleft()
         job = self._group.popleft()

@@ -23,6 +23,7 @@ _LINES = 256
 _BYTES = 1024 * 1024
 _SECONDS = 1.0
 _INLINE_BYTES = 64 * 1024
+_MOST_SEGMENT_BYTES = 8 * 1024 * 1024
 _RETRY_SECONDS = 1.0
 
 
@@ -129,7 +130,7 @@ class Recorder:
         self._recorded()
 
     async def _flush_batch(self, buffer: _Buffer) -> None:
-        taken = list(buffer.entries)
+        taken = _first_bytes(buffer.entries)
         started = self._clock.steady()
         entries = await self._record_held(buffer.batch, taken)
         for shard, bits in _bits_by_shard(entries).items():
@@ -162,6 +163,7 @@ class Recorder:
             else:
                 self._stuck = False
                 return held
+        self._stuck = False
         return []
 
     async def _find_lost_shards(self) -> None:
@@ -194,6 +196,16 @@ class Recorder:
         await self._work.record(batch.id, progress=_progress(entries), segment=segment)
         self._metrics.segments.inc()
         self._metrics.segment_bytes.inc(len(data))
+
+
+def _first_bytes(entries: list[_Entry]) -> list[_Entry]:
+    """As many entries as one segment takes; after an outage there may be many more."""
+    size = 0
+    for n, entry in enumerate(entries):
+        size += len(entry.line)
+        if size >= _MOST_SEGMENT_BYTES:
+            return entries[: n + 1]
+    return list(entries)
 
 
 def _bits_by_shard(entries: list[_Entry]) -> dict[HeldShard, int]:

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.errors import LeaseLost
-from batchline.domain.limits import STRIKES
+from batchline.domain.limits import STRIKES, runs_alone
 from batchline.domain.records import File, LeasedBatch, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus, ShardState
 from batchline.ports import Claim, Finish, Notice
@@ -162,12 +162,12 @@ class SqlWork:
 
 
 def _choose(found: Sequence[Shard], *, lines: int, space: int, alone: bool) -> list[Shard]:
-    """Shards in order until there are enough lines or bytes. A struck one is run with nothing beside it, so that
-    the next death is its own; waiting for it to come first keeps it from starving behind fresh work."""
-    if found and found[0].strikes:
+    """Shards in order until there are enough lines or bytes. One that must run alone is given to a worker that holds
+    nothing; that the others wait for it when it comes first keeps it from starving behind fresh work."""
+    if found and runs_alone(found[0].strikes):
         return [found[0]] if alone else []
     chosen: list[Shard] = []
-    for shard in takewhile(lambda shard: not shard.strikes, found):
+    for shard in takewhile(lambda shard: not runs_alone(shard.strikes), found):
         if lines <= 0 or space <= 0:
             break
         chosen.append(shard)
@@ -180,8 +180,6 @@ def _rescue_shard(row: Row) -> Script[None]:
     left = unsettled(row["settled"], row["lines"])
     if row["stopped"]:
         yield from _reopen(row, state=ShardState.CLOSED, strikes=row["strikes"], left=left)
-    elif not row["died"]:
-        yield from _reopen(row, state=ShardState.OPEN, strikes=row["strikes"], left=left)
     elif len(left) == 1:
         strikes = row["strikes"] + 1
         state = ShardState.CLOSED if strikes >= STRIKES else ShardState.OPEN
@@ -191,14 +189,16 @@ def _rescue_shard(row: Row) -> Script[None]:
 
 
 def _split(row: Row, left: list[int]) -> Script[None]:
-    """The pieces keep the shard's place in the work file; each counts the others' lines as settled."""
+    """The pieces keep the shard's place in the work file; each counts the others' lines as settled. However often
+    they are struck, only a line by itself is given up."""
+    strikes = min(row["strikes"] + 1, STRIKES - 1)
     size = -(-len(left) // _PIECES)
     pieces = [left[at : at + size] for at in range(0, len(left), size)]
-    yield from _reopen(row, state=ShardState.OPEN, strikes=1, left=pieces[0])
+    yield from _reopen(row, state=ShardState.OPEN, strikes=strikes, left=pieces[0])
     following = (yield from rows("next_shard_n", batch_id=row["batch_id"]))[0]["n"]
     for n, piece in enumerate(pieces[1:], following):
         settled = all_but(piece, row["lines"])
-        shard: dict[str, Any] = {**dict(row), "n": n, "settled": settled, "strikes": 1}
+        shard: dict[str, Any] = {**dict(row), "n": n, "settled": settled, "strikes": strikes}
         yield from change("insert_shard", **shard)
 
 

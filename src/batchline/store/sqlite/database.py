@@ -3,6 +3,7 @@
 import sqlite3
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -67,18 +68,21 @@ class SqliteDatabase:
                 self._run_job(connection, job)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            _roll_back(connection)
             for job in jobs:
                 job.failure = StoreDown(str(error))
+            _roll_back(connection)
+        else:
+            for job in jobs:
+                job.committed = True
 
     def _run_job(self, connection: sqlite3.Connection, job: "_Job[Any]") -> None:
         """Each script stands in a savepoint: what one raises is undone and told to its caller alone."""
         connection.execute("SAVEPOINT job")
         try:
             job.result = self._run(connection, job.script())
-        except sqlite3.OperationalError:
-            raise
-        except Exception as error:  # noqa: BLE001 - handed to the caller of this job
+        except Exception as error:
+            if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.IntegrityError):
+                raise
             connection.execute("ROLLBACK TO job")
             job.failure = error
         connection.execute("RELEASE job")
@@ -105,10 +109,13 @@ class _Job(Generic[T]):
         self.script = script
         self.result: T | None = None
         self.failure: Exception | None = None
+        self.committed = False
 
     def value(self) -> T:
         if self.failure is not None:
             raise self.failure
+        if not self.committed:
+            raise StoreDown("the transaction did not run")
         return self.result  # type: ignore[return-value]  # set, as nothing failed
 
 
@@ -165,6 +172,7 @@ def _statements(script: str) -> list[str]:
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
-    """After some errors SQLite has rolled back by itself already."""
+    """After some errors SQLite has rolled back by itself already; where it cannot now, the next job tries again."""
     if connection.in_transaction:
-        connection.execute("ROLLBACK")
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")

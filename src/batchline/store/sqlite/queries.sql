@@ -248,11 +248,11 @@ UPDATE shards SET owner = NULL, lease_until = NULL,
 WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
 
 -- name: lapsed_shards
--- The folder's lock is ours, so the holder of a lease of another owner is dead.
+-- The folder's lock is ours, so the holder of a lease of another owner is dead; our own leases are alive with us.
 SELECT shards.batch_id, shards.n, shards."offset", shards.length, shards.lines, shards.model, shards.expires_at,
-    shards.settled, shards.epoch, shards.strikes, shards.owner <> :owner AS died, batches.stop IS NOT NULL AS stopped
+    shards.settled, shards.epoch, shards.strikes, batches.stop IS NOT NULL AS stopped
 FROM shards JOIN batches ON batches.id = shards.batch_id
-WHERE shards.state = 'leased' AND (shards.owner <> :owner OR shards.lease_until < :now);
+WHERE shards.state = 'leased' AND shards.owner <> :owner;
 
 -- name: reopen_shard
 -- A new epoch, so that a holder who comes back is fenced off.
