@@ -59,6 +59,8 @@ class Dispatcher:
         self._quarantine = Quarantine()
         self._ready: deque[Job] = deque()
         self._waiting: list[tuple[float, int, Job]] = []
+        self._overdue: list[Job] = []
+        """Past their batch's window: not started any more, and ended when the store says that it expired."""
         self._order = count()
         self._idle: deque[asyncio.Future[Job]] = deque()
         self._alarm = asyncio.Event()
@@ -156,8 +158,7 @@ class Dispatcher:
             if now < job.batch.expires_at:
                 return job
             self._quarantine.came_back(job)
-            job.batch.stop = job.batch.stop or Stop.EXPIRED
-            self._end_without_attempt(job)
+            self._overdue.append(job)
         return None
 
     def _candidate(self) -> Job | None:
@@ -212,6 +213,8 @@ class Dispatcher:
             self._set_back(job, outcome)
         else:
             self._settle(job, outcome)
+        if self._gate.paused:
+            self._alarm.set()
 
     def _set_back(self, job: Job, setback: Setback) -> None:
         job.last = setback
@@ -285,10 +288,11 @@ class Dispatcher:
 
     def _withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
         """Take jobs out from wherever they wait."""
-        withdrawn = [job for job in self._ready if condition(job)]
+        withdrawn = [job for job in (*self._ready, *self._overdue) if condition(job)]
         withdrawn += [job for _, _, job in self._waiting if condition(job)]
         if withdrawn:
             self._ready = deque(job for job in self._ready if not condition(job))
+            self._overdue = [job for job in self._overdue if not condition(job)]
             self._waiting = [entry for entry in self._waiting if not condition(entry[2])]
             self._waiting.sort()
         return withdrawn + self._quarantine.withdraw(condition)
