@@ -88,7 +88,7 @@ def test_probes_come_every_one_to_fifteen_seconds(chance: float) -> None:
     """D3: one at a time, less and less often, and never not at all."""
     probes = paused(chance=chance).probes(300)
     gaps = [later - earlier for earlier, later in pairwise(probes)]
-    assert 0.5 <= probes[0] <= 1.1
+    assert probes[0] == pytest.approx(1 + chance, abs=0.11)
     assert all(0.99 <= gap <= 15.1 for gap in gaps)
     assert all(later >= earlier - 0.11 for earlier, later in pairwise(gaps))
     assert gaps[-1] == pytest.approx(7.5 * (1 + chance), abs=0.11)
@@ -97,25 +97,25 @@ def test_probes_come_every_one_to_fifteen_seconds(chance: float) -> None:
 def test_the_wait_for_the_next_probe_is_known() -> None:
     """D3: what a sleeper needs to wake in time."""
     bench = paused()
-    assert bench.gate.wait() == 1.0
-    bench.clock.advance(0.75)
+    assert bench.gate.wait() == 2.0
+    bench.clock.advance(1.75)
     assert bench.gate.wait() == 0.25
     assert not bench.gate.admits()
     bench.clock.advance(0.25)
     assert bench.gate.wait() == 0.0
     assert bench.gate.admits()
     assert not bench.gate.admits(), "one probe"
-    assert bench.gate.wait() == 2.0
+    assert bench.gate.wait() == 4.0
 
 
 def test_gone_answers_to_probes_leave_it_paused() -> None:
     """D3: and do not bring the next probe nearer."""
     bench = paused()
-    bench.clock.advance(1.0)
+    bench.clock.advance(2.0)
     assert bench.gate.admits()
     bench.gone(40, lines=9)
     assert bench.gate.paused
-    assert bench.gate.wait() == 2.0
+    assert bench.gate.wait() == 4.0
 
 
 def test_the_first_real_answer_ends_the_pause() -> None:
@@ -129,7 +129,7 @@ def test_the_first_real_answer_ends_the_pause() -> None:
     assert not bench.gate.paused
     bench.gone(1, lines=1)
     assert bench.gate.paused
-    assert bench.gate.wait() == 1.0
+    assert bench.gate.wait() == 2.0
 
 
 def test_patience_ends_the_pause() -> None:

@@ -68,12 +68,45 @@ def test_half_of_what_is_in_flight_breaks_together_or_it_is_nobodys_crash(
 def test_every_window_counts_for_itself() -> None:
     """D5: what was in flight at an earlier crash does not excuse the next."""
     quarantine = Quarantine()
-    jobs = make_jobs(3)
-    quarantine.broke(jobs[0], in_flight=64)
-    quarantine.close_window()
-    for job in jobs[1:]:
-        quarantine.broke(job, in_flight=2)
-    assert quarantine.close_window() == (jobs[1:], True)
+    first, *jobs = make_jobs(3)
+    quarantine.broke(first, beside=make_jobs(63))
+    assert quarantine.close_window() == ([first], False)
+    assert quarantine.broke(jobs[0], beside=jobs[1:])
+    assert quarantine.broke(jobs[1], beside=[])
+    assert quarantine.close_window() == (jobs, True)
+
+
+def test_a_line_that_breaks_with_nothing_beside_it_waits_for_no_verdict() -> None:
+    """D5: it broke alone, so it spends its own attempt."""
+    quarantine = Quarantine()
+    (job,) = make_jobs(1)
+    assert not quarantine.broke(job, beside=[])
+    assert not quarantine.window_open
+    assert quarantine.close_window() == ([], False)
+
+
+def test_only_what_was_in_flight_at_the_first_break_counts() -> None:
+    """D5: a fast upstream that drops a connection now and then has not crashed, however many follow in the window."""
+    quarantine = Quarantine()
+    first, *innocent = make_jobs(4)
+    assert quarantine.broke(first, beside=innocent)
+    for later in make_jobs(40):
+        assert not quarantine.broke(later, beside=innocent), "sent after the first break"
+        assert not quarantine.crash_seen
+    assert quarantine.close_window() == ([first], False)
+
+
+def test_a_crash_is_seen_as_soon_as_half_broke() -> None:
+    """D5: from then on nothing may run into the restart; the window's end ends that too."""
+    quarantine = Quarantine()
+    jobs = make_jobs(6)
+    seen = []
+    for n, job in enumerate(jobs[:4]):
+        quarantine.broke(job, beside=jobs[n + 1 :])
+        seen.append(quarantine.crash_seen)
+    assert seen == [False, False, True, True]
+    assert quarantine.close_window() == (jobs[:4], True)
+    assert not quarantine.crash_seen
 
 
 @pytest.mark.parametrize(
