@@ -68,6 +68,7 @@ class Settings(BaseSettings):
     max_held_bytes: int = Field(
         default=256 * MiB, gt=0, description="Answers a process holds before it waits for the disk."
     )
+    max_project_requests: int = Field(default=64, ge=1, description="Uploads and creates of one project at once.")
 
     header_timeout_seconds: float = Field(
         default=15, gt=0, description="Time in which a request's headers must be complete."

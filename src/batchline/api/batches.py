@@ -11,6 +11,7 @@ from batchline.api.body import body_chunks
 from batchline.api.envelope import JSON, json_response
 from batchline.api.exchange import presence_of
 from batchline.api.paging import choice, integer, page
+from batchline.api.throttle import Throttle
 from batchline.domain.errors import BatchNotFound, InvalidRequest, TooLarge
 from batchline.domain.limits import MAX_JSON_BODY_BYTES, MAX_METADATA_BYTES
 from batchline.domain.states import BatchStatus
@@ -26,17 +27,20 @@ _STRING = Decoder(str)
 
 
 class BatchRoutes:
-    def __init__(self, *, auth: Auth, creation: Creation, cancellation: Cancellation, batches: Batches) -> None:
-        self._auth = auth
+    def __init__(
+        self, *, auth: Auth, throttle: Throttle, creation: Creation, cancellation: Cancellation, batches: Batches
+    ) -> None:
+        self._auth, self._throttle = auth, throttle
         self._creation, self._cancellation = creation, cancellation
         self._batches = batches
 
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
-        wanted = create_request(await _read_json(request))
-        answer = await self._creation.create(
-            owner, wanted, idempotency_key=_idempotency_key(request), retried=is_retry(request)
-        )
+        with self._throttle.place(owner.project_id):
+            wanted = create_request(await _read_json(request))
+            answer = await self._creation.create(
+                owner, wanted, idempotency_key=_idempotency_key(request), retried=is_retry(request)
+            )
         return Response(
             answer.body,
             answer.status,

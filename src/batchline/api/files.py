@@ -12,6 +12,7 @@ from batchline.api.content import Content, headers_of, span_of
 from batchline.api.envelope import json_response
 from batchline.api.form import Form, InvalidMultipart
 from batchline.api.paging import choice, integer, page
+from batchline.api.throttle import Throttle
 from batchline.domain.errors import FileNotFound, InvalidRequest, ObjectsDown, TooLarge
 from batchline.domain.ids import canonical_file_id
 from batchline.domain.records import BATCH, BATCH_OUTPUT, File
@@ -31,6 +32,7 @@ class FileRoutes:
         self,
         *,
         auth: Auth,
+        throttle: Throttle,
         upload: Upload,
         download: Download,
         files: Files,
@@ -38,7 +40,7 @@ class FileRoutes:
         clock: Clock,
         max_file_bytes: int,
     ) -> None:
-        self._auth = auth
+        self._auth, self._throttle = auth, throttle
         self._upload, self._download = upload, download
         self._files, self._objects = files, objects
         self._clock = clock
@@ -46,8 +48,9 @@ class FileRoutes:
 
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
-        form = Form(request.headers.get("content-type", ""))
-        file = await self._upload.take(owner.project_id, lambda incoming: self._fill(incoming, form, request))
+        with self._throttle.place(owner.project_id):
+            form = Form(request.headers.get("content-type", ""))
+            file = await self._upload.take(owner.project_id, lambda incoming: self._fill(incoming, form, request))
         return json_response(file.wire())
 
     async def list(self, request: Request) -> Response:

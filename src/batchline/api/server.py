@@ -19,6 +19,7 @@ from batchline.api.files import MULTIPART_OVERHEAD, FileRoutes
 from batchline.api.guard import Guard
 from batchline.api.health import HealthRoutes
 from batchline.api.protocol import connection_class
+from batchline.api.throttle import Throttle
 from batchline.domain.errors import MethodNotAllowed, NotFound
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.download import Download
@@ -125,12 +126,18 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _routes(services: Services) -> list[Route]:
     auth = Auth(accounts=services.store)
-    return [*_file_routes(services, auth), *_batch_routes(services, auth), *_health_routes(services)]
+    throttle = Throttle(services.settings.max_project_requests)
+    return [
+        *_file_routes(services, auth, throttle),
+        *_batch_routes(services, auth, throttle),
+        *_health_routes(services),
+    ]
 
 
-def _file_routes(services: Services, auth: Auth) -> list[Route]:
+def _file_routes(services: Services, auth: Auth, throttle: Throttle) -> list[Route]:
     files = FileRoutes(
         auth=auth,
+        throttle=throttle,
         upload=services.upload,
         download=services.download,
         files=services.store,
@@ -150,9 +157,10 @@ def _file_routes(services: Services, auth: Auth) -> list[Route]:
     ]
 
 
-def _batch_routes(services: Services, auth: Auth) -> list[Route]:
+def _batch_routes(services: Services, auth: Auth, throttle: Throttle) -> list[Route]:
     batches = BatchRoutes(
         auth=auth,
+        throttle=throttle,
         creation=services.creation,
         cancellation=services.cancellation,
         batches=services.store,

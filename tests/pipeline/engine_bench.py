@@ -1,0 +1,236 @@
+"""The whole engine on a bench: real parts on virtual time, an upstream by script, and ports that meet trouble."""
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from batchline.domain.errors import ObjectsDown, StoreDown
+from batchline.domain.records import Batch, File, Owner
+from batchline.domain.states import TERMINAL
+from batchline.engine import Engine
+from batchline.objects.local import LocalObjects
+from batchline.pipeline.enqueue import CreateRequest
+from batchline.pipeline.upload import Incoming
+from batchline.settings import Settings
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.telemetry.metrics import Metrics
+from batchline.upstream.scripted import Plan, Script
+from simulation.upstream import Machine, SimulatedUpstream
+from simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
+
+CHAT = "/v1/chat/completions"
+_PROJECTS = {"alpha": "11111111-1111-4111-8111-111111111111", "beta": "22222222-2222-4222-8222-222222222222"}
+_LONGEST_CALL = 0.0005
+_LOOK_SECONDS = 0.1
+_MOST_STEPS = 1_000_000
+
+T = TypeVar("T")
+Trouble = Callable[..., Awaitable[None]]
+
+STORE_CALLS = (
+    *("claim", "renew_shards", "notices", "record", "release", "rescue", "interrupt", "expire", "next_finish"),
+    *("renew_batch", "segments", "publish", "finished", "forget_work", "lapse_files", "is_running", "is_kept"),
+)
+"""What a running engine asks of its store by itself."""
+
+
+class Port:
+    """Hands calls on, once ``trouble`` that is set for them let them pass."""
+
+    def __init__(self, part: object) -> None:
+        self._part = part
+        self.trouble: dict[str, Trouble] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        call, trouble = getattr(self._part, name), self.trouble.get(name)
+        if trouble is None:
+            return call
+
+        async def meet_trouble(*args: Any, **named: Any) -> Any:
+            await trouble(*args, **named)
+            return await call(*args, **named)
+
+        return meet_trouble
+
+
+class Bench:
+    """A folder, an upstream and time outlive the process; ``start`` begins a life of it, ``kill`` ends one."""
+
+    def __init__(self, folder: Path, *, plan: Plan | None = None, latency: float = 0.05, **settings: Any) -> None:
+        self.folder, self.time = folder, Time()
+        self.machine = Machine(Script(plan), self.time)
+        self._latency, self._settings = latency, Settings(**settings)
+        self._source = random.Random(1)
+        self._owners: dict[str, Owner] = {}
+        self._dead: list[tuple[Loop, SqliteDatabase]] = []
+        self._steps = 0
+        self.start()
+
+    def start(self) -> None:
+        self.loop, clock = Loop(self.time), VirtualClock(self.time)
+        threads, chance = InlineThreads(self._source, longest=_LONGEST_CALL), SeededRandom(self._source)
+        self._database = SqliteDatabase(self.folder / "store.sqlite", clock=clock, writer=threads, reader=threads)
+        self.rows = SqlStore(self._database)
+        """The store without trouble, to look into it."""
+        self.store: Any = Port(self.rows)
+        self.objects: Any = Port(LocalObjects(self.folder / "objects", threads, chance))
+        self.engine = Engine(
+            settings=self._settings,
+            store=self.store,
+            objects=self.objects,
+            upstream=SimulatedUpstream(
+                self.machine,
+                request_timeout=self._settings.request_timeout_seconds,
+                latency=self._latency,
+                kill_worker=lambda: None,
+            ),
+            validator=InlineValidator(threads),
+            clock=clock,
+            random=chance,
+            metrics=Metrics(),
+        )
+        self._running = self.loop.create_task(self.engine.run())
+
+    def kill(self) -> None:
+        """Nothing of this life happens any more; its leases stay behind."""
+        self._dead.append((self.loop, self._database))
+
+    def play(self, scene: Coroutine[Any, Any, T], *, seconds: float = 4000.0) -> T:
+        """Let things happen until the scene is over, and not for longer than so many virtual seconds."""
+        playing = self.loop.create_task(scene)
+        until = self.time.now + seconds
+        while not playing.done():
+            self._step(until)
+        return playing.result()
+
+    def close(self) -> None:
+        self.kill()
+        for loop, database in self._dead:
+            database.close()
+            self._bury(loop)
+
+    async def stopped(self) -> None:
+        """SIGTERM, and the end of the process."""
+        self.engine.stop()
+        await self._running
+
+    async def batch(self, prompts: Iterable[str], *, project: str = "alpha") -> Batch:
+        """A batch that was created; each prompt must be the only one of its kind."""
+        lines = [_line(f"line-{n}", prompt) for n, prompt in enumerate(prompts)]
+        owner = await self._owner(project)
+        file = await self.engine.upload.take(owner.project_id, lambda incoming: _fill(incoming, b"".join(lines)))
+        request = CreateRequest(input_file_id=file.id, endpoint=CHAT, metadata=b"{}")
+        answer = await self.engine.creation.create(owner, request, idempotency_key=None, retried=False)
+        assert answer.status == 200, answer.body
+        return await self.seen(answer.batch_id)
+
+    async def seen(self, batch_id: str) -> Batch:
+        for owner in self._owners.values():
+            if (batch := await self.rows.batch(owner.project_id, batch_id)) is not None:
+                return batch
+        raise AssertionError(f"{batch_id} is gone")
+
+    async def ended(self, batch: Batch) -> Batch:
+        while (seen := await self.seen(batch.id)).status not in TERMINAL:
+            await asyncio.sleep(_LOOK_SECONDS)
+        return seen
+
+    async def records(self, batch: Batch) -> dict[str, Any]:
+        """What became of each line, by its custom_id: all of them, each in one of the two files, once."""
+        found: dict[str, Any] = {}
+        for file_id in (batch.output_file_id, batch.error_file_id):
+            for line in (await self._content(batch.project_id, file_id)).splitlines():
+                record = json.loads(line)
+                assert record["custom_id"] not in found, "a line stands there twice"
+                found[record["custom_id"]] = record
+        assert len(found) == batch.total == batch.completed + batch.failed
+        return found
+
+    async def failures(self, batch: Batch) -> dict[str, str]:
+        """What the lines that failed are told, by their custom_ids."""
+        records = await self.records(batch)
+        return {name: record["error"]["message"] for name, record in records.items() if record["error"]}
+
+    def attempts(self, word: str) -> int:
+        """How often the upstream was asked something with this word in it."""
+        return sum(times for body, times in self.machine.starts.items() if word.encode() in body)
+
+    def take_store_away(self, seconds: float) -> None:
+        """Every call of the engine waits as SQLite does for a lock, and fails."""
+        until = self.time.now + seconds
+
+        async def be_away(*_: Any, **__: Any) -> None:
+            if self.time.now < until:
+                await asyncio.sleep(2)
+                raise StoreDown("away")
+
+        self.store.trouble |= dict.fromkeys(STORE_CALLS, be_away)
+
+    def take_disk_away(self, seconds: float) -> None:
+        """Nothing can be written to the folder of objects."""
+        until = self.time.now + seconds
+
+        async def be_full(*_: Any, **__: Any) -> None:
+            if self.time.now < until:
+                raise ObjectsDown("full")
+
+        self.objects.trouble |= dict.fromkeys(("put", "create"), be_full)
+
+    async def _owner(self, project: str) -> Owner:
+        if project not in self._owners:
+            self._owners[project] = await self.rows.create_key(
+                key_id=f"key_{project}",
+                digest=project.encode(),
+                hint="",
+                project=project,
+                project_id=_PROJECTS[project],
+                organization_id="organization",
+                at=0,
+            )
+        return self._owners[project]
+
+    async def _content(self, project_id: str, file_id: str | None) -> bytes:
+        if file_id is None:
+            return b""
+        file = await self.engine.download.find(project_id, file_id)
+        chunks = await self.engine.download.open(file, start=0, length=file.bytes)
+        return b"".join([chunk async for chunk in chunks])
+
+    def _step(self, until: float) -> None:
+        due = self.loop.next_due()
+        self._steps += 1
+        assert due is not None, "nothing will ever happen again"
+        assert due <= until, "it does not end in time"
+        assert self._steps < _MOST_STEPS, "it goes round in circles"
+        self.time.now = max(self.time.now, due)
+        self.loop.step()
+        if self._running.done() and (error := self._running.exception()):
+            raise error
+
+    def _bury(self, loop: Loop) -> None:
+        """Let what never ran on unwind, now that nobody looks."""
+        loop.buried = True
+        for task in (tasks := asyncio.all_tasks(loop)):
+            task.cancel()
+        while not all(task.done() for task in tasks) and (due := loop.next_due()) is not None:
+            self.time.now = max(self.time.now, due)
+            loop.step()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                task.exception()
+        loop.close()
+
+
+def _line(custom_id: str, prompt: str) -> bytes:
+    body = {"model": "m", "messages": [{"role": "user", "content": prompt}]}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}).encode() + b"\n"
+
+
+async def _fill(incoming: Incoming, data: bytes) -> File:
+    await incoming.write(data)
+    return await incoming.finish(filename=None, expires_after=None)
