@@ -114,11 +114,31 @@ _FAULTS = {
 @pytest.mark.parametrize(("directive", "reason"), _FAULTS.items())
 def test_a_fault_is_tried_again_and_told_in_the_end(faulty: Setting, directive: str, reason: str) -> None:
     """D1, D2: pages, half answers, none at all, redirects and floods; never followed, never taken for an answer."""
+    _await_real_answer(faulty.service)
     [record] = run(faulty.service, f"[[{directive}]]")
     told = f"[legacy:retries_exhausted] Line failed after {_ATTEMPTS} attempts: "
     assert record["error"]["code"] == "internal_error"
     assert record["error"]["message"].startswith(told)
     assert reason in record["error"]["message"]
+
+
+def _await_real_answer(service: Service) -> None:
+    """Whatever other tests made the service think of the upstream, it is there."""
+    assert run(service, "anything")[0]["error"] is None
+
+
+def test_one_broken_connection_is_no_outage(tmp_path: Path) -> None:
+    """D3: that takes 16 answers of 4 lines. Until then a line has its attempts, and not one more."""
+    with running_mock() as mock, running_service(tmp_path, mock.url, max_attempts=2) as service:
+        run(service, "[[cut]] this one breaks by itself")
+        client, asked = service.client(), mock.stats()["requests"]
+        batch_id = submit(client, chat_lines(["[[status=503]]"])).id
+
+        def is_settled() -> bool:
+            assert mock.stats()["requests"] - asked <= 2
+            return client.batches.retrieve(batch_id).status == "completed"
+
+        wait_until(is_settled, what="the end of a line that is refused")
 
 
 def test_a_fault_that_passes_costs_nothing(faulty: Setting) -> None:

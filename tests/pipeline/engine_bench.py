@@ -135,10 +135,16 @@ class Bench:
                 return batch
         raise AssertionError(f"{batch_id} is gone")
 
-    async def ended(self, batch: Batch) -> Batch:
-        while (seen := await self.seen(batch.id)).status not in TERMINAL:
+    async def until(self, batch: Batch, condition: Callable[[Batch], bool]) -> Batch:
+        """The batch as it is when this holds of it."""
+        while True:
+            seen = await self.seen(batch.id)
+            if condition(seen):
+                return seen
             await asyncio.sleep(_LOOK_SECONDS)
-        return seen
+
+    async def ended(self, batch: Batch) -> Batch:
+        return await self.until(batch, lambda seen: seen.status in TERMINAL)
 
     async def records(self, batch: Batch) -> dict[str, Any]:
         """What became of each line, by its custom_id: all of them, each in one of the two files, once."""

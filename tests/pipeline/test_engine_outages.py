@@ -1,18 +1,19 @@
 """The engine when its store or its folder fails, or what it needs is gone: SPEC C11, C12, D5, F5."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_bench import Bench
 
-from batchline.domain.errors import ObjectMissing, ObjectsDown, StoreDown
+from batchline.domain.errors import ObjectsDown, StoreDown
 from batchline.domain.lines import decode_lines
 from batchline.domain.records import Batch, Segment
 from batchline.domain.states import BatchStatus
-from engine_bench import Bench
 
 LEASE = 30
 MiB = 1024 * 1024
@@ -112,3 +113,101 @@ def test_a_batch_whose_work_file_is_gone_does_not_hold_up_another(tmp_path: Path
 
         bench.play(scene(), seconds=30)
         assert bench.attempts("damaged") == 0
+
+
+@pytest.mark.parametrize("left", [0, 5, 14, 60])
+def test_a_work_file_that_is_cut_off_sends_no_half_line(tmp_path: Path, left: int) -> None:
+    """C5, D5: neither where a body ends too early, nor a name, nor the numbers before them. The lines that are whole
+    run, the process lives, and so does another's batch."""
+
+    def cut_off(work: Path) -> None:
+        data = work.read_bytes()
+        *_, last = decode_lines(data)
+        size = 12 + len(last.custom_id) + len(last.body)
+        work.write_bytes(data[: len(data) - size + left])
+
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            damaged = await _batch_with_damage(bench, cut_off, lines=20)
+            other = await bench.batch((f"good {n}" for n in range(20)), project="beta")
+            assert await bench.failures(await bench.ended(other)) == {}
+            await asyncio.sleep(3)
+            seen = await bench.seen(damaged.id)
+            assert (seen.status, seen.failed) == (BatchStatus.IN_PROGRESS, 0)
+            assert 0 < seen.completed == bench.attempts("damaged") < 20
+
+        bench.play(scene(), seconds=60)
+        assert all(json.loads(body) for body in bench.machine.starts)
+
+
+def test_a_long_outage_of_the_disk_makes_no_giant_segment(tmp_path: Path) -> None:
+    """C12: what was answered meanwhile is recorded in pieces of 8 MiB and a line, all of it, once."""
+    answer, sizes = 300_000, []
+
+    async def measure(_: str, *, segment: Segment, **__: Any) -> None:
+        sizes.append(segment.output_bytes + segment.error_bytes)
+
+    with closing(Bench(tmp_path, latency=0.5, max_concurrency=64)) as bench:
+        bench.store.trouble["record"] = measure
+
+        async def scene() -> None:
+            batch = await bench.batch(f"line {n} [[huge={answer}]]" for n in range(100))
+            bench.take_disk_away(40)
+            assert await bench.failures(await bench.ended(batch)) == {}
+
+        bench.play(scene(), seconds=120)
+    assert max(sizes) < 8 * MiB + 2 * answer
+    assert max(sizes) > 8 * MiB, "the outage made none that had to be cut"
+
+
+@pytest.mark.parametrize("line", ["quick", "slow [[delay=20]]", "slower [[delay=100]]"])
+def test_a_stop_while_the_store_is_away_ends(tmp_path: Path, line: str) -> None:
+    """D5, F5: also with answers that cannot be recorded; they are asked for again by the next life, without a strike
+    too many."""
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> Batch:
+            batch = await bench.batch(f"{line} {n}" for n in range(64))
+            bench.take_store_away(10_000)
+            await asyncio.sleep(5)
+            since = bench.time.now
+            await bench.stopped()
+            assert bench.time.now - since < 70, "the grace for lines in flight, and as much for the recorder"
+            return batch
+
+        batch = bench.play(scene())
+        bench.kill()
+        bench.start()
+
+        async def next_life() -> None:
+            assert await bench.failures(await bench.ended(batch)) == {}
+
+        bench.play(next_life())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_cancel_that_meets_a_claim_starts_nothing(tmp_path: Path, which: int) -> None:
+    """C11: where the lines of a batch are leased and just being read, or about to be, no attempt starts any more."""
+    with closing(Bench(tmp_path)) as bench:
+        batches: list[Batch] = []
+        both = asyncio.Event()
+
+        async def wait_for_both(**_: Any) -> None:
+            await both.wait()
+
+        async def cancel_first(*_: Any) -> None:
+            bench.objects.trouble.clear()
+            await bench.engine.cancellation.cancel(batches[which].project_id, batches[which].id)
+
+        async def scene() -> None:
+            bench.store.trouble["claim"] = wait_for_both
+            batches.extend([await bench.batch(f"batch-{b} {n}" for n in range(20)) for b in range(2)])
+            bench.objects.trouble["read"] = cancel_first
+            both.set()
+            cancelled, other = await bench.ended(batches[which]), await bench.ended(batches[1 - which])
+            assert (cancelled.status, cancelled.failed) == (BatchStatus.CANCELLED, 20)
+            assert (other.status, other.completed) == (BatchStatus.COMPLETED, 20)
+
+        bench.play(scene(), seconds=60)
+        assert bench.attempts(f"batch-{which}") == 0

@@ -78,6 +78,9 @@ def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, 
     for record in good:
         require(plan.fates[record["custom_id"]] in SUCCEEDS, f"{batch.id} succeeded at {record['custom_id']}")
         require(record["custom_id"] in record["response"]["body"]["choices"][0]["message"]["content"], "answers mixed")
+    reported = [record["response"]["body"]["usage"] for record in good]
+    tokens = [sum(usage[name] for usage in reported) for name in ("prompt_tokens", "completion_tokens")]
+    require(tokens == [batch.input_tokens, batch.output_tokens], f"{batch.id} sums tokens that its lines do not report")
     for record in bad:
         _check_error(batch, plan, record, world=world)
 

@@ -5,7 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Timer
@@ -153,6 +153,75 @@ def test_a_script_that_fails_undoes_only_itself(embedded: Embedded) -> None:
     asyncio.run(play())
     with closing(sqlite3.connect(embedded.path)) as other:
         assert other.execute("SELECT name FROM organizations").fetchall() == [("default",)]
+
+
+class Torn(BaseException):
+    """Ends a writer's turn as nothing foreseen does."""
+
+
+def tear() -> Script[None]:
+    yield from change("probe")
+    raise Torn
+
+
+def say_nonsense() -> Script[None]:
+    """What the driver refuses, as it does when the database is damaged: nobody knows what is left of the rest."""
+    yield from change("insert_organization", organization_id="n", name="nonsense", at=object())
+
+
+@pytest.mark.parametrize(("script", "told"), [(tear, Torn), (say_nonsense, StoreDown)])
+def test_whatever_ends_a_shared_commit_nobody_hears_of_success(
+    embedded: Embedded, script: Callable[[], Script[None]], told: type[BaseException]
+) -> None:
+    """C7, C12: neither those whose scripts ran before nor those after; nothing of theirs is kept, and it goes on."""
+
+    async def play() -> None:
+        writing, go_on = await embedded.hold_writer()
+        before = asyncio.create_task(embedded.world.owner())
+        await asyncio.sleep(0)
+        failing = asyncio.create_task(embedded.database.write(script))
+        await asyncio.sleep(0)
+        after = asyncio.create_task(embedded.world.owner())
+        await asyncio.sleep(0)
+        go_on.set()
+        await writing
+        heard = await asyncio.gather(before, failing, after, return_exceptions=True)
+        assert {type(one) for one in heard} <= {StoreDown, told}
+        assert await _writes_again(embedded) == 1
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("refused", [{"COMMIT"}, {"COMMIT", "ROLLBACK"}])
+def test_a_commit_that_fails_is_no_success(embedded: Embedded, refused: set[str]) -> None:
+    """C7, C12: everyone who shared it is told, also when it cannot be rolled back; and nothing of it is kept by the
+    commit of the next."""
+
+    def authorize(action: int, statement: str | None, *_: str | None) -> int:
+        return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION and statement in refused else 0
+
+    async def play() -> None:
+        writing, go_on = await embedded.hold_writer()
+        waiting = [asyncio.create_task(embedded.world.owner()) for _ in range(3)]
+        await asyncio.sleep(0)
+        embedded.database._for_writing.set_authorizer(authorize)
+        go_on.set()
+        heard = await asyncio.gather(writing, *waiting, return_exceptions=True)
+        assert [type(one) for one in heard] == [StoreDown] * 4
+        embedded.database._for_writing.set_authorizer(None)
+        assert await _writes_again(embedded) == 1
+
+    asyncio.run(play())
+
+
+async def _writes_again(embedded: Embedded) -> int:
+    """How many keys there are, once one could be made; a transaction left open costs one try."""
+    with suppress(StoreDown):
+        await embedded.store.check()
+    made = await embedded.world.owner()
+    keys = await embedded.store.keys()
+    assert made.key_id in {key.id for key in keys}
+    return len(keys)
 
 
 def test_a_locked_database_is_down_until_it_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

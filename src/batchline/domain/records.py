@@ -6,6 +6,7 @@ from msgspec import Raw, Struct
 from msgspec.json import encode as encode_json
 
 from batchline.domain.states import BatchStatus, Stop
+from batchline.domain.usage import NOTHING, Usage
 
 BATCH = "batch"
 BATCH_OUTPUT = "batch_output"
@@ -84,8 +85,23 @@ class Batch(Struct, frozen=True, kw_only=True):
     total: int = 0
     completed: int = 0
     failed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    model: str | None = None
+    """The one model of all lines, where there is one."""
     stop: Stop | None = None
     epoch: int = 0
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            input_tokens=self.input_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+        )
 
     def wire(self) -> dict[str, object]:
         """The Batch object of the API: the same fields in every state."""
@@ -110,6 +126,8 @@ class Batch(Struct, frozen=True, kw_only=True):
             "cancelled_at": self.cancelled_at,
             "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
             "metadata": Raw(self.metadata),
+            "model": self.model,
+            "usage": self.usage.wire(),
         }
 
 
@@ -169,6 +187,7 @@ class ShardProgress(Struct, frozen=True, kw_only=True):
     settled: bytes
     completed: int
     failed: int
+    usage: Usage = NOTHING
     done: bool
 
 

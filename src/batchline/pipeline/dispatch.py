@@ -24,6 +24,7 @@ from batchline.domain.outcomes import (
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
+from batchline.domain.usage import reported_usage
 from batchline.pipeline.claim import HeldBatch, Job
 from batchline.pipeline.gate import Gate
 from batchline.pipeline.quarantine import WINDOW_SECONDS, Quarantine
@@ -278,7 +279,8 @@ class Dispatcher:
             return
         line_id = ids.line_id(job.batch.id, job.line.index)
         if isinstance(outcome, Success):
-            self._recorder.add(job, output_line(line_id, job.line.custom_id, outcome), succeeded=True)
+            line = output_line(line_id, job.line.custom_id, outcome)
+            self._recorder.add(job, line, succeeded=True, usage=reported_usage(outcome.body))
         else:
             self._recorder.add(job, error_line(line_id, job.line.custom_id, outcome), succeeded=False)
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
 from batchline.domain.records import Segment, ShardProgress
+from batchline.domain.usage import NOTHING, Usage
 from batchline.pipeline.claim import Claims, HeldBatch, HeldShard, Job
 from batchline.ports import Clock, Objects, Work
 from batchline.telemetry.metrics import Metrics
@@ -32,6 +33,7 @@ class _Entry(Struct, frozen=True):
     position: int
     succeeded: bool
     line: bytes
+    usage: Usage
 
 
 class _Buffer:
@@ -84,12 +86,12 @@ class Recorder:
     def holds(self, batch: HeldBatch) -> bool:
         return batch.id in self._buffers
 
-    def add(self, job: Job, line: bytes, *, succeeded: bool) -> None:
+    def add(self, job: Job, line: bytes, *, succeeded: bool, usage: Usage = NOTHING) -> None:
         buffer = self._buffers.get(job.batch.id)
         if buffer is None:
             buffer = self._buffers[job.batch.id] = _Buffer(job.batch, since=self._clock.steady())
             self._changed.set()
-        buffer.entries.append(_Entry(job.shard, job.position, succeeded, line))
+        buffer.entries.append(_Entry(job.shard, job.position, succeeded, line, usage))
         buffer.bytes += len(line)
         self._held_bytes += len(line)
         self._metrics.lines.labels("succeeded" if succeeded else "failed").inc()
@@ -232,6 +234,7 @@ def _progress(entries: list[_Entry]) -> list[ShardProgress]:
                 settled=settled.to_bytes((shard.lines + 7) // 8, "little"),
                 completed=completed,
                 failed=len(own) - completed,
+                usage=sum((entry.usage for entry in own), NOTHING),
                 done=settled == (1 << shard.lines) - 1,
             )
         )

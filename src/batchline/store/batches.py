@@ -12,6 +12,8 @@ from batchline.domain.states import BatchStatus
 from batchline.ports import Created, NewBatch
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows
 
+_COUNTED_LIVE = frozenset({BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING})
+
 
 class SqlBatches:
     def __init__(self, database: Database) -> None:
@@ -70,7 +72,13 @@ class SqlBatches:
     ) -> Created:
         def script() -> Script[Created]:
             started = yield from change(
-                "start_batch", batch_id=batch_id, epoch=epoch, total=total, work_key=work_key, at=at
+                "start_batch",
+                batch_id=batch_id,
+                epoch=epoch,
+                total=total,
+                model=_one_model(shards),
+                work_key=work_key,
+                at=at,
             )
             if not started:
                 return (yield from _answer_of_cancelled(batch_id))
@@ -93,8 +101,11 @@ class SqlBatches:
         await self._database.write(lambda: change("drop_batch", batch_id=batch_id, epoch=epoch))
 
     async def batch(self, project_id: str, batch_id: str) -> Batch | None:
-        row = await self._database.read(lambda: one("batch", project_id=project_id, id=batch_id))
-        return _batch(row) if row else None
+        def script() -> Script[Batch | None]:
+            row = yield from one("batch", project_id=project_id, id=batch_id)
+            return (yield from _counted(row)) if row else None
+
+        return await self._database.read(script)
 
     async def batches(
         self,
@@ -122,7 +133,10 @@ class SqlBatches:
                 created_after=created_after,
                 created_before=created_before,
             )
-            return [_batch(row) for row in page]
+            batches = []
+            for row in page:
+                batches.append((yield from _counted(row)))  # noqa: PERF401 - a comprehension cannot yield
+            return batches
 
         return await self._database.read(script)
 
@@ -149,7 +163,7 @@ def fetch_batch(batch_id: str) -> Script[Batch]:
     row = yield from one("batch", id=batch_id, project_id=None)
     if row is None:
         raise LeaseLost(batch_id)
-    return _batch(row)
+    return (yield from _counted(row))
 
 
 def keep_answer(batch_id: str, *, status: int, body: bytes) -> Script[Created]:
@@ -169,6 +183,11 @@ def _answer_of_cancelled(batch_id: str) -> Script[Created]:
 
 def _answer_with_batch(batch: Batch) -> Script[Created]:
     return (yield from keep_answer(batch.id, status=200, body=encode_json(batch.wire())))
+
+
+def _one_model(shards: Sequence[NewShard]) -> str | None:
+    models = {shard.model for shard in shards}
+    return models.pop() or None if len(models) == 1 else None
 
 
 def _new_shard(batch: Batch, n: int, shard: NewShard) -> dict[str, Any]:
@@ -194,5 +213,9 @@ def _created(row: Row) -> Created:
     )
 
 
-def _batch(row: Row) -> Batch:
-    return convert(dict(row), Batch)
+def _counted(row: Row) -> Script[Batch]:
+    """A batch with its counts as of now."""
+    counts: Row = {}
+    if row["status"] in _COUNTED_LIVE:
+        counts = (yield from rows("live_counts", batch_id=row["id"]))[0]
+    return convert(dict(row) | dict(counts), Batch)

@@ -66,7 +66,8 @@ class SqlWork:
     async def record(self, batch_id: str, *, progress: Sequence[ShardProgress], segment: Segment) -> None:
         def script() -> Script[None]:
             for shard in progress:
-                yield from fenced("advance_shard", batch_id=batch_id, **asdict(shard))
+                moved = asdict(shard)
+                yield from fenced("advance_shard", batch_id=batch_id, **moved | asdict(moved.pop("usage")))
             yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
 
         await self._database.write(script)
@@ -138,6 +139,7 @@ class SqlWork:
                 status=_ENDS[batch.status],
                 completed=completed,
                 failed=failed,
+                **asdict(batch.usage),
                 output_file_id=next((file.id for file in files if not file.is_error), None),
                 error_file_id=next((file.id for file in files if file.is_error), None),
                 at=at,

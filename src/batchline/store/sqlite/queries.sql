@@ -143,8 +143,8 @@ WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
     AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 
 -- name: start_batch
-UPDATE batches SET status = 'in_progress', in_progress_at = :at, total = :total, work_key = :work_key, owner = NULL,
-    lease_until = NULL
+UPDATE batches SET status = 'in_progress', in_progress_at = :at, total = :total, model = :model,
+    work_key = :work_key, owner = NULL, lease_until = NULL
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
@@ -164,17 +164,17 @@ SELECT id AS batch_id, epoch FROM batches
 WHERE status = 'validating' AND (owner <> :owner OR lease_until < :now);
 
 -- name: batch
--- Live counts are a sum over the shards; a terminal batch has its own, frozen.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
-    cancelled_at, total, epoch,
-    completed + CASE WHEN status IN ('in_progress', 'finalizing', 'cancelling')
-        THEN (SELECT coalesce(sum(shards.completed), 0) FROM shards WHERE batch_id = batches.id) ELSE 0 END
-        AS completed,
-    failed + CASE WHEN status IN ('in_progress', 'finalizing', 'cancelling')
-        THEN (SELECT coalesce(sum(shards.failed), 0) FROM shards WHERE batch_id = batches.id) ELSE 0 END
-        AS failed
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
 FROM batches WHERE id = :id AND (:project_id IS NULL OR project_id = :project_id);
+
+-- name: live_counts
+-- What the shards of a running batch add up to; a terminal batch has its own counts, frozen.
+SELECT coalesce(sum(completed), 0) AS completed, coalesce(sum(failed), 0) AS failed,
+    coalesce(sum(input_tokens), 0) AS input_tokens, coalesce(sum(cached_tokens), 0) AS cached_tokens,
+    coalesce(sum(output_tokens), 0) AS output_tokens, coalesce(sum(reasoning_tokens), 0) AS reasoning_tokens
+FROM shards WHERE batch_id = :batch_id;
 
 -- name: batch_seq
 SELECT seq FROM batches WHERE id = :id AND project_id = :project_id;
@@ -182,13 +182,7 @@ SELECT seq FROM batches WHERE id = :id AND project_id = :project_id;
 -- name: batches
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
-    cancelled_at, total, epoch,
-    completed + CASE WHEN status IN ('in_progress', 'finalizing', 'cancelling')
-        THEN (SELECT coalesce(sum(shards.completed), 0) FROM shards WHERE batch_id = batches.id) ELSE 0 END
-        AS completed,
-    failed + CASE WHEN status IN ('in_progress', 'finalizing', 'cancelling')
-        THEN (SELECT coalesce(sum(shards.failed), 0) FROM shards WHERE batch_id = batches.id) ELSE 0 END
-        AS failed
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
 FROM batches
 WHERE project_id = :project_id AND (:after IS NULL OR seq < :after) AND (:status IS NULL OR status = :status)
     AND (:created_after IS NULL OR created_at > :created_after)
@@ -234,6 +228,8 @@ FROM batches JOIN keys ON keys.id = batches.key_id WHERE batches.id = :batch_id;
 -- name: advance_shard
 -- The fence: only the holder of the current epoch moves a shard.
 UPDATE shards SET settled = :settled, completed = completed + :completed, failed = failed + :failed,
+    input_tokens = input_tokens + :input_tokens, cached_tokens = cached_tokens + :cached_tokens,
+    output_tokens = output_tokens + :output_tokens, reasoning_tokens = reasoning_tokens + :reasoning_tokens,
     state = CASE WHEN :done THEN 'done' ELSE 'leased' END
 WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
 
@@ -295,8 +291,9 @@ FROM segments WHERE batch_id = :batch_id AND id > :after ORDER BY id LIMIT :limi
 
 -- name: publish_batch
 UPDATE batches
-SET status = :status, completed = :completed, failed = :failed, output_file_id = :output_file_id,
-    error_file_id = :error_file_id, owner = NULL, lease_until = NULL,
+SET status = :status, completed = :completed, failed = :failed, input_tokens = :input_tokens,
+    cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens,
+    output_file_id = :output_file_id, error_file_id = :error_file_id, owner = NULL, lease_until = NULL,
     completed_at = CASE WHEN :status = 'completed' THEN :at END,
     cancelled_at = CASE WHEN :status = 'cancelled' THEN :at END,
     expired_at = CASE WHEN :status = 'expired' THEN :at END

@@ -1,0 +1,78 @@
+"""Tokens: what an answer says it took, and their sum over a batch."""
+
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder
+
+_MOST_TOKENS = 2**31
+"""Of one answer. More is no count, and would not fit beside others in the database."""
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+    def wire(self) -> dict[str, object]:
+        """``usage`` of the Batch object, in OpenAI's shape."""
+        return {
+            "input_tokens": self.input_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens},
+            "output_tokens": self.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "total_tokens": self.input_tokens + self.output_tokens,
+        }
+
+
+NOTHING = Usage()
+
+
+class _InputDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class _OutputDetails(Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Reported(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+
+
+class _Answer(Struct):
+    usage: _Reported | None = None
+
+
+_answer = Decoder(_Answer)
+
+
+def reported_usage(body: bytes) -> Usage:
+    """What an answer reports; nothing where it reports nothing, or nonsense."""
+    try:
+        reported = _answer.decode(body).usage
+    except DecodeError:
+        return NOTHING
+    if reported is None:
+        return NOTHING
+    before, after = reported.prompt_tokens_details, reported.completion_tokens_details
+    return Usage(
+        input_tokens=_count(reported.prompt_tokens),
+        cached_tokens=_count(before.cached_tokens if before else None),
+        output_tokens=_count(reported.completion_tokens),
+        reasoning_tokens=_count(after.reasoning_tokens if after else None),
+    )
+
+
+def _count(tokens: int | None) -> int:
+    return tokens if tokens is not None and 0 <= tokens < _MOST_TOKENS else 0

@@ -1,0 +1,49 @@
+"""Tokens as answers report them, and as a batch shows their sum (C, "settled": ``usage`` in OpenAI's shape)."""
+
+import json
+
+import pytest
+from openai.types import BatchUsage
+
+from batchline.domain.usage import NOTHING, Usage, reported_usage
+
+
+def body(**usage: object) -> bytes:
+    return json.dumps({"id": "x", "choices": [], "usage": usage}).encode()
+
+
+def test_what_an_answer_reports() -> None:
+    """Input, output and the details that some servers give."""
+    answer = body(
+        prompt_tokens=12,
+        completion_tokens=3,
+        total_tokens=15,
+        prompt_tokens_details={"cached_tokens": 8, "audio_tokens": 0},
+        completion_tokens_details={"reasoning_tokens": 2},
+    )
+    assert reported_usage(answer) == Usage(input_tokens=12, cached_tokens=8, output_tokens=3, reasoning_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"{}",
+        b'{"usage":null}',
+        b'{"usage":"much"}',
+        b"[1]",
+        body(prompt_tokens="12"),
+        body(prompt_tokens=-1, completion_tokens=2**31),
+        body(prompt_tokens=10**40),
+        body(prompt_tokens_details=None, completion_tokens_details=None),
+    ],
+)
+def test_nothing_and_nonsense_count_nothing(answer: bytes) -> None:
+    """An upstream cannot break a batch, or its sums, with what it says of itself."""
+    assert reported_usage(answer) == NOTHING
+
+
+def test_the_sum_has_the_shape_the_official_client_reads() -> None:
+    total = Usage(input_tokens=12, cached_tokens=8, output_tokens=3, reasoning_tokens=2) + Usage(input_tokens=1)
+    read = BatchUsage.model_validate(total.wire(), strict=True)
+    assert (read.input_tokens, read.output_tokens, read.total_tokens) == (13, 3, 16)
+    assert (read.input_tokens_details.cached_tokens, read.output_tokens_details.reasoning_tokens) == (8, 2)
