@@ -12,7 +12,7 @@ NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
-.PHONY: setup serve check test test-node simulate proof lock format clean
+.PHONY: setup serve check test test-node simulate mutations proof lock format clean
 
 setup: $(INSTALLED)
 
@@ -40,7 +40,10 @@ test-node: setup $(NODE_MODULES)
 simulate: setup
 	cd tests && ../$(BIN)/python -m simulation --seeds $(SEEDS)
 
-proof: setup
+mutations: setup
+	$(BIN)/python tests/contract/run.py
+
+proof: setup mutations
 	$(BIN)/pytest -q -m proof
 	$(MAKE) --no-print-directory simulate SEEDS=1000
 

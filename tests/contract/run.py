@@ -30,7 +30,10 @@ PACKAGE = Path("src", "batchline")
 
 _AT_ONCE = 2
 _SECONDS = 90
-_PYTEST = ("-m", "pytest", "-q", "-m", "", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+_PYTEST = (
+    *("-m", "pytest", "-m", "", "-x", "--tb=no", "-rfE"),
+    *("-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-seed=0"),
+)
 _GREEN, _RED, _HANGS = "green", "red", "red (hangs)"
 
 _INTRODUCTION = """\
@@ -95,7 +98,7 @@ def _document_row(entry: Entry) -> str:
 
 
 def mutated(source: str, entry: Entry) -> str:
-    """The text with the mutation in it. Raises ValueError when it has no one place, or leaves no Python."""
+    """The text with the mutation in it. Raises ValueError when it has no one place, SyntaxError when it leaves no Python."""
     if (found := source.count(entry.find)) != 1:
         raise ValueError(f"{entry.rule}: {entry.find!r} is found {found} times in {entry.file}")
     text = source.replace(entry.find, entry.replace)
@@ -120,8 +123,11 @@ class Copy:
     def result_of(self, run: Run) -> Result:
         if run.entry is None:
             return Result(run, self._colour_of(run.test))
-        with self._mutation(run.entry):
-            return Result(run, self._colour_of(run.test))
+        try:
+            with self._mutation(run.entry):
+                return Result(run, self._colour_of(run.test))
+        except (ValueError, SyntaxError) as error:
+            return Result(run, str(error))
 
     def _check_import(self) -> None:
         """The package is installed from the checkout too, and a mutation of what is not imported proves nothing."""
@@ -173,12 +179,12 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 
 def _colour(code: int, written: str) -> str:
     """Red is a test that failed; one that could not be collected or set up says nothing about the rule."""
-    last = written.strip().splitlines()[-1] if written.strip() else ""
+    summary = written.partition("short test summary info")[2]
     if code == 0:
         return _GREEN
-    if code == 1 and re.search(r"\d+ failed", last) and "error" not in last:
+    if code == 1 and re.search(r"^FAILED ", summary, re.MULTILINE):
         return _RED
-    return f"exit {code}: {last}"
+    return f"exit {code}: {' '.join(written.split())[-300:]}"
 
 
 def runs(rules: list[str]) -> list[Run]:

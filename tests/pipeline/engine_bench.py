@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 from batchline.domain.errors import ObjectsDown, StoreDown
 from batchline.domain.records import Batch, File, Owner
+from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.domain.states import TERMINAL
 from batchline.engine import Engine
 from batchline.objects.local import LocalObjects
@@ -58,6 +60,16 @@ class Port:
         return meet_trouble
 
 
+class _Upstream(SimulatedUpstream):
+    """Which of several connections is seen to break first says nothing about whose fault it was."""
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        reply = await super().post(path, body)
+        if isinstance(reply, Fault) and reply.kind is FaultKind.BROKEN:
+            await asyncio.sleep(crc32(body) % 100 / 1000)
+        return reply
+
+
 class Bench:
     """A folder, an upstream and time outlive the process; ``start`` begins a life of it, ``kill`` ends one."""
 
@@ -83,7 +95,7 @@ class Bench:
             settings=self._settings,
             store=self.store,
             objects=self.objects,
-            upstream=SimulatedUpstream(
+            upstream=_Upstream(
                 self.machine,
                 request_timeout=self._settings.request_timeout_seconds,
                 latency=self._latency,

@@ -14,16 +14,17 @@ from batchline.upstream.scripted import Plan
 CRASHES = "[[crash delay=0.02]]"
 
 
-def test_one_line_that_crashes_the_upstream_is_found_with_few_crashes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("guilty", [0, 13, 40, 63])
+def test_one_line_that_crashes_the_upstream_is_found_with_few_crashes(tmp_path: Path, guilty: int) -> None:
     """D5: those in flight beside it are tried again apart from it, not with it, so that nobody else fails and the
     upstream need not come back for each of them."""
     with closing(Bench(tmp_path, latency=0.2, max_concurrency=64)) as bench:
 
         async def scene() -> None:
-            batch = await bench.batch(CRASHES if n == 40 else f"good {n}" for n in range(64))
+            batch = await bench.batch(f"{CRASHES if n == guilty else 'good'} {n}" for n in range(64))
             told = await bench.failures(await bench.ended(batch))
-            assert list(told) == ["line-40"]
-            assert told["line-40"].startswith("[legacy:retries_exhausted] Line failed after 4 attempts: ")
+            assert list(told) == [f"line-{guilty}"]
+            assert told[f"line-{guilty}"].startswith("[legacy:retries_exhausted] Line failed after 4 attempts: ")
 
         bench.play(scene())
         assert bench.machine.crashes() <= 12

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from batchline.domain.errors import LeaseLost, ObjectMissing, ObjectsDown, StoreDown
+from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
 from batchline.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Pulse:
     async def _beat(self) -> bool:
         try:
             return await self._step()
-        except (StoreDown, ObjectsDown, ObjectMissing, LeaseLost) as error:
+        except (StoreDown, ObjectsDown, LeaseLost) as error:
             log.warning("a background step must wait", extra={"step": self._name, "reason": repr(error)})
         except Exception:
             log.exception("a background step failed", extra={"step": self._name})
