@@ -84,7 +84,7 @@ def publish_before_counting() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "first"), [(no_fence, 39), (commit_before_durable, 130), (publish_before_counting, 1)]
+    ("fault", "first"), [(no_fence, 60), (commit_before_durable, 130), (publish_before_counting, 1)]
 )
 def test_a_planted_fault_is_caught(fault: Any, first: int) -> None:
     """The simulation would see the mechanism fail: without that, its silence says nothing. Each search begins at a
