@@ -237,6 +237,10 @@ class Api:
     def connections(self) -> int:
         return len(self.server._uvicorn.server_state.connections)
 
+    def under_way(self) -> int:
+        """Requests that the server is not through with, whether or not their clients still wait."""
+        return len(self.server._uvicorn.server_state.tasks)
+
     async def _turn(self) -> None:
         """Nothing: it has run once the loop is through with what it was doing."""
 

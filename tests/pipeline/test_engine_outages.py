@@ -19,9 +19,8 @@ LEASE = 30
 MiB = 1024 * 1024
 
 
-async def _outage_longer_than_a_lease(bench: Bench, *, first: str) -> None:
-    """One kind of call comes through well before the others."""
-    bench.take_store_away(2 * LEASE)
+async def _come_back(bench: Bench, *, first: str) -> None:
+    """After more than a lease, one kind of call comes through well before the others."""
     await asyncio.sleep(LEASE + 5)
     del bench.store.trouble[first]
 
@@ -36,7 +35,8 @@ def test_a_store_outage_longer_than_a_lease_loses_nothing(tmp_path: Path, lines:
         async def scene() -> None:
             batch = await bench.batch(f"line {n}" for n in range(lines))
             await asyncio.sleep(0.2)
-            await _outage_longer_than_a_lease(bench, first=first)
+            bench.take_store_away(2 * LEASE)
+            await _come_back(bench, first=first)
             assert await bench.failures(await bench.ended(batch)) == {}
 
         bench.play(scene(), seconds=100)
@@ -55,7 +55,7 @@ def test_a_worker_whose_leases_were_taken_does_not_stand_still(tmp_path: Path, l
             await asyncio.sleep(0.2)
             bench.take_store_away(2 * LEASE)
             assert await bench.rows.rescue(owner="another") > 0
-            await _outage_longer_than_a_lease(bench, first=first)
+            await _come_back(bench, first=first)
             assert await bench.failures(await bench.ended(batch)) == {}
 
         bench.play(scene(), seconds=100)

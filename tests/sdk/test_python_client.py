@@ -49,6 +49,10 @@ def test_a_thousand_lines_of_which_some_fail(service: Service) -> None:
     assert (batch.status, counts_of(batch)) == ("completed", (1000, 950, 50))
     assert batch.metadata == {"from": "python"}
     records = results_of(client, batch, lines)
+    bodies = [record["response"]["body"] for record in records.values() if record["response"]]
+    assert batch.model == bodies[0]["model"]
+    assert batch.usage is not None
+    assert batch.usage.total_tokens == sum(body["usage"]["total_tokens"] for body in bodies) > 0
     for n in range(1000):
         record = records[f"line-{n}"]
         if n % 20 == 7:
