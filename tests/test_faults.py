@@ -267,7 +267,7 @@ def test_a_cancelled_batch_starts_nothing_more(plain: Setting) -> None:
     assert mock.stats()["requests"] - before == asked
     records = results_of(client, batch, lines)
     assert counts_of(batch) == (400, asked - 2, 402 - asked)
-    assert _messages(records, "line-0", "line-1") == [
+    assert [records[name]["error"]["message"] for name in ("line-0", "line-1")] == [
         "[legacy:retries_exhausted] Line failed after 1 attempts: upstream returned 503: scripted status 503",
         "[legacy:http_429] scripted status 429",
     ]
@@ -318,8 +318,9 @@ def test_an_input_deleted_while_its_batch_runs_is_not_missed(plain: Setting) -> 
 def test_an_idempotency_key_gets_its_answer_again(plain: Setting) -> None:
     """A11: byte for byte, at the same time, after the end, after a restart; refusals too; with another body 409."""
     service = plain.service
-    before = _batches(service)
-    good, bad = (_upload(service, lines) for lines in (chat_lines(["one"]), b"{"))
+    before = len(list(service.client().batches.list()))
+    files = service.client().files
+    good, bad = (files.create(file=lines, purpose="batch").id for lines in (chat_lines(["one"]), b"{"))
     with ThreadPoolExecutor() as clients:
         at_once = list(clients.map(lambda _: _create(service, good, key="good"), range(4)))
     first, refused = at_once[0], _create(service, bad, key="bad")
@@ -336,14 +337,14 @@ def test_an_idempotency_key_gets_its_answer_again(plain: Setting) -> None:
     other = _create(service, good, key="good", metadata={"other": "body"})
     assert (other.status, other.error["code"]) == (409, "idempotency_key_reused")
     assert other.headers["x-should-retry"] == "false"
-    assert _batches(service) == before + 2
+    assert len(list(service.client().batches.list())) == before + 2
 
 
 def test_a_client_that_left_gets_its_batch_when_it_asks_again(plain: Setting) -> None:
     """A11: its SDK sends the create once more; that is the same batch, until an answer was fully sent."""
     service = plain.service
     run(service, "something, so that there is a process to validate")
-    file_id = _upload(service, chat_lines(["one"]))
+    file_id = service.client().files.create(file=chat_lines(["one"]), purpose="batch").id
     body, answered = _create_body(file_id), _creates_answered(service)
     with _no_validation(service), service.connect() as connection:
         connection.sendall(service.head("/v1/batches", length=len(body), headers={}) + body)
@@ -383,20 +384,8 @@ def _validating(service: Service) -> list[str]:
     return [batch.id for batch in service.client().batches.list() if batch.status == "validating"]
 
 
-def _batches(service: Service) -> int:
-    return len(list(service.client().batches.list()))
-
-
 def _codes(records: dict[str, Any], *names: str) -> list[str | None]:
     return [records[name]["error"] and records[name]["error"]["code"] for name in names]
-
-
-def _messages(records: dict[str, Any], *names: str) -> list[str]:
-    return [records[name]["error"]["message"] for name in names]
-
-
-def _upload(service: Service, lines: bytes) -> str:
-    return service.client().files.create(file=lines, purpose="batch").id
 
 
 def _create_body(file_id: str, metadata: dict[str, str] | None = None) -> bytes:

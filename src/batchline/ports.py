@@ -241,8 +241,8 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 class Work(Protocol):
     async def claim(self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, at: int) -> Claim:
-        """Lease open shards, earliest deadline first, until they hold that many lines or bytes. One whose worker
-        died on it before is leased by itself, and only to a worker that holds nothing else (``alone``)."""
+        """Lease open shards, earliest deadline first, until they hold that many lines or bytes. One that two
+        workers died on is leased by itself, and only to a worker that holds nothing else (``alone``)."""
 
     async def renew_shards(self, *, owner: str, lease: float) -> set[tuple[str, int, int]]:
         """Prolong and list, as (batch, shard, epoch), every shard this owner still holds."""

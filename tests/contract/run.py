@@ -98,7 +98,7 @@ def _document_row(entry: Entry) -> str:
 
 
 def mutated(source: str, entry: Entry) -> str:
-    """The text with the mutation in it. Raises ValueError when it has no one place, SyntaxError when it leaves no Python."""
+    """The text with the mutation in it. Raises ValueError without one place for it, SyntaxError without sense in it."""
     if (found := source.count(entry.find)) != 1:
         raise ValueError(f"{entry.rule}: {entry.find!r} is found {found} times in {entry.file}")
     text = source.replace(entry.find, entry.replace)

@@ -29,7 +29,7 @@ CHAT = "/v1/chat/completions"
 _PROJECTS = {"alpha": "11111111-1111-4111-8111-111111111111", "beta": "22222222-2222-4222-8222-222222222222"}
 _LONGEST_CALL = 0.0005
 _LOOK_SECONDS = 0.1
-_MOST_STEPS = 1_000_000
+_MOST_STEPS = 200_000
 
 T = TypeVar("T")
 Trouble = Callable[..., Awaitable[None]]

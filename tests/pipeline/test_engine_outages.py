@@ -123,6 +123,30 @@ def test_a_batch_whose_work_file_is_gone_does_not_hold_up_another(tmp_path: Path
         assert bench.attempts("damaged") == 0
 
 
+def test_a_lost_line_that_would_run_alone_does_not_hold_up_another(tmp_path: Path) -> None:
+    """D5: two workers died on it and its work file is gone; whoever holds it has nothing to keep others away from."""
+    with closing(Bench(tmp_path, latency=5)) as bench:
+
+        async def until_in_flight() -> Batch:
+            batch = await bench.batch(["struck"])
+            await asyncio.sleep(1)
+            return batch
+
+        struck = bench.play(until_in_flight())
+        for _ in range(2):
+            bench.play(asyncio.sleep(2))
+            bench.kill()
+            bench.start()
+        _work_file(bench, struck.id).unlink()
+
+        async def scene() -> None:
+            other = await bench.batch(["good"], project="beta")
+            assert await bench.failures(await bench.ended(other)) == {}
+
+        bench.play(scene(), seconds=30)
+        assert bench.attempts("struck") == 2
+
+
 @pytest.mark.parametrize("left", [0, 5, 14, 60])
 def test_a_work_file_that_is_cut_off_sends_no_half_line(tmp_path: Path, left: int) -> None:
     """C5, D5: neither where a body ends too early, nor a name, nor the numbers before them. The lines that are whole

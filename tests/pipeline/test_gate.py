@@ -9,6 +9,8 @@ from batchline.telemetry.metrics import Metrics
 from clocks import ChosenRandom, SettableClock
 
 PATIENCE = 3600.0
+EVERYTHING = {"refused", "broken", "timeout", "http_429", "http_502", "http_503", "http_504"}
+"""How an upstream behaves that is gone."""
 
 
 class Bench:
@@ -28,6 +30,10 @@ class Bench:
                 admitted.append(passed)
             self.clock.advance(step)
         return admitted
+
+    def forgiven(self) -> set[str]:
+        """The kinds of faults that spend nothing now."""
+        return {kind for kind in EVERYTHING if self.gate.forgives(kind)}
 
     def reasons(self) -> set[str]:
         """What /metrics says of the pause."""
@@ -137,11 +143,11 @@ def test_patience_ends_the_pause() -> None:
     bench = paused(patience=100.0)
     bench.probes(99)
     assert bench.gate.paused
-    assert bench.gate.forgives(suspect=False)
+    assert bench.forgiven() == EVERYTHING
     bench.clock.advance(100)
     assert bench.gate.admits()
     assert not bench.gate.paused
-    assert not bench.gate.forgives(suspect=False)
+    assert bench.forgiven() == set()
     bench.gone(100, lines=10)
     bench.gate.crashed()
     assert not bench.gate.paused
@@ -165,7 +171,7 @@ def test_no_patience_is_no_pause() -> None:
     """F2: a patience of nothing is a setting."""
     bench = paused(patience=0.0)
     assert all(bench.gate.admits() for _ in range(9))
-    assert not bench.gate.forgives(suspect=False)
+    assert bench.forgiven() == set()
 
 
 def test_a_crash_pauses_at_once() -> None:
@@ -178,15 +184,15 @@ def test_a_crash_pauses_at_once() -> None:
     assert not bench.gate.paused
 
 
-def test_a_pause_forgives_all_but_the_suspect_of_a_crash() -> None:
-    """D3, D5: lines spend nothing while paused; the one that breaks the upstream again by itself does."""
+def test_after_a_crash_only_a_refused_connection_is_forgiven() -> None:
+    """D3, D5: lines spend nothing on an upstream that is not there; what breaks it again, or is told to come later by
+    it, does."""
     bench = Bench()
-    assert not bench.gate.forgives(suspect=False)
+    assert bench.forgiven() == set()
     bench.gate.crashed()
-    assert bench.gate.forgives(suspect=False)
-    assert not bench.gate.forgives(suspect=True)
+    assert bench.forgiven() == {"refused"}
     bench.gone(16, lines=4)
-    assert bench.gate.forgives(suspect=True), "it is gone, not crashed: even a suspect is innocent of that"
+    assert bench.forgiven() == EVERYTHING, "it is gone, not crashed: nobody is to blame for that"
 
 
 def test_an_outage_is_no_crash() -> None:
@@ -195,7 +201,7 @@ def test_an_outage_is_no_crash() -> None:
     bench.gate.crashed()
     bench.gate.real_answer()
     bench.gone(16, lines=4)
-    assert bench.gate.forgives(suspect=True)
+    assert bench.forgiven() == EVERYTHING
 
 
 def test_the_reason_stands_in_the_metrics_while_it_lasts() -> None:

@@ -40,7 +40,7 @@ class HeldShard:
         self.lines = shard.lines
         self.settled = int.from_bytes(shard.settled, "little")
         self.alone = runs_alone(shard.strikes)
-        self.lost = False
+        self.lost = self.damaged = False
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -77,7 +77,7 @@ class Claims:
 
     async def claim(self, *, lines: int, bytes: int) -> list[Job]:
         """More work, ready to run. A shard that must run alone is held by itself until it is over."""
-        held = self.shards
+        held = [shard for shard in self.shards if not shard.damaged]
         if any(shard.alone for shard in held):
             return []
         self._claiming = True
@@ -146,8 +146,8 @@ class Claims:
                 await self._try_to_release(shard)
             except ObjectMissing:
                 log.exception("lines are lost: the batch's work file is damaged", extra={"batch": shard.batch_id})
-                # Nobody can run these lines. Kept leased, and beside others, they hold up nobody.
-                held.alone = False
+                # Nobody can run these lines. Kept leased, and not counted as held, they hold up nobody.
+                held.damaged = True
         return jobs
 
     async def _try_to_release(self, shard: Shard) -> None:

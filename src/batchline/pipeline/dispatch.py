@@ -133,15 +133,22 @@ class Dispatcher:
     async def _work_a_slot(self) -> None:
         while True:
             job = await self._turn()
-            self._flying.add(job)
-            started = self._clock.steady()
-            try:
-                reply = await self._upstream.post(job.batch.endpoint, job.line.body)
-            finally:
+            # Between its turn and now, which is a step of the loop, its batch may have been stopped.
+            if self._may_go_on(job):
+                await self._attempt(job)
+            else:
                 self._flying.discard(job)
-            self._metrics.upstream_seconds.observe(self._clock.steady() - started)
-            self._came_back(job, reply)
+                self._quarantine.came_back(job)
             self.pump()
+
+    async def _attempt(self, job: Job) -> None:
+        started = self._clock.steady()
+        try:
+            reply = await self._upstream.post(job.batch.endpoint, job.line.body)
+        finally:
+            self._flying.discard(job)
+        self._metrics.upstream_seconds.observe(self._clock.steady() - started)
+        self._came_back(job, reply)
 
     async def _turn(self) -> Job:
         job = self._next()
@@ -157,6 +164,7 @@ class Dispatcher:
         now = self._clock.now()
         while (job := self._candidate()) is not None:
             if now < job.batch.expires_at:
+                self._flying.add(job)
                 return job
             self._quarantine.came_back(job)
             self._overdue.append(job)
@@ -219,8 +227,7 @@ class Dispatcher:
 
     def _set_back(self, job: Job, setback: Setback) -> None:
         job.last = setback
-        broke_by_itself = job.suspect and setback.kind == FaultKind.BROKEN
-        forgiven = setback.gone and self._gate.forgives(suspect=broke_by_itself)
+        forgiven = setback.gone and self._gate.forgives(setback.kind)
         if not forgiven:
             job.throttles += setback.throttled
             job.attempts += not setback.throttled

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from batchline.domain import ids
 from batchline.domain.bitmap import unsettled
-from batchline.domain.errors import LeaseLost
+from batchline.domain.errors import LeaseLost, ObjectMissing
 from batchline.domain.limits import STRIKES
 from batchline.domain.lines import decode_lines
 from batchline.domain.outcomes import BATCH_CANCELLED, BATCH_EXPIRED, DELIVERED_TOO_OFTEN, Failure, error_line
@@ -114,6 +114,8 @@ class Finalizer:
             failure = _why_it_never_ran(shard, finish.batch)
             left = set(unsettled(shard.settled, shard.lines))
             data = await self._objects.read(finish.work_key, shard.offset, shard.length)
+            if len(data) != shard.length:
+                raise ObjectMissing(f"{finish.work_key} is cut off")
             await errors.write(
                 b"".join(
                     error_line(ids.line_id(finish.batch.id, line.index), line.custom_id, failure)

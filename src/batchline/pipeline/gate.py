@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Hashable
 
+from batchline.domain.replies import FaultKind
 from batchline.ports import Clock, Random
 from batchline.telemetry.metrics import Metrics
 
@@ -59,10 +60,10 @@ class Gate:
             self._pause("crashed")
             self._crashed = True
 
-    def forgives(self, *, suspect: bool) -> bool:
-        """Whether a fault of a gone upstream spends nothing. A line that may have crashed it and breaks again by
-        itself is not forgiven: were it the last one, nobody else's answer would ever end the pause."""
-        return self.paused and not (suspect and self._crashed)
+    def forgives(self, kind: str) -> bool:
+        """Whether a fault of a gone upstream spends nothing. After a crash alone that is only a refused connection,
+        which nothing was sent over: what breaks or answers now may be what crashed it, or an upstream that is back."""
+        return self.paused and (not self._crashed or kind == FaultKind.REFUSED)
 
     def _pause(self, reason: str) -> None:
         if self._paused_at is not None or self._impatient:

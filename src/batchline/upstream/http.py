@@ -54,7 +54,8 @@ class HttpUpstream:
                 pass
         fresh = await self._connect()
         if isinstance(fresh, Fault):
-            return fresh
+            # Where a connection was just lost under the request, the server may have gone down over it.
+            return fresh if kept is None else Fault(kind=FaultKind.BROKEN, detail=fresh.detail)
         return await self._exchange(fresh, request, started + self._request_timeout - self._clock.steady())
 
     async def close(self) -> None:

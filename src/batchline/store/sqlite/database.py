@@ -14,7 +14,7 @@ from batchline.store.sql import Result, Script, Statement, load_queries
 
 T = TypeVar("T")
 _PACKAGE = "batchline.store.sqlite"
-_BUSY_MILLISECONDS = 2000
+_BUSY_MILLISECONDS = 1000
 _WAL_ATTEMPTS = 20
 
 
@@ -39,7 +39,7 @@ class SqliteDatabase:
         """Whatever is queued when the writer gets to it shares one commit, and so one wait for the disk."""
         job = _Job(script)
         self._queue.append(job)
-        await self._writer.run(self._drain)
+        await self._writer.run(lambda: self._drain(job))
         return job.value()
 
     def close(self) -> None:
@@ -57,10 +57,10 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             raise StoreDown(str(error)) from error
 
-    def _drain(self) -> None:
-        jobs = [self._queue.popleft() for _ in range(len(self._queue))]
-        if not jobs:
+    def _drain(self, wanted: "_Job[Any]") -> None:
+        if wanted.ended:
             return
+        jobs = [self._queue.popleft() for _ in range(len(self._queue))]
         connection = self._for_writing
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -110,6 +110,10 @@ class _Job(Generic[T]):
         self.result: T | None = None
         self.failure: Exception | None = None
         self.committed = False
+
+    @property
+    def ended(self) -> bool:
+        return self.committed or self.failure is not None
 
     def value(self) -> T:
         if self.failure is not None:

@@ -1,0 +1,79 @@
+"""The engine with a damaged work file, and at the moment between a line's turn and its attempt."""
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from engine_bench import Bench
+from test_engine_outages import _batch_with_damage
+
+from batchline.domain.lines import decode_lines
+from batchline.domain.states import BatchStatus, Stop
+
+
+def test_a_damaged_batch_and_two_deaths_do_not_stop_the_service(tmp_path: Path) -> None:
+    """D5: what cannot be run by anybody is no reason to run nothing else."""
+    with closing(Bench(tmp_path)) as bench:
+
+        async def before() -> None:
+            await _batch_with_damage(bench, Path.unlink, lines=20)
+            await asyncio.sleep(1)
+
+        bench.play(before())
+        for _ in range(2):
+            bench.kill()
+            bench.start()
+            bench.play(asyncio.sleep(2))
+
+        async def scene() -> None:
+            await bench.ended(await bench.batch(["good"], project="beta"))
+
+        bench.play(scene(), seconds=300)
+
+
+@pytest.mark.parametrize("left", [0, 5, 14])
+def test_a_batch_whose_lines_are_lost_never_ends_as_if_they_were_not(tmp_path: Path, left: int) -> None:
+    """C12: with its work file cut off, lines would be missing from both files; it stays open, and the log says why."""
+
+    def cut_off(work: Path) -> None:
+        data = work.read_bytes()
+        *_, last = decode_lines(data)
+        work.write_bytes(data[: len(data) - 12 - len(last.custom_id) - len(last.body) + left])
+
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            damaged = await _batch_with_damage(bench, cut_off, lines=20)
+            await asyncio.sleep(3)
+            await bench.engine.cancellation.cancel(damaged.project_id, damaged.id)
+            await asyncio.sleep(60)
+            assert (await bench.seen(damaged.id)).status is BatchStatus.CANCELLING
+
+        bench.play(scene(), seconds=300)
+
+
+@pytest.mark.parametrize("how", ["cancel", "stop"])
+def test_nothing_starts_between_being_handed_out_and_a_stop(tmp_path: Path, how: str) -> None:
+    """C11, F5: a line that has its turn and not yet begun is not in flight."""
+    with closing(Bench(tmp_path)) as bench:
+        worker = bench.engine._worker
+        dispatcher, pump = worker._dispatcher, worker._dispatcher.pump
+
+        def pump_then_stop() -> None:
+            idle = len(dispatcher._idle)
+            pump()
+            if len(dispatcher._idle) < idle:
+                if how == "stop":
+                    bench.engine.stop()
+                for batch_id in list(worker._claims.batches) if how == "cancel" else []:
+                    worker.batch_stopped(batch_id, Stop.CANCELLED)
+
+        dispatcher.pump = pump_then_stop  # type: ignore[method-assign]
+
+        async def scene() -> None:
+            await bench.batch(f"good {n}" for n in range(3))
+            await asyncio.sleep(3)
+
+        bench.play(scene(), seconds=300)
+        assert bench.attempts("good") == 0
