@@ -75,6 +75,17 @@ def test_a_wrong_variable_is_named_as_the_variable(monkeypatch: pytest.MonkeyPat
     assert "Error: BATCHLINE_MAX_ATTEMPTS: " in _refused()
 
 
+def test_a_variable_that_is_no_setting_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: a typo, or a setting of another version, would otherwise do nothing in silence. Its value is not repeated."""
+    monkeypatch.setenv("BATCHLINE_PROT", "9000-is-secret")
+    result = _run()
+    assert result.exit_code == 0
+    assert "BATCHLINE_PROT is no setting of this version and is ignored; did you mean BATCHLINE_PORT?" in result.stderr
+    assert "9000-is-secret" not in result.output
+    monkeypatch.delenv("BATCHLINE_PROT")
+    assert "Warning" not in _run().stderr
+
+
 def test_a_wrong_line_of_the_file_is_named_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "batchline.toml"
     path.write_text("port = 99999\n")

@@ -38,6 +38,7 @@ def load_settings(**flags: str | None) -> Settings:
         raise click.UsageError(f"{_source('config', given)}: the file cannot be read as TOML: {unreadable}") from None
     if settings.config is not None and not settings.config.is_file():
         raise click.UsageError(f"{_source('config', given)}: there is no file {settings.config}")
+    _warn_of_strangers()
     return settings
 
 
@@ -64,6 +65,16 @@ def _option(name: str) -> Callable[[_Command], _Command]:
         metavar=name.rpartition("_")[2].upper(),
         help=f"{field.description} [{variable(name)}; default {default_text(field)}]",
     )
+
+
+def _warn_of_strangers() -> None:
+    """A variable that is no setting does nothing, which its owner would find out late."""
+    known = [variable(name) for name in Settings.model_fields]
+    for stranger in sorted(name for name in map(str.upper, os.environ) if name.startswith(variable(""))):
+        if stranger not in known:
+            near = get_close_matches(stranger, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            click.echo(f"Warning: {stranger} is no setting of this version and is ignored{hint}", err=True)
 
 
 def _explain(error: ErrorDetails, given: dict[str, Any]) -> str:
