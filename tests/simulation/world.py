@@ -89,14 +89,14 @@ class World:
         life = self.lives[-1]
         if blow.kind == "outage":
             self.machine.crash(blow.seconds)
-        elif blow.kind == "stop":
+        elif blow.kind == "stop" and not life.clients.done():
             life.stop()
         elif blow.kind == "freeze":
             life.frozen_until = self.time.now + blow.seconds
             life.dies_at = life.frozen_until + 2
             life.clients.cancel()
             self._start()
-        else:
+        elif blow.kind == "kill":
             self._kill(life)
 
     def _kill(self, life: "Life") -> None:
