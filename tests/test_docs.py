@@ -86,7 +86,9 @@ def test_the_readme_names_only_settings_that_exist() -> None:
     assert named <= {variable(name) for name in Settings.model_fields}
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/settings.md", "docs/contract.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/settings.md", "docs/contract.md"]
+)
 def test_every_link_and_path_of_a_document_leads_somewhere(name: str) -> None:
     document = _ROOT / name
     text = document.read_text()
