@@ -4,7 +4,6 @@ The row exists as ``validating`` from the start, under a lease of this process. 
 that a client that did not hear it can be given it again byte for byte.
 """
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
@@ -28,8 +27,6 @@ from batchline.domain.records import BATCH, Batch, File, InputFault, Owner, erro
 from batchline.domain.states import BatchStatus
 from batchline.pipeline.lease import while_renewing
 from batchline.ports import Batches, Clock, Created, Files, NewBatch, Objects, Random, Validator, Verdict
-
-log = logging.getLogger(__name__)
 
 INTERRUPTED = InputFault("Validation was interrupted; create the batch again")
 _KEEP_IDEMPOTENCY_KEYS = 86_400
