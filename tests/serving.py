@@ -236,8 +236,11 @@ class Service:
         return "\r\n".join([f"POST {path} HTTP/1.1", *map(": ".join, fields.items()), "", ""]).encode()
 
     def keys(self, *arguments: str) -> str:
-        """``batchline keys …``, also beside a running service."""
-        result = CliRunner().invoke(main, ["keys", *arguments, "--data-dir", str(self.data_dir)])
+        return self.command("keys", *arguments)
+
+    def command(self, *arguments: str) -> str:
+        """``batchline …`` on the service's folder, also beside a running service."""
+        result = CliRunner().invoke(main, [*arguments, "--data-dir", str(self.data_dir)])
         assert result.exit_code == 0, result.output
         return result.stdout
 

@@ -16,16 +16,21 @@ import uvloop
 from batchline.api.server import Server, Services
 from batchline.children import ValidationChildren
 from batchline.domain.errors import StoreDown
+from batchline.domain.models import DEFAULT_UPSTREAM
+from batchline.domain.money import nano
 from batchline.engine import Engine
 from batchline.objects.local import LocalObjects
+from batchline.pipeline.fit import Fitting
+from batchline.pipeline.inference import Inference
 from batchline.ports import Store
-from batchline.settings import Settings
+from batchline.settings import Settings, UpstreamSettings
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.system import SystemClock, SystemRandom, ThreadPool
 from batchline.telemetry.logs import configure_logs
 from batchline.telemetry.metrics import Metrics
 from batchline.upstream.http import HttpUpstream
+from batchline.upstream.tokens import UpstreamTokens
 
 log = logging.getLogger(__name__)
 _DISK_THREADS = 4
@@ -72,13 +77,16 @@ async def _serve_on(settings: Settings, store: Store, sock: socket.socket) -> No
     disk = ThreadPool(_DISK_THREADS, name="disk")
     objects = LocalObjects(settings.data_dir / "objects", disk, random)
     validator = ValidationChildren()
-    upstream = _upstream(settings, clock)
+    sites = _sites(settings, clock)
+    fitting = Fitting(tokens={name: UpstreamTokens(site, clock=clock) for name, site in sites.items()})
     await objects.clear_temporary()
+    await store.start_metering(nano(settings.free_credits) if settings.metering else None, at=int(clock.now()))
     engine = Engine(
         settings=settings,
         store=store,
         objects=objects,
-        upstream=upstream,
+        upstreams=sites,
+        fitting=fitting,
         validator=validator,
         clock=clock,
         random=random,
@@ -93,6 +101,17 @@ async def _serve_on(settings: Settings, store: Store, sock: socket.socket) -> No
             download=engine.download,
             creation=engine.creation,
             cancellation=engine.cancellation,
+            inference=Inference(
+                sites=sites,
+                catalog=settings.catalog,
+                fitting=fitting,
+                ledger=store,
+                tariff=settings.tariff,
+                clock=clock,
+            ),
+            sites=sites,
+            catalog=settings.catalog,
+            used=engine.uses.mark,
             metrics=metrics,
             clock=clock,
             random=random,
@@ -105,29 +124,34 @@ async def _serve_on(settings: Settings, store: Store, sock: socket.socket) -> No
     async with asyncio.TaskGroup() as group:
         group.create_task(engine.run())
         group.create_task(server.serve())
-    await upstream.close()
+    for site in sites.values():
+        await site.close()
     validator.close()
     disk.close()
 
 
-def _upstream(settings: Settings, clock: SystemClock) -> HttpUpstream:
-    if settings.upstream_url is None:
+def _sites(settings: Settings, clock: SystemClock) -> dict[str, HttpUpstream]:
+    if not settings.sites:
         raise StartupError(
             "There is no upstream to answer the lines. Set BATCHLINE_UPSTREAM_URL (or --upstream-url) to an "
             "OpenAI-style base URL such as http://127.0.0.1:8001/v1; to try things out, run: batchline mock"
         )
-    key = settings.upstream_api_key
+    return {name: _site(name, site, settings, clock) for name, site in settings.sites.items()}
+
+
+def _site(name: str, site: UpstreamSettings, settings: Settings, clock: SystemClock) -> HttpUpstream:
     try:
         return HttpUpstream(
-            settings.upstream_url,
-            api_key=key.get_secret_value() if key else None,
+            site.url,
+            api_key=site.api_key.get_secret_value() if site.api_key else None,
             connect_timeout=settings.connect_timeout_seconds,
             request_timeout=settings.request_timeout_seconds,
             max_answer_bytes=settings.max_answer_bytes,
             clock=clock,
         )
     except ValueError as error:
-        raise StartupError(f"BATCHLINE_UPSTREAM_URL cannot be used: {error}") from error
+        where = "BATCHLINE_UPSTREAM_URL" if name == DEFAULT_UPSTREAM else f"upstreams.{name}"
+        raise StartupError(f"{where} cannot be used: {error}") from error
 
 
 def _stop_on_signals(server: Server, engine: Engine) -> None:

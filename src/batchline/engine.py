@@ -4,6 +4,7 @@ The service and the simulation build the same engine; only the adapters differ.
 """
 
 import asyncio
+from collections.abc import Mapping
 
 from batchline.domain.states import Stop
 from batchline.loops.expire import Expire
@@ -11,11 +12,13 @@ from batchline.loops.finish import Finish
 from batchline.loops.prune import Prune
 from batchline.loops.pulse import Pulse
 from batchline.loops.rescue import Rescue
+from batchline.loops.uses import Uses
 from batchline.loops.worker import Worker
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.download import Download
 from batchline.pipeline.enqueue import Creation
 from batchline.pipeline.finalize import Finalizer
+from batchline.pipeline.fit import Fitting
 from batchline.pipeline.upload import Upload
 from batchline.ports import Clock, Objects, Random, Store, Upstream, Validator
 from batchline.settings import Settings
@@ -24,6 +27,7 @@ from batchline.telemetry.metrics import Metrics
 _FINISH_SECONDS = 1.0
 _EXPIRE_SECONDS = 1.0
 _PRUNE_SECONDS = 10.0
+_USES_SECONDS = 5.0
 _SWEEP_SECONDS = 3600.0
 
 
@@ -34,7 +38,8 @@ class Engine:
         settings: Settings,
         store: Store,
         objects: Objects,
-        upstream: Upstream,
+        upstreams: Mapping[str, Upstream],
+        fitting: Fitting,
         validator: Validator,
         clock: Clock,
         random: Random,
@@ -44,7 +49,8 @@ class Engine:
         self._worker = Worker(
             work=store,
             objects=objects,
-            upstream=upstream,
+            upstreams=upstreams,
+            fitting=fitting,
             clock=clock,
             random=random,
             owner=owner,
@@ -61,6 +67,7 @@ class Engine:
             lease_seconds=settings.lease_seconds,
             retention_seconds=settings.file_retention_seconds,
         )
+        self.uses = Uses(accounts=store, clock=clock)
         self._pulses = self._build_pulses(store, objects, clock, owner, settings, metrics)
         self.upload = Upload(
             files=store,
@@ -110,6 +117,7 @@ class Engine:
         return [
             Pulse("rescue", rescue.step, every=settings.lease_seconds / 3, clock=clock),
             Pulse("expire", expire.step, every=_EXPIRE_SECONDS, clock=clock),
+            Pulse("uses", self.uses.step, every=_USES_SECONDS, clock=clock),
             Pulse("sweep", prune.sweep, every=_SWEEP_SECONDS, clock=clock),
             self._finishing,
             pruning,

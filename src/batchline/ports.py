@@ -1,6 +1,6 @@
 """What the pipeline needs of the world: small protocols, each with one suite that every implementation passes."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -10,17 +10,22 @@ from msgspec import Struct
 from batchline.domain.limits import InputLimits
 from batchline.domain.records import (
     Batch,
+    Charge,
     File,
     InputFault,
     Key,
     LeasedBatch,
+    LedgerEntry,
     NewShard,
+    Organization,
     Owner,
+    Project,
     Segment,
     Shard,
     ShardProgress,
+    UsageEntry,
 )
-from batchline.domain.replies import Reply
+from batchline.domain.replies import Fault, Reply
 from batchline.domain.states import BatchStatus, Stop
 
 T = TypeVar("T")
@@ -62,9 +67,34 @@ class Validator(Protocol):
         """Check ``source`` in one pass and write its lines to ``work``, durably; off the event loop."""
 
 
+class Stream(Protocol):
+    """A 2xx answer of server-sent events while it comes. Reading slowly slows the upstream down."""
+
+    request_id: str | None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Pieces as they come. Raises StreamBroken when the answer breaks off, stalls or grows too large."""
+
+
 class Upstream(Protocol):
     async def post(self, path: str, body: bytes) -> Reply:
         """One attempt. Every way it can go wrong is a reply, never an exception."""
+
+
+class LiveUpstream(Upstream, Protocol):
+    """One that somebody waits for."""
+
+    async def get(self, path: str) -> Reply: ...
+
+    def stream(self, path: str, body: bytes) -> AbstractAsyncContextManager[Stream | Reply]:
+        """As ``post``, where an answer of events is not waited for. Leaving before its end ends the request."""
+
+
+class Tokens(Protocol):
+    """How long inputs are, in an upstream's own tokens where it tells."""
+
+    async def count(self, body: bytes) -> int | Fault:
+        """Tokens of a chat request's input."""
 
 
 class Writer(Protocol):
@@ -110,20 +140,59 @@ class Objects(Protocol):
         """Write, read and remove a few bytes."""
 
 
-class Accounts(Protocol):
-    async def owner_of(self, digest: bytes, project_id: str) -> Owner | None:
-        """Whom a live key stands for, if it belongs to that project."""
+class NewKey(Struct, frozen=True, kw_only=True):
+    """A key to be made; its project and organization are found by name, or made under the ids given here."""
 
-    async def create_key(
-        self, *, key_id: str, digest: bytes, hint: str, project: str, project_id: str, organization_id: str, at: int
-    ) -> Owner:
+    key_id: str
+    digest: bytes
+    hint: str
+    project: str
+    project_id: str
+    organization: str
+    organization_id: str
+    at: int
+
+
+class Accounts(Protocol):
+    async def owner_of(self, digest: bytes, project_id: str | None) -> Owner | None:
+        """Whom a live key stands for, if it belongs to that project; None leaves the project to the key."""
+
+    async def create_key(self, new: NewKey) -> Owner:
         """Make a key, and its project and organization where none of that name exist."""
 
     async def keys(self) -> list[Key]: ...
 
+    async def organizations(self) -> list[Organization]: ...
+
+    async def projects(self) -> list[Project]: ...
+
+    async def note_uses(self, uses: Mapping[str, int]) -> None:
+        """When keys were last used."""
+
     async def revoke_key(self, key_id: str, *, at: int) -> bool: ...
 
     async def rotate_key(self, key_id: str, *, digest: bytes, hint: str) -> bool: ...
+
+
+class Ledger(Protocol):
+    """Money and what it was spent on. An organization's entries sum to its balance and its credits."""
+
+    async def start_metering(self, free_credits: int | None, *, at: int) -> None:
+        """From now on new organizations get these credits, as do those that never had money; None: nobody does."""
+
+    async def set_funds(
+        self, organization_id: str, *, balance: int | None, credits: int | None, at: int
+    ) -> Organization | None:
+        """Set what is given; None when there is no such organization."""
+
+    async def charge(self, owner: Owner, charge: Charge, *, at: int) -> None:
+        """For a synchronous call. Credits go first; the balance may go below zero."""
+
+    async def entries(self, organization_id: str) -> list[LedgerEntry]:
+        """Oldest first."""
+
+    async def usage(self, *, since: int, until: int, project_id: str | None = None) -> list[UsageEntry]:
+        """By hour, project, model and batch, oldest first."""
 
 
 class Files(Protocol):
@@ -227,6 +296,7 @@ class Notice(Struct, frozen=True, kw_only=True):
     batch_id: str
     stop: Stop | None
     key_revoked: bool
+    funds: int
 
 
 class Finish(Struct, frozen=True, kw_only=True):
@@ -240,17 +310,29 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 
 class Work(Protocol):
-    async def claim(self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, at: int) -> Claim:
-        """Lease open shards, earliest deadline first, until they hold that many lines or bytes. One that two
-        workers died on is leased by itself, and only to a worker that holds nothing else (``alone``)."""
+    async def claim(
+        self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[str] = (), at: int
+    ) -> Claim:
+        """Lease open shards, earliest deadline first, until they hold that many lines or bytes, leaving out those of
+        the models ``without``. One that two workers died on is leased by itself, and only to a worker that holds
+        nothing else (``alone``)."""
 
     async def renew_shards(self, *, owner: str, lease: float) -> set[tuple[str, int, int]]:
         """Prolong and list, as (batch, shard, epoch), every shard this owner still holds."""
 
     async def notices(self, batch_ids: Sequence[str]) -> list[Notice]: ...
 
-    async def record(self, batch_id: str, *, progress: Sequence[ShardProgress], segment: Segment) -> None:
-        """Count the lines of a segment together with it, all or nothing. Raises LeaseLost."""
+    async def record(
+        self,
+        batch_id: str,
+        *,
+        progress: Sequence[ShardProgress],
+        segment: Segment,
+        charges: Sequence[Charge] = (),
+        at: int,
+    ) -> int:
+        """Count the lines of a segment together with it and what they cost, all or nothing; the nano-units that the
+        organization has left. Raises LeaseLost."""
 
     async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
         """Hand (shard, epoch) back, unfinished and without a strike."""
@@ -283,6 +365,6 @@ class Work(Protocol):
     async def is_running(self, batch_id: str) -> bool: ...
 
 
-class Store(Accounts, Files, Batches, Work, Protocol):
+class Store(Accounts, Ledger, Files, Batches, Work, Protocol):
     async def check(self) -> None:
         """Commit something. Raises StoreDown."""

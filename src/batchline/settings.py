@@ -1,9 +1,10 @@
 """Every setting: a flag, else ``BATCHLINE_*`` in the environment, else the TOML file, else the default here."""
 
+from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -13,9 +14,63 @@ from pydantic_settings import (
 )
 
 from batchline.domain.limits import InputLimits
+from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
+from batchline.domain.money import Price, Tariff, nano
+from batchline.domain.retry import RetryPolicy
 
 MiB = 1024 * 1024
 DAY = 86_400
+
+_URL = r"^https?://[^/]+.*"
+Amount = Annotated[Decimal, Field(ge=0, decimal_places=9, max_digits=18)]
+
+
+class UpstreamSettings(BaseModel):
+    """A table ``[upstreams.NAME]`` of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(description="OpenAI-style base URL, ending in /v1.", pattern=_URL)
+    api_key: SecretStr | None = Field(default=None, description="Sent to it as a bearer token.")
+
+
+class ModelSettings(BaseModel):
+    """A table ``[models.ID]`` of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    upstream: str = Field(default=DEFAULT_UPSTREAM, description="Name of the upstream that serves it.")
+    name: str | None = Field(default=None, description="What the upstream calls it; its id if not given.", min_length=1)
+    kind: ModelKind = Field(
+        default=ModelKind.CHAT, description="chat, or classification: its answers are JSON documents."
+    )
+    input_price: Amount = Field(default=Decimal(0), description="Units for a million tokens of input.")
+    cached_input_price: Amount | None = Field(
+        default=None, description="The same for input that the upstream had cached; as input_price if not given."
+    )
+    output_price: Amount = Field(default=Decimal(0), description="Units for a million tokens of output.")
+    max_tokens: int | None = Field(default=None, gt=0, description="Most tokens of input.")
+    error_on_max_token: bool = Field(
+        default=True, description="Whether a longer input is refused; else the end of its last user text is cut off."
+    )
+    projects: frozenset[str] | None = Field(default=None, description="Ids of the projects that may use it.")
+    paths: frozenset[str] = Field(
+        default=frozenset(), description="Routes it answers for requests that name no model, such as /gliner."
+    )
+
+    def model(self, model_id: str) -> Model:
+        cached = self.input_price if self.cached_input_price is None else self.cached_input_price
+        return Model(
+            id=model_id,
+            upstream=self.upstream,
+            name=self.name or model_id,
+            kind=self.kind,
+            price=Price(input=nano(self.input_price), cached_input=nano(cached), output=nano(self.output_price)),
+            max_tokens=self.max_tokens,
+            error_on_max_token=self.error_on_max_token,
+            projects=self.projects,
+            paths=self.paths,
+        )
 
 
 class Settings(BaseSettings):
@@ -28,12 +83,25 @@ class Settings(BaseSettings):
     upstream_url: str | None = Field(
         default=None,
         description="OpenAI-style base URL that answers the lines, ending in /v1.",
-        pattern=r"^https?://[^/]+.*",
+        pattern=_URL,
     )
     upstream_api_key: SecretStr | None = Field(default=None, description="Sent to the upstream as a bearer token.")
+    upstreams: dict[str, UpstreamSettings] = Field(default={}, description="More upstreams, by name.")
+    models: dict[str, ModelSettings] = Field(
+        default={}, description="The models that may be asked, by id; where there are none, any id may."
+    )
     admin_token: SecretStr | None = Field(default=None, description="Opens /metrics to other machines.")
+    bearer: bool = Field(
+        default=False, description="Whether a key sent as a bearer token is enough, with the key's own project."
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("*",), description="Origins that browsers may call from, separated by commas."
+    )
+
+    metering: bool = Field(default=False, description="Whether answers are charged for and quota can run out.")
+    free_credits: Amount = Field(default=Decimal(5), description="Units a new organization starts with when metered.")
+    batch_price_percent: int = Field(
+        default=50, ge=0, le=100, description="Price of a batch's line, in percent of a synchronous call's."
     )
 
     max_concurrency: int = Field(default=64, ge=1, description="Most lines in flight to one upstream, per process.")
@@ -69,6 +137,8 @@ class Settings(BaseSettings):
         default=256 * MiB, gt=0, description="Answers a process holds before it waits for the disk."
     )
     max_project_requests: int = Field(default=64, ge=1, description="Uploads and creates of one project at once.")
+    max_project_calls: int = Field(default=256, ge=1, description="Synchronous calls of one project at once.")
+    max_request_bytes: int = Field(default=4 * MiB, gt=0, description="Largest body of a synchronous call.")
 
     header_timeout_seconds: float = Field(
         default=15, gt=0, description="Time in which a request's headers must be complete."
@@ -79,6 +149,37 @@ class Settings(BaseSettings):
     @classmethod
     def _split_commas(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _find_upstreams(self) -> Self:
+        if DEFAULT_UPSTREAM in self.upstreams:
+            raise ValueError(f"upstreams.{DEFAULT_UPSTREAM}: the default upstream is set with upstream_url")
+        for model_id, model in self.models.items():
+            if model.upstream not in self.sites:
+                raise ValueError(f"models.{model_id}: there is no upstream {model.upstream}")
+        return self
+
+    @property
+    def sites(self) -> dict[str, UpstreamSettings]:
+        """Every upstream by name."""
+        if self.upstream_url is None:
+            return dict(self.upstreams)
+        default = UpstreamSettings(url=self.upstream_url, api_key=self.upstream_api_key)
+        return {DEFAULT_UPSTREAM: default, **self.upstreams}
+
+    @property
+    def catalog(self) -> Catalog:
+        return Catalog(model.model(model_id) for model_id, model in self.models.items())
+
+    @property
+    def tariff(self) -> Tariff:
+        return Tariff(metered=self.metering, batch_percent=self.batch_price_percent)
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(
+            max_attempts=self.max_attempts, max_throttles=self.max_throttles, base_seconds=self.retry_base_seconds
+        )
 
     @property
     def input_limits(self) -> InputLimits:

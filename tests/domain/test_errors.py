@@ -8,9 +8,12 @@ import pytest
 from batchline.domain import errors
 from batchline.domain.errors import (
     ApiError,
+    BadGateway,
     BatchNotFound,
     Conflict,
     FileNotFound,
+    GatewayTimeout,
+    InsufficientQuota,
     InternalError,
     InvalidCredentials,
     InvalidInput,
@@ -20,6 +23,7 @@ from batchline.domain.errors import (
     NotFound,
     RangeNotSatisfiable,
     RateLimited,
+    Refused,
     RequestTimeout,
     StorageFailed,
     TooLarge,
@@ -47,8 +51,12 @@ EXAMPLES = [
     (TooLarge("m"), 413, "invalid_request_error", "request_too_large"),
     (RangeNotSatisfiable("m"), 416, "invalid_request_error", "range_not_satisfiable"),
     (RateLimited("m", retry_after=5), 429, "rate_limit_exceeded", "rate_limit_exceeded"),
+    (InsufficientQuota(), 429, "insufficient_quota", "insufficient_quota"),
+    (Refused(404, "m", code="not_found_error"), 404, "invalid_request_error", "not_found_error"),
     (InternalError(), 500, "internal_error", None),
     (StorageFailed(), 500, "internal_error", "storage_error"),
+    (BadGateway("m"), 502, "internal_error", "upstream_error"),
+    (GatewayTimeout("m"), 504, "internal_error", "upstream_timeout"),
     (Unavailable(), 503, "internal_error", "service_unavailable"),
 ]
 
@@ -76,7 +84,8 @@ def test_every_error_is_tried_and_drawn() -> None:
         if issubclass(one, ApiError) and one is not ApiError
     }
     assert classes == {type(example[0]) for example in EXAMPLES}
-    for one in classes - {FileNotFound, BatchNotFound}:
+    assert re.search(r"── Refused +4xx\b", errors.__doc__ or "")
+    for one in classes - {FileNotFound, BatchNotFound, Refused}:
         assert re.search(rf"── {one.__name__} +{one.status}\b", errors.__doc__ or ""), one.__name__
 
 
@@ -118,6 +127,34 @@ def test_the_sdks_do_not_retry_a_conflict() -> None:
 def test_throttling_says_how_long_to_wait(wanted: int, told: str) -> None:
     """A4, A10: a minute at most."""
     assert RateLimited("m", retry_after=wanted).headers == {"retry-after": told}
+
+
+def test_an_empty_purse_is_not_worth_a_retry() -> None:
+    """A3, A10."""
+    assert InsufficientQuota().headers == {"x-should-retry": "false"}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "headers"),
+    [
+        (400, "context_length_exceeded", "invalid_request_error", {}),
+        (401, "authentication_error", "authentication_error", {}),
+        (409, "invalid_request_error", "invalid_request_error", {"x-should-retry": "false"}),
+        (429, "insufficient_quota", "insufficient_quota", {"x-should-retry": "false"}),
+        (429, "rate_limit_exceeded", "rate_limit_exceeded", {"retry-after": "1"}),
+    ],
+)
+def test_a_refusal_of_the_upstream_keeps_its_status(status: int, code: str, kind: str, headers: dict[str, str]) -> None:
+    """E2, A6, A10: the type is one of the contract's, and the SDKs retry only what is worth it."""
+    refused = Refused(status, "m", code=code)
+    assert (refused.status, refused.type, refused.headers) == (status, kind, headers)
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(0.2, "1"), (7.1, "8"), (9999, "60")])
+def test_an_upstreams_throttling_is_passed_on_with_its_wait(wanted: float, told: str) -> None:
+    """A10: whole seconds, a minute at most."""
+    refused = Refused(429, "m", code="rate_limit_exceeded", retry_after=wanted)
+    assert refused.headers == {"retry-after": told}
 
 
 def test_an_outage_is_worth_a_retry() -> None:

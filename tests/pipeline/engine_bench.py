@@ -10,13 +10,16 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from batchline.domain.errors import ObjectsDown, StoreDown
+from batchline.domain.models import DEFAULT_UPSTREAM
 from batchline.domain.records import Batch, File, Owner
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.domain.states import TERMINAL
 from batchline.engine import Engine
 from batchline.objects.local import LocalObjects
 from batchline.pipeline.enqueue import CreateRequest
+from batchline.pipeline.fit import Fitting
 from batchline.pipeline.upload import Incoming
+from batchline.ports import NewKey
 from batchline.settings import Settings
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
@@ -75,8 +78,9 @@ class Bench:
 
     def __init__(self, folder: Path, *, plan: Plan | None = None, latency: float = 0.05, **settings: Any) -> None:
         self.folder, self.time = folder, Time()
-        self.machine = Machine(Script(plan), self.time)
-        self._latency, self._settings = latency, Settings(**settings)
+        self._latency, self._settings = latency, Settings(**{"upstream_url": "http://default/v1"} | settings)
+        self.machines = {name: Machine(Script(plan), self.time) for name in self._settings.sites}
+        self.machine = self.machines[DEFAULT_UPSTREAM]
         self._source = random.Random(1)
         self._owners: dict[str, Owner] = {}
         self._dead: list[tuple[Loop, SqliteDatabase]] = []
@@ -95,18 +99,22 @@ class Bench:
             settings=self._settings,
             store=self.store,
             objects=self.objects,
-            upstream=_Upstream(
-                self.machine,
-                request_timeout=self._settings.request_timeout_seconds,
-                latency=self._latency,
-                kill_worker=lambda: None,
-            ),
+            upstreams={name: self._upstream(machine) for name, machine in self.machines.items()},
+            fitting=Fitting(tokens={}),
             validator=InlineValidator(threads),
             clock=clock,
             random=chance,
             metrics=Metrics(),
         )
         self._running = self.loop.create_task(self.engine.run())
+
+    def _upstream(self, machine: Machine) -> SimulatedUpstream:
+        return _Upstream(
+            machine,
+            request_timeout=self._settings.request_timeout_seconds,
+            latency=self._latency,
+            kill_worker=lambda: None,
+        )
 
     def kill(self) -> None:
         """Nothing of this life happens any more; its leases stay behind."""
@@ -131,10 +139,13 @@ class Bench:
         self.engine.stop()
         await self._running
 
-    async def batch(self, prompts: Iterable[str], *, project: str = "alpha") -> Batch:
+    async def batch(self, prompts: Iterable[str], *, project: str = "alpha", model: str = "m") -> Batch:
         """A batch that was created; each prompt must be the only one of its kind."""
-        lines = [_line(f"line-{n}", prompt) for n, prompt in enumerate(prompts)]
-        owner = await self._owner(project)
+        return await self.batch_of((_chat(prompt, model) for prompt in prompts), project=project)
+
+    async def batch_of(self, bodies: Iterable[object], *, project: str = "alpha") -> Batch:
+        lines = [_line(f"line-{n}", body) for n, body in enumerate(bodies)]
+        owner = await self.owner(project)
         file = await self.engine.upload.take(owner.project_id, lambda incoming: _fill(incoming, b"".join(lines)))
         request = CreateRequest(input_file_id=file.id, endpoint=CHAT, metadata=b"{}")
         answer = await self.engine.creation.create(owner, request, idempotency_key=None, retried=False)
@@ -174,9 +185,19 @@ class Bench:
         records = await self.records(batch)
         return {name: record["error"]["message"] for name, record in records.items() if record["error"]}
 
+    async def fund(self, amount: int, *, project: str = "alpha") -> None:
+        owner = await self.owner(project)
+        await self.rows.set_funds(owner.organization_id, balance=amount, credits=0, at=0)
+
+    async def funds(self, project: str = "alpha") -> int:
+        owner = await self.owner(project)
+        (left,) = [found for found in await self.rows.organizations() if found.id == owner.organization_id]
+        return left.balance + left.credits
+
     def attempts(self, word: str) -> int:
-        """How often the upstream was asked something with this word in it."""
-        return sum(times for body, times in self.machine.starts.items() if word.encode() in body)
+        """How often an upstream was asked something with this word in it."""
+        starts = [start for machine in self.machines.values() for start in machine.starts.items()]
+        return sum(times for body, times in starts if word.encode() in body)
 
     def take_store_away(self, seconds: float) -> None:
         """Every call of the engine waits as SQLite does for a lock, and fails."""
@@ -199,16 +220,19 @@ class Bench:
 
         self.objects.trouble |= dict.fromkeys(("put", "create"), be_full)
 
-    async def _owner(self, project: str) -> Owner:
+    async def owner(self, project: str) -> Owner:
         if project not in self._owners:
             self._owners[project] = await self.rows.create_key(
-                key_id=f"key_{project}",
-                digest=project.encode(),
-                hint="",
-                project=project,
-                project_id=_PROJECTS[project],
-                organization_id="organization",
-                at=0,
+                NewKey(
+                    key_id=f"key_{project}",
+                    digest=project.encode(),
+                    hint="",
+                    project=project,
+                    project_id=_PROJECTS[project],
+                    organization=project,
+                    organization_id=f"organization of {project}",
+                    at=0,
+                )
             )
         return self._owners[project]
 
@@ -244,8 +268,11 @@ class Bench:
         loop.close()
 
 
-def _line(custom_id: str, prompt: str) -> bytes:
-    body = {"model": "m", "messages": [{"role": "user", "content": prompt}]}
+def _chat(prompt: str, model: str) -> object:
+    return {"model": model, "messages": [{"role": "user", "content": prompt}]}
+
+
+def _line(custom_id: str, body: object) -> bytes:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}).encode() + b"\n"
 
 

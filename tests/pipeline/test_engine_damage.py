@@ -58,7 +58,8 @@ def test_nothing_starts_between_being_handed_out_and_a_stop(tmp_path: Path, how:
     """C11, F5: a line that has its turn and not yet begun is not in flight."""
     with closing(Bench(tmp_path)) as bench:
         worker = bench.engine._worker
-        dispatcher, pump = worker._dispatcher, worker._dispatcher.pump
+        (dispatcher,) = worker._dispatchers.values()
+        pump = dispatcher.pump
 
         def pump_then_stop() -> None:
             idle = len(dispatcher._idle)

@@ -16,7 +16,9 @@ EVERYTHING = {"refused", "broken", "timeout", "http_429", "http_502", "http_503"
 class Bench:
     def __init__(self, *, patience: float = PATIENCE, chance: float = 1.0) -> None:
         self.clock, self.metrics = SettableClock(), Metrics()
-        self.gate = Gate(clock=self.clock, random=ChosenRandom(chance), patience_seconds=patience, metrics=self.metrics)
+        self.gate = Gate(
+            "gpu", clock=self.clock, random=ChosenRandom(chance), patience_seconds=patience, metrics=self.metrics
+        )
 
     def gone(self, answers: int, *, lines: int) -> None:
         for line in islice(cycle(range(lines)), answers):
@@ -36,9 +38,10 @@ class Bench:
         return {kind for kind in EVERYTHING if self.gate.forgives(kind)}
 
     def reasons(self) -> set[str]:
-        """What /metrics says of the pause."""
+        """What /metrics says of the pause of this upstream."""
         family = next(one for one in self.metrics.registry.collect() if one.name == "batchline_upstream_paused")
-        return {label for sample in family.samples for label in sample.labels.values() if sample.value}
+        assert all(sample.labels["upstream"] == "gpu" for sample in family.samples)
+        return {sample.labels["reason"] for sample in family.samples if sample.value}
 
 
 def paused(**options: float) -> Bench:

@@ -2,9 +2,10 @@
 
 import json
 from collections import Counter
+from typing import Any
 
 from batchline.domain.limits import STRIKES
-from batchline.domain.records import Batch
+from batchline.domain.records import Batch, LedgerEntry, Organization
 from batchline.domain.states import TERMINAL, BatchStatus
 from simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
 
@@ -85,11 +86,36 @@ def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, 
         _check_error(batch, plan, record, world=world)
 
 
+def check_money(
+    plan: Plan, organization: Organization, entries: list[LedgerEntry], *, answers: list[bytes], short: int
+) -> None:
+    """Each answer was paid once, no failed line was, and an overdraft is at most what was in flight."""
+    costs = [_cost(json.loads(answer)["response"]["body"]) if plan.metered else 0 for answer in answers]
+    left = organization.balance + organization.credits
+    require(sum(entry.balance for entry in entries) == organization.balance, "the ledger is not the balance")
+    require(sum(entry.credits for entry in entries) == organization.credits, "the ledger is not the credits")
+    require(sum(entry.requests for entry in entries) == len(answers), "answers are not those of the ledger")
+    require(left == plan.funds - sum(costs), f"{plan.funds - left} was charged for answers of {sum(costs)}")
+    in_flight = len(plan.settings.sites) * plan.settings.max_concurrency * (2 if plan.zombies else 1)
+    require(left >= -in_flight * max(costs, default=0), f"an overdraft of {-left}")
+    # What a process answered and did not live to record had been spent, as far as it knew.
+    require(not short or left <= 0 or (plan.metered and plan.deaths), f"{short} lines found no money, {left} is left")
+
+
+def _cost(answer: dict[str, Any]) -> int:
+    """Half the price, in nano-units for a million tokens, rounded down."""
+    price_in, price_out = {"m0": (1_100_000_000, 700_000_000), "m1": (300_000_000, 2_900_000_000)}[answer["model"]]
+    usage = answer["usage"]
+    return int((usage["prompt_tokens"] * price_in + usage["completion_tokens"] * price_out) // 2_000_000)
+
+
 def _check_error(batch: Batch, plan: BatchPlan, record: dict[str, dict[str, str]], *, world: Plan) -> None:
     fate, error = plan.fates[str(record["custom_id"])], record["error"]
     never_ran = {BatchStatus.CANCELLED: "batch_cancelled", BatchStatus.EXPIRED: "batch_expired"}
     if error["code"] in never_ran.values():
         require(batch.status in never_ran, f"{batch.id}: {error['code']} in a batch that is {batch.status}")
+    elif error["code"] == "insufficient_quota":
+        require(world.metered, f"{batch.id}: {error} where nobody is metered")
     elif batch.status is BatchStatus.COMPLETED:
         earned = error["code"] in CODES.get(fate, set())
         require(earned or _excused(fate, error, world), f"{batch.id}: a line that is {fate} ended as {error}")
@@ -104,6 +130,5 @@ def _excused(fate: str, error: dict[str, str], world: Plan) -> bool:
     if "dlq_exhausted" in error["message"]:
         return world.zombies or kinds.count("kill") + 2 * (world.poison == "kills worker") >= STRIKES
     outage = "outage" in kinds or world.poison == "kills upstream"
-    deaths = world.zombies or "kill" in kinds or world.poison == "kills worker"
-    few = (world.settings.max_concurrency or 0) < 8
-    return outage and error["code"] == "internal_error" and (fate != "plain" or few or deaths)
+    few = world.settings.max_concurrency < 8 or len(world.settings.sites) > 1
+    return outage and error["code"] == "internal_error" and (fate != "plain" or few or world.deaths)

@@ -3,8 +3,9 @@
 import json
 import random
 from dataclasses import dataclass
+from decimal import Decimal
 
-from batchline.settings import Settings
+from batchline.settings import ModelSettings, Settings, UpstreamSettings
 from simulation.upstream import WORKER_POISON
 
 ENDPOINT = "/v1/chat/completions"
@@ -29,6 +30,17 @@ CODES = {
     "kills upstream": {"internal_error"},
     "kills worker": {"internal_error"},
 }
+
+
+_METERED = {
+    "metering": True,
+    "upstreams": {"second": UpstreamSettings(url="http://second/v1")},
+    "models": {
+        "m0": ModelSettings(input_price=Decimal("1.1"), output_price=Decimal("0.7")),
+        "m1": ModelSettings(upstream="second", input_price=Decimal("0.3"), output_price=Decimal("2.9")),
+    },
+}
+"""Two models, each on an upstream of its own, at prices that no line's tokens divide."""
 
 
 @dataclass
@@ -82,11 +94,22 @@ class Plan:
     inline_bytes: int
     zombies: bool
     poison: str
+    funds: int
+    """Nano-units that the organization starts with."""
+
+    @property
+    def metered(self) -> bool:
+        return self.settings.metering
+
+    @property
+    def deaths(self) -> bool:
+        return self.zombies or self.poison == "kills worker" or any(blow.kind == "kill" for blow in self.blows)
 
 
 def make_plan(source: random.Random, projects: list[str]) -> Plan:
     poison = source.choice(["", "", "", "kills upstream", "kills worker"])
     zombies = source.random() < 0.3
+    metered = source.random() < 0.5
     settings = Settings.model_construct(
         **Settings().model_dump()
         | {
@@ -96,7 +119,9 @@ def make_plan(source: random.Random, projects: list[str]) -> Plan:
             "retry_base_seconds": 0.5,
             "completion_window_seconds": source.choice([20, 600, 3600, 3600, 3600]),
             "shutdown_grace_seconds": source.choice([1.0, 10.0, 30.0]),
+            "upstream_url": "http://default/v1",
         }
+        | (_METERED if metered else {})
     )
     batches = [_batch(source, n, projects, poison if n == 0 else "") for n in range(source.randint(1, 4))]
     return Plan(
@@ -108,6 +133,7 @@ def make_plan(source: random.Random, projects: list[str]) -> Plan:
         inline_bytes=source.choice([0, 0, 400, 65536]),
         zombies=zombies,
         poison=poison,
+        funds=source.choice([10**12, 10**12, 20_000, 100_000, 400_000]),
     )
 
 

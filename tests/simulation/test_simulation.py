@@ -10,7 +10,8 @@ import pytest
 from batchline.domain.errors import LeaseLost
 from batchline.store import work
 from batchline.store.batches import fetch_batch
-from batchline.store.sql import Script, change
+from batchline.store.ledger import charge_account
+from batchline.store.sql import Script, change, rows
 from batchline.store.work import SqlWork
 from simulation.world import World
 
@@ -56,12 +57,13 @@ def commit_before_durable() -> Iterator[None]:
     async def put_later(self: Any, key: str, data: bytes) -> None:
         late[key] = (self, data)
 
-    async def record_first(self: SqlWork, batch_id: str, **recorded: Any) -> None:
-        await record(self, batch_id, **recorded)
+    async def record_first(self: SqlWork, batch_id: str, **recorded: Any) -> int:
+        left = await record(self, batch_id, **recorded)
         key = recorded["segment"].object_key
         if key in late:
             objects, data = late.pop(key)
             await put(objects, key, data)
+        return left
 
     from batchline.objects.local import LocalObjects  # noqa: PLC0415 - patched below
 
@@ -83,8 +85,32 @@ def publish_before_counting() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def charge_before_recording() -> Iterator[None]:
+    """Money is taken in a transaction of its own, before the one that counts the lines."""
+    record = SqlWork.record
+
+    async def charge_first(self: SqlWork, batch_id: str, **recorded: Any) -> int:
+        account = (await self._database.read(lambda: rows("account_of_batch", batch_id=batch_id)))[0]
+        paid = recorded.pop("charges")
+        await self._database.write(
+            lambda: charge_account(
+                account["organization_id"],
+                key_id=account["key_id"],
+                batch_id=batch_id,
+                charges=paid,
+                at=recorded["at"],
+            )
+        )
+        return await record(self, batch_id, **recorded)
+
+    with mock.patch.object(SqlWork, "record", charge_first):
+        yield
+
+
 @pytest.mark.parametrize(
-    ("fault", "first"), [(no_fence, 60), (commit_before_durable, 130), (publish_before_counting, 1)]
+    ("fault", "first"),
+    [(no_fence, 60), (commit_before_durable, 130), (publish_before_counting, 1), (charge_before_recording, 1)],
 )
 def test_a_planted_fault_is_caught(fault: Any, first: int) -> None:
     """The simulation would see the mechanism fail: without that, its silence says nothing. Each search begins at a

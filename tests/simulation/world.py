@@ -20,12 +20,14 @@ from batchline.engine import Engine
 from batchline.objects.local import LocalObjects
 from batchline.pipeline import record
 from batchline.pipeline.enqueue import CreateRequest
+from batchline.pipeline.fit import Fitting
 from batchline.pipeline.upload import Incoming
+from batchline.ports import NewKey
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.telemetry.metrics import Metrics
 from batchline.upstream.scripted import Script
-from simulation.invariants import Watch, check_files, require
+from simulation.invariants import Watch, check_files, check_money, require
 from simulation.plan import ENDPOINT, BatchPlan, Blow, Plan, make_plan
 from simulation.upstream import Machine, SimulatedUpstream
 from simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
@@ -43,9 +45,9 @@ class World:
         self.source = random.Random(seed)
         self.time = Time()
         self.folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_SHM if _SHM.is_dir() else None))
-        self.machine = Machine(Script(seed=seed), self.time)
         self.watch = Watch()
         self.plan: Plan = make_plan(self.source, _PROJECTS)
+        self.machines = {name: Machine(Script(seed=seed), self.time) for name in self.plan.settings.sites}
         self.log = ErrorLog()
         self.steps = 0
         self.lives: list[Life] = []
@@ -88,7 +90,8 @@ class World:
     def _strike(self, blow: Blow) -> None:
         life = self.lives[-1]
         if blow.kind == "outage":
-            self.machine.crash(blow.seconds)
+            for machine in self.machines.values():
+                machine.crash(blow.seconds)
         elif blow.kind == "stop" and not life.clients.done():
             life.stop()
         elif blow.kind == "freeze":
@@ -139,12 +142,8 @@ class Life:
             settings=world.plan.settings,
             store=self.store,
             objects=self.objects,
-            upstream=SimulatedUpstream(
-                world.machine,
-                request_timeout=world.plan.settings.request_timeout_seconds,
-                latency=world.plan.latency,
-                kill_worker=self._be_killed,
-            ),
+            upstreams={name: self._upstream(machine) for name, machine in world.machines.items()},
+            fitting=Fitting(tokens={}),
             validator=InlineValidator(threads),
             clock=self.clock,
             random=rand,
@@ -155,6 +154,14 @@ class Life:
         self.dies_at: float | None = None
         self.clients: asyncio.Future[None] = self.loop.create_future()
         self.main = self.loop.create_task(self._live())
+
+    def _upstream(self, machine: Machine) -> SimulatedUpstream:
+        return SimulatedUpstream(
+            machine,
+            request_timeout=self.world.plan.settings.request_timeout_seconds,
+            latency=self.world.plan.latency,
+            kill_worker=self._be_killed,
+        )
 
     def due(self) -> float:
         due = self.loop.next_due()
@@ -189,14 +196,19 @@ class Life:
         for n, project_id in enumerate(_PROJECTS):
             with contextlib.suppress(Exception):
                 await self.store.create_key(
-                    key_id=f"key_{n}",
-                    digest=bytes([n]),
-                    hint="",
-                    project=f"project {n}",
-                    project_id=project_id,
-                    organization_id="org",
-                    at=0,
+                    NewKey(
+                        key_id=f"key_{n}",
+                        digest=bytes([n]),
+                        hint="",
+                        project=f"project {n}",
+                        project_id=project_id,
+                        organization="org",
+                        organization_id="org",
+                        at=0,
+                    )
                 )
+        if not await self.store.entries("org"):
+            await self.store.set_funds("org", balance=self.world.plan.funds, credits=None, at=0)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(self.engine.run())
             self.clients = group.create_task(self._clients())
@@ -276,14 +288,14 @@ class Life:
     async def _check(self, batch: Batch, plan: BatchPlan) -> None:
         if batch.status is BatchStatus.CANCELLED and batch.total == 0:
             return
-        output = await self._content(plan, batch.output_file_id)
-        errors = await self._content(plan, batch.error_file_id)
+        output = await self._content(plan.project_id, batch.output_file_id)
+        errors = await self._content(plan.project_id, batch.error_file_id)
         check_files(batch, plan, output, errors, world=self.world.plan)
 
-    async def _content(self, plan: BatchPlan, file_id: str | None) -> bytes:
+    async def _content(self, project_id: str, file_id: str | None) -> bytes:
         if file_id is None:
             return b""
-        file = await self.engine.download.find(plan.project_id, file_id)
+        file = await self.engine.download.find(project_id, file_id)
         chunks = await self.engine.download.open(file, start=0, length=file.bytes)
         data = b"".join([chunk async for chunk in chunks])
         require(len(data) == file.bytes, f"{file_id} is not whole")
@@ -300,8 +312,21 @@ class Life:
                     break
                 await asyncio.sleep(5)
         await asyncio.sleep(2 * _SWEEP_SECONDS)
+        await self._check_money()
         for folder in ("work", "segments"):
             require(await self.objects.names(folder) == [], f"{folder} is not empty at the end")
+
+    async def _check_money(self) -> None:
+        """What was charged is what the lines of all output files cost, whoever heard of them."""
+        answers: list[bytes] = []
+        short = 0
+        for project_id in _PROJECTS:
+            for batch in await self.store.batches(project_id, after=None, limit=1000) or []:
+                answers += (await self._content(project_id, batch.output_file_id)).splitlines()
+                short += (await self._content(project_id, batch.error_file_id)).count(b'"insufficient_quota"')
+        (organization,) = await self.store.organizations()
+        entries = await self.store.entries("org")
+        check_money(self.world.plan, organization, entries, answers=answers, short=short)
 
 
 async def _fill(incoming: Incoming, plan: BatchPlan) -> File:

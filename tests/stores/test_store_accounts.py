@@ -1,5 +1,6 @@
 """Keys, projects and organizations behind every store: SPEC A2, F3."""
 
+from batchline.ports import NewKey
 from stores.world import NOW, World, scenario
 
 
@@ -74,23 +75,57 @@ async def test_keys_are_listed_with_where_they_belong(world: World) -> None:
     for number, project in enumerate(["alpha", "beta"]):
         made.append(
             await world.store.create_key(
-                key_id=f"key_{9 - number}",
-                digest=b"digest %d" % number,
-                hint=f"bl-{number}",
-                project=project,
-                project_id=f"00000000-0000-4000-8000-00000000000{number}",
-                organization_id=f"10000000-0000-4000-8000-00000000000{number}",
-                at=NOW + number,
+                NewKey(
+                    key_id=f"key_{9 - number}",
+                    digest=b"digest %d" % number,
+                    hint=f"bl-{number}",
+                    project=project,
+                    project_id=f"00000000-0000-4000-8000-00000000000{number}",
+                    organization="one",
+                    organization_id=f"10000000-0000-4000-8000-00000000000{number}",
+                    at=NOW + number,
+                )
             )
         )
     keys = await world.store.keys()
     assert [(key.id, key.project_id, key.organization_id) for key in keys] == [
         (owner.key_id, owner.project_id, owner.organization_id) for owner in made
     ]
-    assert [(key.project, key.hint, key.created_at, key.revoked_at) for key in keys] == [
-        ("alpha", "bl-0", NOW, None),
-        ("beta", "bl-1", NOW + 1, None),
+    assert [(key.organization, key.project, key.hint, key.created_at, key.revoked_at) for key in keys] == [
+        ("one", "alpha", "bl-0", NOW, None),
+        ("one", "beta", "bl-1", NOW + 1, None),
     ]
+
+
+@scenario
+async def test_projects_of_one_name_in_two_organizations_are_two(world: World) -> None:
+    """F3: an organization's names are its own."""
+    one, two = await world.owner("alpha", "one"), await world.owner("alpha", "two")
+    assert one.project_id != two.project_id
+    assert one.organization_id != two.organization_id
+    assert [(project.name, project.organization, project.id) for project in await world.store.projects()] == [
+        ("alpha", name, owner.project_id)
+        for name, owner in sorted((("one", one), ("two", two)), key=lambda pair: pair[1].project_id)
+    ]
+    assert {found.name for found in await world.store.organizations()} == {"one", "two"}
+
+
+@scenario
+async def test_a_key_alone_names_its_project(world: World) -> None:
+    """A13: where the project is left to the key."""
+    owner, _ = await world.owner("alpha"), await world.owner("beta")
+    assert await world.store.owner_of(owner.key_id.encode(), None) == owner
+    assert await world.store.owner_of(b"unknown", None) is None
+
+
+@scenario
+async def test_the_last_use_of_a_key_is_noted_and_never_goes_back(world: World) -> None:
+    """Two processes may note in any order."""
+    owner, other = await world.owner(), await world.owner()
+    await world.store.note_uses({owner.key_id: NOW + 5, "key_unknown": NOW})
+    await world.store.note_uses({owner.key_id: NOW + 3})
+    used = {key.id: key.last_used_at for key in await world.store.keys()}
+    assert used == {owner.key_id: NOW + 5, other.key_id: None}
 
 
 @scenario

@@ -280,7 +280,7 @@ async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) ->
         store.renew_batch(batch.id, epoch=epoch, owner=ME, lease=LEASE),
         store.begin_batch(again, owner=ME, lease=LEASE, since=NOW - DAY),
         store.cancel_batch(batch.project_id, batch.id, at=later),
-        store.record(batch.id, progress=[moved_on(shard, [0])[1]], segment=segment(1)),
+        store.record(batch.id, progress=[moved_on(shard, [0])[1]], segment=segment(1), at=NOW),
         store.release(batch.id, shards=[(shard.n, shard.epoch)]),
         store.renew_shards(owner=ME, lease=LEASE),
         store.rescue(owner=OTHER),

@@ -43,11 +43,12 @@ async def test_a_claim_says_all_that_running_needs(world: World) -> None:
         LeasedBatch(
             id=batch.id,
             project_id=owner.project_id,
-            key_id=owner.key_id,
+            organization_id=owner.organization_id,
             endpoint=CHAT,
             expires_at=NOW + DAY,
             work_key=f"work/{batch.id}/1",
             key_revoked=False,
+            funds=0,
         )
     ]
     first = Shard(batch_id=batch.id, n=0, offset=0, length=300, lines=3, model="m", settled=b"\0", epoch=1, strikes=0)
@@ -175,7 +176,7 @@ async def test_a_segment_comes_back_as_it_was_recorded(world: World) -> None:
     ]
     for position, one in enumerate(written):
         shard, progress = moved_on(shard, [position])
-        await world.store.record(batch.id, progress=[progress], segment=one)
+        await world.store.record(batch.id, progress=[progress], segment=one, at=NOW)
     read = await world.store.segments(batch.id, after=0, limit=2)
     read += await world.store.segments(batch.id, after=read[-1].id, limit=2)
     assert [replace(one, id=0) for one in read] == written
@@ -218,7 +219,7 @@ async def test_what_is_no_longer_held_cannot_be_recorded(world: World, lose: Los
     zombie, living = moved_on(shard, [0])[1], moved_on(held, [0])[1]
     for progress in ([zombie], [zombie, living], [living, zombie]):
         with pytest.raises(LeaseLost):
-            await world.store.record(batch.id, progress=progress, segment=segment(len(progress)))
+            await world.store.record(batch.id, progress=progress, segment=segment(len(progress)), at=NOW)
     assert (await counts(world, batch), await recorded(world, batch)) == before
     await world.record(held, [0])
 

@@ -11,9 +11,9 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from batchline.domain.bitmap import unsettled
-from batchline.domain.records import Batch, File, NewShard, Owner, Segment, Shard, ShardProgress
+from batchline.domain.records import Batch, Charge, File, NewShard, Owner, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus
-from batchline.ports import Finish, NewBatch, Store
+from batchline.ports import Finish, NewBatch, NewKey, Store
 
 NOW = 1_800_000_000
 DAY = 86_400
@@ -31,17 +31,20 @@ class World:
         self.pass_time = pass_time
         self._numbers = count(1)
 
-    async def owner(self, project: str = "alpha") -> Owner:
+    async def owner(self, project: str = "alpha", organization: str = "default") -> Owner:
         """A new key of a project."""
         key_id = f"key_{uuid4().hex}"
         return await self.store.create_key(
-            key_id=key_id,
-            digest=key_id.encode(),
-            hint="bl-…",
-            project=project,
-            project_id=str(uuid4()),
-            organization_id=str(uuid4()),
-            at=NOW,
+            NewKey(
+                key_id=key_id,
+                digest=key_id.encode(),
+                hint="bl-…",
+                project=project,
+                project_id=str(uuid4()),
+                organization=organization,
+                organization_id=str(uuid4()),
+                at=NOW,
+            )
         )
 
     def file(self, owner: Owner, **changes: Any) -> File:
@@ -86,11 +89,13 @@ class World:
         assert await self.store.begin_batch(new, owner=holder, lease=LEASE, since=NOW - DAY) is None
         return new.batch
 
-    async def running(self, owner: Owner | None = None, *, shards: Sequence[int] = (4,), **changes: Any) -> Batch:
+    async def running(
+        self, owner: Owner | None = None, *, shards: Sequence[int] = (4,), model: str = "m", **changes: Any
+    ) -> Batch:
         """A batch in progress, with shards of so many lines each."""
         batch = await self.validating(owner, **changes)
         await self.store.start_batch(
-            batch.id, epoch=1, shards=cut(shards), total=sum(shards), work_key=f"work/{batch.id}/1", at=NOW
+            batch.id, epoch=1, shards=cut(shards, model=model), total=sum(shards), work_key=f"work/{batch.id}/1", at=NOW
         )
         return await self.seen(batch)
 
@@ -101,16 +106,33 @@ class World:
         return found
 
     async def claim(
-        self, *, holder: str = ME, lines: int = 10_000, bytes: int = 1 << 30, alone: bool = True, at: int = NOW
+        self,
+        *,
+        holder: str = ME,
+        lines: int = 10_000,
+        bytes: int = 1 << 30,
+        alone: bool = True,
+        without: Sequence[str] = (),
+        at: int = NOW,
     ) -> list[Shard]:
-        claim = await self.store.claim(owner=holder, lease=LEASE, lines=lines, bytes=bytes, alone=alone, at=at)
+        claim = await self.store.claim(
+            owner=holder, lease=LEASE, lines=lines, bytes=bytes, alone=alone, without=without, at=at
+        )
         assert {batch.id for batch in claim.batches} == {shard.batch_id for shard in claim.shards}
         return claim.shards
 
-    async def record(self, shard: Shard, positions: Sequence[int], *, failed: int = 0) -> Shard:
+    async def record(
+        self, shard: Shard, positions: Sequence[int], *, failed: int = 0, charges: Sequence[Charge] = (), at: int = NOW
+    ) -> Shard:
         """Record lines of a shard, the last few of them as failed; the shard as its holder now knows it."""
         after, progress = moved_on(shard, positions, failed=failed)
-        await self.store.record(shard.batch_id, progress=[progress], segment=segment(len(positions), failed=failed))
+        await self.store.record(
+            shard.batch_id,
+            progress=[progress],
+            segment=segment(len(positions), failed=failed),
+            charges=charges,
+            at=at,
+        )
         return after
 
     async def record_all(self, shards: Sequence[Shard]) -> None:
@@ -134,10 +156,10 @@ class World:
         )
 
 
-def cut(shards: Sequence[int]) -> list[NewShard]:
+def cut(shards: Sequence[int], *, model: str = "m") -> list[NewShard]:
     starts = [BYTES_A_LINE * sum(shards[:n]) for n in range(len(shards))]
     return [
-        NewShard(offset=start, length=BYTES_A_LINE * lines, lines=lines, model="m")
+        NewShard(offset=start, length=BYTES_A_LINE * lines, lines=lines, model=model)
         for start, lines in zip(starts, shards, strict=True)
     ]
 

@@ -16,7 +16,7 @@ _LABELS = {
     "lines_waiting": (),
     "shards_held": (),
     "held_bytes": (),
-    "upstream_paused": ("reason",),
+    "upstream_paused": ("upstream", "reason"),
     "upstream_seconds": (),
     "flush_seconds": (),
 }

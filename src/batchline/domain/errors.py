@@ -16,9 +16,13 @@
     ├── TooLarge                413  invalid_request_error
     ├── RangeNotSatisfiable     416  invalid_request_error
     ├── RateLimited             429  rate_limit_exceeded        with Retry-After
+    ├── InsufficientQuota       429  insufficient_quota         never retried by the SDKs
+    ├── Refused                 4xx  as the upstream answered a synchronous call
     └── InternalError           500  internal_error
         ├── StorageFailed       500  storage_error
-        └── Unavailable         503  internal_error             with Retry-After
+        ├── BadGateway          502  internal_error
+        ├── Unavailable         503  internal_error             with Retry-After
+        └── GatewayTimeout      504  internal_error
 
 Errors between parts, never shown to a client:
 
@@ -28,8 +32,10 @@ Errors between parts, never shown to a client:
     StoreDown       the database did not take or answer a statement
     ObjectsDown     the object store did not take or answer a call
     ObjectMissing   an object that should be there is not
+    StreamBroken    an upstream's answer ended before it was complete
 """
 
+import math
 from collections.abc import Mapping
 
 
@@ -155,7 +161,41 @@ class RateLimited(ApiError):
     code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after: int) -> None:
-        super().__init__(message, headers={"retry-after": str(min(retry_after, 60))})
+        super().__init__(message, headers={"retry-after": str(min(retry_after, _LONGEST_RETRY_AFTER))})
+
+
+class InsufficientQuota(ApiError):
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The organization has no balance and no free credits left", headers={"x-should-retry": "false"}
+        )
+
+
+class Refused(ApiError):
+    """A synchronous call that was refused as its line in a batch would be, by the upstream or before it was asked."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message, code=code, param=param)
+        self.status = status
+        self.type = _REFUSED_TYPES.get(code, "invalid_request_error")
+        if code == "rate_limit_exceeded":
+            self.headers["retry-after"] = str(max(1, math.ceil(min(retry_after or 1, _LONGEST_RETRY_AFTER))))
+        elif status in {408, 409, 429}:
+            self.headers["x-should-retry"] = "false"
+
+
+_LONGEST_RETRY_AFTER = 60
+_REFUSED_TYPES = {
+    "authentication_error": "authentication_error",
+    "insufficient_quota": "insufficient_quota",
+    "rate_limit_exceeded": "rate_limit_exceeded",
+}
 
 
 class InternalError(ApiError):
@@ -171,6 +211,16 @@ class StorageFailed(InternalError):
 
     def __init__(self) -> None:
         super().__init__("The file could not be stored; nothing of it was kept. Try again.")
+
+
+class BadGateway(InternalError):
+    status = 502
+    code = "upstream_error"
+
+
+class GatewayTimeout(InternalError):
+    status = 504
+    code = "upstream_timeout"
 
 
 class Unavailable(ApiError):
@@ -196,3 +246,7 @@ class ObjectsDown(Exception):
 
 class ObjectMissing(Exception):
     """An object that should be there is not."""
+
+
+class StreamBroken(Exception):
+    """An upstream's answer ended before it was complete."""

@@ -4,7 +4,8 @@
 
     upstream                                   outcome
     2xx with JSON                              Success
-    3xx, 408, 409, 5xx, 2xx without JSON,      Setback  ──after the last attempt──>  internal_error
+    3xx, 408, 409, 5xx, 2xx without JSON or    Setback  ──after the last attempt──>  internal_error
+      with a classification that is none,
       refused, broken, timeout, garbled
     429                                        Setback (throttled)  ──after──>       rate_limit_exceeded
     420, 429 that says quota                   Failure  insufficient_quota
@@ -15,11 +16,12 @@
 """
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Raw, Struct
 
+from batchline.domain.models import ModelKind
 from batchline.domain.records import escape_line_breaks, json_text
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 
@@ -39,6 +41,8 @@ _CHAT = "/v1/chat/completions"
 _NULL = Raw(b"null")
 _top_level = msgspec.json.Decoder(dict[str, Raw])
 _anything = msgspec.json.Decoder()
+_nonempty = msgspec.json.Decoder(Annotated[list[dict[str, Raw]], msgspec.Meta(min_length=1)])
+_text = msgspec.json.Decoder(str)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -53,6 +57,11 @@ class Failure(Struct, frozen=True):
     legacy: str
     message: str
     param: str | None = None
+
+    @property
+    def status(self) -> int:
+        """The HTTP status that a synchronous caller gets."""
+        return int(self.legacy.removeprefix("http_"))
 
 
 class Setback(Struct, frozen=True):
@@ -76,6 +85,12 @@ Outcome = Success | Failure | Setback
 KEY_UNAVAILABLE = Failure(
     "authentication_error", "api_key_unavailable", "The API key that submitted this batch was revoked"
 )
+OUT_OF_QUOTA = Failure(
+    "insufficient_quota", "http_420", "The organization has no balance and no free credits left for this line"
+)
+TOO_LONG = Failure(
+    "context_length_exceeded", "http_400", "The input is longer than the model's limit of tokens", "messages"
+)
 DELIVERED_TOO_OFTEN = Failure(
     "internal_error", "dlq_exhausted", "The line was delivered three times and no worker lived to answer it"
 )
@@ -85,13 +100,15 @@ BATCH_CANCELLED = Failure(
 BATCH_EXPIRED = Failure("batch_expired", "batch_expired", "The batch expired before this line was dispatched")
 
 
-def judge(reply: Reply, *, endpoint: str) -> Outcome:
+def judge(reply: Reply, *, endpoint: str, kind: ModelKind = ModelKind.CHAT) -> Outcome:
     if isinstance(reply, Fault):
         return Setback(reply.kind, reply.detail, gone=reply.kind is not FaultKind.GARBLED)
     if 200 <= reply.status < 300:
         body = result_body(reply.body, endpoint=endpoint)
         if body is None:
             return Setback("not_json", f"upstream returned {reply.status} with a body that is not JSON")
+        if kind is ModelKind.CLASSIFICATION and endpoint == _CHAT:
+            return _judge_classification(reply, body)
         return Success(reply.status, reply.request_id, body)
     return _judge_refusal(reply)
 
@@ -111,6 +128,31 @@ def result_body(answer: bytes, *, endpoint: str) -> bytes | None:
         # In valid JSON a raw line end can only stand between tokens: strings must escape it.
         answer = answer.replace(b"\n", b" ").replace(b"\r", b" ")
     return escape_line_breaks(answer.strip())
+
+
+def _judge_classification(answer: Answer, body: bytes) -> Outcome:
+    try:
+        classified = _with_document_as_text(body)
+    except (msgspec.DecodeError, RecursionError, KeyError):
+        return Setback("not_json", f"upstream returned {answer.status} with a classification that is not JSON")
+    return Success(answer.status, answer.request_id, escape_line_breaks(classified))
+
+
+def _with_document_as_text(body: bytes) -> bytes:
+    """The answer with ``choices[0].message.content`` as a JSON document in a string.
+
+    Raises DecodeError or KeyError where it is none.
+    """
+    answer: dict[str, Any] = dict(_top_level.decode(body))
+    choices: list[Any] = list(_nonempty.decode(answer["choices"]))
+    message: dict[str, Any] = dict(_top_level.decode(choices[0]["message"]))
+    content = bytes(message["content"])
+    if content == b"null":
+        raise KeyError("content")
+    text = _text.decode(content) if content.startswith(b'"') else content.decode()
+    _anything.decode(text)
+    choices[0] = choices[0] | {"message": message | {"content": text}}
+    return _encode(answer | {"choices": choices})
 
 
 def output_line(line_id: str, custom_id: bytes, success: Success) -> bytes:

@@ -18,6 +18,72 @@ class Owner(Struct, frozen=True, kw_only=True):
     key_id: str
     project_id: str
     organization_id: str
+    funds: int = 0
+    """Nano-units the organization has left, free credits among them."""
+
+
+class Organization(Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    created_at: int
+    balance: int
+    """Nano-units, as all money; below zero after an overdraft."""
+    credits: int
+
+
+class Project(Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    organization_id: str
+    organization: str
+    created_at: int
+
+
+class Charge(Struct, frozen=True, kw_only=True):
+    """What answers of one model took, and what they cost."""
+
+    model: str
+    requests: int
+    usage: Usage
+    cost: int
+
+    def __add__(self, other: "Charge") -> "Charge":
+        return Charge(
+            model=self.model,
+            requests=self.requests + other.requests,
+            usage=self.usage + other.usage,
+            cost=self.cost + other.cost,
+        )
+
+
+class LedgerEntry(Struct, frozen=True, kw_only=True):
+    """One change of an organization's money; negative where it was spent."""
+
+    at: int
+    kind: str
+    balance: int
+    credits: int
+    project: str | None
+    model: str
+    batch_id: str | None
+    requests: int
+
+
+class UsageEntry(Struct, frozen=True, kw_only=True):
+    """What a project used of a model in some time, and what that cost."""
+
+    organization: str
+    project: str
+    project_id: str
+    model: str
+    batch_id: str | None
+    since: int
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost: int
 
 
 class Key(Struct, frozen=True, kw_only=True):
@@ -25,8 +91,10 @@ class Key(Struct, frozen=True, kw_only=True):
     project_id: str
     project: str
     organization_id: str
+    organization: str
     hint: str
     created_at: int
+    last_used_at: int | None
     revoked_at: int | None
 
 
@@ -172,11 +240,13 @@ class LeasedBatch(Struct, frozen=True, kw_only=True):
 
     id: str
     project_id: str
-    key_id: str
+    organization_id: str
     endpoint: str
     expires_at: int
     work_key: str
     key_revoked: bool
+    funds: int
+    """Nano-units its organization has left."""
 
 
 class ShardProgress(Struct, frozen=True, kw_only=True):

@@ -44,10 +44,16 @@ class _OutputDetails(Struct):
 
 
 class _Reported(Struct):
+    """In the words of chat completions, or in those of responses."""
+
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _InputDetails | None = None
     completion_tokens_details: _OutputDetails | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _InputDetails | None = None
+    output_tokens_details: _OutputDetails | None = None
 
 
 class _Answer(Struct):
@@ -65,11 +71,12 @@ def reported_usage(body: bytes) -> Usage:
         return NOTHING
     if reported is None:
         return NOTHING
-    before, after = reported.prompt_tokens_details, reported.completion_tokens_details
+    before = reported.prompt_tokens_details or reported.input_tokens_details
+    after = reported.completion_tokens_details or reported.output_tokens_details
     return Usage(
-        input_tokens=_count(reported.prompt_tokens),
+        input_tokens=_count(reported.prompt_tokens or reported.input_tokens),
         cached_tokens=_count(before.cached_tokens if before else None),
-        output_tokens=_count(reported.completion_tokens),
+        output_tokens=_count(reported.completion_tokens or reported.output_tokens),
         reasoning_tokens=_count(after.reasoning_tokens if after else None),
     )
 

@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from batchline.domain.errors import ObjectsDown, StoreDown
-from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
-from batchline.pipeline.claim import Claims, HeldShard
+from batchline.pipeline.budget import Budgets
+from batchline.pipeline.claim import Claims, HeldBatch, HeldShard, Job
 from batchline.pipeline.dispatch import Dispatcher
+from batchline.pipeline.fit import Fitting
 from batchline.pipeline.gate import Gate
 from batchline.pipeline.record import Recorder
-from batchline.ports import Clock, Objects, Random, Upstream, Work
+from batchline.ports import Clock, Notice, Objects, Random, Upstream, Work
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -33,7 +34,8 @@ class Worker:
         *,
         work: Work,
         objects: Objects,
-        upstream: Upstream,
+        upstreams: Mapping[str, Upstream],
+        fitting: Fitting,
         clock: Clock,
         random: Random,
         owner: str,
@@ -45,7 +47,16 @@ class Worker:
         self._shard_done = shard_done
         self._lease, self._grace = settings.lease_seconds, settings.shutdown_grace_seconds
         self._changed, self._opened, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._claims = Claims(work=work, objects=objects, clock=clock, owner=owner, lease_seconds=self._lease)
+        self._catalog = settings.catalog
+        self._budgets = Budgets(metered=settings.metering)
+        self._claims = Claims(
+            work=work,
+            objects=objects,
+            budgets=self._budgets,
+            clock=clock,
+            owner=owner,
+            lease_seconds=self._lease,
+        )
         self._recorder = Recorder(
             work=work,
             objects=objects,
@@ -57,31 +68,39 @@ class Worker:
             recorded=self._recorded,
             shard_done=shard_done,
         )
-        self._dispatcher = Dispatcher(
-            upstream=upstream,
-            recorder=self._recorder,
-            gate=Gate(clock=clock, random=random, patience_seconds=settings.upstream_patience_seconds, metrics=metrics),
-            policy=RetryPolicy(
-                max_attempts=settings.max_attempts,
-                max_throttles=settings.max_throttles,
-                base_seconds=settings.retry_base_seconds,
-            ),
-            slots=settings.max_concurrency,
-            clock=clock,
-            random=random,
-            metrics=metrics,
-            changed=self._changed.set,
-        )
+        self._dispatchers = {
+            name: Dispatcher(
+                upstream=upstream,
+                catalog=self._catalog,
+                fitting=fitting,
+                tariff=settings.tariff,
+                recorder=self._recorder,
+                gate=Gate(
+                    name,
+                    clock=clock,
+                    random=random,
+                    patience_seconds=settings.upstream_patience_seconds,
+                    metrics=metrics,
+                ),
+                policy=settings.retry_policy,
+                slots=settings.max_concurrency,
+                clock=clock,
+                random=random,
+                metrics=metrics,
+                changed=self._changed.set,
+            )
+            for name, upstream in upstreams.items()
+        }
         metrics.watch(
-            lines_in_flight=lambda: self._dispatcher.in_flight,
-            lines_waiting=lambda: self._dispatcher.waiting,
+            lines_in_flight=lambda: self._in_flight,
+            lines_waiting=lambda: sum(dispatcher.waiting for dispatcher in self._dispatchers.values()),
             shards_held=lambda: len(self._claims.shards),
             held_bytes=lambda: self._recorder.held_bytes,
         )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            dispatching = group.create_task(self._dispatcher.run())
+            dispatching = [group.create_task(dispatcher.run()) for dispatcher in self._dispatchers.values()]
             recording = group.create_task(self._recorder.run())
             claiming = group.create_task(self._keep_claiming())
             listening = group.create_task(self._keep_listening())
@@ -89,7 +108,8 @@ class Worker:
             await self._stopping.wait()
             await claiming
             await self._let_lines_finish()
-            dispatching.cancel()
+            for task in dispatching:
+                task.cancel()
             await self._let_recorder_finish(recording)
             listening.cancel()
             renewing.cancel()
@@ -100,7 +120,8 @@ class Worker:
         self._stopping.set()
         self._opened.set()
         self._changed.set()
-        self._dispatcher.drain()
+        for dispatcher in self._dispatchers.values():
+            dispatcher.drain()
 
     def work_opened(self) -> None:
         """There is something new to claim."""
@@ -110,12 +131,25 @@ class Worker:
     def batch_stopped(self, batch_id: str, stop: Stop) -> None:
         batch = self._claims.hear_stop(batch_id, stop)
         if batch is not None:
-            self._dispatcher.stop_batch(batch, stop)
+            self._stop_batch(batch, stop)
         self._changed.set()
+
+    @property
+    def _in_flight(self) -> int:
+        return sum(dispatcher.in_flight for dispatcher in self._dispatchers.values())
+
+    @property
+    def _wanted(self) -> int:
+        return max(dispatcher.wanted for dispatcher in self._dispatchers.values())
+
+    def _stop_batch(self, batch: HeldBatch, stop: Stop) -> None:
+        for dispatcher in self._dispatchers.values():
+            dispatcher.stop_batch(batch, stop)
 
     def _recorded(self) -> None:
         self._changed.set()
-        self._dispatcher.pump()
+        for dispatcher in self._dispatchers.values():
+            dispatcher.pump()
 
     async def _keep_claiming(self) -> None:
         """While there is nothing to be had, ask less and less often, unless told that there is."""
@@ -123,7 +157,7 @@ class Worker:
         while not self._stopping.is_set():
             self._changed.clear()
             await self._release_stopped()
-            if not self._dispatcher.wanted:
+            if not self._wanted:
                 await self._changed.wait()
             elif await self._claim():
                 poll = _SHORTEST_POLL
@@ -133,16 +167,28 @@ class Worker:
 
     async def _claim(self) -> bool:
         self._opened.clear()
-        space = _MOST_BYTES - self._dispatcher.held_bytes
+        space = _MOST_BYTES - sum(dispatcher.held_bytes for dispatcher in self._dispatchers.values())
         if space <= 0:
             return False
+        sated = [name for name, dispatcher in self._dispatchers.items() if not dispatcher.wanted]
+        without = [model for name in sated for model in self._catalog.served_by(name)]
         try:
-            jobs = await self._claims.claim(lines=self._dispatcher.wanted, bytes=space)
+            jobs = await self._claims.claim(lines=self._wanted, bytes=space, without=without)
         except (StoreDown, ObjectsDown) as error:
             log.warning("no work can be claimed", extra={"reason": str(error)})
             return False
-        self._dispatcher.add(jobs)
+        self._hand_out(jobs)
         return bool(jobs)
+
+    def _hand_out(self, jobs: list[Job]) -> None:
+        """Each line to its upstream; one of a model that nobody serves to any, which refuses it."""
+        anywhere = next(iter(self._dispatchers))
+        by_upstream: dict[str, list[Job]] = {}
+        for job in jobs:
+            name = self._catalog.upstream_of(job.shard.model)
+            by_upstream.setdefault(name if name in self._dispatchers else anywhere, []).append(job)
+        for name, theirs in by_upstream.items():
+            self._dispatchers[name].add(theirs)
 
     async def _wait_for_opening(self, seconds: float) -> bool:
         try:
@@ -167,18 +213,26 @@ class Worker:
     async def _keep_listening(self) -> None:
         while True:
             await self._clock.sleep(_LISTEN_SECONDS)
+            moment = self._budgets.moment
             try:
                 notices = await self._work.notices(list(self._claims.batches))
             except StoreDown as error:
                 log.warning("stops cannot be heard of", extra={"reason": str(error)})
                 continue
             for notice in notices:
-                batch = self._claims.batches.get(notice.batch_id)
-                if batch is not None and notice.stop is not None:
-                    self._dispatcher.stop_batch(batch, notice.stop)
-                elif batch is not None and notice.key_revoked and not batch.key_revoked:
-                    self._dispatcher.revoke_key(batch)
+                self._hear(notice, read_at=moment)
             self._changed.set()
+
+    def _hear(self, notice: Notice, *, read_at: int) -> None:
+        batch = self._claims.batches.get(notice.batch_id)
+        if batch is None:
+            return
+        batch.budget.tell(notice.funds, read_at=read_at)
+        if notice.stop is not None:
+            self._stop_batch(batch, notice.stop)
+        elif notice.key_revoked and not batch.key_revoked:
+            for dispatcher in self._dispatchers.values():
+                dispatcher.revoke_key(batch)
 
     async def _keep_renewing(self) -> None:
         while True:
@@ -190,11 +244,12 @@ class Worker:
                 continue
             if lost:
                 log.warning("leases were lost", extra={"shards": len(lost)})
-            self._dispatcher.drop_lost()
+            for dispatcher in self._dispatchers.values():
+                dispatcher.drop_lost()
 
     async def _let_lines_finish(self) -> None:
         until = self._clock.steady() + self._grace
-        while self._dispatcher.in_flight and self._clock.steady() < until:
+        while self._in_flight and self._clock.steady() < until:
             await self._clock.sleep(_SHORTEST_POLL)
 
     async def _let_recorder_finish(self, recording: "asyncio.Task[None]") -> None:

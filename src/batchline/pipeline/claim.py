@@ -1,31 +1,37 @@
 """Lease shards and read their lines: what this process holds, and nothing of it only in memory."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import ObjectMissing, ObjectsDown, StoreDown
 from batchline.domain.limits import runs_alone
 from batchline.domain.lines import Line, decode_lines
+from batchline.domain.models import Model
 from batchline.domain.outcomes import Setback
 from batchline.domain.records import LeasedBatch, Shard
 from batchline.domain.states import Stop
+from batchline.pipeline.budget import Budget, Budgets
 from batchline.ports import Claim, Clock, Objects, Work
 
 log = logging.getLogger(__name__)
+
+_UNCHECKED = Model(id="", name="")
+"""Of a line that nobody has looked into yet."""
 
 
 class HeldBatch:
     """A batch of which this process holds shards."""
 
-    def __init__(self, leased: LeasedBatch) -> None:
+    def __init__(self, leased: LeasedBatch, *, budget: Budget) -> None:
         self.id = leased.id
         self.project_id = leased.project_id
         self.endpoint = leased.endpoint
         self.expires_at = leased.expires_at
         self.work_key = leased.work_key
         self.key_revoked = leased.key_revoked
+        self.budget = budget
         self.stop: Stop | None = None
         self.shards: dict[int, HeldShard] = {}
         self.unanswered = 0
@@ -38,6 +44,7 @@ class HeldShard:
         self.n = shard.n
         self.epoch = shard.epoch
         self.lines = shard.lines
+        self.model = shard.model
         self.settled = int.from_bytes(shard.settled, "little")
         self.alone = runs_alone(shard.strikes)
         self.lost = self.damaged = False
@@ -50,10 +57,16 @@ class HeldShard:
 class Job:
     """One line on its way through this process."""
 
-    __slots__ = ("attempts", "batch", "last", "line", "position", "shard", "suspect", "throttles")
+    __slots__ = (
+        *("attempts", "batch", "body", "fits", "last", "line", "model", "position", "shard", "suspect", "throttles"),
+    )
 
     def __init__(self, line: Line, *, position: int, shard: HeldShard) -> None:
         self.line = line
+        self.body = line.body
+        """As it is sent, once the line was found fit to be."""
+        self.model = _UNCHECKED
+        self.fits = False
         self.position = position
         self.shard = shard
         self.batch = shard.batch
@@ -64,8 +77,10 @@ class Job:
 
 
 class Claims:
-    def __init__(self, *, work: Work, objects: Objects, clock: Clock, owner: str, lease_seconds: float) -> None:
-        self._work, self._objects, self._clock = work, objects, clock
+    def __init__(
+        self, *, work: Work, objects: Objects, budgets: Budgets, clock: Clock, owner: str, lease_seconds: float
+    ) -> None:
+        self._work, self._objects, self._budgets, self._clock = work, objects, budgets, clock
         self._owner, self._lease = owner, lease_seconds
         self._claiming = False
         self._stops: dict[str, Stop] = {}
@@ -75,12 +90,14 @@ class Claims:
     def shards(self) -> list[HeldShard]:
         return [shard for batch in self.batches.values() for shard in batch.shards.values()]
 
-    async def claim(self, *, lines: int, bytes: int) -> list[Job]:
-        """More work, ready to run. A shard that must run alone is held by itself until it is over."""
+    async def claim(self, *, lines: int, bytes: int, without: Sequence[str] = ()) -> list[Job]:
+        """More work, ready to run, but none of some models. A shard that must run alone is held by itself until it
+        is over."""
         held = [shard for shard in self.shards if not shard.damaged]
         if any(shard.alone for shard in held):
             return []
         self._claiming = True
+        moment = self._budgets.moment
         try:
             claim = await self._work.claim(
                 owner=self._owner,
@@ -88,8 +105,11 @@ class Claims:
                 lines=lines,
                 bytes=bytes,
                 alone=not held,
+                without=without,
                 at=int(self._clock.now()),
             )
+            for leased in claim.batches:
+                self._budgets.of(leased.organization_id).tell(leased.funds, read_at=moment)
             return await self._load_all(claim)
         finally:
             self._claiming = False
@@ -156,7 +176,7 @@ class Claims:
             await self._work.release(shard.batch_id, shards=[(shard.n, shard.epoch)])
 
     def _hold(self, shard: Shard, leased: LeasedBatch) -> HeldShard:
-        batch = self.batches.setdefault(leased.id, HeldBatch(leased))
+        batch = self.batches.setdefault(leased.id, HeldBatch(leased, budget=self._budgets.of(leased.organization_id)))
         if (before := batch.shards.get(shard.n)) is not None:
             # Leased to us again: what we held of it under the former epoch is over.
             before.lost = True

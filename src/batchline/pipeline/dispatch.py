@@ -11,8 +11,12 @@ from heapq import heappop, heappush
 from itertools import count
 
 from batchline.domain import ids
+from batchline.domain.chat import CHAT, addressed, check_request
+from batchline.domain.models import Catalog
+from batchline.domain.money import Tariff
 from batchline.domain.outcomes import (
     KEY_UNAVAILABLE,
+    OUT_OF_QUOTA,
     Failure,
     Outcome,
     Setback,
@@ -26,6 +30,7 @@ from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
 from batchline.domain.usage import reported_usage
 from batchline.pipeline.claim import HeldBatch, Job
+from batchline.pipeline.fit import Fitting
 from batchline.pipeline.gate import Gate
 from batchline.pipeline.quarantine import WINDOW_SECONDS, Quarantine
 from batchline.pipeline.record import Recorder
@@ -44,6 +49,9 @@ class Dispatcher:
         self,
         *,
         upstream: Upstream,
+        catalog: Catalog,
+        fitting: Fitting,
+        tariff: Tariff,
         recorder: Recorder,
         gate: Gate,
         policy: RetryPolicy,
@@ -54,6 +62,7 @@ class Dispatcher:
         changed: Callable[[], None],
     ) -> None:
         self._upstream, self._recorder, self._gate = upstream, recorder, gate
+        self._catalog, self._fitting, self._tariff = catalog, fitting, tariff
         self._policy, self._slots = policy, slots
         self._clock, self._random, self._metrics = clock, random, metrics
         self._changed = changed
@@ -98,7 +107,7 @@ class Dispatcher:
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             self.held_bytes += len(job.line.body)
-            self._make_ready(job)
+            self._admit(job)
         self.pump()
 
     def stop_batch(self, batch: HeldBatch, stop: Stop) -> None:
@@ -142,13 +151,26 @@ class Dispatcher:
             self.pump()
 
     async def _attempt(self, job: Job) -> None:
-        started = self._clock.steady()
         try:
-            reply = await self._upstream.post(job.batch.endpoint, job.line.body)
+            reply = await self._ask(job)
         finally:
             self._flying.discard(job)
+        self._quarantine.came_back(job)
+        if isinstance(reply, Failure):
+            self._settle(job, reply)
+        else:
+            self._came_back(job, reply)
+
+    async def _ask(self, job: Job) -> Reply | Failure:
+        if not job.fits:
+            fitted = await self._fitting.fit(job.body, job.model)
+            if not isinstance(fitted, bytes):
+                return fitted
+            job.body, job.fits = fitted, True
+        started = self._clock.steady()
+        reply = await self._upstream.post(job.batch.endpoint, job.body)
         self._metrics.upstream_seconds.observe(self._clock.steady() - started)
-        self._came_back(job, reply)
+        return reply
 
     async def _turn(self) -> Job:
         job = self._next()
@@ -179,8 +201,7 @@ class Dispatcher:
         return None
 
     def _came_back(self, job: Job, reply: Reply) -> None:
-        self._quarantine.came_back(job)
-        outcome = judge(reply, endpoint=job.batch.endpoint)
+        outcome = judge(reply, endpoint=job.batch.endpoint, kind=job.model.kind)
         if isinstance(reply, Fault) and reply.kind is FaultKind.BROKEN and isinstance(outcome, Setback):
             self._broke(job, outcome)
         else:
@@ -250,6 +271,19 @@ class Dispatcher:
         heappush(self._waiting, (self._clock.steady() + wait, next(self._order), job))
         self._alarm.set()
 
+    def _admit(self, job: Job) -> None:
+        """A line that breaks the rules ends here, before it can take a slot or be the probe of a pause."""
+        checked = check_request(
+            job.body, endpoint=job.batch.endpoint, project_id=job.batch.project_id, catalog=self._catalog
+        )
+        if isinstance(checked, Failure):
+            if self._may_go_on(job):
+                self._settle(job, checked)
+            return
+        job.model, job.body = checked, addressed(job.body, checked)
+        job.fits = checked.max_tokens is None or job.batch.endpoint != CHAT
+        self._make_ready(job)
+
     def _make_ready(self, job: Job) -> None:
         if not self._may_go_on(job):
             return
@@ -261,13 +295,16 @@ class Dispatcher:
             self._alarm.set()
 
     def _may_go_on(self, job: Job) -> bool:
-        """False when the job ended here: its shard is lost, its batch stopped, its key revoked, or we go down."""
+        """False when the job ended here: its shard is lost, its batch stopped, its key revoked, its organization out
+        of money, or we go down."""
         if job.shard.lost or self._draining:
             self._let_go(job)
         elif job.batch.stop is not None:
             self._end_without_attempt(job)
         elif job.batch.key_revoked:
             self._settle(job, KEY_UNAVAILABLE)
+        elif job.batch.budget.spent:
+            self._settle(job, OUT_OF_QUOTA)
         else:
             return True
         return False
@@ -287,9 +324,11 @@ class Dispatcher:
         line_id = ids.line_id(job.batch.id, job.line.index)
         if isinstance(outcome, Success):
             line = output_line(line_id, job.line.custom_id, outcome)
-            self._recorder.add(job, line, succeeded=True, usage=reported_usage(outcome.body))
+            usage = reported_usage(outcome.body)
+            charge = self._tariff.charge(job.model.id, job.model.price, usage, waited_for=False)
+            self._recorder.add(job, line, charge=charge)
         else:
-            self._recorder.add(job, error_line(line_id, job.line.custom_id, outcome), succeeded=False)
+            self._recorder.add(job, error_line(line_id, job.line.custom_id, outcome), charge=None)
 
     def _let_go(self, job: Job) -> None:
         job.batch.unanswered -= 1

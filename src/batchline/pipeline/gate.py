@@ -24,11 +24,15 @@ _LONGEST_PROBE = 15.0
 
 
 class Gate:
-    def __init__(self, *, clock: Clock, random: Random, patience_seconds: float, metrics: Metrics) -> None:
+    def __init__(
+        self, upstream: str, *, clock: Clock, random: Random, patience_seconds: float, metrics: Metrics
+    ) -> None:
+        self._upstream = upstream
         self._clock, self._random, self._metrics = clock, random, metrics
         self._patience = patience_seconds
         self._recent: deque[Hashable] = deque(maxlen=_ANSWERS)
         self._paused_at: float | None = None
+        self._reason = ""
         self._crashed = self._impatient = False
         self._next_probe = 0.0
         self._interval = _FIRST_PROBES
@@ -42,9 +46,8 @@ class Gate:
         self._recent.clear()
         if self._paused_at is None and not self._impatient:
             return
-        log.info("the upstream answers again")
-        self._metrics.upstream_paused.clear()
-        self._paused_at = None
+        log.info("the upstream answers again", extra={"upstream": self._upstream})
+        self._end_pause()
         self._impatient = False
 
     def gone_answer(self, line: Hashable, reason: str) -> None:
@@ -69,10 +72,11 @@ class Gate:
         if self._paused_at is not None or self._impatient:
             return
         self._paused_at = self._clock.steady()
-        self._metrics.upstream_paused.labels(reason).set(1)
+        self._reason = reason
+        self._metrics.upstream_paused.labels(self._upstream, reason).set(1)
         self._interval = _FIRST_PROBES
         self._schedule_probe()
-        log.warning("the upstream is gone; its lines wait", extra={"reason": reason})
+        log.warning("the upstream is gone; its lines wait", extra={"upstream": self._upstream, "reason": reason})
 
     def admits(self) -> bool:
         """Whether an attempt may start now: always while open, one probe at a time while paused."""
@@ -80,9 +84,9 @@ class Gate:
             return True
         now = self._clock.steady()
         if now - self._paused_at >= self._patience:
-            self._paused_at, self._impatient = None, True
-            self._metrics.upstream_paused.clear()
-            log.warning("the upstream stayed away too long; faults count again")
+            self._end_pause()
+            self._impatient = True
+            log.warning("the upstream stayed away too long; faults count again", extra={"upstream": self._upstream})
             return True
         if now < self._next_probe:
             return False
@@ -93,6 +97,11 @@ class Gate:
     def wait(self) -> float | None:
         """Seconds until the next probe is due; None while open."""
         return None if self._paused_at is None else max(0.0, self._next_probe - self._clock.steady())
+
+    def _end_pause(self) -> None:
+        if self._paused_at is not None:
+            self._metrics.upstream_paused.remove(self._upstream, self._reason)
+        self._paused_at = None
 
     def _schedule_probe(self) -> None:
         self._next_probe = self._clock.steady() + self._random.uniform(0.5, 1.0) * self._interval

@@ -12,8 +12,8 @@ from itertools import count
 from msgspec import Struct
 
 from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
-from batchline.domain.records import Segment, ShardProgress
-from batchline.domain.usage import NOTHING, Usage
+from batchline.domain.records import Charge, Segment, ShardProgress
+from batchline.domain.usage import NOTHING
 from batchline.pipeline.claim import Claims, HeldBatch, HeldShard, Job
 from batchline.ports import Clock, Objects, Work
 from batchline.telemetry.metrics import Metrics
@@ -31,9 +31,9 @@ _RETRY_SECONDS = 1.0
 class _Entry(Struct, frozen=True):
     shard: HeldShard
     position: int
-    succeeded: bool
     line: bytes
-    usage: Usage
+    charge: Charge | None
+    """What the line's answer cost; None for a line that failed."""
 
 
 class _Buffer:
@@ -86,15 +86,16 @@ class Recorder:
     def holds(self, batch: HeldBatch) -> bool:
         return batch.id in self._buffers
 
-    def add(self, job: Job, line: bytes, *, succeeded: bool, usage: Usage = NOTHING) -> None:
+    def add(self, job: Job, line: bytes, *, charge: Charge | None) -> None:
         buffer = self._buffers.get(job.batch.id)
         if buffer is None:
             buffer = self._buffers[job.batch.id] = _Buffer(job.batch, since=self._clock.steady())
             self._changed.set()
-        buffer.entries.append(_Entry(job.shard, job.position, succeeded, line, usage))
+        buffer.entries.append(_Entry(job.shard, job.position, line, charge))
         buffer.bytes += len(line)
         self._held_bytes += len(line)
-        self._metrics.lines.labels("succeeded" if succeeded else "failed").inc()
+        self._metrics.lines.labels("failed" if charge is None else "succeeded").inc()
+        job.batch.budget.owe(0 if charge is None else charge.cost)
         if job.batch.unanswered == 0 or len(buffer.entries) >= _LINES or buffer.bytes >= _BYTES:
             self._changed.set()
 
@@ -135,6 +136,7 @@ class Recorder:
         taken = _first_bytes(buffer.entries)
         started = self._clock.steady()
         entries = await self._record_held(buffer.batch, taken)
+        buffer.batch.budget.forgive(_cost(taken) - _cost(entries))
         for shard, bits in _bits_by_shard(entries).items():
             shard.settled |= bits
             if _all_settled(shard):
@@ -183,8 +185,8 @@ class Recorder:
         await self._clock.sleep(_RETRY_SECONDS)
 
     async def _write_segment(self, batch: HeldBatch, entries: list[_Entry]) -> None:
-        output = b"".join(entry.line for entry in entries if entry.succeeded)
-        errors = b"".join(entry.line for entry in entries if not entry.succeeded)
+        output = b"".join(entry.line for entry in entries if entry.charge is not None)
+        errors = b"".join(entry.line for entry in entries if entry.charge is None)
         data, key = output + errors, None
         if len(data) >= _INLINE_BYTES:
             key = f"segments/{batch.id}/{self._owner}-{next(self._names)}"
@@ -195,7 +197,15 @@ class Recorder:
             object_key=key,
             data=data if key is None else None,
         )
-        await self._work.record(batch.id, progress=_progress(entries), segment=segment)
+        with batch.budget.recording():
+            left = await self._work.record(
+                batch.id,
+                progress=_progress(entries),
+                segment=segment,
+                charges=_charges(entries),
+                at=int(self._clock.now()),
+            )
+        batch.budget.paid(_cost(entries), left=left)
         self._metrics.segments.inc()
         self._metrics.segment_bytes.inc(len(data))
 
@@ -225,17 +235,30 @@ def _progress(entries: list[_Entry]) -> list[ShardProgress]:
     progress = []
     for shard, bits in _bits_by_shard(entries).items():
         own = [entry for entry in entries if entry.shard is shard]
-        completed = sum(entry.succeeded for entry in own)
+        charges = [entry.charge for entry in own if entry.charge is not None]
         settled = shard.settled | bits
         progress.append(
             ShardProgress(
                 n=shard.n,
                 epoch=shard.epoch,
                 settled=settled.to_bytes((shard.lines + 7) // 8, "little"),
-                completed=completed,
-                failed=len(own) - completed,
-                usage=sum((entry.usage for entry in own), NOTHING),
+                completed=len(charges),
+                failed=len(own) - len(charges),
+                usage=sum((charge.usage for charge in charges), NOTHING),
                 done=settled == (1 << shard.lines) - 1,
             )
         )
     return progress
+
+
+def _charges(entries: list[_Entry]) -> list[Charge]:
+    """One a model."""
+    by_model: dict[str, Charge] = {}
+    for charge in (entry.charge for entry in entries if entry.charge is not None):
+        so_far = by_model.get(charge.model)
+        by_model[charge.model] = charge if so_far is None else so_far + charge
+    return list(by_model.values())
+
+
+def _cost(entries: list[_Entry]) -> int:
+    return sum(entry.charge.cost for entry in entries if entry.charge is not None)

@@ -1,43 +1,71 @@
 """Organizations, projects and keys."""
 
+from collections.abc import Mapping
+
 from msgspec import convert
 
-from batchline.domain.records import Key, Owner
-from batchline.store.sql import Database, Script, change, one, rows
-
-_ORGANIZATION = "default"
+from batchline.domain.records import Key, Organization, Owner, Project
+from batchline.ports import NewKey
+from batchline.store.ledger import give_free_credits
+from batchline.store.sql import Database, Script, change, change_many, one, rows
 
 
 class SqlAccounts:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def owner_of(self, digest: bytes, project_id: str) -> Owner | None:
+    async def owner_of(self, digest: bytes, project_id: str | None) -> Owner | None:
         row = await self._database.read(lambda: one("key_owner", digest=digest, project_id=project_id))
         return Owner(**row) if row else None
 
-    async def create_key(
-        self, *, key_id: str, digest: bytes, hint: str, project: str, project_id: str, organization_id: str, at: int
-    ) -> Owner:
+    async def create_key(self, new: NewKey) -> Owner:
         def script() -> Script[Owner]:
-            yield from change("insert_organization", organization_id=organization_id, name=_ORGANIZATION, at=at)
-            organization = (yield from rows("organization_by_name", name=_ORGANIZATION))[0]
+            organization_id = yield from _organization(new)
             yield from change(
-                "insert_project", project_id=project_id, organization_id=organization["id"], name=project, at=at
+                "insert_project",
+                project_id=new.project_id,
+                organization_id=organization_id,
+                name=new.project,
+                at=new.at,
             )
-            home = (yield from rows("project_by_name", name=project))[0]
+            project = (yield from rows("project_by_name", organization_id=organization_id, name=new.project))[0]
             yield from change(
-                "insert_key", key_id=key_id, project_id=home["project_id"], digest=digest, hint=hint, at=at
+                "insert_key",
+                key_id=new.key_id,
+                project_id=project["id"],
+                digest=new.digest,
+                hint=new.hint,
+                at=new.at,
             )
-            return Owner(key_id=key_id, project_id=home["project_id"], organization_id=home["organization_id"])
+            return Owner(**((yield from one("key_owner", digest=new.digest, project_id=None)) or {}))
 
         return await self._database.write(script)
 
     async def keys(self) -> list[Key]:
         return [convert(dict(row), Key) for row in await self._database.read(lambda: rows("keys"))]
 
+    async def organizations(self) -> list[Organization]:
+        return [convert(dict(row), Organization) for row in await self._database.read(lambda: rows("organizations"))]
+
+    async def projects(self) -> list[Project]:
+        return [convert(dict(row), Project) for row in await self._database.read(lambda: rows("projects"))]
+
+    async def note_uses(self, uses: Mapping[str, int]) -> None:
+        many = [{"key_id": key_id, "at": at} for key_id, at in uses.items()]
+        await self._database.write(lambda: change_many("note_use", many))
+
     async def revoke_key(self, key_id: str, *, at: int) -> bool:
         return bool(await self._database.write(lambda: change("revoke_key", key_id=key_id, at=at)))
 
     async def rotate_key(self, key_id: str, *, digest: bytes, hint: str) -> bool:
         return bool(await self._database.write(lambda: change("rotate_key", key_id=key_id, digest=digest, hint=hint)))
+
+
+def _organization(new: NewKey) -> Script[str]:
+    made = yield from change(
+        "insert_organization", organization_id=new.organization_id, name=new.organization, at=new.at
+    )
+    if made:
+        yield from give_free_credits(new.organization_id, at=new.at)
+    organization_id: str = (yield from rows("organization_by_name", name=new.organization))[0]["id"]
+    return organization_id

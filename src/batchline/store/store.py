@@ -3,11 +3,12 @@
 from batchline.store.accounts import SqlAccounts
 from batchline.store.batches import SqlBatches
 from batchline.store.files import SqlFiles
+from batchline.store.ledger import SqlLedger
 from batchline.store.sql import Database, change
 from batchline.store.work import SqlWork
 
 
-class SqlStore(SqlAccounts, SqlFiles, SqlBatches, SqlWork):
+class SqlStore(SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlWork):
     def __init__(self, database: Database) -> None:
         self._database = database
 

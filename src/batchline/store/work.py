@@ -5,15 +5,17 @@ from itertools import takewhile
 from typing import Any
 
 from msgspec import convert
+from msgspec.json import encode as encode_json
 from msgspec.structs import asdict
 
 from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.limits import STRIKES, runs_alone
-from batchline.domain.records import File, LeasedBatch, Segment, Shard, ShardProgress
+from batchline.domain.records import Charge, File, LeasedBatch, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus, ShardState
 from batchline.ports import Claim, Finish, Notice
 from batchline.store.batches import fetch_batch, keep_answer
+from batchline.store.ledger import charge_account
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows
 
 _PIECES = 4
@@ -32,9 +34,13 @@ class SqlWork:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def claim(self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, at: int) -> Claim:
+    async def claim(
+        self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[str] = (), at: int
+    ) -> Claim:
+        left_out = encode_json(without).decode()
+
         def script() -> Script[Claim]:
-            found = yield from rows("claimable_shards", limit=_MOST_SHARDS, at=at)
+            found = yield from rows("claimable_shards", limit=_MOST_SHARDS, without=left_out, at=at)
             shards = []
             for shard in _choose([_shard(row) for row in found], lines=lines, space=bytes, alone=alone):
                 yield from fenced(
@@ -63,14 +69,28 @@ class SqlWork:
 
         return await self._database.read(script)
 
-    async def record(self, batch_id: str, *, progress: Sequence[ShardProgress], segment: Segment) -> None:
-        def script() -> Script[None]:
+    async def record(
+        self,
+        batch_id: str,
+        *,
+        progress: Sequence[ShardProgress],
+        segment: Segment,
+        charges: Sequence[Charge] = (),
+        at: int,
+    ) -> int:
+        def script() -> Script[int]:
             for shard in progress:
                 moved = asdict(shard)
                 yield from fenced("advance_shard", batch_id=batch_id, **moved | asdict(moved.pop("usage")))
             yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
+            account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
+            return (
+                yield from charge_account(
+                    account["organization_id"], key_id=account["key_id"], batch_id=batch_id, charges=charges, at=at
+                )
+            )
 
-        await self._database.write(script)
+        return await self._database.write(script)
 
     async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
         many = [{"batch_id": batch_id, "n": n, "epoch": epoch} for n, epoch in shards]

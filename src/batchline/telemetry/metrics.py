@@ -26,7 +26,9 @@ class Metrics:
         self.lines_waiting = self._gauge("lines_waiting", "Lines waiting for a slot or their next attempt.")
         self.shards_held = self._gauge("shards_held", "Shards this process has leased.")
         self.held_bytes = self._gauge("held_bytes", "Bytes of answers not recorded yet.")
-        self.upstream_paused = self._gauge("upstream_paused", "1 while the upstream is taken to be gone.", "reason")
+        self.upstream_paused = self._gauge(
+            "upstream_paused", "1 while the upstream is taken to be gone.", "upstream", "reason"
+        )
 
         self.upstream_seconds = self._histogram("upstream_seconds", "Time of one attempt.", _UPSTREAM_BUCKETS)
         self.flush_seconds = self._histogram("flush_seconds", "Time to record one segment.", _FLUSH_BUCKETS)

@@ -1,8 +1,10 @@
 -- name: key_owner
 -- Whom a live key stands for, if it belongs to the project that was named.
-SELECT keys.id AS key_id, projects.id AS project_id, projects.organization_id
+SELECT keys.id AS key_id, projects.id AS project_id, projects.organization_id,
+    organizations.balance + organizations.credits AS funds
 FROM keys JOIN projects ON projects.id = keys.project_id
-WHERE keys.digest = :digest AND keys.revoked_at IS NULL AND projects.id = :project_id;
+    JOIN organizations ON organizations.id = projects.organization_id
+WHERE keys.digest = :digest AND keys.revoked_at IS NULL AND (:project_id IS NULL OR projects.id = :project_id);
 
 -- name: insert_organization
 -- One organization of a name.
@@ -11,22 +13,31 @@ INSERT INTO organizations (id, name, created_at) VALUES (:organization_id, :name
 -- name: organization_by_name
 SELECT id FROM organizations WHERE name = :name;
 
+-- name: organizations
+SELECT id, name, created_at, balance, credits FROM organizations ORDER BY created_at, id;
+
 -- name: insert_project
--- One project of a name.
+-- One project of a name in an organization.
 INSERT INTO projects (id, organization_id, name, created_at)
-VALUES (:project_id, :organization_id, :name, :at) ON CONFLICT (name) DO NOTHING;
+VALUES (:project_id, :organization_id, :name, :at) ON CONFLICT (organization_id, name) DO NOTHING;
 
 -- name: project_by_name
-SELECT id AS project_id, organization_id FROM projects WHERE name = :name;
+SELECT id FROM projects WHERE organization_id = :organization_id AND name = :name;
+
+-- name: projects
+SELECT projects.id, projects.name, projects.organization_id, organizations.name AS organization, projects.created_at
+FROM projects JOIN organizations ON organizations.id = projects.organization_id
+ORDER BY projects.created_at, projects.id;
 
 -- name: insert_key
 INSERT INTO keys (id, project_id, digest, hint, created_at) VALUES (:key_id, :project_id, :digest, :hint, :at);
 
 -- name: keys
 -- Every key, oldest first.
-SELECT keys.id, keys.project_id, projects.name AS project, projects.organization_id, keys.hint, keys.created_at,
-    keys.revoked_at
+SELECT keys.id, keys.project_id, projects.name AS project, projects.organization_id,
+    organizations.name AS organization, keys.hint, keys.created_at, keys.last_used_at, keys.revoked_at
 FROM keys JOIN projects ON projects.id = keys.project_id
+    JOIN organizations ON organizations.id = projects.organization_id
 ORDER BY keys.created_at, keys.id;
 
 -- name: revoke_key
@@ -35,6 +46,66 @@ UPDATE keys SET revoked_at = :at WHERE id = :key_id AND revoked_at IS NULL;
 -- name: rotate_key
 -- A new secret for the same key.
 UPDATE keys SET digest = :digest, hint = :hint WHERE id = :key_id AND revoked_at IS NULL;
+
+-- name: note_use
+UPDATE keys SET last_used_at = :at WHERE id = :key_id AND coalesce(last_used_at, 0) < :at;
+
+-- name: set_free_credits
+UPDATE metering SET free_credits = :free_credits WHERE id = 1;
+
+-- name: free_credits
+SELECT free_credits FROM metering WHERE id = 1;
+
+-- name: unfunded_organizations
+-- Those that never had money, and so start with the free credits.
+SELECT id FROM organizations WHERE funded = 0;
+
+-- name: organization
+SELECT id, name, created_at, balance, credits FROM organizations WHERE id = :organization_id;
+
+-- name: add_funds
+-- Money that comes in or goes out; the organization counts as funded from then on.
+UPDATE organizations SET balance = balance + :balance, credits = credits + :credits, funded = 1
+WHERE id = :organization_id;
+
+-- name: book_grant
+INSERT INTO ledger (organization_id, kind, at, balance, credits)
+VALUES (:organization_id, 'grant', :at, :balance, :credits);
+
+-- name: book_usage
+INSERT INTO ledger
+    (organization_id, kind, at, balance, credits, key_id, batch_id, model, requests, input_tokens, cached_tokens,
+     output_tokens, reasoning_tokens)
+VALUES
+    (:organization_id, 'usage', :at, :balance, :credits, :key_id, :batch_id, :model, :requests, :input_tokens,
+     :cached_tokens, :output_tokens, :reasoning_tokens)
+ON CONFLICT (key_id, batch_id, model, at) WHERE kind = 'usage' DO UPDATE SET
+    balance = balance + excluded.balance, credits = credits + excluded.credits,
+    requests = requests + excluded.requests, input_tokens = input_tokens + excluded.input_tokens,
+    cached_tokens = cached_tokens + excluded.cached_tokens, output_tokens = output_tokens + excluded.output_tokens,
+    reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens;
+
+-- name: entries
+-- All of an organization's ledger.
+SELECT ledger.at, ledger.kind, ledger.balance, ledger.credits, projects.name AS project, ledger.model,
+    nullif(ledger.batch_id, '') AS batch_id, ledger.requests
+FROM ledger LEFT JOIN keys ON keys.id = ledger.key_id LEFT JOIN projects ON projects.id = keys.project_id
+WHERE ledger.organization_id = :organization_id ORDER BY ledger.at, ledger.id;
+
+-- name: usage
+SELECT organizations.name AS organization, projects.name AS project, projects.id AS project_id, ledger.model,
+    nullif(ledger.batch_id, '') AS batch_id, ledger.at AS since, ledger.requests, ledger.input_tokens,
+    ledger.cached_tokens, ledger.output_tokens, ledger.reasoning_tokens, -(ledger.balance + ledger.credits) AS cost
+FROM ledger JOIN keys ON keys.id = ledger.key_id JOIN projects ON projects.id = keys.project_id
+    JOIN organizations ON organizations.id = ledger.organization_id
+WHERE ledger.kind = 'usage' AND ledger.at >= :since AND ledger.at < :until
+    AND (:project_id IS NULL OR projects.id = :project_id)
+ORDER BY ledger.at, ledger.id;
+
+-- name: account_of_batch
+-- Who pays for a batch.
+SELECT batches.key_id, projects.organization_id
+FROM batches JOIN projects ON projects.id = batches.project_id WHERE batches.id = :batch_id;
 
 -- name: insert_upload
 -- The row that stands for an object before a byte of it is written.
@@ -205,7 +276,8 @@ UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state = 'open'
 -- name: claimable_shards
 -- What is open, the earliest deadline first.
 SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes
-FROM shards WHERE state = 'open' AND expires_at > :at
+FROM shards
+WHERE state = 'open' AND expires_at > :at AND model NOT IN (SELECT value FROM json_each(:without))
 ORDER BY expires_at, batch_id, n LIMIT :limit;
 
 -- name: lease_shard
@@ -213,17 +285,23 @@ UPDATE shards SET state = 'leased', epoch = epoch + 1, owner = :owner, lease_unt
 WHERE batch_id = :batch_id AND n = :n AND state = 'open' AND epoch = :epoch;
 
 -- name: leased_batch
-SELECT batches.id, batches.project_id, batches.key_id, batches.endpoint, batches.expires_at, batches.work_key,
-    keys.revoked_at IS NOT NULL AS key_revoked
-FROM batches JOIN keys ON keys.id = batches.key_id WHERE batches.id = :batch_id;
+SELECT batches.id, batches.project_id, projects.organization_id, batches.endpoint, batches.expires_at,
+    batches.work_key, keys.revoked_at IS NOT NULL AS key_revoked,
+    organizations.balance + organizations.credits AS funds
+FROM batches JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id = batches.project_id
+    JOIN organizations ON organizations.id = projects.organization_id
+WHERE batches.id = :batch_id;
 
 -- name: renew_shards
 UPDATE shards SET lease_until = :now + :lease WHERE state = 'leased' AND owner = :owner
 RETURNING batch_id, n, epoch;
 
 -- name: notice
-SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked
-FROM batches JOIN keys ON keys.id = batches.key_id WHERE batches.id = :batch_id;
+SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked,
+    organizations.balance + organizations.credits AS funds
+FROM batches JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id = batches.project_id
+    JOIN organizations ON organizations.id = projects.organization_id
+WHERE batches.id = :batch_id;
 
 -- name: advance_shard
 -- The fence: only the holder of the current epoch moves a shard.

@@ -1,14 +1,19 @@
+-- Money is in nano-units; balance and credits are what the organization's ledger entries sum to.
 CREATE TABLE organizations (
     id TEXT PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
-    created_at INTEGER NOT NULL
+    created_at INTEGER NOT NULL,
+    balance INTEGER NOT NULL DEFAULT 0,
+    credits INTEGER NOT NULL DEFAULT 0,
+    funded INTEGER NOT NULL DEFAULT 0
 );
 
 CREATE TABLE projects (
     id TEXT PRIMARY KEY,
     organization_id TEXT NOT NULL REFERENCES organizations (id),
-    name TEXT NOT NULL UNIQUE,
-    created_at INTEGER NOT NULL
+    name TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    UNIQUE (organization_id, name)
 );
 
 CREATE TABLE keys (
@@ -17,8 +22,35 @@ CREATE TABLE keys (
     digest BLOB NOT NULL UNIQUE,
     hint TEXT NOT NULL,
     created_at INTEGER NOT NULL,
+    last_used_at INTEGER,
     revoked_at INTEGER
 );
+
+-- Every change of an organization's money. What one key used of a model, in a batch or in synchronous calls (no
+-- batch), shares an entry an hour.
+CREATE TABLE ledger (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    organization_id TEXT NOT NULL REFERENCES organizations (id),
+    kind TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    balance INTEGER NOT NULL,
+    credits INTEGER NOT NULL,
+    key_id TEXT REFERENCES keys (id),
+    batch_id TEXT NOT NULL DEFAULT '',
+    model TEXT NOT NULL DEFAULT '',
+    requests INTEGER NOT NULL DEFAULT 0,
+    input_tokens INTEGER NOT NULL DEFAULT 0,
+    cached_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    reasoning_tokens INTEGER NOT NULL DEFAULT 0
+);
+CREATE UNIQUE INDEX ledger_usage ON ledger (key_id, batch_id, model, at) WHERE kind = 'usage';
+CREATE INDEX ledger_of_organization ON ledger (organization_id, at);
+CREATE INDEX ledger_by_time ON ledger (at) WHERE kind = 'usage';
+
+-- One row: what new organizations start with, or nothing while nobody is metered.
+CREATE TABLE metering (id INTEGER PRIMARY KEY, free_credits INTEGER);
+INSERT INTO metering (id, free_credits) VALUES (1, NULL);
 
 -- seq is given when a file becomes visible, so that pages are ordered by what readers could see.
 CREATE TABLE files (

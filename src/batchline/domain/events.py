@@ -1,0 +1,172 @@
+"""Server-sent events: a stream cut into events, and what those of an answer say of its tokens.
+
+Events are handed on with the bytes they came with; only the chunks of a chat completion are changed (D7).
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import DecodeError, Raw, Struct
+from msgspec.json import Decoder, encode
+
+from batchline.domain.errors import ApiError, StreamBroken
+from batchline.domain.usage import NOTHING, Usage, reported_usage
+
+MAX_EVENT_BYTES = 1024 * 1024
+_BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+_LONGEST_BLANK_LINE = 4
+_NULL = Raw(b"null")
+_BYTES_PER_TOKEN = 4
+
+_fields = Decoder(dict[str, Raw])
+_anything = Decoder()
+
+
+class EventReader:
+    """Cuts a stream into events, and holds no more of it than one."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._searched = 0
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The events that are complete now, each with the blank line at its end. Raises StreamBroken."""
+        self._buffer += piece
+        while (end := self._end_of_event()) is not None:
+            yield self._take(end)
+        if len(self._buffer) > MAX_EVENT_BYTES:
+            raise StreamBroken(f"an event over {MAX_EVENT_BYTES} bytes")
+
+    def end(self) -> Iterator[bytes]:
+        """What the stream ended with, where it spared itself the last blank line."""
+        rest = self._take(len(self._buffer)).rstrip()
+        if rest:
+            yield rest + b"\n\n"
+
+    def _end_of_event(self) -> int | None:
+        found = _BLANK_LINE.search(self._buffer, self._searched)
+        if found is None:
+            self._searched = max(0, len(self._buffer) - _LONGEST_BLANK_LINE + 1)
+            return None
+        return found.end()
+
+    def _take(self, end: int) -> bytes:
+        event = bytes(self._buffer[:end])
+        del self._buffer[:end]
+        self._searched = 0
+        return event
+
+
+class Chunk(Struct, frozen=True, kw_only=True):
+    """An event as it is handed on, and what it tells."""
+
+    event: bytes
+    usage: Usage = NOTHING
+    carries_text: bool = False
+    only_usage: bool = False
+    """It is there to tell the usage, and for nothing else."""
+
+
+def read_chat_event(event: bytes) -> Chunk:
+    """A chunk of a chat completion, its ``system_fingerprint`` null. Raises StreamBroken for what is none."""
+    data = _data_of(event)
+    if not data or data == b"[DONE]":
+        return Chunk(event=event)
+    try:
+        data.decode()
+        fields = _fields.decode(data)
+        choices = _anything.decode(fields.get("choices", _NULL))
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        raise StreamBroken("an event that is no JSON object") from None
+    if bytes(fields.get("error", _NULL)) != b"null":
+        raise StreamBroken("an event that tells of an error")
+    usage = reported_usage(data)
+    return Chunk(
+        event=_event(fields | {"system_fingerprint": _NULL}),
+        usage=usage,
+        carries_text=_carry_text(choices),
+        only_usage=usage != NOTHING and choices == [],
+    )
+
+
+class _ResponseEvent(Struct):
+    type: str = ""
+    response: Raw = Raw(b"{}")
+
+
+_response_event = Decoder(_ResponseEvent)
+
+
+def read_response_event(event: bytes) -> Chunk:
+    """An event of ``/v1/responses``, untouched; the last one brings the response with its usage."""
+    try:
+        told = _response_event.decode(_data_of(event))
+        usage = reported_usage(told.response)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        return Chunk(event=event)
+    return Chunk(event=event, usage=usage, carries_text=told.type.endswith(".delta"))
+
+
+def error_event(error: ApiError) -> bytes:
+    """The last event of a stream that broke: its status line was sent long ago."""
+    return _event(error.body())
+
+
+class _Part(Struct):
+    text: str = ""
+
+
+class _Message(Struct):
+    content: str | list[_Part] | None = None
+
+
+class _Request(Struct):
+    messages: list[_Message] = []
+    input: str | list[_Message] = ""
+    instructions: str | None = None
+
+
+_request = Decoder(_Request)
+
+
+def estimated_usage(request: bytes, *, chunks: int) -> Usage:
+    """Where nobody tells: a token for every four bytes of the request's text, and one for every chunk of text sent."""
+    return Usage(input_tokens=-(-_text_bytes(request) // _BYTES_PER_TOKEN), output_tokens=chunks)
+
+
+def _text_bytes(request: bytes) -> int:
+    try:
+        asked = _request.decode(request)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        return len(request)
+    items = asked.messages + (asked.input if isinstance(asked.input, list) else [])
+    texts = [asked.instructions or "", asked.input if isinstance(asked.input, str) else ""]
+    texts += [text for item in items for text in _texts_of(item)]
+    return sum(len(text.encode()) for text in texts)
+
+
+def _texts_of(message: _Message) -> list[str]:
+    if isinstance(message.content, list):
+        return [part.text for part in message.content]
+    return [message.content or ""]
+
+
+def _carry_text(choices: Any) -> bool:
+    return isinstance(choices, list) and any(_carries_text(choice) for choice in choices if isinstance(choice, dict))
+
+
+def _carries_text(choice: dict[str, Any]) -> bool:
+    """Whether it has more to say than whose turn it is."""
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
+
+
+def _data_of(event: bytes) -> bytes:
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    # A line end can only stand between the tokens of a value that came over several data lines.
+    return b"data: %b\n\n" % encode(document).replace(b"\n", b" ")

@@ -1,0 +1,68 @@
+"""The models that may be asked: where each is served, under which name, at what price, and for whom."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from msgspec import Struct
+
+from batchline.domain.money import Price
+
+DEFAULT_UPSTREAM = "default"
+
+
+class ModelKind(StrEnum):
+    CHAT = "chat"
+    CLASSIFICATION = "classification"
+    """Its answer is a JSON document, as a string."""
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    id: str
+    upstream: str = DEFAULT_UPSTREAM
+    name: str
+    """What its upstream calls it."""
+    kind: ModelKind = ModelKind.CHAT
+    price: Price = Price()
+    max_tokens: int | None = None
+    """Most tokens of input; None asks nobody."""
+    error_on_max_token: bool = True
+    projects: frozenset[str] | None = None
+    """Ids of the projects that may use it; None for all."""
+    paths: frozenset[str] = frozenset()
+    """Routes it answers when a request names no model."""
+
+    def is_open_to(self, project_id: str) -> bool:
+        return self.projects is None or project_id in self.projects
+
+
+class Catalog:
+    """The models that are configured; where none are, any id goes to the default upstream."""
+
+    def __init__(self, models: Iterable[Model] = ()) -> None:
+        self._models = {model.id: model for model in models}
+
+    @property
+    def takes_any(self) -> bool:
+        return not self._models
+
+    def find(self, model_id: str, project_id: str) -> Model | None:
+        """None when there is no such model, or none for this project, which must look the same."""
+        if self.takes_any:
+            return Model(id=model_id, name=model_id)
+        model = self._models.get(model_id)
+        return model if model is not None and model.is_open_to(project_id) else None
+
+    def serving(self, path: str, project_id: str) -> Model | None:
+        """The model that answers a route for requests that name none."""
+        return next((model for model in self.enabled(project_id) if path in model.paths), None)
+
+    def enabled(self, project_id: str) -> list[Model]:
+        return [model for model in self._models.values() if model.is_open_to(project_id)]
+
+    def served_by(self, upstream: str) -> list[str]:
+        return [model.id for model in self._models.values() if model.upstream == upstream]
+
+    def upstream_of(self, model_id: str) -> str:
+        """Where lines of a model are run, or refused."""
+        model = self._models.get(model_id)
+        return DEFAULT_UPSTREAM if model is None else model.upstream

@@ -1,0 +1,55 @@
+"""Money: integer nano-units of whatever currency the operator thinks in, so that sums are exact."""
+
+from decimal import Decimal
+
+from msgspec import Struct
+
+from batchline.domain.records import Charge
+from batchline.domain.usage import Usage
+
+NANO = 10**9
+_PRICED_TOKENS = 1_000_000
+
+
+def nano(amount: Decimal) -> int:
+    """Units as nano-units. Raises ValueError where that takes rounding, or is no amount."""
+    scaled = amount * NANO
+    if not scaled.is_finite() or scaled != scaled.to_integral_value():
+        raise ValueError("an amount has at most nine decimal places")
+    return int(scaled)
+
+
+def units(amount: int) -> str:
+    """Nano-units as a person writes them: 1.5, -0.000000001, 20."""
+    whole, part = divmod(abs(amount), NANO)
+    decimals = f".{part:09}".rstrip("0").rstrip(".")
+    return f"{'-' if amount < 0 else ''}{whole}{decimals}"
+
+
+class Price(Struct, frozen=True, kw_only=True):
+    """Nano-units for a million tokens."""
+
+    input: int = 0
+    cached_input: int = 0
+    output: int = 0
+
+    def cost(self, usage: Usage, *, percent: int) -> int:
+        """Of one answer, at so many percent of the price, rounded down to the nano-unit."""
+        cached = min(usage.cached_tokens, usage.input_tokens)
+        full = (
+            (usage.input_tokens - cached) * self.input + cached * self.cached_input + usage.output_tokens * self.output
+        )
+        return full * percent // (100 * _PRICED_TOKENS)
+
+
+class Tariff(Struct, frozen=True, kw_only=True):
+    """What answers cost: nothing where nobody is metered, and less in a batch than for somebody who waits."""
+
+    metered: bool
+    batch_percent: int
+
+    def charge(self, model: str, price: Price, usage: Usage, *, waited_for: bool) -> Charge:
+        """For one answer."""
+        percent = 100 if waited_for else self.batch_percent
+        cost = price.cost(usage, percent=percent) if self.metered else 0
+        return Charge(model=model, requests=1, usage=usage, cost=cost)

@@ -1,0 +1,108 @@
+"""Money: what came in, what was used, and what is left; each change with its entry, in one transaction."""
+
+from collections.abc import Sequence
+
+from msgspec import convert
+from msgspec.structs import asdict
+
+from batchline.domain.records import Charge, LedgerEntry, Organization, Owner, UsageEntry
+from batchline.store.sql import Database, Script, change, one, rows
+
+_HOUR = 3600
+
+
+class SqlLedger:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def start_metering(self, free_credits: int | None, *, at: int) -> None:
+        def script() -> Script[None]:
+            yield from change("set_free_credits", free_credits=free_credits)
+            for organization in (yield from rows("unfunded_organizations")):
+                yield from give_free_credits(organization["id"], at=at)
+
+        await self._database.write(script)
+
+    async def set_funds(
+        self, organization_id: str, *, balance: int | None, credits: int | None, at: int
+    ) -> Organization | None:
+        def script() -> Script[Organization | None]:
+            before = yield from _organization(organization_id)
+            if before is None:
+                return None
+            yield from _grant(
+                organization_id,
+                balance=0 if balance is None else balance - before.balance,
+                credits=0 if credits is None else credits - before.credits,
+                at=at,
+            )
+            return (yield from _organization(organization_id))
+
+        return await self._database.write(script)
+
+    async def charge(self, owner: Owner, charge: Charge, *, at: int) -> None:
+        def script() -> Script[int]:
+            return (
+                yield from charge_account(
+                    owner.organization_id, key_id=owner.key_id, batch_id="", charges=[charge], at=at
+                )
+            )
+
+        await self._database.write(script)
+
+    async def entries(self, organization_id: str) -> list[LedgerEntry]:
+        found = await self._database.read(lambda: rows("entries", organization_id=organization_id))
+        return [convert(dict(row), LedgerEntry) for row in found]
+
+    async def usage(self, *, since: int, until: int, project_id: str | None = None) -> list[UsageEntry]:
+        found = await self._database.read(lambda: rows("usage", since=since, until=until, project_id=project_id))
+        return [convert(dict(row), UsageEntry) for row in found]
+
+
+def give_free_credits(organization_id: str, *, at: int) -> Script[None]:
+    """What a new organization starts with, where there is metering."""
+    credits = (yield from rows("free_credits"))[0]["free_credits"]
+    if credits is not None:
+        yield from _grant(organization_id, balance=0, credits=credits, at=at)
+
+
+def charge_account(
+    organization_id: str, *, key_id: str, batch_id: str, charges: Sequence[Charge], at: int
+) -> Script[int]:
+    """Book what was used and take what it cost, credits first; the nano-units that are left."""
+    row = (yield from rows("organization", organization_id=organization_id))[0]
+    balance, credits = row["balance"], row["credits"]
+    for charge in charges:
+        from_credits = min(charge.cost, max(credits, 0))
+        credits, balance = credits - from_credits, balance - (charge.cost - from_credits)
+        yield from change(
+            "book_usage",
+            organization_id=organization_id,
+            at=at - at % _HOUR,
+            balance=from_credits - charge.cost,
+            credits=-from_credits,
+            key_id=key_id,
+            batch_id=batch_id,
+            model=charge.model,
+            requests=charge.requests,
+            **asdict(charge.usage),
+        )
+    if (balance, credits) != (row["balance"], row["credits"]):
+        yield from change(
+            "add_funds",
+            organization_id=organization_id,
+            balance=balance - row["balance"],
+            credits=credits - row["credits"],
+        )
+    funds: int = balance + credits
+    return funds
+
+
+def _organization(organization_id: str) -> Script[Organization | None]:
+    row = yield from one("organization", organization_id=organization_id)
+    return convert(dict(row), Organization) if row else None
+
+
+def _grant(organization_id: str, *, balance: int, credits: int, at: int) -> Script[None]:
+    yield from change("add_funds", organization_id=organization_id, balance=balance, credits=credits)
+    yield from change("book_grant", organization_id=organization_id, at=at, balance=balance, credits=credits)
