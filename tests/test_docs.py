@@ -11,30 +11,78 @@ import click
 import pytest
 
 from batchline.cli import main
-from batchline.cli.options import default_text, flag, variable
+from batchline.cli.loading import load_settings
+from batchline.cli.options import FLAGS, TABLES, default_text, flag, variable
+from batchline.domain.money import units
+from batchline.domain.usage import Usage
 from batchline.settings import Settings
 from serving import running_mock, running_service
 
 _ROOT = Path(__file__).parents[1]
 _README = (_ROOT / "README.md").read_text()
 _CONTRIBUTING = (_ROOT / "CONTRIBUTING.md").read_text()
+_SETTINGS = (_ROOT / "docs" / "settings.md").read_text()
 _TARGETS = set(re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE))
+_VERBS = "|".join(main.list_commands(click.Context(main)))
 
 
 def _commands(text: str) -> list[list[str]]:
     """Every call of batchline that a document shows, without what the shell makes of the rest of the line."""
-    shown = re.findall(r"(?:^|[\s(`])(?:\.venv/bin/)?batchline ((?:keys|mock|serve)\b[^`\n|&)>]*)", text, re.MULTILINE)
+    shown = re.findall(rf"(?:^|[\s(`])(?:\.venv/bin/)?batchline ((?:{_VERBS})\b[^`\n|&)>]*)", text, re.MULTILINE)
     return [shlex.split(line.replace("\\", " "), comments=True) for line in shown]
+
+
+def _rows_below(text: str) -> list[str]:
+    """The rows of the first table of docs/settings.md after this text."""
+    table = re.search(r"(?:^\|.*\n)+", _SETTINGS[_SETTINGS.index(text) :], re.MULTILINE)
+    assert table is not None
+    return table[0].splitlines()[2:]
 
 
 def test_every_setting_has_its_row_and_every_row_its_setting() -> None:
     """F2: docs/settings.md is the whole list, in the order of the code."""
-    expected = [
+    assert _rows_below("## Flags and variables") == [
         f"| `{name}` | `{flag(name)}` | `{variable(name)}` | `{default_text(field)}` | {field.description} |"
-        for name, field in Settings.model_fields.items()
+        for name, field in FLAGS.items()
     ]
-    shown = [line for line in (_ROOT / "docs" / "settings.md").read_text().splitlines() if line.startswith("| `")]
-    assert shown == expected
+
+
+@pytest.mark.parametrize(("table", "text"), [("upstreams", "`[upstreams.NAME]`"), ("models", "`[models.ID]`")])
+def test_every_field_of_a_table_has_its_row_and_every_row_its_field(table: str, text: str) -> None:
+    """F2, for what only the file can hold."""
+    assert _rows_below(text) == [
+        f"| `{name}` | `{default_text(field)}` | {field.description} |"
+        for name, field in TABLES[table].model_fields.items()
+    ]
+
+
+@pytest.mark.parametrize("example", re.findall(r"```toml\n(.*?)```", _SETTINGS, re.DOTALL))
+def test_the_files_that_are_shown_can_be_used(tmp_path: Path, example: str) -> None:
+    path = tmp_path / "batchline.toml"
+    path.write_text(example)
+    load_settings(config=str(path))
+
+
+def test_the_example_of_a_price_is_right(tmp_path: Path) -> None:
+    """D4: the cost that is told is the one that is charged."""
+    [example] = re.findall(r"```toml\n(metering.*?)```", _SETTINGS, re.DOTALL)
+    told = re.search(r"costs half of .*: (\S+) units", _SETTINGS)
+    assert told is not None
+    path = tmp_path / "batchline.toml"
+    path.write_text(example)
+    settings = load_settings(config=str(path))
+    model = settings.models["small-1.5"].model("small-1.5")
+    usage = Usage(input_tokens=1000, cached_tokens=600, output_tokens=200)
+    charge = settings.tariff.charge(model.id, model.price, usage, waited_for=False)
+    assert units(charge.cost) == told[1]
+
+
+def test_the_commands_of_the_settings_page_exist_with_their_flags() -> None:
+    """F3: how money is set and looked at."""
+    commands = _commands(_SETTINGS)
+    assert {command[0] for command in commands} >= {"keys", "orgs", "projects", "usage"}
+    for command in commands:
+        _parse(main, command)
 
 
 @pytest.mark.parametrize("document", [_README, _CONTRIBUTING], ids=["README", "CONTRIBUTING"])

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from batchline.domain.models import Model
+from batchline.domain.money import Price, Tariff
 from batchline.settings import Settings
 
 
@@ -89,4 +91,70 @@ def test_an_unknown_key_of_the_file_is_refused(toml: Path) -> None:
 def test_secrets_do_not_show_in_the_settings_own_text() -> None:
     """The upstream's key and the administrator's token stay out of logs that print the settings."""
     settings = read(upstream_api_key="sk-hidden", admin_token="tok-hidden")
+    assert "hidden" not in f"{settings!r} {settings}"
+
+
+def test_the_defaults_of_money_are_the_contracts() -> None:
+    """F2, A13: nobody is metered, and no bearer token opens anything, unless somebody says so."""
+    settings = read()
+    assert (settings.metering, settings.bearer) == (False, False)
+    assert settings.free_credits == 5
+    assert settings.tariff == Tariff(metered=False, batch_percent=50)
+
+
+def test_without_models_any_id_goes_to_the_default_upstream() -> None:
+    """F2."""
+    settings = read(upstream_url="http://127.0.0.1:1/v1", upstream_api_key="sk")
+    assert settings.catalog.takes_any
+    assert set(settings.sites) == {"default"}
+    key = settings.sites["default"].api_key
+    assert key is not None
+    assert key.get_secret_value() == "sk"
+
+
+def test_a_table_of_the_file_is_a_model(toml: Path) -> None:
+    """D6, D4: prices as they are written, to the nano-unit, whether they are numbers or text."""
+    toml.write_text(
+        """
+        [upstreams.gpu]
+        url = "http://127.0.0.1:1/v1"
+
+        [models."small-1.5"]
+        upstream = "gpu"
+        name = "org/Small"
+        input_price = 0.15
+        cached_input_price = "0.000000001"
+        output_price = 1
+        max_tokens = 8000
+        error_on_max_token = false
+        projects = ["3c7a9d52-0000-4000-8000-000000000000"]
+        paths = ["/gliner"]
+        """
+    )
+    [model] = read().catalog.enabled("3c7a9d52-0000-4000-8000-000000000000")
+    assert model == Model(
+        id="small-1.5",
+        upstream="gpu",
+        name="org/Small",
+        price=Price(input=150_000_000, cached_input=1, output=1_000_000_000),
+        max_tokens=8000,
+        error_on_max_token=False,
+        projects=frozenset({"3c7a9d52-0000-4000-8000-000000000000"}),
+        paths=frozenset({"/gliner"}),
+    )
+    assert read().catalog.enabled("another") == []
+
+
+def test_a_model_that_says_little_is_free_and_open_to_all(toml: Path) -> None:
+    """Its cached input costs what its input costs, and its upstream knows it by its id."""
+    toml.write_text('upstream_url = "http://127.0.0.1:1/v1"\n[models.small]\n[models.priced]\ninput_price = 2\n')
+    small, priced = read().catalog.enabled("anybody")
+    assert small == Model(id="small", upstream="default", name="small", price=Price())
+    assert priced.price == Price(input=2_000_000_000, cached_input=2_000_000_000)
+
+
+def test_secrets_of_tables_do_not_show_in_the_settings_own_text(toml: Path) -> None:
+    toml.write_text('[upstreams.gpu]\nurl = "http://127.0.0.1:1/v1"\napi_key = "sk-hidden"\n')
+    settings = read()
+    assert "gpu" in repr(settings)
     assert "hidden" not in f"{settings!r} {settings}"

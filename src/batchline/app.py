@@ -131,7 +131,8 @@ async def _serve_on(settings: Settings, store: Store, sock: socket.socket) -> No
 
 
 def _sites(settings: Settings, clock: SystemClock) -> dict[str, HttpUpstream]:
-    if not settings.sites:
+    needed = {model.upstream for model in settings.models.values()} or {DEFAULT_UPSTREAM}
+    if not needed <= settings.sites.keys():
         raise StartupError(
             "There is no upstream to answer the lines. Set BATCHLINE_UPSTREAM_URL (or --upstream-url) to an "
             "OpenAI-style base URL such as http://127.0.0.1:8001/v1; to try things out, run: batchline mock"

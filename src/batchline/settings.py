@@ -155,7 +155,7 @@ class Settings(BaseSettings):
         if DEFAULT_UPSTREAM in self.upstreams:
             raise ValueError(f"upstreams.{DEFAULT_UPSTREAM}: the default upstream is set with upstream_url")
         for model_id, model in self.models.items():
-            if model.upstream not in self.sites:
+            if model.upstream not in {DEFAULT_UPSTREAM, *self.upstreams}:
                 raise ValueError(f"models.{model_id}: there is no upstream {model.upstream}")
         return self
 

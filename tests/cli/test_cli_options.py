@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 
 from batchline import __version__
 from batchline.cli import main
-from batchline.cli.options import default_text, flag, load_settings, settings_options, variable
+from batchline.cli.loading import load_settings
+from batchline.cli.options import FLAGS, TABLES, default_text, flag, settings_options, variable
 from batchline.settings import Settings
 
 
@@ -37,7 +38,7 @@ def _refused(*arguments: str) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("name", Settings.model_fields)
+@pytest.mark.parametrize("name", FLAGS)
 def test_every_setting_is_a_flag_with_its_variable_and_default_in_the_help(name: str) -> None:
     """F2: no setting can be reached in only one way."""
     option = next(option for option in show.params if option.name == name)
@@ -46,6 +47,37 @@ def test_every_setting_is_a_flag_with_its_variable_and_default_in_the_help(name:
     description = Settings.model_fields[name].description
     assert description
     assert option.help == f"{description} [{variable(name)}; default {default_text(Settings.model_fields[name])}]"
+
+
+def test_only_the_tables_of_the_file_are_no_flags() -> None:
+    """F2: a table has no form that a flag could take, and everything else has one."""
+    assert set(TABLES) == {"upstreams", "models"}
+    assert set(Settings.model_fields) == {*FLAGS, *TABLES}
+    assert {option.name for option in show.params} == set(FLAGS)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("on", True), ("off", False), ("true", True), ("0", False)])
+def test_a_switch_is_on_or_off(text: str, meant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: BATCHLINE_METERING and BATCHLINE_BEARER (A13) take the words of the contract."""
+    assert load_settings(metering=text).metering is meant
+    monkeypatch.setenv("BATCHLINE_BEARER", text)
+    assert load_settings().bearer is meant
+
+
+def test_defaults_are_written_as_a_person_would_write_them() -> None:
+    assert [default_text(Settings.model_fields[name]) for name in ("metering", "free_credits", "config")] == [
+        "off",
+        "5",
+        "none",
+    ]
+    model, upstream = TABLES["models"].model_fields, TABLES["upstreams"].model_fields
+    assert [default_text(model[name]) for name in ("kind", "error_on_max_token", "paths", "projects")] == [
+        "chat",
+        "on",
+        "none",
+        "none",
+    ]
+    assert default_text(upstream["url"]) == "required"
 
 
 def test_a_flag_reaches_the_settings() -> None:
@@ -147,12 +179,21 @@ def test_a_service_that_cannot_start_says_why_and_ends_with_1(tmp_path: Path) ->
 
 def test_the_group_lists_every_command() -> None:
     told = CliRunner().invoke(main, ["--help"]).output
-    for command in ("keys", "mock", "serve"):
+    for command in ("keys", "mock", "orgs", "projects", "serve", "usage"):
         assert f"\n  {command} " in told
 
 
 @pytest.mark.parametrize(
-    "command", [["serve"], ["mock"], ["keys", "create"], ["keys", "list"], ["keys", "revoke"], ["keys", "rotate"]]
+    "command",
+    [
+        ["serve"],
+        ["mock"],
+        ["usage"],
+        ["projects", "list"],
+        *(["keys", verb] for verb in ("create", "list", "revoke", "rotate")),
+        *(["orgs", verb] for verb in ("list", "set-balance")),
+    ],
+    ids=" ".join,
 )
 def test_every_command_has_help(command: list[str]) -> None:
     result = CliRunner().invoke(main, [*command, "--help"])
@@ -179,5 +220,6 @@ def test_python_dash_m_is_the_same_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["uvicorn", "starlette", "batchline.app"])
 def test_the_command_line_loads_no_service_to_explain_itself(module: str) -> None:
     """`--help` of any command answers without loading what only a running service needs."""
-    program = f"import sys, batchline.cli.serve, batchline.cli.keys; sys.exit({module!r} in sys.modules)"
+    commands = ", ".join(f"batchline.cli.{name}" for name in ("serve", "keys", "orgs", "projects", "usage"))
+    program = f"import sys, {commands}; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

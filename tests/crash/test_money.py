@@ -107,7 +107,7 @@ def test_the_rest_of_a_batch_fails_when_the_balance_reaches_zero(tmp_path: Path)
         assert -slots * dearest < left <= 0
         assert left == 5_000_000 - sum(map(_cost, records))
         assert mock.stats()["requests"] == len(records) - len(failed)
-        print(f"of {len(records)} lines {len(failed)} found no money; overdraft {-left} nano-units, a line is {dearest}")
+        print(f"{len(failed)} of {len(records)} lines found no money; overdraft {-left}, a line costs {dearest} at most")
 
         with pytest.raises(openai.RateLimitError) as refused:
             client.files.create(file=lines, purpose="batch")

@@ -33,7 +33,7 @@ def test_no_amount_is_lost_between_units_and_nano_units(amount: int) -> None:
     assert nano(Decimal(units(amount))) == amount
 
 
-@pytest.mark.parametrize("text", ["0.0000000001", "1e-10", "NaN", "Infinity"])
+@pytest.mark.parametrize("text", ["0.0000000001", "1e-10", "1.00000000000000000000000000001", "NaN", "Infinity"])
 def test_what_is_no_whole_number_of_nano_units_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="nine decimal places"):
         nano(Decimal(text))

@@ -6,7 +6,7 @@ import click
 
 from batchline import __version__
 
-_COMMANDS = ("keys", "mock", "serve")
+_COMMANDS = ("keys", "mock", "orgs", "projects", "serve", "usage")
 
 
 class _LazyGroup(click.Group):
@@ -28,5 +28,5 @@ def main() -> None:
     """OpenAI's Files and Batch API on your own machines.
 
     Every setting is a flag of `serve`, else BATCHLINE_* in the environment, else a line of the TOML file that
-    --config names, else its default.
+    --config names, else its default. Upstreams and models are tables of that file.
     """

@@ -1,26 +1,27 @@
 """``batchline keys``: who may use the service. Works beside a running one."""
 
-import asyncio
-import json
 import uuid
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from batchline.cli.options import load_settings, settings_options
+from batchline.cli.printing import Row, json_flag, moment, show_fields, show_json, show_table
+from batchline.cli.store import in_store, now, store_options
 from batchline.domain import ids
-from batchline.domain.errors import StoreDown
 from batchline.domain.records import Key
-from batchline.ports import Store
-from batchline.system import SystemClock, SystemRandom
-
-T = TypeVar("T")
+from batchline.ports import NewKey, Store
+from batchline.system import SystemRandom
 
 _random = SystemRandom()
-_json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_where = settings_options("data_dir", "config")
+
+
+class _Name(click.ParamType[str]):
+    name = "name"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.strip() or not value.isprintable():
+            self.fail("a name is needed, of printable characters", param, ctx)
+        return value
 
 
 @click.group()
@@ -32,27 +33,27 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--project", metavar="NAME", default="default", show_default=True, help="Project; made if there is none.")
-@_json_flag
-@_where
-def create(project: str, as_json: bool, **flags: Any) -> None:
+@click.option("--project", type=_Name(), default="default", show_default=True, help="Project; made if there is none.")
+@click.option(
+    "--org", type=_Name(), default="default", show_default=True, help="The project's organization; made likewise."
+)
+@json_flag
+@store_options
+def create(project: str, org: str, as_json: bool, **flags: Any) -> None:
     """Make a key and print it, once."""
-    if not project.strip() or not project.isprintable():
-        raise click.BadParameter("a name is needed, of printable characters", param_hint="--project")
     secret = _new_secret()
     key_id = "key_" + _random.bytes(12).hex()
-    owner = _in_store(
-        flags,
-        lambda store: store.create_key(
-            key_id=key_id,
-            digest=ids.key_digest(secret),
-            hint=_hint(secret),
-            project=project,
-            project_id=_new_uuid(),
-            organization_id=_new_uuid(),
-            at=_now(),
-        ),
+    new = NewKey(
+        key_id=key_id,
+        digest=ids.key_digest(secret),
+        hint=_hint(secret),
+        project=project,
+        project_id=_new_uuid(),
+        organization=org,
+        organization_id=_new_uuid(),
+        at=now(),
     )
+    owner = in_store(flags, lambda store: store.create_key(new))
     _show_secret(
         {
             "api_key": secret,
@@ -65,32 +66,41 @@ def create(project: str, as_json: bool, **flags: Any) -> None:
 
 
 @keys.command("list")
-@_json_flag
-@_where
+@json_flag
+@store_options
 def list_keys(as_json: bool, **flags: Any) -> None:
     """Show every key, without its secret."""
-    rows = [_row(key) for key in _in_store(flags, lambda store: store.keys())]
-    click.echo(json.dumps(rows, indent=2) if as_json else _table(rows))
+    found = in_store(flags, lambda store: store.keys())
+    if as_json:
+        show_json([_row(key) for key in found])
+        return
+    heads = ("key_id", "hint", "organization", "project", "project_id", "created_at", "last_used_at", "revoked_at")
+    show_table(heads, [_line(key) for key in found])
 
 
 @keys.command()
 @click.argument("key")
-@_where
-def revoke(key: str, **flags: Any) -> None:
+@json_flag
+@store_options
+def revoke(key: str, as_json: bool, **flags: Any) -> None:
     """End a key: within 5 s it opens nothing any more, and lines of its batches that have not run yet fail."""
 
     async def work(store: Store) -> Key:
         found = await _find(store, key)
-        await store.revoke_key(found.id, at=_now())
-        return found
+        await store.revoke_key(found.id, at=now())
+        return await _find(store, found.id)
 
-    click.echo(f"{_in_store(flags, work).id} is revoked")
+    revoked = in_store(flags, work)
+    if as_json:
+        show_json(_row(revoked))
+    else:
+        click.echo(f"{revoked.id} is revoked")
 
 
 @keys.command()
 @click.argument("key")
-@_json_flag
-@_where
+@json_flag
+@store_options
 def rotate(key: str, as_json: bool, **flags: Any) -> None:
     """Give a key a new secret; the old one ends, running batches go on."""
     secret = _new_secret()
@@ -101,7 +111,7 @@ def rotate(key: str, as_json: bool, **flags: Any) -> None:
             raise click.ClickException(f"{found.id} is revoked; make a new key with: batchline keys create")
         return found
 
-    found = _in_store(flags, work)
+    found = in_store(flags, work)
     _show_secret(
         {
             "api_key": secret,
@@ -111,20 +121,6 @@ def rotate(key: str, as_json: bool, **flags: Any) -> None:
         },
         as_json=as_json,
     )
-
-
-def _in_store(flags: dict[str, Any], work: Callable[[Store], Awaitable[T]]) -> T:
-    settings = load_settings(**flags)
-    from batchline.app import StartupError, open_store  # noqa: PLC0415 (all of the service: not for --help)
-
-    async def run() -> T:
-        async with open_store(settings) as store:
-            return await work(store)
-
-    try:
-        return asyncio.run(run())
-    except (StartupError, StoreDown) as refused:
-        raise click.ClickException(str(refused)) from None
 
 
 async def _find(store: Store, key: str) -> Key:
@@ -154,42 +150,36 @@ def _hint(secret: str) -> str:
     return f"{secret[:7]}...{secret[-4:]}"
 
 
-def _now() -> int:
-    return int(SystemClock().now())
-
-
 def _show_secret(fields: dict[str, str], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(fields, indent=2))
+        show_json(fields)
         return
-    width = max(map(len, fields))
-    for name, value in fields.items():
-        click.echo(f"{name:<{width}}  {value}")
+    show_fields(fields)
     click.echo("The key is shown this once and stored only as a hash: keep it now.", err=True)
 
 
-def _row(key: Key) -> dict[str, str | int | None]:
+def _row(key: Key) -> Row:
     return {
         "key_id": key.id,
         "hint": key.hint,
+        "organization": key.organization,
+        "organization_id": key.organization_id,
         "project": key.project,
         "project_id": key.project_id,
-        "organization_id": key.organization_id,
         "created_at": key.created_at,
+        "last_used_at": key.last_used_at,
         "revoked_at": key.revoked_at,
     }
 
 
-def _table(rows: list[dict[str, str | int | None]]) -> str:
-    names = ("key_id", "hint", "project", "project_id", "created_at", "revoked_at")
-    lines = [names, *(tuple(_cell(row[name]) for name in names) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+def _line(key: Key) -> tuple[str, ...]:
+    return (
+        key.id,
+        key.hint,
+        key.organization,
+        key.project,
+        key.project_id,
+        moment(key.created_at),
+        moment(key.last_used_at, without="never"),
+        moment(key.revoked_at),
     )
-
-
-def _cell(value: str | int | None) -> str:
-    if isinstance(value, int):
-        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return value or "-"

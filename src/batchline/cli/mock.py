@@ -49,7 +49,7 @@ def mock(
     """Serve scripted answers in OpenAI's shape, to test against.
 
     It is not a model. A prompt can say what shall happen to it, such as [[status=503 times=2]], [[delay=1.5]],
-    [[cut]], [[html]], [[drop]], [[hang]], [[huge=20000000]] or [[crash]].
+    [[cut]], [[html]], [[drop]], [[hang]], [[huge=20000000]] or [[crash]], and on a stream [[pause=0.1]].
     """
     try:
         plan = Plan(status=dict(status), cut=cut, drop=drop, html=html, hang=hang, delay=delay, retry_after=retry_after)

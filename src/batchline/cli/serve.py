@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from batchline.cli.options import load_settings, settings_options
+from batchline.cli.loading import load_settings
+from batchline.cli.options import settings_options
 
 
 @click.command()

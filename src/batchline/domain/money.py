@@ -1,6 +1,7 @@
 """Money: integer nano-units of whatever currency the operator thinks in, so that sums are exact."""
 
 from decimal import Decimal
+from fractions import Fraction
 
 from msgspec import Struct
 
@@ -13,10 +14,10 @@ _PRICED_TOKENS = 1_000_000
 
 def nano(amount: Decimal) -> int:
     """Units as nano-units. Raises ValueError where that takes rounding, or is no amount."""
-    scaled = amount * NANO
-    if not scaled.is_finite() or scaled != scaled.to_integral_value():
+    scaled = Fraction(amount) * NANO if amount.is_finite() else None
+    if scaled is None or scaled.denominator != 1:
         raise ValueError("an amount has at most nine decimal places")
-    return int(scaled)
+    return scaled.numerator
 
 
 def units(amount: int) -> str:
