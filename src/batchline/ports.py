@@ -25,7 +25,7 @@ from batchline.domain.records import (
     ShardProgress,
     UsageEntry,
 )
-from batchline.domain.replies import Fault, Reply
+from batchline.domain.replies import Reply
 from batchline.domain.states import BatchStatus, Stop
 
 T = TypeVar("T")
@@ -93,8 +93,8 @@ class LiveUpstream(Upstream, Protocol):
 class Tokens(Protocol):
     """How long inputs are, in an upstream's own tokens where it tells."""
 
-    async def count(self, body: bytes) -> int | Fault:
-        """Tokens of a chat request's input."""
+    async def count(self, body: bytes) -> int | Reply:
+        """Tokens of a chat request's input, or what came of asking an upstream that is in trouble."""
 
 
 class Writer(Protocol):

@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPMessage, HTTPResponse
 from pathlib import Path
@@ -16,20 +16,22 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import uvloop
+from api_parts import compose, open_sites
 
 from batchline.api.server import Server, Services
 from batchline.children import ValidationChildren
 from batchline.domain import ids
+from batchline.domain.money import nano
+from batchline.domain.records import UsageEntry
 from batchline.objects.local import LocalObjects
-from batchline.pipeline.cancel import Cancellation
-from batchline.pipeline.download import Download
-from batchline.pipeline.enqueue import Creation
-from batchline.pipeline.upload import Upload
+from batchline.ports import NewKey
 from batchline.settings import Settings
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.system import SystemClock, SystemRandom, ThreadPool
-from batchline.telemetry.metrics import Metrics
+from batchline.upstream.http import HttpUpstream
+from batchline.upstream.mock import serve_mock
+from batchline.upstream.scripted import Script
 
 T = TypeVar("T")
 Wrap = Callable[[Any], Any]
@@ -103,6 +105,7 @@ class Account:
     key: str
     key_id: str
     project_id: str
+    organization_id: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -135,7 +138,10 @@ def as_it_is(part: Any) -> Any:
 
 
 class Api:
-    """Use as a context manager. The real parts may be wrapped, to break or to hold them at will."""
+    """Use as a context manager. The real parts may be wrapped, to break or to hold them at will.
+
+    Behind it stands the scripted upstream, unless the settings name another or ``mocked`` is false.
+    """
 
     def __init__(
         self,
@@ -144,10 +150,14 @@ class Api:
         wrap_store: Wrap = as_it_is,
         wrap_objects: Wrap = as_it_is,
         wrap_validator: Wrap = as_it_is,
+        mocked: bool = True,
         **settings: Any,
     ) -> None:
         self.folder = folder
-        self.settings = Settings(data_dir=folder, **settings)
+        self._chosen = settings
+        self._mocked = mocked and "upstream_url" not in settings
+        self.script = Script()
+        self.used: list[str] = []
         self.clock = ShiftedClock()
         self._wraps = wrap_store, wrap_objects, wrap_validator
         self._ready: Future[None] = Future()
@@ -176,18 +186,38 @@ class Api:
 
     def new_account(self, project: str) -> Account:
         key, key_id = ids.api_key(SystemRandom().bytes(24)), f"key_{uuid4().hex}"
-        owner = self.await_(
-            self.store.create_key(
-                key_id=key_id,
-                digest=ids.key_digest(key),
-                hint="bl-…",
-                project=project,
-                project_id=str(uuid4()),
-                organization_id=str(uuid4()),
-                at=1,
-            )
+        new = NewKey(
+            key_id=key_id,
+            digest=ids.key_digest(key),
+            hint="bl-…",
+            project=project,
+            project_id=str(uuid4()),
+            organization=project,
+            organization_id=str(uuid4()),
+            at=1,
         )
-        return Account(key=key, key_id=key_id, project_id=owner.project_id)
+        owner = self.await_(self.store.create_key(new))
+        return Account(key=key, key_id=key_id, project_id=owner.project_id, organization_id=owner.organization_id)
+
+    def set_funds(self, funds: int, *, account: Account | None = None) -> None:
+        """Nano-units, all of them credits."""
+        organization_id = (account or self.account).organization_id
+        assert self.await_(self.store.set_funds(organization_id, balance=0, credits=funds, at=1))
+
+    def funds(self, account: Account | None = None) -> int:
+        found = [
+            each
+            for each in self.await_(self.store.organizations())
+            if each.id == (account or self.account).organization_id
+        ]
+        return found[0].balance + found[0].credits
+
+    def usage(self, account: Account | None = None) -> list[UsageEntry]:
+        project_id = (account or self.account).project_id
+        return self.await_(self.store.usage(since=0, until=2**40, project_id=project_id))
+
+    def post(self, path: str, body: Any, *, account: Account | None = None) -> Reply:
+        return self.call("POST", path, body=json.dumps(body).encode(), account=account)
 
     def call(
         self,
@@ -266,58 +296,48 @@ class Api:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        with ExitStack() as parts:
-            services = self._compose(parts)
+        async with AsyncExitStack() as parts:
+            services = self._compose(parts, await self._settle_upstreams(parts))
             self.store = services.store
+            credits = nano(self.settings.free_credits) if self.settings.metering else None
+            await self.store.start_metering(credits, at=1)
             sock = socket.create_server(("127.0.0.1", 0))
             self.port = sock.getsockname()[1]
             self.server = Server(services, sock=sock)
             self._ready.set_result(None)
             await self.server.serve()
 
-    def _compose(self, parts: ExitStack) -> Services:
-        settings, clock, random = self.settings, self.clock, SystemRandom()
+    async def _settle_upstreams(self, parts: AsyncExitStack) -> dict[str, HttpUpstream]:
+        chosen = dict(self._chosen)
+        if self._mocked:
+            mock = await serve_mock(host="127.0.0.1", port=0, script=self.script)
+            parts.push_async_callback(mock.close)
+            chosen["upstream_url"] = mock.base_url
+        self.settings = Settings(data_dir=self.folder, **chosen)
+        sites = open_sites(self.settings, self.clock)
+        for upstream in sites.values():
+            parts.push_async_callback(upstream.close)
+        return sites
+
+    def _compose(self, parts: AsyncExitStack, sites: dict[str, HttpUpstream]) -> Services:
         pools = [ThreadPool(count, name="test") for count in (1, 1, 4)]
         writer, reader, disk = pools
-        database = SqliteDatabase(self.folder / "test.sqlite", clock=clock, writer=writer, reader=reader)
+        database = SqliteDatabase(self.folder / "test.sqlite", clock=self.clock, writer=writer, reader=reader)
         parts.callback(database.close)
         for pool in pools:
             parts.callback(pool.close)
         children = ValidationChildren()
         parts.callback(children.close)
-        real = SqlStore(database), LocalObjects(self._objects_root, disk, random), children
+        real = SqlStore(database), LocalObjects(self._objects_root, disk, SystemRandom()), children
         store, objects, validator = (wrap(part) for wrap, part in zip(self._wraps, real, strict=True))
-        return Services(
-            settings=settings,
+        return compose(
+            self.settings,
             store=store,
             objects=objects,
-            upload=Upload(
-                files=store,
-                objects=objects,
-                clock=clock,
-                random=random,
-                owner="test",
-                lease_seconds=settings.lease_seconds,
-                retention_seconds=settings.file_retention_seconds,
-                max_bytes=settings.max_file_bytes,
-            ),
-            download=Download(files=store, objects=objects, clock=clock),
-            creation=Creation(
-                store=store,
-                objects=objects,
-                validator=validator,
-                clock=clock,
-                random=random,
-                owner="test",
-                lease_seconds=settings.lease_seconds,
-                window_seconds=settings.completion_window_seconds,
-                limits=settings.input_limits,
-                started=lambda: None,
-            ),
-            cancellation=Cancellation(batches=store, clock=clock, stopped=lambda _batch, _stop: None),
-            metrics=Metrics(),
-            clock=clock,
-            random=random,
+            validator=validator,
+            sites=sites,
+            clock=self.clock,
+            used=self.used.append,
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from api_server import Api
+from hand_upstream import HandUpstream
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +35,10 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Api]]:
     """A server of one's own."""
     with ExitStack() as running:
         yield lambda **options: running.enter_context(Api(tmp_path, **options))
+
+
+@pytest.fixture
+def hand() -> Iterator[HandUpstream]:
+    """An upstream that the test plays."""
+    with HandUpstream() as upstream:
+        yield upstream

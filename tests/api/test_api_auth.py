@@ -1,4 +1,4 @@
-"""Who may ask: SPEC A1, A2, A8."""
+"""Who may ask: SPEC A1, A2, A8, A13."""
 
 from collections.abc import Callable
 from uuid import uuid4
@@ -18,6 +18,13 @@ ROUTES = [
     ("POST", "/v1/batches"),
     ("GET", "/v1/batches/batch_x"),
     ("POST", "/v1/batches/batch_x/cancel"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/summary"),
+    ("POST", "/usecase/classify/iab"),
+    ("POST", "/gliner"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/m"),
 ]
 MISSING = {"message": "Missing authentication headers", "type": "authentication_error", "code": None, "param": None}
 INVALID = {"message": "Invalid credentials", "type": "authentication_error", "code": None, "param": None}
@@ -48,6 +55,55 @@ def test_a_bearer_token_alone_is_a_missing_key(api: Api) -> None:
     project = {"x-project-id": api.account.project_id}
     assert api.call("GET", "/v1/files", anonymous=True, headers=bearer | project).status == 401
     assert api.call("GET", "/v1/files", headers={"authorization": "Bearer wrong"}).status == 200
+
+
+@pytest.fixture
+def bearing(shared: Callable[..., Api]) -> Api:
+    """A server that takes bearer tokens."""
+    return shared(bearer=True)
+
+
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer  "])
+def test_a_bearer_token_is_enough_where_that_is_switched_on(bearing: Api, scheme: str) -> None:
+    """A13: with the key's own project."""
+    mine = bearing.upload().json["id"]
+    bearer = {"authorization": f"{scheme}{bearing.account.key}"}
+    assert bearing.call("GET", f"/v1/files/{mine}", anonymous=True, headers=bearer).status == 200
+    stranger = {"authorization": f"Bearer {bearing.new_account('second').key}"}
+    assert bearing.call("GET", f"/v1/files/{mine}", anonymous=True, headers=stranger).status == 404
+
+
+def test_a_project_named_beside_a_bearer_token_must_be_the_keys(bearing: Api) -> None:
+    """A13, A2"""
+    bearer = {"authorization": f"Bearer {bearing.account.key}"}
+    own, other = bearing.account.project_id, bearing.new_account("second").project_id
+    for project_id, status in [(own, 200), (own.upper(), 200), ("", 200), (other, 403), ("no uuid", 403)]:
+        headers = bearer | {"x-project-id": project_id}
+        assert bearing.call("GET", "/v1/files", anonymous=True, headers=headers).status == status
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer  ", "Basic {key}", "{key}"])
+def test_no_bearer_token_is_a_missing_key(bearing: Api, header: str) -> None:
+    """A13, A1"""
+    headers = {"authorization": header.format(key=bearing.account.key)}
+    assert bearing.call("GET", "/v1/files", anonymous=True, headers=headers).error == MISSING
+
+
+def test_a_wrong_bearer_token_is_a_wrong_key(bearing: Api) -> None:
+    """A13, A2: also one that was revoked."""
+    revoked = bearing.new_account("first")
+    assert bearing.await_(bearing.store.revoke_key(revoked.key_id, at=2))
+    for key in ("bl-unknown", revoked.key):
+        headers = {"authorization": f"Bearer {key}"}
+        reply = bearing.call("GET", "/v1/files", anonymous=True, headers=headers)
+        assert (reply.status, reply.error) == (403, INVALID)
+
+
+def test_the_two_headers_count_more_than_a_bearer_token(bearing: Api) -> None:
+    """A13, A1: the SDKs send one always; and a key without its project stays incomplete."""
+    assert bearing.call("GET", "/v1/files", headers={"authorization": "Bearer wrong"}).status == 200
+    headers = {"x-api-key": bearing.account.key, "authorization": f"Bearer {bearing.account.key}"}
+    assert bearing.call("GET", "/v1/files", anonymous=True, headers=headers).status == 401
 
 
 def test_a_project_is_a_uuid_in_either_case(api: Api) -> None:

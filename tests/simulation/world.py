@@ -256,6 +256,7 @@ class Life:
             CreateRequest(input_file_id=plan.file_id or "", endpoint=ENDPOINT, metadata=b"{}"),
             idempotency_key=plan.idempotency_key,
             retried=False,
+            admit=lambda: None,
         )
         if answer.status != 200:
             require(b"interrupted" in answer.body, f"create refused: {answer.body!r}")

@@ -10,6 +10,7 @@ import uvloop
 from wire import BODY, KEY, Peer, answer, client, serving
 
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
+from batchline.upstream.streaming import EventStream
 
 
 async def answers(peer: Peer) -> None:
@@ -63,6 +64,29 @@ def test_a_trusted_server_is_asked_by_its_name(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     assert ask(server_context, host="localhost") == [Answer(status=200, body=b"{}")] * 2
     assert names == ["localhost"]
+
+
+def test_a_stream_comes_over_tls(
+    monkeypatch: pytest.MonkeyPatch, certificate: Path, server_context: ssl.SSLContext
+) -> None:
+    """E1: more than is held at once, whole, and the connection serves the next request."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    events = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 1_000_000
+
+    async def streams_then_answers(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(events)
+        await answers(peer)
+
+    async def main() -> tuple[int, Reply, int]:
+        url = "https://localhost:{port}/v1"
+        async with serving(streams_then_answers, tls=server_context) as wire, client(wire.port, url=url) as upstream:
+            async with upstream.stream("/v1/chat/completions", BODY) as stream:
+                assert isinstance(stream, EventStream)
+                came = sum([len(piece) async for piece in stream])
+            return came, await upstream.post("/v1/chat/completions", BODY), wire.accepted
+
+    assert uvloop.run(main()) == (1_000_000, Answer(status=200, body=b"{}"), 1)
 
 
 def test_a_server_nobody_vouches_for_is_refused(server_context: ssl.SSLContext) -> None:

@@ -12,8 +12,9 @@ from batchline.api.envelope import JSON, json_response
 from batchline.api.exchange import presence_of
 from batchline.api.paging import choice, integer, page
 from batchline.api.throttle import Throttle
-from batchline.domain.errors import BatchNotFound, InvalidRequest, TooLarge
+from batchline.domain.errors import BatchNotFound, InsufficientQuota, InvalidRequest, TooLarge
 from batchline.domain.limits import MAX_JSON_BODY_BYTES, MAX_METADATA_BYTES
+from batchline.domain.records import Owner
 from batchline.domain.states import BatchStatus
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.enqueue import CreateAnswer, CreateRequest, Creation
@@ -39,7 +40,11 @@ class BatchRoutes:
         with self._throttle.place(owner.project_id):
             wanted = create_request(await _read_json(request))
             answer = await self._creation.create(
-                owner, wanted, idempotency_key=_idempotency_key(request), retried=is_retry(request)
+                owner,
+                wanted,
+                idempotency_key=_idempotency_key(request),
+                retried=is_retry(request),
+                admit=lambda: self._admit(owner),
             )
         return Response(
             answer.body,
@@ -76,6 +81,10 @@ class BatchRoutes:
         owner = await self._auth.owner(request)
         batch = await self._cancellation.cancel(owner.project_id, _batch_id(request))
         return json_response(batch.wire())
+
+    def _admit(self, owner: Owner) -> None:
+        if not self._auth.has_funds(owner):
+            raise InsufficientQuota
 
     async def _mark_answered(self, request: Request, batch_id: str) -> None:
         """A client that left before the end of the answer will ask again, and then must get it."""

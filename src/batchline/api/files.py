@@ -47,7 +47,7 @@ class FileRoutes:
         self._max_file_bytes = max_file_bytes
 
     async def create(self, request: Request) -> Response:
-        owner = await self._auth.owner(request)
+        owner = await self._auth.spender(request)
         with self._throttle.place(owner.project_id):
             form = Form(request.headers.get("content-type", ""))
             file = await self._upload.take(owner.project_id, lambda incoming: self._fill(incoming, form, request))

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,17 +15,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from batchline.api.auth import Auth
 from batchline.api.batches import BatchRoutes
 from batchline.api.cors import Cors
+from batchline.api.description import DescriptionRoutes
 from batchline.api.files import MULTIPART_OVERHEAD, FileRoutes
 from batchline.api.guard import Guard
 from batchline.api.health import HealthRoutes
+from batchline.api.inference import InferenceRoutes
+from batchline.api.models import ModelRoutes
 from batchline.api.protocol import connection_class
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import MethodNotAllowed, NotFound
+from batchline.domain.models import Catalog
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.download import Download
 from batchline.pipeline.enqueue import Creation
+from batchline.pipeline.inference import PATHS, Inference
 from batchline.pipeline.upload import Upload
-from batchline.ports import Clock, Objects, Random, Store
+from batchline.ports import Clock, LiveUpstream, Objects, Random, Store
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -44,6 +49,11 @@ class Services:
     download: Download
     creation: Creation
     cancellation: Cancellation
+    inference: Inference
+    sites: Mapping[str, LiveUpstream]
+    catalog: Catalog
+    used: Callable[[str], None]
+    """Told the id of every key that authenticated."""
     metrics: Metrics
     clock: Clock
     random: Random
@@ -125,12 +135,16 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _routes(services: Services) -> list[Route]:
-    auth = Auth(accounts=services.store)
-    throttle = Throttle(services.settings.max_project_requests)
+    settings = services.settings
+    auth = Auth(accounts=services.store, bearer=settings.bearer, metered=settings.metering, used=services.used)
+    throttle = Throttle(settings.max_project_requests, of="uploads and creates")
     return [
         *_file_routes(services, auth, throttle),
         *_batch_routes(services, auth, throttle),
+        *_inference_routes(services, auth),
+        *_model_routes(services, auth),
         *_health_routes(services),
+        *_description_routes(services),
     ]
 
 
@@ -177,6 +191,24 @@ def _batch_routes(services: Services, auth: Auth, throttle: Throttle) -> list[Ro
     ]
 
 
+def _inference_routes(services: Services, auth: Auth) -> list[Route]:
+    inference = InferenceRoutes(
+        auth=auth,
+        throttle=Throttle(services.settings.max_project_calls, of="synchronous calls"),
+        inference=services.inference,
+        max_request_bytes=services.settings.max_request_bytes,
+    )
+    return [Route(path, _Methods(POST=inference.call)) for path in PATHS]
+
+
+def _model_routes(services: Services, auth: Auth) -> list[Route]:
+    models = ModelRoutes(auth=auth, catalog=services.catalog, sites=services.sites)
+    return [
+        Route("/v1/models", _Methods(GET=models.list)),
+        Route("/v1/models/{model:path}", _Methods(GET=models.retrieve)),
+    ]
+
+
 def _health_routes(services: Services) -> list[Route]:
     token = services.settings.admin_token
     health = HealthRoutes(
@@ -189,4 +221,13 @@ def _health_routes(services: Services) -> list[Route]:
         Route("/healthz", _Methods(GET=health.healthz)),
         Route("/readyz", _Methods(GET=health.readyz)),
         Route("/metrics", _Methods(GET=health.metrics)),
+    ]
+
+
+def _description_routes(services: Services) -> list[Route]:
+    description = DescriptionRoutes(bearer=services.settings.bearer)
+    return [
+        Route("/openapi.json", _Methods(GET=description.openapi)),
+        Route("/docs", _Methods(GET=description.docs)),
+        Route("/docs/{asset}", _Methods(GET=description.docs_asset)),
     ]

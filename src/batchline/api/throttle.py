@@ -10,8 +10,8 @@ _RETRY_AFTER_SECONDS = 1
 
 
 class Throttle:
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, *, of: str) -> None:
+        self._most, self._of = most, of
         self._under_way: Counter[str] = Counter()
 
     @contextmanager
@@ -19,7 +19,7 @@ class Throttle:
         """One of the project's places, while it is needed. Raises RateLimited when all are taken."""
         if self._under_way[project_id] >= self._most:
             raise RateLimited(
-                f"This project has {self._most} uploads and creates under way already. Try again shortly.",
+                f"This project has {self._most} {self._of} under way already. Try again shortly.",
                 retry_after=_RETRY_AFTER_SECONDS,
             )
         self._under_way[project_id] += 1

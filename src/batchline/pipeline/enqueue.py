@@ -80,11 +80,19 @@ class Creation:
         self._started = started
 
     async def create(
-        self, owner: Owner, request: CreateRequest, *, idempotency_key: str | None, retried: bool
+        self,
+        owner: Owner,
+        request: CreateRequest,
+        *,
+        idempotency_key: str | None,
+        retried: bool,
+        admit: Callable[[], None],
     ) -> CreateAnswer:
+        """``admit`` may refuse a new batch; an answer that was given before is given again in any case."""
         earlier = await self._earlier(owner, request, idempotency_key=idempotency_key, retried=retried)
         if earlier is not None:
             return await self._replay(earlier, request)
+        admit()
         file = await self._input_file(owner, request)
         batch = self._new_batch(owner, request, file)
         earlier = await self._store.begin_batch(

@@ -2,16 +2,18 @@
 
 ``[[status=503]]``              answer with this status (200 to 599)
 ``[[error=CODE]]``              answer 400 with this error code; with ``status``, that status
-``[[cut]]``                     end the connection in the middle of the answer
+``[[cut]]``                     end the connection in the middle of the answer, of a stream after half its events
 ``[[drop]]``                    end the connection without an answer
 ``[[hang]]``                    never answer
 ``[[html]]``                    answer with a page instead of JSON
 ``[[redirect]]``                answer 307 with a Location
-``[[huge=BYTES]]``              answer with exactly so many bytes of JSON (64 MiB at most)
+``[[huge=BYTES]]``              answer with exactly so many bytes of JSON (64 MiB at most); a stream grows by them
 ``[[pretty]]``                  answer with JSON over many lines
 ``[[crash]]``                   the server's process ends at once
 ``[[delay=SECONDS]]``           answer later
 ``[[retry-after=SECONDS]]``     send this header
+``[[pause=SECONDS]]``           wait before every event of a stream but the first
+``[[cached=TOKENS]]``           report so many tokens of the prompt as cached
 
 Items of one pair of brackets belong together, and ``times=N`` keeps them to the first N tries of the same request:
 ``[[status=429 retry-after=1 times=2]]``. Of several pairs that say what the answer is, the first that still holds
@@ -55,12 +57,18 @@ class Order(Struct, frozen=True, kw_only=True):
     size: int = 0
     delay: float | None = None
     retry_after: float | None = None
+    pause: float | None = None
+    cached: int | None = None
     times: int | None = None
 
     @property
     def decides(self) -> bool:
-        """Whether it says what the answer is, not only when it comes."""
+        """Whether it says what the answer is, not only how it comes."""
         return not (self.act is None and self.status is None and self.error is None)
+
+
+_MANNER = ("delay", "retry_after", "pause", "cached")
+"""How an answer comes, whatever it is."""
 
 
 class DirectiveUnreadable(ValueError):
@@ -79,11 +87,13 @@ def order_for_try(orders: list[Order], attempt: int) -> Order:
     """What holds for the n-th try of a request, counted from 1."""
     active = [order for order in orders if order.times is None or attempt <= order.times]
     decisive = next((order for order in active if order.decides), Order())
-    return replace(
-        decisive,
-        delay=next((order.delay for order in active if order.delay is not None), None),
-        retry_after=next((order.retry_after for order in active if order.retry_after is not None), None),
-    )
+    manner = {name: [value for order in active if (value := getattr(order, name)) is not None] for name in _MANNER}
+    return replace(decisive, **{name: values[0] if values else None for name, values in manner.items()})
+
+
+def in_manner_of(told: Order, order: Order) -> Order:
+    """An order carried out the way another says."""
+    return replace(order, **{name: getattr(told, name) for name in _MANNER})
 
 
 def _parse_order(items: list[str]) -> Order:
@@ -148,5 +158,7 @@ _ITEMS: dict[str, Callable[[str], dict[str, Any]]] = {
     "error": _error,
     "delay": _seconds("delay"),
     "retry-after": _seconds("retry_after"),
+    "pause": _seconds("pause"),
+    "cached": _whole("cached", 0, 999_999_999),
     "times": _whole("times", 1, 1_000_000),
 }

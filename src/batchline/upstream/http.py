@@ -4,6 +4,9 @@ import asyncio
 import socket
 import ssl
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
@@ -12,13 +15,19 @@ from batchline import __version__
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.ports import Clock
 from batchline.upstream.connection import Connection, NeverTaken
+from batchline.upstream.streaming import EventStream
+
+T = TypeVar("T")
 
 _MAX_IDLE_SECONDS = 60.0
 _PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
+_SEND_JSON = "Content-Type: application/json"
+_ACCEPT_JSON = "Accept: application/json"
+_ACCEPT_EVENTS = "Accept: text/event-stream"
 
 
 class HttpUpstream:
-    """Takes as many posts at once as there are callers: who calls decides how much is in flight."""
+    """Takes as many requests at once as there are callers: who calls decides how much is in flight."""
 
     def __init__(
         self,
@@ -32,7 +41,9 @@ class HttpUpstream:
     ) -> None:
         """Raises ValueError when the URL or the key cannot be used; the message never holds the key."""
         self._site = _parse_site(base_url)
-        self._fields = _header_fields(self._site, api_key)
+        self._get_fields = _header_fields(self._site, api_key, _ACCEPT_JSON)
+        self._post_fields = _header_fields(self._site, api_key, _SEND_JSON, _ACCEPT_JSON)
+        self._stream_fields = _header_fields(self._site, api_key, _SEND_JSON, _ACCEPT_EVENTS)
         self._connect_timeout = min(connect_timeout, request_timeout)
         self._request_timeout = request_timeout
         self._max_answer_bytes = max_answer_bytes
@@ -43,33 +54,68 @@ class HttpUpstream:
 
     async def post(self, path: str, body: bytes) -> Reply:
         """One attempt. Every way it can go wrong is a Fault; cancelling it closes its connection."""
+        return await self._ask(self._post(path, self._post_fields, body), self._exchange)
+
+    async def get(self, path: str) -> Reply:
         target = (self._site.prefix + path).encode()
-        request = b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (target, self._fields, len(body), body)
+        return await self._ask(b"GET %b HTTP/1.1\r\n%b\r\n" % (target, self._get_fields), self._exchange)
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: bytes) -> AsyncIterator[EventStream | Reply]:
+        """As ``post``, where an answer of events is not waited for. Leaving before its end closes its connection."""
+        answer = await self._ask(self._post(path, self._stream_fields, body), self._begin)
+        if not isinstance(answer, EventStream):
+            yield answer
+            return
+        try:
+            yield answer
+        finally:
+            self._take_back(answer.connection)
+
+    async def close(self) -> None:
+        """Close every connection; requests still in flight end as broken."""
+        connections = list(self._open)
+        for connection in connections:
+            connection.close()
+        await asyncio.gather(*(connection.lost for connection in connections))
+
+    def _post(self, path: str, fields: bytes, body: bytes) -> bytes:
+        target = (self._site.prefix + path).encode()
+        return b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (target, fields, len(body), body)
+
+    async def _ask(self, request: bytes, exchange: Callable[[Connection, bytes, float], Awaitable[T]]) -> T | Fault:
         started = self._clock.steady()
         kept = self._take_idle(started)
         if kept is not None:
             try:
-                return await self._exchange(kept, request, self._request_timeout)
+                return await exchange(kept, request, self._request_timeout)
             except NeverTaken:
                 pass
         fresh = await self._connect()
         if isinstance(fresh, Fault):
             # Where a connection was just lost under the request, the server may have gone down over it.
             return fresh if kept is None else Fault(kind=FaultKind.BROKEN, detail=fresh.detail)
-        return await self._exchange(fresh, request, started + self._request_timeout - self._clock.steady())
-
-    async def close(self) -> None:
-        """Close every connection; posts still in flight end as broken."""
-        connections = list(self._open)
-        for connection in connections:
-            connection.close()
-        await asyncio.gather(*(connection.lost for connection in connections))
+        return await exchange(fresh, request, started + self._request_timeout - self._clock.steady())
 
     async def _exchange(self, connection: Connection, request: bytes, timeout: float) -> Reply:
         reply = await connection.exchange(request, timeout=timeout)
         if connection.reusable:
             self._keep(connection)
         return reply
+
+    async def _begin(self, connection: Connection, request: bytes, timeout: float) -> EventStream | Reply:
+        stream = EventStream(connection, stall_seconds=self._request_timeout)
+        reply = await connection.exchange(request, timeout=timeout, events=stream)
+        if stream.begun:
+            return stream
+        self._take_back(connection)
+        return reply
+
+    def _take_back(self, connection: Connection) -> None:
+        if connection.reusable:
+            self._keep(connection)
+        else:
+            connection.close()
 
     async def _connect(self) -> Connection | Fault:
         site = self._site
@@ -128,13 +174,8 @@ def _parse_site(base_url: str) -> _Site:
     )
 
 
-def _header_fields(site: _Site, api_key: str | None) -> bytes:
-    fields = [
-        f"Host: {site.authority}",
-        "Content-Type: application/json",
-        "Accept: application/json",
-        f"User-Agent: batchline/{__version__}",
-    ]
+def _header_fields(site: _Site, api_key: str | None, *media: str) -> bytes:
+    fields = [f"Host: {site.authority}", *media, f"User-Agent: batchline/{__version__}"]
     if api_key is not None:
         if not (api_key.isascii() and api_key.isprintable()):
             raise ValueError("the upstream's key must be printable ASCII")

@@ -1,7 +1,9 @@
 """The scripted upstream as an HTTP server, for tests of anything that talks to an OpenAI-style endpoint.
 
-``POST /v1/chat/completions`` and ``/v1/embeddings`` do what the script says. ``GET /stats`` tells what came so far;
-``POST /script`` takes a whole new plan as JSON, such as ``{"status": {"503": 5}, "cut": 1, "delay": 0.02}``.
+``POST /v1/chat/completions``, ``/v1/responses`` (both also as streams), ``/v1/embeddings``, ``/summary``,
+``/usecase/classify/iab`` and ``/gliner`` do what the script says; ``GET /v1/models`` lists one model. ``GET /stats``
+tells what came so far; ``POST /script`` takes a whole new plan as JSON, such as
+``{"status": {"503": 5}, "cut": 1, "delay": 0.02}``.
 
 A client that finds a kept-alive connection dropped without a byte may rightly send its request once more, so a
 ``drop`` can be seen twice by the script and not at all by the caller.
@@ -18,7 +20,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from msgspec import DecodeError, Struct
 from msgspec.json import Decoder, encode
 
-from batchline.upstream.mechanical import error_body
+from batchline.upstream.mechanical import error_body, model_list
 from batchline.upstream.scripted import Ending, Outcome, Plan, Script
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -53,6 +55,8 @@ class MockServer:
         match request.method, request.path:
             case b"GET", "/stats":
                 return Outcome(body=encode(self.stats.told(self.script)))
+            case b"GET", "/v1/models":
+                return Outcome(body=model_list())
             case b"POST", "/script":
                 return self._change_plan(request.body)
             case b"POST", _:
@@ -191,6 +195,10 @@ class _Connection(asyncio.Protocol):
 
     def _carry_out(self, outcome: Outcome) -> None:
         match outcome.ending:
+            case Ending.WHOLE if outcome.events:
+                self._begin_events(outcome, outcome.events)
+            case Ending.CUT if outcome.events:
+                self._begin_events(outcome, outcome.events[: len(outcome.events) // 2])
             case Ending.WHOLE:
                 self._leave_script(str(outcome.status))
                 self._send(outcome)
@@ -208,6 +216,33 @@ class _Connection(asyncio.Protocol):
             case Ending.HANG:
                 pass
 
+    def _begin_events(self, outcome: Outcome, events: tuple[bytes, ...]) -> None:
+        self._transport.write(_head(outcome))
+        self._send_events(outcome, deque(events))
+
+    def _send_events(self, outcome: Outcome, events: deque[bytes]) -> None:
+        """One after the other, as slowly as the prompt asked."""
+        while events:
+            event = events.popleft()
+            self._transport.write(b"%x\r\n%b\r\n" % (len(event), event))
+            if events and outcome.pause > 0:
+                self._timer = self._loop.call_later(outcome.pause, self._send_events_late, outcome, events)
+                return
+        self._end_events(outcome)
+
+    def _send_events_late(self, outcome: Outcome, events: deque[bytes]) -> None:
+        self._send_events(outcome, events)
+        self._serve_waiting()
+
+    def _end_events(self, outcome: Outcome) -> None:
+        if outcome.ending is Ending.CUT:
+            self._leave_script("cut")
+            self._transport.close()
+        else:
+            self._leave_script(str(outcome.status))
+            self._transport.write(b"0\r\n\r\n")
+            self._finish()
+
     def _leave_script(self, ending: str) -> None:
         if self._in_script:
             self._in_script = False
@@ -215,6 +250,9 @@ class _Connection(asyncio.Protocol):
 
     def _send(self, outcome: Outcome) -> None:
         self._transport.write(_head(outcome) + outcome.body)
+        self._finish()
+
+    def _finish(self) -> None:
         if self._current is None or not self._current.keep_alive:
             self._transport.close()
         self._current = None
@@ -235,6 +273,11 @@ def _head(outcome: Outcome) -> bytes:
     )
     fields = "".join(f"{name}: {value}\r\n" for name, value in optional if value is not None)
     phrase = _PHRASES.get(outcome.status, "Scripted")
-    length = "" if outcome.status in {204, 304} else f"Content-Length: {len(outcome.body)}\r\n"
-    head = f"HTTP/1.1 {outcome.status} {phrase}\r\nContent-Type: {outcome.content_type}\r\n{length}{fields}\r\n"
-    return head.encode()
+    head = f"HTTP/1.1 {outcome.status} {phrase}\r\nContent-Type: {outcome.content_type}\r\n"
+    return f"{head}{_framing(outcome)}{fields}\r\n".encode()
+
+
+def _framing(outcome: Outcome) -> str:
+    if outcome.events:
+        return "Transfer-Encoding: chunked\r\n"
+    return "" if outcome.status in {204, 304} else f"Content-Length: {len(outcome.body)}\r\n"

@@ -12,7 +12,6 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.json import format as format_json
-from msgspec.structs import replace
 
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock
@@ -22,6 +21,7 @@ from batchline.upstream.directives import (
     Act,
     DirectiveUnreadable,
     Order,
+    in_manner_of,
     order_for_try,
     parse_orders,
 )
@@ -32,6 +32,7 @@ Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Status = Annotated[int, Meta(ge=200, le=599)]
 
 _JSON = "application/json"
+_EVENTS = "text/event-stream"
 _MiB = 1024 * 1024
 
 
@@ -85,6 +86,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
     delay: float = 0
     status: int = 200
     body: bytes = b""
+    events: tuple[bytes, ...] = ()
+    """What a streamed body is made of."""
+    pause: float = 0
+    """Before every event but the first."""
     content_type: str = _JSON
     request_id: str | None = None
     retry_after: float | None = None
@@ -122,10 +127,12 @@ class Script:
 
     def _choose(self, orders: list[Order], digest: int, attempt: int) -> Order:
         """The prompt's own word on it, if it has one for any try; else what the rates draw."""
+        if not orders:
+            return self._draw(digest, attempt)
         told = order_for_try(orders, attempt)
         if any(order.decides for order in orders):
             return told
-        return replace(self._draw(digest, attempt), delay=told.delay, retry_after=told.retry_after)
+        return in_manner_of(told, self._draw(digest, attempt))
 
     def _draw(self, digest: int, attempt: int) -> Order:
         if self._shares:
@@ -142,12 +149,15 @@ class Script:
             return Outcome(ending=_SILENT[order.act], delay=delay)
         status = _status(order)
         planned = self.plan.retry_after if status in {429, 503} else None
+        events = _events(order, status, request, identity)
         return Outcome(
             ending=Ending.CUT if order.act is Act.CUT else Ending.WHOLE,
             delay=delay,
             status=status,
-            body=_body(order, status, request, identity),
-            content_type="text/html" if order.act is Act.HTML else _JSON,
+            body=b"".join(events) or _body(order, status, request, identity),
+            events=events,
+            pause=order.pause or 0,
+            content_type=_content_type(order, events),
             request_id=f"req_{identity}_{attempt}",
             retry_after=planned if order.retry_after is None else order.retry_after,
             location="/v1/elsewhere" if order.act is Act.REDIRECT else None,
@@ -210,6 +220,20 @@ def _status(order: Order) -> int:
     return 200 if order.error is None else 400
 
 
+def _content_type(order: Order, events: tuple[bytes, ...]) -> str:
+    if order.act is Act.HTML:
+        return "text/html"
+    return _EVENTS if events else _JSON
+
+
+def _events(order: Order, status: int, request: ScriptedRequest, identity: str) -> tuple[bytes, ...]:
+    """Of an answer that is streamed; pages and errors never are."""
+    if order.act is Act.HTML or status >= 300 or status == 204:
+        return ()
+    padding = "x" * order.size if order.act is Act.HUGE else ""
+    return tuple(request.events(identity, padding=padding, cached=order.cached))
+
+
 def _body(order: Order, status: int, request: ScriptedRequest, identity: str) -> bytes:
     if status in {204, 304}:
         return b""
@@ -219,8 +243,9 @@ def _body(order: Order, status: int, request: ScriptedRequest, identity: str) ->
         return _error(order, status)
     if order.act is Act.HUGE:
         # Measured with padding of one letter, since the padding can be a word of its own in the usage.
-        return request.answer(identity, padding="x" * (order.size - len(request.answer(identity, padding="x")) + 1))
-    answer = request.answer(identity)
+        least = len(request.answer(identity, padding="x", cached=order.cached))
+        return request.answer(identity, padding="x" * (order.size - least + 1), cached=order.cached)
+    answer = request.answer(identity, cached=order.cached)
     return format_json(answer, indent=2) if order.act is Act.PRETTY else answer
 
 

@@ -1,0 +1,92 @@
+"""The routes that answer at once: ``/v1/chat/completions`` and what else an upstream serves."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from batchline.api.auth import Auth
+from batchline.api.body import body_chunks
+from batchline.api.envelope import JSON
+from batchline.api.throttle import Throttle
+from batchline.domain.errors import InvalidRequest, TooLarge
+from batchline.domain.outcomes import Success
+from batchline.domain.records import Owner
+from batchline.pipeline.inference import Call, Inference
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies that collect answers before they hand them on would make a stream of it that comes all at once.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class InferenceRoutes:
+    def __init__(self, *, auth: Auth, throttle: Throttle, inference: Inference, max_request_bytes: int) -> None:
+        self._auth, self._throttle = auth, throttle
+        self._inference = inference
+        self._max_request_bytes = max_request_bytes
+
+    async def call(self, request: Request) -> ASGIApp:
+        owner = await self._auth.spender(request)
+        return partial(self._answer, request, owner)
+
+    async def _answer(self, request: Request, owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._throttle.place(owner.project_id):
+            call = self._inference.prepare(owner, scope["path"], await self._read(request))
+            carry_out = self._send_stream if call.streams else self._send_whole
+            await _while_present(receive, carry_out(call, scope, receive, send))
+
+    async def _read(self, request: Request) -> bytes:
+        chunks = body_chunks(
+            request,
+            max_bytes=self._max_request_bytes,
+            too_large=TooLarge(f"The request's body exceeds {self._max_request_bytes} bytes"),
+            cut_off=InvalidRequest("The request's body was cut off"),
+        )
+        return b"".join([chunk async for chunk in chunks])
+
+    async def _send_whole(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        await _response(await self._inference.answer(call))(scope, receive, send)
+
+    async def _send_stream(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._inference.stream(call) as answer:
+            if isinstance(answer, Success):
+                await _response(answer)(scope, receive, send)
+                return
+            await _send_events(answer, send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_events(events: AsyncGenerator[bytes], send: Send) -> None:
+    """One after the other, each when the client has room for it: a slow reader slows the upstream down."""
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    async for event in events:
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+
+
+def _response(answer: Success) -> Response:
+    return Response(answer.body, answer.status, media_type=JSON)
+
+
+async def _while_present(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Until the work is done, or its client has left: then it is cut off, as nobody needs it any more."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(work)
+            watching = group.create_task(_cut_off_when_left(receive, working))
+            await asyncio.wait({working})
+            watching.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _cut_off_when_left(receive: Receive, working: "asyncio.Task[None]") -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    working.cancel()

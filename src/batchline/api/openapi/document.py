@@ -1,0 +1,79 @@
+"""The OpenAPI document, put together."""
+
+from batchline import __version__
+from batchline.api.openapi.answers import ERROR, HEADERS, Part, error_answers, shared_answers
+from batchline.api.openapi.calls import CALL_OPERATIONS, MODEL_OPERATIONS
+from batchline.api.openapi.jobs import BATCH_OPERATIONS, FILE_OPERATIONS
+from batchline.api.openapi.operation import ADMINISTRATOR, KEY, TAGS, Operation
+from batchline.api.openapi.schemas import SCHEMAS
+from batchline.api.openapi.service import SERVICE_OPERATIONS
+
+OPERATIONS = (*FILE_OPERATIONS, *BATCH_OPERATIONS, *CALL_OPERATIONS, *MODEL_OPERATIONS, *SERVICE_OPERATIONS)
+
+_ABOUT = """OpenAI's Files and Batch API on your own machines.
+
+Requests carry a key in `x-api-key` and its project in `x-project-id`. Every answer carries `x-request-id`. \
+Every error has the same envelope (`Error`): decide by `type` and `code`, read `message`. What belongs to another \
+project looks as if it did not exist. Times are Unix seconds. Every GET can be a HEAD, and OPTIONS is answered \
+without credentials on every route. An unknown route is a 404 with the code `not_found`, another method of a known \
+one a 405 with the code `method_not_allowed`."""
+
+_SCHEMES = {
+    "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "A key of the project."},
+    "projectId": {"type": "apiKey", "in": "header", "name": "x-project-id", "description": "The project, a UUID."},
+    "administrator": {"type": "http", "scheme": "bearer", "description": "The administrator's token."},
+}
+_BEARER = {"type": "http", "scheme": "bearer", "description": "A key alone; it acts for its own project."}
+
+
+def describe(*, bearer: bool) -> Part:
+    """Of a service that takes keys as bearer tokens too, or does not (A13)."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "batchline",
+            "version": __version__,
+            "summary": "Files and batches, OpenAI-compatible.",
+            "description": _ABOUT,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+        "paths": _paths(bearer=bearer),
+        "components": {
+            "schemas": SCHEMAS | {"Error": ERROR},
+            "responses": shared_answers(),
+            "headers": HEADERS,
+            "securitySchemes": _SCHEMES | ({"bearer": _BEARER} if bearer else {}),
+        },
+    }
+
+
+def _paths(*, bearer: bool) -> dict[str, Part]:
+    paths: dict[str, Part] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _told(operation, bearer=bearer)
+    return paths
+
+
+def _told(operation: Operation, *, bearer: bool) -> Part:
+    optional = {
+        "description": operation.description,
+        "parameters": list(operation.parameters),
+        "requestBody": operation.body,
+    }
+    return {
+        "operationId": operation.id,
+        "tags": [operation.tag],
+        "summary": operation.summary,
+        **{name: value for name, value in optional.items() if value},
+        "security": _security(operation, bearer=bearer),
+        "responses": operation.answers | error_answers(operation.all_errors),
+    }
+
+
+def _security(operation: Operation, *, bearer: bool) -> list[Part]:
+    """Alternatives; an empty one stands for nothing at all."""
+    if operation.asks_for == KEY:
+        return [{"apiKey": [], "projectId": []}, *([{"bearer": []}] if bearer else [])]
+    return [{}, {"administrator": []}] if operation.asks_for == ADMINISTRATOR else []

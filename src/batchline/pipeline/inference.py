@@ -1,0 +1,287 @@
+"""A call that somebody waits for: checked as a line of a batch is, asked once, charged for, and handed on.
+
+What came is charged before the client has all of it. A stream is charged when it is over, whoever ended it.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
+
+from msgspec import DecodeError, Raw, Struct
+from msgspec.json import Decoder, encode
+from msgspec.structs import replace
+
+from batchline.domain.chat import CHAT, addressed, check_request, no_such_model, with_fields
+from batchline.domain.errors import ApiError, BadGateway, GatewayTimeout, InvalidRequest, Refused, StreamBroken
+from batchline.domain.events import (
+    Chunk,
+    EventReader,
+    error_event,
+    estimated_usage,
+    read_chat_event,
+    read_response_event,
+)
+from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
+from batchline.domain.money import Price, Tariff
+from batchline.domain.outcomes import Failure, Setback, Success, judge
+from batchline.domain.records import Owner
+from batchline.domain.replies import Answer, Fault, FaultKind, Reply
+from batchline.domain.usage import NOTHING, Usage, reported_usage
+from batchline.pipeline.fit import Fitting
+from batchline.ports import Clock, Ledger, LiveUpstream, Stream
+
+RESPONSES = "/v1/responses"
+PATHS = (CHAT, RESPONSES, "/summary", "/usecase/classify/iab", "/gliner")
+
+T = TypeVar("T")
+Fields = dict[str, Raw]
+
+_fields = Decoder(Fields)
+_name = Decoder(str | None)
+_flag = Decoder(bool | None)
+_options = Decoder(Fields | None)
+_NULL = Raw(b"null")
+_READERS: dict[str, Callable[[bytes], Chunk]] = {CHAT: read_chat_event, RESPONSES: read_response_event}
+"""The routes that stream."""
+
+_log = logging.getLogger(__name__)
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A call that may be made."""
+
+    owner: Owner
+    path: str
+    body: bytes
+    model: Model | None
+    """None where any model goes to the default upstream and the request names none."""
+    upstream: LiveUpstream
+    streams: bool
+    wants_usage: bool
+    """Whether the client asked for the usage of its stream; it is asked for in any case."""
+
+
+class Inference:
+    def __init__(
+        self,
+        *,
+        sites: Mapping[str, LiveUpstream],
+        catalog: Catalog,
+        fitting: Fitting,
+        ledger: Ledger,
+        tariff: Tariff,
+        clock: Clock,
+    ) -> None:
+        self._sites, self._catalog, self._fitting = sites, catalog, fitting
+        self._ledger, self._tariff = ledger, tariff
+        self._clock = clock
+
+    def prepare(self, owner: Owner, path: str, body: bytes) -> Call:
+        """Raises InvalidRequest or Refused for what nobody has to be asked about."""
+        fields = _read(body)
+        # Of a repeated key the last counts, and what was checked is what is sent.
+        body = encode(fields)
+        model = self._choose_model(owner, path, body, fields)
+        upstream = self._upstream_for(path, model)
+        body = body if model is None else addressed(body, model)
+        streams = path in _READERS and _field(fields, "stream", _flag) is True
+        wants_usage = True
+        if streams and path == CHAT:
+            options = _field(fields, "stream_options", _options) or {}
+            wants_usage = _field(options, "include_usage", _flag) is True
+            body = with_fields(body, stream_options=options | {"include_usage": True})
+        return Call(
+            owner=owner,
+            path=path,
+            body=body,
+            model=model,
+            upstream=upstream,
+            streams=streams,
+            wants_usage=wants_usage,
+        )
+
+    async def answer(self, call: Call) -> Success:
+        """Raises Refused, BadGateway or GatewayTimeout."""
+        body = await self._fit(call)
+        return await self._settle(call, await call.upstream.post(call.path, body))
+
+    @asynccontextmanager
+    async def stream(self, call: Call) -> AsyncIterator[AsyncGenerator[bytes] | Success]:
+        """The events of an answer as they come, or the whole of one that is no stream. Raises as ``answer`` does."""
+        body = await self._fit(call)
+        meter = None
+        try:
+            async with call.upstream.stream(call.path, body) as opened:
+                if isinstance(opened, Answer | Fault):
+                    yield await self._settle(call, opened)
+                else:
+                    meter = _Meter(body)
+                    async with aclosing(_relayed(opened, call, meter)) as events:
+                        yield events
+        finally:
+            if meter is not None:
+                await self._charge(call, meter.usage)
+
+    def _choose_model(self, owner: Owner, path: str, body: bytes, fields: Fields) -> Model | None:
+        found: Model | Failure | None
+        if path == CHAT:
+            found = check_request(body, endpoint=path, project_id=owner.project_id, catalog=self._catalog)
+        elif name := _field(fields, "model", _name):
+            found = self._catalog.find(name, owner.project_id) or no_such_model(name)
+        else:
+            found = self._catalog.serving(path, owner.project_id)
+        if isinstance(found, Failure):
+            raise _refused(found)
+        return found
+
+    def _upstream_for(self, path: str, model: Model | None) -> LiveUpstream:
+        if model is None and not self._catalog.takes_any:
+            raise _unserved(path, f'Give a model of the settings file paths = ["{path}"]')
+        upstream = self._sites.get(DEFAULT_UPSTREAM if model is None else model.upstream)
+        if upstream is None:
+            raise _unserved(path, f'Set upstream_url, or give a model of the settings file paths = ["{path}"]')
+        return upstream
+
+    async def _fit(self, call: Call) -> bytes:
+        if call.model is None or call.path != CHAT:
+            return call.body
+        fitted = await self._fitting.fit(call.body, call.model)
+        if isinstance(fitted, bytes):
+            return fitted
+        raise _refused(fitted) if isinstance(fitted, Failure) else _trouble(fitted, call.path)
+
+    async def _settle(self, call: Call, reply: Reply) -> Success:
+        if isinstance(reply, Fault):
+            raise _faulty(reply)
+        kind = ModelKind.CHAT if call.model is None else call.model.kind
+        outcome = judge(reply, endpoint=call.path, kind=kind)
+        if not isinstance(outcome, Success):
+            raise _refusal(reply, outcome)
+        await self._charge(call, reported_usage(outcome.body))
+        return outcome if call.path == CHAT else replace(outcome, body=reply.body)
+
+    async def _charge(self, call: Call, usage: Usage) -> None:
+        model, price = ("", Price()) if call.model is None else (call.model.id, call.model.price)
+        charge = self._tariff.charge(model, price, usage, waited_for=True)
+        await _carried_through(self._ledger.charge(call.owner, charge, at=int(self._clock.now())))
+
+
+class _Meter:
+    """What a stream has come to."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._reported = NOTHING
+        self._chunks = 0
+
+    def note(self, chunk: Chunk) -> None:
+        self._chunks += chunk.carries_text
+        if chunk.usage != NOTHING:
+            self._reported = chunk.usage
+
+    @property
+    def usage(self) -> Usage:
+        """What the upstream reported, or else an estimate from what was sent."""
+        if self._reported != NOTHING:
+            return self._reported
+        return estimated_usage(self._request, chunks=self._chunks)
+
+
+async def _relayed(stream: Stream, call: Call, meter: _Meter) -> AsyncGenerator[bytes]:
+    read = _READERS[call.path]
+    try:
+        async with aclosing(_cut(stream)) as events:
+            async for event in events:
+                chunk = read(event)
+                meter.note(chunk)
+                if call.wants_usage or not chunk.only_usage:
+                    yield chunk.event
+    except StreamBroken as error:
+        _log.warning("a stream broke", extra={"reason": str(error)})
+        yield error_event(BadGateway("The upstream broke off in the middle of its answer"))
+
+
+async def _cut(stream: Stream) -> AsyncGenerator[bytes]:
+    reader = EventReader()
+    async for piece in stream:
+        for event in reader.feed(piece):
+            yield event
+    for event in reader.end():
+        yield event
+
+
+async def _carried_through(work: Coroutine[Any, Any, T]) -> T:
+    """The value of work that is never cut off: a cancellation is obeyed when it is done."""
+    # No TaskGroup, which would hand the cancellation on; and nothing is left behind, as this waits to the end.
+    doing = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not doing.done():
+        try:
+            await asyncio.wait({doing})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    value = doing.result()
+    if cancelled is not None:
+        raise cancelled
+    return value
+
+
+def _read(body: bytes) -> Fields:
+    try:
+        # The decoder leaves the UTF-8 of raw values unchecked.
+        body.decode()
+        return _fields.decode(body)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("The request's body must be a JSON object") from None
+
+
+def _field(fields: Fields, name: str, decoder: Decoder[T]) -> T:
+    try:
+        return decoder.decode(fields.get(name, _NULL))
+    except (DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{name} is invalid: {error}", param=name) from None
+
+
+def _unserved(path: str, remedy: str) -> Refused:
+    return Refused(404, f"No model serves {path}. {remedy}", code="not_found_error", param="model")
+
+
+def _refused(failure: Failure) -> Refused:
+    return Refused(failure.status, failure.message, code=failure.code, param=failure.param)
+
+
+def _refusal(answer: Answer, outcome: Failure | Setback) -> ApiError:
+    """The upstream's refusals are the client's to hear of; that it is in trouble is told without its words."""
+    if isinstance(outcome, Failure):
+        return _refused(outcome)
+    if outcome.throttled:
+        return Refused(429, outcome.reason, code="rate_limit_exceeded", retry_after=outcome.retry_after)
+    if 400 <= answer.status < 500:
+        return Refused(answer.status, outcome.reason, code="invalid_request_error")
+    if 200 <= answer.status < 300:
+        return BadGateway("The upstream's answer is not the JSON that was asked for")
+    return BadGateway(f"The upstream answered with status {answer.status}")
+
+
+def _trouble(reply: Reply, path: str) -> ApiError:
+    """Of an upstream that was asked how long an input is."""
+    if isinstance(reply, Fault):
+        return _faulty(reply)
+    outcome = judge(reply, endpoint=path)
+    return BadGateway(_NO_LENGTH) if isinstance(outcome, Success) else _refusal(reply, outcome)
+
+
+def _faulty(fault: Fault) -> ApiError:
+    if fault.kind is FaultKind.TIMEOUT:
+        return GatewayTimeout("The upstream did not answer in time")
+    return BadGateway(_FAULTS[fault.kind])
+
+
+_NO_LENGTH = "The upstream does not tell how long the input is"
+_FAULTS = {
+    FaultKind.REFUSED: "The upstream cannot be reached",
+    FaultKind.BROKEN: "The upstream's connection ended before its answer did",
+    FaultKind.GARBLED: "The upstream's answer cannot be read, or is too large",
+}
