@@ -95,7 +95,7 @@ def test_every_make_target_that_is_shown_exists(document: str) -> None:
 def test_the_readme_shows_each_command_and_they_exist_with_their_flags() -> None:
     """F1, F3: following the README ends in no usage error."""
     commands = _commands(_README)
-    assert {command[0] for command in commands} == {"keys", "mock", "serve"}
+    assert {command[0] for command in commands} == {"keys", "mock", "serve", "usage"}
     for command in commands:
         _parse(main, command)
 
