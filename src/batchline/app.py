@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import uvloop
 
@@ -67,12 +68,12 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
 
 async def serve(settings: Settings) -> None:
     _make_folder(settings.data_dir)
-    with _folder_lock(settings.data_dir), _listening_socket(settings) as sock:
+    with _folder_lock(settings.data_dir) as lock, _listening_socket(settings) as sock:
         async with open_store(settings) as store:
-            await _serve_on(settings, store, sock)
+            await _serve_on(settings, store, sock, lock)
 
 
-async def _serve_on(settings: Settings, store: Store, sock: socket.socket) -> None:
+async def _serve_on(settings: Settings, store: Store, sock: socket.socket, lock: TextIO) -> None:
     clock, random, metrics = SystemClock(), SystemRandom(), Metrics()
     disk = ThreadPool(_DISK_THREADS, name="disk")
     objects = LocalObjects(settings.data_dir / "objects", disk, random)
@@ -119,8 +120,9 @@ async def _serve_on(settings: Settings, store: Store, sock: socket.socket) -> No
         sock=sock,
     )
     _stop_on_signals(server, engine)
-    host, port = sock.getsockname()[:2]
-    log.info("batchline listens", extra={"url": f"http://{host}:{port}", "data": str(settings.data_dir)})
+    url = _url_of(sock)
+    _write_lock(lock, os.getpid(), url)
+    log.info("batchline listens", extra={"url": url, "data": str(settings.data_dir)})
     async with asyncio.TaskGroup() as group:
         group.create_task(engine.run())
         group.create_task(server.serve())
@@ -178,21 +180,31 @@ def _make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """One process a folder; the lock goes with the process, however it ends."""
+def _folder_lock(folder: Path) -> Iterator[TextIO]:
+    """One process a folder; the lock goes with the process, however it ends. In it stand the process and, once it
+    listens, its URL."""
     with (folder / "lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.seek(0)
             raise StartupError(
-                f"The data folder {folder} is served by another process (pid {lock.read().strip() or 'unknown'}). "
+                f"The data folder {folder} is served by another process (pid {lock.readline().strip() or 'unknown'}). "
                 "Stop that one, or choose another folder with --data-dir."
             ) from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        yield
+        _write_lock(lock, os.getpid())
+        yield lock
+
+
+def _write_lock(lock: TextIO, *lines: object) -> None:
+    lock.truncate(0)
+    lock.write("".join(f"{line}\n" for line in lines))
+    lock.flush()
+
+
+def _url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager
