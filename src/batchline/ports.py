@@ -14,6 +14,7 @@ from batchline.domain.records import (
     File,
     InputFault,
     Key,
+    Lane,
     LeasedBatch,
     LedgerEntry,
     NewShard,
@@ -311,10 +312,10 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 class Work(Protocol):
     async def claim(
-        self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[str] = (), at: int
+        self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[Lane] = (), at: int
     ) -> Claim:
         """Lease open shards, earliest deadline first, until they hold that many lines or bytes, leaving out those of
-        the models ``without``. One that two workers died on is leased by itself, and only to a worker that holds
+        the lanes ``without``. One that two workers died on is leased by itself, and only to a worker that holds
         nothing else (``alone``)."""
 
     async def renew_shards(self, *, owner: str, lease: float) -> set[tuple[str, int, int]]:

@@ -21,6 +21,8 @@ from batchline.domain.retry import RetryPolicy
 MiB = 1024 * 1024
 DAY = 86_400
 
+EMBEDDED_SLOTS = 4
+_USUAL_SLOTS = 64
 _URL = r"^https?://[^/]+.*"
 Amount = Annotated[Decimal, Field(ge=0, decimal_places=9, max_digits=18)]
 
@@ -104,7 +106,11 @@ class Settings(BaseSettings):
         default=50, ge=0, le=100, description="Price of a batch's line, in percent of a synchronous call's."
     )
 
-    max_concurrency: int = Field(default=64, ge=1, description="Most lines in flight to one upstream, per process.")
+    max_concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most lines in flight to one upstream, per process; 64 if not given, 4 for the embedded model.",
+    )
     request_timeout_seconds: float = Field(
         default=600, gt=0, description="How long the upstream may take for one answer."
     )
@@ -166,6 +172,17 @@ class Settings(BaseSettings):
             return dict(self.upstreams)
         default = UpstreamSettings(url=self.upstream_url, api_key=self.upstream_api_key)
         return {DEFAULT_UPSTREAM: default, **self.upstreams}
+
+    @property
+    def embeds_model(self) -> bool:
+        """Whether anything is left to the embedded model: it stands in for a default upstream that is not given."""
+        asked = {model.upstream for model in self.models.values()} or {DEFAULT_UPSTREAM}
+        return self.upstream_url is None and DEFAULT_UPSTREAM in asked
+
+    def slots(self, upstream: str) -> int:
+        """Most lines in flight to an upstream."""
+        usual = EMBEDDED_SLOTS if upstream == DEFAULT_UPSTREAM and self.embeds_model else _USUAL_SLOTS
+        return self.max_concurrency or usual
 
     @property
     def catalog(self) -> Catalog:

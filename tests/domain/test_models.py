@@ -1,6 +1,7 @@
 """Which models may be asked, and by whom: SPEC D6, E3, F2."""
 
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model
+from batchline.domain.records import Lane
 
 OPEN = Model(id="open", name="org/open-7b", upstream="gpu")
 CLOSED = Model(id="closed", name="closed", projects=frozenset({"alpha"}), paths=frozenset({"/gliner"}))
@@ -36,4 +37,5 @@ def test_a_route_is_answered_by_the_model_that_says_so() -> None:
 def test_every_model_has_its_upstream() -> None:
     catalog = Catalog([OPEN, CLOSED])
     assert [catalog.upstream_of(name) for name in ("open", "closed", "unknown")] == ["gpu", "default", "default"]
-    assert (catalog.served_by("gpu"), catalog.served_by("default")) == (["open"], ["closed"])
+    assert catalog.lanes_of("gpu") == [Lane(model="open", project_id=None)]
+    assert catalog.lanes_of("default") == [Lane(model="closed", project_id="alpha")]

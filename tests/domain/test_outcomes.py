@@ -50,8 +50,6 @@ def set_back(status: int, body: object = b"", **fields: Any) -> Setback:
         (422, "invalid_request_error"),
         (431, "invalid_request_error"),
         (499, "invalid_request_error"),
-        (401, "authentication_error"),
-        (403, "authentication_error"),
         (404, "not_found_error"),
         (413, "request_too_large"),
         (420, "insufficient_quota"),
@@ -60,6 +58,14 @@ def set_back(status: int, body: object = b"", **fields: Any) -> Setback:
 def test_a_refusal_is_final(status: int, code: str) -> None:
     """D2: no further attempt, the table's code, and the status as the legacy word."""
     assert refused(status, {"error": {"message": "No."}}) == Failure(code, f"http_{status}", "No.")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_what_an_upstream_says_of_the_services_credentials_is_not_repeated(status: int) -> None:
+    """D2: it may quote the operator's key, which is nothing for a tenant to read."""
+    outcome = refused(status, {"error": {"message": "Incorrect API key provided: sk-operator", "param": "sk-operator"}})
+    assert (outcome.code, outcome.legacy) == ("authentication_error", f"http_{status}")
+    assert "sk-operator" not in str(outcome)
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,21 @@ def test_a_model_of_other_projects_does_not_exist(tmp_path: Path) -> None:
         assert bench.attempts("mine") == 0
 
 
+def test_a_busy_upstream_does_not_tell_strangers_of_its_models(tmp_path: Path) -> None:
+    """D6, A8: a line for a model of other projects fails as soon as one for a model that does not exist."""
+    private = {"upstream": "second", "projects": ["22222222-2222-4222-8222-222222222222"]}
+    settings = TWO | {"models": {"m": {}, "n": private}}
+    with closing(Bench(tmp_path, max_concurrency=2, latency=100, **settings)) as bench:
+
+        async def scene() -> None:
+            await bench.batch((f"theirs {n}" for n in range(50)), project="beta", model="n")
+            await asyncio.sleep(10)
+            refused = await bench.ended(await bench.batch(["mine"], project="alpha", model="n"))
+            assert (refused.failed, bench.time.now < 20) == (1, True)
+
+        bench.play(scene())
+
+
 def test_an_upstream_that_is_away_keeps_no_other_models_lines_waiting(tmp_path: Path) -> None:
     """Each upstream has slots, a pause and a quarantine of its own, and work is claimed for those that want it."""
     with closing(Bench(tmp_path, max_concurrency=8, **TWO)) as bench:

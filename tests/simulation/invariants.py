@@ -96,7 +96,8 @@ def check_money(
     require(sum(entry.credits for entry in entries) == organization.credits, "the ledger is not the credits")
     require(sum(entry.requests for entry in entries) == len(answers), "answers are not those of the ledger")
     require(left == plan.funds - sum(costs), f"{plan.funds - left} was charged for answers of {sum(costs)}")
-    in_flight = len(plan.settings.sites) * plan.settings.max_concurrency * (2 if plan.zombies else 1)
+    slots = sum(map(plan.settings.slots, plan.settings.sites))
+    in_flight = slots * (2 if plan.zombies else 1)
     require(left >= -in_flight * max(costs, default=0), f"an overdraft of {-left}")
     # What a process answered and did not live to record had been spent, as far as it knew.
     require(not short or left <= 0 or (plan.metered and plan.deaths), f"{short} lines found no money, {left} is left")
@@ -130,5 +131,5 @@ def _excused(fate: str, error: dict[str, str], world: Plan) -> bool:
     if "dlq_exhausted" in error["message"]:
         return world.zombies or kinds.count("kill") + 2 * (world.poison == "kills worker") >= STRIKES
     outage = "outage" in kinds or world.poison == "kills upstream"
-    few = world.settings.max_concurrency < 8 or len(world.settings.sites) > 1
+    few = min(map(world.settings.slots, world.settings.sites)) < 8 or len(world.settings.sites) > 1
     return outage and error["code"] == "internal_error" and (fate != "plain" or few or world.deaths)

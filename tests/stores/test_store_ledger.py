@@ -179,13 +179,3 @@ async def test_whoever_holds_a_batch_hears_what_its_organization_has(world: Worl
     assert [(leased.organization_id, leased.funds) for leased in claim.batches] == [(owner.organization_id, 15)]
     await world.store.charge(owner, charge(20), at=NOW)
     assert [notice.funds for notice in await world.store.notices([batch.id])] == [-5]
-
-
-@scenario
-async def test_models_that_are_left_out_are_not_claimed(world: World) -> None:
-    """A model whose upstream wants no more keeps no other's lines from being leased."""
-    await world.running(model="away", expires_at=NOW + 10)
-    batch = await world.running(model="here", expires_at=NOW + 20)
-    assert [shard.batch_id for shard in await world.claim(without=["away", "elsewhere"])] == [batch.id]
-    assert await world.claim(without=["away"]) == []
-    assert len(await world.claim()) == 1

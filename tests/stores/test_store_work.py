@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
-from batchline.domain.records import Batch, LeasedBatch, Segment, Shard
+from batchline.domain.records import Batch, Lane, LeasedBatch, Segment, Shard
 from batchline.ports import Notice
 from stores.world import BYTES_A_LINE, CHAT, DAY, LEASE, ME, NOW, OTHER, World, key, moved_on, scenario, segment
 
@@ -308,3 +308,19 @@ async def test_a_claim_tells_of_a_revoked_key(world: World) -> None:
     await world.store.revoke_key(owner.key_id, at=NOW)
     claim = await world.store.claim(owner=ME, lease=LEASE, lines=9, bytes=1 << 30, alone=True, at=NOW)
     assert [batch.key_revoked for batch in claim.batches] == [True]
+
+
+@scenario
+async def test_lanes_that_are_left_out_are_not_claimed(world: World) -> None:
+    """A model whose upstream wants no more keeps no other's lines from being leased, nor those of projects that may
+    not use it, which are refused at once (D6, A8)."""
+    alpha, beta = await world.owner("alpha"), await world.owner("beta")
+    await world.running(alpha, model="away", expires_at=NOW + 10)
+    away = await world.running(beta, model="away", expires_at=NOW + 20)
+    here = await world.running(alpha, model="here", expires_at=NOW + 30)
+    everybody = [Lane(model="away", project_id=None), Lane(model="elsewhere", project_id=None)]
+    assert [shard.batch_id for shard in await world.claim(without=everybody)] == [here.id]
+    assert await world.claim(without=everybody) == []
+    of_alpha = [Lane(model="away", project_id=alpha.project_id)]
+    assert [shard.batch_id for shard in await world.claim(without=of_alpha)] == [away.id]
+    assert len(await world.claim()) == 1

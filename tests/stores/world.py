@@ -11,7 +11,7 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from batchline.domain.bitmap import unsettled
-from batchline.domain.records import Batch, Charge, File, NewShard, Owner, Segment, Shard, ShardProgress
+from batchline.domain.records import Batch, Charge, File, Lane, NewShard, Owner, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus
 from batchline.ports import Finish, NewBatch, NewKey, Store
 
@@ -112,7 +112,7 @@ class World:
         lines: int = 10_000,
         bytes: int = 1 << 30,
         alone: bool = True,
-        without: Sequence[str] = (),
+        without: Sequence[Lane] = (),
         at: int = NOW,
     ) -> list[Shard]:
         claim = await self.store.claim(

@@ -4,7 +4,7 @@ import asyncio
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from socket import SO_LINGER, SOL_SOCKET
 
 from batchline.ports import Clock
@@ -48,8 +48,9 @@ class Peer:
         await self.writer.drain()
 
     async def left(self) -> None:
-        """Wait until the client closed its side."""
-        await self.reader.read()
+        """Wait until the client closed its side, or reset it because it had not read everything."""
+        with suppress(ConnectionError):
+            await self.reader.read()
 
     def reset(self) -> None:
         """End the connection the way a dying process does."""

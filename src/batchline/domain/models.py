@@ -6,6 +6,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from batchline.domain.money import Price
+from batchline.domain.records import Lane
 
 DEFAULT_UPSTREAM = "default"
 
@@ -59,8 +60,14 @@ class Catalog:
     def enabled(self, project_id: str) -> list[Model]:
         return [model for model in self._models.values() if model.is_open_to(project_id)]
 
-    def served_by(self, upstream: str) -> list[str]:
-        return [model.id for model in self._models.values() if model.upstream == upstream]
+    def lanes_of(self, upstream: str) -> list[Lane]:
+        """Lines that an upstream runs. Those of projects that may not use a model are refused, whoever is busy."""
+        served = [model for model in self._models.values() if model.upstream == upstream]
+        return [
+            Lane(model=model.id, project_id=project_id)
+            for model in served
+            for project_id in (model.projects if model.projects is not None else [None])
+        ]
 
     def upstream_of(self, model_id: str) -> str:
         """Where lines of a model are run, or refused."""

@@ -190,6 +190,9 @@ def _judge_refusal(answer: Answer) -> Outcome:
         code = "insufficient_quota"
     elif code == "invalid_request_error" and _says_context_overflow(error, text):
         code = "context_length_exceeded"
+    if code == "authentication_error":
+        # These are not the client's credentials, and what is said of them is not for the client to read.
+        return Failure(code, f"http_{status}", f"upstream returned {status}: it does not accept this service")
     param = error.get("param")
     return Failure(
         code, f"http_{status}", text or f"upstream returned {status}", param if isinstance(param, str) else None

@@ -235,6 +235,13 @@ class Shard(Struct, frozen=True, kw_only=True):
     strikes: int
 
 
+class Lane(Struct, frozen=True, kw_only=True):
+    """Lines of a model: one project's, or everybody's."""
+
+    model: str
+    project_id: str | None
+
+
 class LeasedBatch(Struct, frozen=True, kw_only=True):
     """What a worker must know of a batch to run its lines."""
 

@@ -83,7 +83,7 @@ class Worker:
                     metrics=metrics,
                 ),
                 policy=settings.retry_policy,
-                slots=settings.max_concurrency,
+                slots=settings.slots(name),
                 clock=clock,
                 random=random,
                 metrics=metrics,
@@ -171,7 +171,7 @@ class Worker:
         if space <= 0:
             return False
         sated = [name for name, dispatcher in self._dispatchers.items() if not dispatcher.wanted]
-        without = [model for name in sated for model in self._catalog.served_by(name)]
+        without = [lane for name in sated for lane in self._catalog.lanes_of(name)]
         try:
             jobs = await self._claims.claim(lines=self._wanted, bytes=space, without=without)
         except (StoreDown, ObjectsDown) as error:

@@ -10,7 +10,7 @@ from batchline.domain.limits import runs_alone
 from batchline.domain.lines import Line, decode_lines
 from batchline.domain.models import Model
 from batchline.domain.outcomes import Setback
-from batchline.domain.records import LeasedBatch, Shard
+from batchline.domain.records import Lane, LeasedBatch, Shard
 from batchline.domain.states import Stop
 from batchline.pipeline.budget import Budget, Budgets
 from batchline.ports import Claim, Clock, Objects, Work
@@ -90,8 +90,8 @@ class Claims:
     def shards(self) -> list[HeldShard]:
         return [shard for batch in self.batches.values() for shard in batch.shards.values()]
 
-    async def claim(self, *, lines: int, bytes: int, without: Sequence[str] = ()) -> list[Job]:
-        """More work, ready to run, but none of some models. A shard that must run alone is held by itself until it
+    async def claim(self, *, lines: int, bytes: int, without: Sequence[Lane] = ()) -> list[Job]:
+        """More work, ready to run, but none of some lanes. A shard that must run alone is held by itself until it
         is over."""
         held = [shard for shard in self.shards if not shard.damaged]
         if any(shard.alone for shard in held):

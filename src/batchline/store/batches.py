@@ -194,6 +194,7 @@ def _new_shard(batch: Batch, n: int, shard: NewShard) -> dict[str, Any]:
     return {
         "batch_id": batch.id,
         "n": n,
+        "project_id": batch.project_id,
         "offset": shard.offset,
         "length": shard.length,
         "lines": shard.lines,

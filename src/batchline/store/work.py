@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.limits import STRIKES, runs_alone
-from batchline.domain.records import Charge, File, LeasedBatch, Segment, Shard, ShardProgress
+from batchline.domain.records import Charge, File, Lane, LeasedBatch, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus, ShardState
 from batchline.ports import Claim, Finish, Notice
 from batchline.store.batches import fetch_batch, keep_answer
@@ -35,7 +35,7 @@ class SqlWork:
         self._database = database
 
     async def claim(
-        self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[str] = (), at: int
+        self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[Lane] = (), at: int
     ) -> Claim:
         left_out = encode_json(without).decode()
 

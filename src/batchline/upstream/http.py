@@ -126,7 +126,7 @@ class HttpUpstream:
                 )
         except OSError as error:
             why = _explain(error, self._connect_timeout)
-            return Fault(kind=FaultKind.REFUSED, detail=f"cannot connect to {site.authority}: {why}")
+            return Fault(kind=FaultKind.REFUSED, detail=f"cannot connect to the upstream: {why}")
         self._open.add(connection)
         return connection
 

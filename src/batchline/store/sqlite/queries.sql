@@ -219,8 +219,8 @@ UPDATE batches SET status = 'in_progress', in_progress_at = :at, total = :total,
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
-INSERT INTO shards (batch_id, n, "offset", length, lines, model, expires_at, settled, strikes)
-VALUES (:batch_id, :n, :offset, :length, :lines, :model, :expires_at, :settled, :strikes);
+INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes)
+VALUES (:batch_id, :n, :project_id, :offset, :length, :lines, :model, :expires_at, :settled, :strikes);
 
 -- name: fail_batch
 UPDATE batches SET status = 'failed', failed_at = :at, errors = :errors, owner = NULL, lease_until = NULL
@@ -277,7 +277,12 @@ UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state = 'open'
 -- What is open, the earliest deadline first.
 SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes
 FROM shards
-WHERE state = 'open' AND expires_at > :at AND model NOT IN (SELECT value FROM json_each(:without))
+WHERE state = 'open' AND expires_at > :at
+    AND NOT EXISTS (
+        SELECT 1 FROM json_each(:without) AS lane
+        WHERE lane.value ->> 'model' = shards.model
+            AND coalesce(lane.value ->> 'project_id', shards.project_id) = shards.project_id
+    )
 ORDER BY expires_at, batch_id, n LIMIT :limit;
 
 -- name: lease_shard
@@ -323,7 +328,7 @@ WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
 
 -- name: lapsed_shards
 -- The folder's lock is ours, so the holder of a lease of another owner is dead; our own leases are alive with us.
-SELECT shards.batch_id, shards.n, shards."offset", shards.length, shards.lines, shards.model, shards.expires_at,
+SELECT shards.batch_id, shards.n, shards.project_id, shards."offset", shards.length, shards.lines, shards.model, shards.expires_at,
     shards.settled, shards.epoch, shards.strikes, batches.stop IS NOT NULL AS stopped
 FROM shards JOIN batches ON batches.id = shards.batch_id
 WHERE shards.state = 'leased' AND shards.owner <> :owner;

@@ -125,6 +125,7 @@ CREATE INDEX batches_with_work ON batches (seq)
 CREATE TABLE shards (
     batch_id TEXT NOT NULL REFERENCES batches (id),
     n INTEGER NOT NULL,
+    project_id TEXT NOT NULL REFERENCES projects (id),
     "offset" INTEGER NOT NULL,
     length INTEGER NOT NULL,
     lines INTEGER NOT NULL,
