@@ -74,7 +74,7 @@ class Stream(Protocol):
     request_id: str | None
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Pieces as they come. Raises StreamBroken when the answer breaks off, stalls or grows too large."""
+        """Pieces as they come. Raises StreamBroken when the answer breaks off or stalls."""
 
 
 class Upstream(Protocol):

@@ -8,12 +8,12 @@ import pytest
 from run import DOCUMENT, PACKAGE, ROOT, Entry, document, entries, mutated
 
 RULES = {
-    *("A1", "A2", "A4", "A5", "A6", "A7", "A8", "A9", "A10", "A11", "A12", "A14"),
+    *(f"A{n}" for n in range(1, 15)),
     *(f"B{n}" for n in range(1, 11)),
     *(f"C{n}" for n in range(1, 15)),
-    *("C9b", "D1", "D2", "D3", "D4", "D5", "F1", "F2", "F3", "F5"),
+    *("C9b", "D1", "D2", "D3", "D4", "D5", "D6", "D7", "E1", "E2", "E3", "F1", "F2", "F3", "F5"),
 }
-WEIGHTY = {"A11", "B2", "C2", "C4", "C11", "C12", "D1", "D2", "D3", "D5"}
+WEIGHTY = {"A3", "A8", "A11", "B2", "C2", "C4", "C11", "C12", "D1", "D2", "D3", "D4", "D5", "D6", "E2"}
 ENTRIES = entries()
 HELD = [entry for entry in ENTRIES if not entry.held_by]
 
