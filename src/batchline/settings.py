@@ -14,7 +14,7 @@ from pydantic_settings import (
 )
 
 from batchline.domain.limits import InputLimits
-from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
+from batchline.domain.models import CLASSIFIER_UPSTREAM, DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff, nano
 from batchline.domain.retry import RetryPolicy
 
@@ -41,7 +41,9 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    upstream: str = Field(default=DEFAULT_UPSTREAM, description="Name of the upstream that serves it.")
+    upstream: str = Field(
+        default=DEFAULT_UPSTREAM, description="Name of the upstream that serves it; classifier for the built-in one."
+    )
     name: str | None = Field(default=None, description="What the upstream calls it; its id if not given.", min_length=1)
     kind: ModelKind = Field(
         default=ModelKind.CHAT, description="chat, or classification: its answers are JSON documents."
@@ -160,8 +162,10 @@ class Settings(BaseSettings):
     def _find_upstreams(self) -> Self:
         if DEFAULT_UPSTREAM in self.upstreams:
             raise ValueError(f"upstreams.{DEFAULT_UPSTREAM}: the default upstream is set with upstream_url")
+        if CLASSIFIER_UPSTREAM in self.upstreams:
+            raise ValueError(f"upstreams.{CLASSIFIER_UPSTREAM}: this is the name of the built-in classifier")
         for model_id, model in self.models.items():
-            if model.upstream not in {DEFAULT_UPSTREAM, *self.upstreams}:
+            if model.upstream not in {DEFAULT_UPSTREAM, CLASSIFIER_UPSTREAM, *self.upstreams}:
                 raise ValueError(f"models.{model_id}: there is no upstream {model.upstream}")
         return self
 
@@ -178,6 +182,11 @@ class Settings(BaseSettings):
         """Whether anything is left to the embedded model: it stands in for a default upstream that is not given."""
         asked = {model.upstream for model in self.models.values()} or {DEFAULT_UPSTREAM}
         return self.upstream_url is None and DEFAULT_UPSTREAM in asked
+
+    @property
+    def classifies(self) -> bool:
+        """Whether a model is left to the built-in classifier."""
+        return any(model.upstream == CLASSIFIER_UPSTREAM for model in self.models.values())
 
     def slots(self, upstream: str) -> int:
         """Most lines in flight to an upstream."""

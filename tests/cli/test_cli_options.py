@@ -163,23 +163,24 @@ def test_a_refused_value_is_never_repeated(name: str, value: str, monkeypatch: p
 
 
 def test_a_service_that_cannot_start_says_why_and_ends_with_1(tmp_path: Path) -> None:
-    """No traceback for a person who forgot the upstream."""
+    """No traceback for a person who mistyped the upstream."""
+    wrong = ["--upstream-url", "http://127.0.0.1:port/v1"]
     result = subprocess.run(
-        [sys.executable, "-m", "batchline", "serve", "--data-dir", str(tmp_path), "--port", "0"],
+        [sys.executable, "-m", "batchline", "serve", "--data-dir", str(tmp_path), "--port", "0", *wrong],
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
     assert result.returncode == 1
-    assert result.stderr.startswith("Error: There is no upstream")
+    assert result.stderr.startswith("Error: BATCHLINE_UPSTREAM_URL cannot be used: ")
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
 
 
 def test_the_group_lists_every_command() -> None:
     told = CliRunner().invoke(main, ["--help"]).output
-    for command in ("keys", "mock", "orgs", "projects", "serve", "usage"):
+    for command in ("keys", "mock", "orgs", "projects", "run", "serve", "usage"):
         assert f"\n  {command} " in told
 
 

@@ -50,6 +50,7 @@ def test_an_answer_is_rounded_down_once_after_its_parts_are_summed() -> None:
     price = Price(input=1_100_000, output=700_000)
     assert price.cost(Usage(input_tokens=3, output_tokens=1), percent=50) == 2
     assert price.cost(Usage(input_tokens=1), percent=50) == 0
+    assert Price(input=3_900_000).cost(Usage(input_tokens=1), percent=80) == 3
 
 
 def test_more_cached_tokens_than_input_are_no_discount() -> None:

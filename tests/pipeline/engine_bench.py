@@ -73,6 +73,13 @@ class _Upstream(SimulatedUpstream):
         return reply
 
 
+class _Words:
+    """Tokens as a child would count them."""
+
+    async def count(self, body: bytes) -> int:
+        return sum(len(message["content"].split()) for message in json.loads(body)["messages"])
+
+
 class Bench:
     """A folder, an upstream and time outlive the process; ``start`` begins a life of it, ``kill`` ends one."""
 
@@ -100,7 +107,7 @@ class Bench:
             store=self.store,
             objects=self.objects,
             upstreams={name: self._upstream(machine) for name, machine in self.machines.items()},
-            fitting=Fitting(tokens={}),
+            fitting=Fitting(tokens=dict.fromkeys(self.machines, _Words())),
             validator=InlineValidator(threads),
             clock=clock,
             random=chance,

@@ -13,6 +13,7 @@ from engine_bench import Bench
 from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
 from batchline.upstream.scripted import Plan
+from simulation.virtual import EPOCH
 
 ONE: dict[str, Any] = {"metering": True, "models": {"m": {"input_price": "2", "output_price": "2"}}}
 """A line costs as many nano-units as its tokens, times a thousand: half of 2 units for a million."""
@@ -210,6 +211,45 @@ def test_a_model_of_other_projects_does_not_exist(tmp_path: Path) -> None:
         assert bench.attempts("mine") == 0
 
 
+def test_a_line_over_its_models_limit_is_refused(tmp_path: Path) -> None:
+    """D6: with error_on_max_token, and without asking the upstream."""
+    with closing(Bench(tmp_path, models={"m": {"max_tokens": 5}})) as bench:
+
+        async def scene() -> None:
+            batch = await bench.ended(await bench.batch(["one two three", "one two three four five six"]))
+            assert batch.completed == 1
+            error = (await bench.records(batch))["line-1"]["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+            assert error["message"].startswith("[legacy:http_400] ")
+
+        bench.play(scene())
+        assert bench.attempts("six") == 0
+
+
+def test_a_line_over_its_models_limit_is_cut(tmp_path: Path) -> None:
+    """D6: silently, where the model says so."""
+    with closing(Bench(tmp_path, models={"m": {"max_tokens": 5, "error_on_max_token": False}})) as bench:
+
+        async def scene() -> None:
+            batch = await bench.ended(await bench.batch(["one two three four five six seven"]))
+            assert (batch.completed, batch.input_tokens) == (1, 5)
+
+        bench.play(scene())
+        assert (bench.attempts("one two three four five"), bench.attempts("six")) == (1, 0)
+
+
+def test_a_classification_models_line_needs_a_document(tmp_path: Path) -> None:
+    """D7: an answer that is none is a fault of the upstream, and tried again."""
+    with closing(Bench(tmp_path, models={"m": {"kind": "classification"}})) as bench:
+
+        async def scene() -> None:
+            told = await bench.failures(await bench.ended(await bench.batch(["classify me"])))
+            assert told["line-0"].startswith("[legacy:retries_exhausted] Line failed after 4 attempts: ")
+
+        bench.play(scene())
+        assert bench.attempts("classify me") == 4
+
+
 def test_a_busy_upstream_does_not_tell_strangers_of_its_models(tmp_path: Path) -> None:
     """D6, A8: a line for a model of other projects fails as soon as one for a model that does not exist."""
     private = {"upstream": "second", "projects": ["22222222-2222-4222-8222-222222222222"]}
@@ -237,5 +277,21 @@ def test_an_upstream_that_is_away_keeps_no_other_models_lines_waiting(tmp_path: 
             assert (await bench.ended(free)).completed == 200
             assert bench.time.now < 60
             assert (await bench.ended(stuck)).completed == 2000
+
+        bench.play(scene())
+
+
+def test_the_last_use_of_a_key_is_noted_soon(tmp_path: Path) -> None:
+    """F3: what operators see of it is a few seconds old at most."""
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            owner = await bench.owner("alpha")
+            await asyncio.sleep(100)
+            bench.engine.uses.mark(owner.key_id)
+            await asyncio.sleep(6)
+            (key,) = await bench.rows.keys()
+            assert key.last_used_at is not None
+            assert bench.time.now - 7 < key.last_used_at - EPOCH <= bench.time.now
 
         bench.play(scene())

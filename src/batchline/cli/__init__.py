@@ -1,4 +1,4 @@
-"""The command ``batchline``: one file a verb, imported only when that verb is asked for."""
+"""The command ``batchline``: one file or folder a verb, imported only when that verb is asked for."""
 
 from importlib import import_module
 
@@ -6,7 +6,7 @@ import click
 
 from batchline import __version__
 
-_COMMANDS = ("keys", "mock", "orgs", "projects", "serve", "usage")
+_COMMANDS = ("keys", "mock", "orgs", "projects", "run", "serve", "usage")
 
 
 class _LazyGroup(click.Group):

@@ -13,6 +13,9 @@ from pydantic_core import ErrorDetails
 from batchline.cli.options import FLAGS, TABLES, flag, variable
 from batchline.settings import Settings
 
+RUN_VARIABLES = tuple(map(variable, ("base_url", "api_key", "project_id")))
+"""Where `batchline run` finds a server: not settings of the service, and no strangers to it either."""
+
 
 def load_settings(**flags: str | None) -> Settings:
     """Settings from the flags that were given, the environment and the TOML file."""
@@ -39,7 +42,7 @@ def _refuse_tables_in_variables() -> None:
 
 def _warn_of_strangers() -> None:
     """A variable that is no setting does nothing, which its owner would find out late."""
-    known = [variable(name) for name in Settings.model_fields]
+    known = [*map(variable, Settings.model_fields), *RUN_VARIABLES]
     for stranger in sorted(name for name in _environment() if name.startswith(variable(""))):
         if stranger not in known:
             hint = _nearest(stranger, map(variable, FLAGS))

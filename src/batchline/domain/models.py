@@ -9,6 +9,8 @@ from batchline.domain.money import Price
 from batchline.domain.records import Lane
 
 DEFAULT_UPSTREAM = "default"
+CLASSIFIER_UPSTREAM = "classifier"
+"""The one that runs in this process."""
 
 
 class ModelKind(StrEnum):

