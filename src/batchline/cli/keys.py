@@ -1,18 +1,16 @@
 """``batchline keys``: who may use the service. Works beside a running one."""
 
-import uuid
 from typing import Any
 
 import click
 
 from batchline.cli.printing import Row, json_flag, moment, show_fields, show_json, show_table
+from batchline.cli.secrets import hint as hint_of
+from batchline.cli.secrets import new_key, new_secret
 from batchline.cli.store import in_store, now, store_options
 from batchline.domain import ids
 from batchline.domain.records import Key
-from batchline.ports import NewKey, Store
-from batchline.system import SystemRandom
-
-_random = SystemRandom()
+from batchline.ports import Store
 
 
 class _Name(click.ParamType[str]):
@@ -41,25 +39,15 @@ def keys() -> None:
 @store_options
 def create(project: str, org: str, as_json: bool, **flags: Any) -> None:
     """Make a key and print it, once."""
-    secret = _new_secret()
-    key_id = "key_" + _random.bytes(12).hex()
-    new = NewKey(
-        key_id=key_id,
-        digest=ids.key_digest(secret),
-        hint=_hint(secret),
-        project=project,
-        project_id=_new_uuid(),
-        organization=org,
-        organization_id=_new_uuid(),
-        at=now(),
-    )
+    secret = new_secret()
+    new = new_key(secret, project=project, organization=org)
     owner = in_store(flags, lambda store: store.create_key(new))
     _show_secret(
         {
             "api_key": secret,
             "project_id": owner.project_id,
             "organization_id": owner.organization_id,
-            "key_id": key_id,
+            "key_id": new.key_id,
         },
         as_json=as_json,
     )
@@ -103,11 +91,11 @@ def revoke(key: str, as_json: bool, **flags: Any) -> None:
 @store_options
 def rotate(key: str, as_json: bool, **flags: Any) -> None:
     """Give a key a new secret; the old one ends, running batches go on."""
-    secret = _new_secret()
+    secret = new_secret()
 
     async def work(store: Store) -> Key:
         found = await _find(store, key)
-        if not await store.rotate_key(found.id, digest=ids.key_digest(secret), hint=_hint(secret)):
+        if not await store.rotate_key(found.id, digest=ids.key_digest(secret), hint=hint_of(secret)):
             raise click.ClickException(f"{found.id} is revoked; make a new key with: batchline keys create")
         return found
 
@@ -125,7 +113,7 @@ def rotate(key: str, as_json: bool, **flags: Any) -> None:
 
 async def _find(store: Store, key: str) -> Key:
     """By id, or by the secret: its hint narrows the keys down, its digest decides."""
-    digest, hint = ids.key_digest(key), _hint(key)
+    digest, hint = ids.key_digest(key), hint_of(key)
     for known in await store.keys():
         if known.id == key:
             return known
@@ -135,19 +123,6 @@ async def _find(store: Store, key: str) -> Key:
                 return known
     # What was typed may be a secret, so it is not repeated.
     raise click.ClickException("There is no such key. See: batchline keys list")
-
-
-def _new_secret() -> str:
-    return ids.api_key(_random.bytes(24))
-
-
-def _new_uuid() -> str:
-    return str(uuid.UUID(bytes=_random.bytes(16), version=4))
-
-
-def _hint(secret: str) -> str:
-    """Enough to tell keys apart, too little to guess one."""
-    return f"{secret[:7]}...{secret[-4:]}"
 
 
 def _show_secret(fields: dict[str, str], *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,3 +110,14 @@ def names(count: int) -> list[str]:
 
 def is_gone(processes: Sequence[psutil.Process]) -> bool:
     return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+@contextmanager
+def ended_with_the_test(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """Should they not be gone by themselves, they are afterwards."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()

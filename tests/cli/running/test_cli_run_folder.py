@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+from command_line import Shell
 
-from running.process import Ran, Run, is_gone, names, names_in, ran, running
+from running.process import Ran, Run, ended_with_the_test, is_gone, names, names_in, ran, running
 from serving import Mock, chat_lines, running_mock, running_service, wait_until
 
 
@@ -77,8 +78,9 @@ def test_a_killed_run_takes_its_service_with_it_and_goes_on_when_run_again(tmp_p
     _lines(tmp_path, 40, "[[delay=0.2]]")
     family = _killed_in_the_middle(tmp_path, mock)
     assert family
-    again = _go(tmp_path, mock)
-    assert is_gone(family)
+    with ended_with_the_test(family):
+        again = _go(tmp_path, mock)
+        assert is_gone(family)
     assert again.code == 0, again.stderr
     assert sorted(names_in(tmp_path / "in.output.jsonl")) == sorted(names(40))
     assert mock.stats()["distinct"] == 40
@@ -98,14 +100,15 @@ def test_the_service_of_a_killed_run_ends_by_itself(tmp_path: Path, mock: Mock) 
         wait_until(lambda: mock.stats()["in_flight"] == 1, what="the line in flight")
         family = run.children()
         run.kill()
-    wait_until(lambda: is_gone(family), what="the end of the service")
+    with ended_with_the_test(family):
+        wait_until(lambda: is_gone(family), what="the end of the service")
 
 
 @pytest.mark.parametrize("patient", [True, False])
 def test_ctrl_c_pauses_the_job(tmp_path: Path, mock: Mock, patient: bool) -> None:
     """F4, F5: lines in flight may finish, unless Ctrl-C is pressed again; the next run goes on."""
     count = 6 if patient else 4
-    _lines(tmp_path, count, "[[delay=1]]" if patient else "[[hang times=1]]")
+    _lines(tmp_path, count, "[[delay=0.5]]" if patient else "[[hang times=1]]")
     with running(tmp_path, *_arguments(mock)) as run:
         wait_until(lambda: mock.stats()["in_flight"] == 4, what="lines in flight")
         family = run.children()
@@ -140,7 +143,7 @@ def test_a_folder_that_is_served_already_is_not_served_twice(tmp_path: Path, moc
 
 def test_a_run_takes_over_when_the_service_it_uses_is_stopped(tmp_path: Path, mock: Mock) -> None:
     """F4: the folder is free then, and the batch is in it."""
-    _lines(tmp_path, 16, "[[delay=0.5]]")
+    _lines(tmp_path, 12, "[[delay=0.3]]")
     with (
         running_service(tmp_path, mock.url, max_concurrency=2) as service,
         running(tmp_path, *_arguments(mock)) as run,
@@ -149,12 +152,12 @@ def test_a_run_takes_over_when_the_service_it_uses_is_stopped(tmp_path: Path, mo
         assert service.terminate() == 0
         ended = run.end()
     assert ended.code == 0, ended.stderr
-    assert sorted(names_in(tmp_path / "in.output.jsonl")) == sorted(names(16))
+    assert sorted(names_in(tmp_path / "in.output.jsonl")) == sorted(names(12))
 
 
 def test_a_service_that_dies_is_told_and_the_job_goes_on_later(tmp_path: Path, mock: Mock) -> None:
     """F4: not waited for, because nobody else will start it."""
-    _lines(tmp_path, 12, "[[delay=0.5]]")
+    _lines(tmp_path, 12, "[[delay=0.3]]")
     with running(tmp_path, *_arguments(mock)) as run:
         _await_answers(mock, 2)
         service_process = run.children()[0]
@@ -187,11 +190,14 @@ def test_no_funds_are_told_with_what_to_do(tmp_path: Path, mock: Mock) -> None:
 def test_a_revoked_key_of_the_folder_is_replaced(tmp_path: Path, mock: Mock) -> None:
     """F3: revoking it ends what it began, not what comes later."""
     _lines(tmp_path, 1)
+    shell = Shell(tmp_path / "data")
+    made = shell.json("keys", "create", "--project", "run")
+    shell.text("keys", "revoke", made["key_id"])
     key_file = tmp_path / "data" / "run.key"
-    key_file.parent.mkdir()
-    key_file.write_text("bl-unknown\n")
+    key_file.write_text(made["api_key"])
     assert _go(tmp_path, mock).code == 0
-    assert key_file.read_text() != "bl-unknown\n"
+    assert made["api_key"] not in key_file.read_text()
+    assert {key["project_id"] for key in shell.json("keys", "list")} == {made["project_id"]}
 
 
 def test_two_runs_at_once_share_one_service(tmp_path: Path, mock: Mock) -> None:

@@ -6,7 +6,6 @@ It outlives the run, because revoking a key fails what is left of its batches, a
 import asyncio
 import fcntl
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,17 +13,14 @@ from pathlib import Path
 import click
 from msgspec import Struct
 
-from batchline.cli.store import now
+from batchline.cli.secrets import new_key, new_secret
 from batchline.domain import ids
 from batchline.domain.errors import StoreDown
-from batchline.ports import Accounts, NewKey
+from batchline.ports import Accounts
 from batchline.settings import Settings
-from batchline.system import SystemRandom
 
 _PROJECT = "run"
 _ORGANIZATION = "default"
-
-_random = SystemRandom()
 
 
 class Credentials(Struct, frozen=True, kw_only=True):
@@ -55,8 +51,8 @@ async def _found_or_made(accounts: Accounts, path: Path) -> Credentials:
         secret = os.pread(fd, 1024, 0).decode("ascii", "replace").strip()
         owner = await accounts.owner_of(ids.key_digest(secret), None) if secret else None
         if owner is None:
-            secret = ids.api_key(_random.bytes(24))
-            owner = await accounts.create_key(_new_key(secret))
+            secret = new_secret()
+            owner = await accounts.create_key(new_key(secret, project=_PROJECT, organization=_ORGANIZATION))
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{secret}\n".encode(), 0)
     return Credentials(api_key=secret, project_id=owner.project_id)
@@ -71,20 +67,3 @@ def _locked(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def _new_key(secret: str) -> NewKey:
-    return NewKey(
-        key_id="key_" + _random.bytes(12).hex(),
-        digest=ids.key_digest(secret),
-        hint=f"{secret[:7]}...{secret[-4:]}",
-        project=_PROJECT,
-        project_id=_new_uuid(),
-        organization=_ORGANIZATION,
-        organization_id=_new_uuid(),
-        at=now(),
-    )
-
-
-def _new_uuid() -> str:
-    return str(uuid.UUID(bytes=_random.bytes(16), version=4))
