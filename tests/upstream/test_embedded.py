@@ -152,7 +152,7 @@ def test_many_callers_share_the_slots_of_one_process(model: Model) -> None:
 
 def test_a_short_call_does_not_wait_for_long_ones(model: Model) -> None:
     """F2: it has four slots; three streams that go on for long leave one."""
-    long = chat(stream=True, max_tokens=1000, ignore_eos=True)
+    long = chat(stream=True, max_tokens=200, ignore_eos=True)
 
     async def ask_beside() -> None:
         async with AsyncExitStack() as stack:

@@ -183,13 +183,16 @@ def test_a_caller_that_leaves_during_the_start_takes_nobody_with_it(pids: Others
     asyncio.run(live())
 
 
-def test_closing_does_not_wait_for_a_start(pids: Others) -> None:
-    """F5: somebody stops the service while the model is loading."""
+@pytest.mark.parametrize("begun", [False, True], ids=["before there is a process", "while it loads"])
+def test_closing_does_not_wait_for_a_start(pids: Others, begun: bool) -> None:
+    """F5: somebody stops the service while the model is being started."""
 
     async def live() -> None:
         async with opened() as upstream:
             caller = asyncio.create_task(upstream.post(CHAT, HI))
-            await being_started(upstream, caller)
+            await asyncio.sleep(0)
+            if begun:
+                await being_started(upstream, caller)
             await upstream.close()
             assert isinstance(await caller, Fault)
             assert pids.own() == []

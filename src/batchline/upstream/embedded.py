@@ -131,6 +131,8 @@ class EmbeddedUpstream:
             self._process = await ModelProcess.start(
                 weights=self._weights, secret=self._secret, slots=self._slots, clock=self._clock
             )
+        if self._closed:
+            await self._process.end()
         # A caller that leaves while it waits here leaves the process to the next one.
         url = await self._process.url(clock=self._clock)
         log.info("the embedded model serves", extra={"pid": self._process.pid})
