@@ -39,3 +39,6 @@ def test_every_model_has_its_upstream() -> None:
     assert [catalog.upstream_of(name) for name in ("open", "closed", "unknown")] == ["gpu", "default", "default"]
     assert catalog.lanes_of("gpu") == [Lane(model="open", project_id=None)]
     assert catalog.lanes_of("default") == [Lane(model="closed", project_id="alpha")]
+    assert catalog.lanes_of("gpu", "beta") == [Lane(model="open", project_id="beta")]
+    assert catalog.lanes_of("default", "beta") == []
+    assert Catalog().lanes_of("default", "beta") == [Lane(model=None, project_id="beta")]

@@ -94,7 +94,7 @@ def test_after_a_death_fresh_lines_are_not_held_up_by_struck_ones(tmp_path: Path
             return batches
 
         struck = bench.play(before())
-        assert bench.attempts("slow") == 16
+        assert bench.attempts("slow") == 15, "one slot is left for other projects"
         bench.kill()
         bench.start()
 

@@ -324,3 +324,47 @@ async def test_lanes_that_are_left_out_are_not_claimed(world: World) -> None:
     of_alpha = [Lane(model="away", project_id=alpha.project_id)]
     assert [shard.batch_id for shard in await world.claim(without=of_alpha)] == [away.id]
     assert len(await world.claim()) == 1
+
+
+def _share_of(shards: list[Shard], batch: Batch) -> int:
+    return sum(shard.lines for shard in shards if shard.batch_id == batch.id)
+
+
+@scenario
+async def test_projects_share_a_claim_whoever_came_first(world: World) -> None:
+    """D8: a small batch is not behind a large one that was there before, whatever their deadlines."""
+    large = await world.running(await world.owner("large"), shards=[10] * 50, expires_at=NOW + 10)
+    small = await world.running(await world.owner("small"), shards=[5], expires_at=NOW + DAY)
+    claimed = await world.claim(lines=20)
+    assert (_share_of(claimed, large), _share_of(claimed, small)) == (20, 5)
+
+
+@scenario
+async def test_over_time_lanes_get_the_same_number_of_lines(world: World) -> None:
+    """D8: however large their shards are."""
+    coarse = await world.running(await world.owner("coarse"), shards=[20] * 20)
+    fine = await world.running(await world.owner("fine"), shards=[2] * 200)
+    got = [shard for _ in range(20) for shard in await world.claim(lines=10)]
+    assert abs(_share_of(got, coarse) - _share_of(got, fine)) <= 20
+
+
+@scenario
+async def test_a_lane_that_slept_gets_its_share_and_nothing_for_the_past(world: World) -> None:
+    """D8: else a newcomer would hold up everybody who worked meanwhile."""
+    busy = await world.running(await world.owner("busy"), shards=[10] * 30)
+    for _ in range(10):
+        assert await world.claim(lines=10)
+    late = await world.running(await world.owner("late"), shards=[10] * 30)
+    got = [shard for _ in range(10) for shard in await world.claim(lines=10)]
+    assert abs(_share_of(got, busy) - _share_of(got, late)) <= 20
+
+
+@scenario
+async def test_models_of_a_project_are_lanes_of_their_own(world: World) -> None:
+    owner = await world.owner()
+    one = await world.running(owner, shards=[10] * 5, model="one")
+    two = await world.running(owner, shards=[10] * 5, model="two")
+    claimed = await world.claim(lines=20)
+    assert (_share_of(claimed, one), _share_of(claimed, two)) == (10, 10)
+    rest = await world.claim(without=[Lane(model=None, project_id=owner.project_id)])
+    assert rest == []

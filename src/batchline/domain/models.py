@@ -62,13 +62,18 @@ class Catalog:
     def enabled(self, project_id: str) -> list[Model]:
         return [model for model in self._models.values() if model.is_open_to(project_id)]
 
-    def lanes_of(self, upstream: str) -> list[Lane]:
-        """Lines that an upstream runs. Those of projects that may not use a model are refused, whoever is busy."""
+    def lanes_of(self, upstream: str, project_id: str | None = None) -> list[Lane]:
+        """Lines that an upstream runs, all or one project's. Those of projects that may not use a model are nobody's:
+        they are refused, whoever is busy."""
+        if self.takes_any:
+            return [Lane(model=None, project_id=project_id)]
         served = [model for model in self._models.values() if model.upstream == upstream]
+        if project_id is not None:
+            return [Lane(model=model.id, project_id=project_id) for model in served if model.is_open_to(project_id)]
         return [
-            Lane(model=model.id, project_id=project_id)
+            Lane(model=model.id, project_id=allowed)
             for model in served
-            for project_id in (model.projects if model.projects is not None else [None])
+            for allowed in (model.projects if model.projects is not None else [None])
         ]
 
     def upstream_of(self, model_id: str) -> str:

@@ -236,9 +236,9 @@ class Shard(Struct, frozen=True, kw_only=True):
 
 
 class Lane(Struct, frozen=True, kw_only=True):
-    """Lines of a model: one project's, or everybody's."""
+    """Lines of a project and a model; None stands for every one."""
 
-    model: str
+    model: str | None
     project_id: str | None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from batchline.domain.errors import ObjectsDown, StoreDown
+from batchline.domain.records import Lane
 from batchline.domain.states import Stop
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.claim import Claims, HeldBatch, HeldShard, Job
@@ -88,6 +89,7 @@ class Worker:
                 random=random,
                 metrics=metrics,
                 changed=self._changed.set,
+                hungry=self.work_opened,
             )
             for name, upstream in upstreams.items()
         }
@@ -138,10 +140,6 @@ class Worker:
     def _in_flight(self) -> int:
         return sum(dispatcher.in_flight for dispatcher in self._dispatchers.values())
 
-    @property
-    def _wanted(self) -> int:
-        return max(dispatcher.wanted for dispatcher in self._dispatchers.values())
-
     def _stop_batch(self, batch: HeldBatch, stop: Stop) -> None:
         for dispatcher in self._dispatchers.values():
             dispatcher.stop_batch(batch, stop)
@@ -153,32 +151,43 @@ class Worker:
 
     async def _keep_claiming(self) -> None:
         """While there is nothing to be had, ask less and less often, unless told that there is."""
-        poll = _SHORTEST_POLL
+        poll, next_poll = _SHORTEST_POLL, 0.0
         while not self._stopping.is_set():
             self._changed.clear()
             await self._release_stopped()
-            if not self._wanted:
-                await self._changed.wait()
-            elif await self._claim():
-                poll = _SHORTEST_POLL
-            else:
-                told = await self._wait_for_opening(poll * self._random.uniform(0.5, 1.0))
+            told = self._opened.is_set()
+            if told or self._clock.steady() >= next_poll:
+                if await self._claim():
+                    poll, next_poll = _SHORTEST_POLL, 0.0
+                    continue
                 poll = _SHORTEST_POLL if told else min(_LONGEST_POLL, poll * 2)
+                next_poll = self._clock.steady() + poll * self._random.uniform(0.5, 1.0)
+            await self._wait_for_change(next_poll - self._clock.steady())
 
     async def _claim(self) -> bool:
         self._opened.clear()
+        wanted = max(dispatcher.wanted for dispatcher in self._dispatchers.values())
         space = _MOST_BYTES - sum(dispatcher.held_bytes for dispatcher in self._dispatchers.values())
-        if space <= 0:
+        if wanted <= 0 or space <= 0:
             return False
-        sated = [name for name, dispatcher in self._dispatchers.items() if not dispatcher.wanted]
-        without = [lane for name in sated for lane in self._catalog.lanes_of(name)]
         try:
-            jobs = await self._claims.claim(lines=self._wanted, bytes=space, without=without)
+            jobs = await self._claims.claim(lines=wanted, bytes=space, without=self._not_wanted())
         except (StoreDown, ObjectsDown) as error:
             log.warning("no work can be claimed", extra={"reason": str(error)})
             return False
         self._hand_out(jobs)
         return bool(jobs)
+
+    def _not_wanted(self) -> list[Lane]:
+        """What would only lie here, while others could run it or this process could run others'."""
+        lanes: list[Lane] = []
+        for name, dispatcher in self._dispatchers.items():
+            if not dispatcher.wanted:
+                lanes += self._catalog.lanes_of(name)
+            else:
+                for project_id in dispatcher.sated:
+                    lanes += self._catalog.lanes_of(name, project_id)
+        return lanes
 
     def _hand_out(self, jobs: list[Job]) -> None:
         """Each line to its upstream; one of a model that nobody serves to any, which refuses it."""
@@ -190,13 +199,10 @@ class Worker:
         for name, theirs in by_upstream.items():
             self._dispatchers[name].add(theirs)
 
-    async def _wait_for_opening(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._opened.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def _wait_for_change(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._changed.wait()
 
     async def _release_stopped(self) -> None:
         """Hand back the shards of stopped batches once nothing of them is in flight or unrecorded."""

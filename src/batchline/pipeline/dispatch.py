@@ -5,7 +5,8 @@ quarantine. It leaves with an outcome for the recorder, or without one when its 
 """
 
 import asyncio
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import count
@@ -33,12 +34,21 @@ from batchline.pipeline.claim import HeldBatch, Job
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.gate import Gate
 from batchline.pipeline.quarantine import WINDOW_SECONDS, Quarantine
+from batchline.pipeline.ready import Ready
 from batchline.pipeline.record import Recorder
 from batchline.ports import Clock, Random, Upstream
 from batchline.telemetry.metrics import Metrics
 
 _MOST_WAITING = 4096
 """Lines that may wait for their next attempt before no more are claimed."""
+
+_MOST_BYTES = 32 * 1024 * 1024
+"""Of one project's lines that have no outcome yet, before no more of them are claimed."""
+
+_QUICK_SECONDS = 0.5
+"""Slots with quicker answers than this are free again before anybody minds."""
+_FEW_SLOTS = 8
+_MEMORY = 0.1
 
 _SHORTEST_NAP = 0.1
 """A probe may be due and yet unable to start."""
@@ -60,14 +70,15 @@ class Dispatcher:
         random: Random,
         metrics: Metrics,
         changed: Callable[[], None],
+        hungry: Callable[[], None],
     ) -> None:
         self._upstream, self._recorder, self._gate = upstream, recorder, gate
         self._catalog, self._fitting, self._tariff = catalog, fitting, tariff
         self._policy, self._slots = policy, slots
         self._clock, self._random, self._metrics = clock, random, metrics
-        self._changed = changed
+        self._changed, self._hungry = changed, hungry
         self._quarantine = Quarantine()
-        self._ready: deque[Job] = deque()
+        self._ready = Ready()
         self._waiting: list[tuple[float, int, Job]] = []
         self._overdue: list[Job] = []
         """Past their batch's window: not started any more, and ended when the store says that it expired."""
@@ -76,9 +87,11 @@ class Dispatcher:
         self._alarm = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._flying: set[Job] = set()
+        self._flying_of: Counter[str] = Counter()
+        self._sated: set[str] = set()
+        self._held_of: Counter[str] = Counter()
+        self._typical_seconds = math.inf
         self._draining = False
-        self.held_bytes = 0
-        """Bodies of lines that have no outcome yet."""
 
     async def run(self) -> None:
         async with self._group:
@@ -88,13 +101,23 @@ class Dispatcher:
 
     @property
     def wanted(self) -> int:
-        """How many more lines would keep every slot busy until the next claim. An upstream that is gone needs one
-        to be probed with, and rather one that is not suspected of anything."""
+        """How many more lines may be claimed. An upstream that is gone needs one to be probed with, and rather one
+        that is not suspected of anything."""
         if self._draining or len(self._waiting) >= _MOST_WAITING:
             return 0
         if self._gate.paused:
             return 0 if self._ready else 1
-        return 2 * self._slots - len(self._ready) if len(self._ready) < self._slots else 0
+        return 2 * self._slots
+
+    @property
+    def sated(self) -> set[str]:
+        """Projects whose lines keep every slot busy until the next claim, and need no more."""
+        return {project_id for project_id in self._held_of if self._is_sated(project_id)}
+
+    @property
+    def held_bytes(self) -> int:
+        """Bodies of lines that have no outcome yet."""
+        return self._held_of.total()
 
     @property
     def in_flight(self) -> int:
@@ -106,7 +129,7 @@ class Dispatcher:
 
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            self.held_bytes += len(job.line.body)
+            self._held_of[job.batch.project_id] += len(job.line.body)
             self._admit(job)
         self.pump()
 
@@ -136,8 +159,24 @@ class Dispatcher:
         """Hand ready lines to idle slots, as far as anything may start."""
         while self._idle and (job := self._next()) is not None:
             self._idle.popleft().set_result(job)
-        if self.wanted:
-            self._changed()
+        self._tell_hunger()
+
+    def _tell_hunger(self) -> None:
+        """Once, when something that could not be claimed before can be now."""
+        sated = self.sated if self.wanted else {""}
+        if self._sated - sated:
+            self._hungry()
+        self._sated = sated
+
+    def _is_sated(self, project_id: str) -> bool:
+        return self._ready.of(project_id) >= self._slots or self._held_of[project_id] >= _MOST_BYTES
+
+    @property
+    def _most_of_one(self) -> int:
+        """Slots that one project may take. While answers are slow it leaves one, so that others need not wait for it:
+        lines that hang must not keep another project's from starting."""
+        slow = self._typical_seconds > _QUICK_SECONDS and self._slots >= _FEW_SLOTS
+        return self._slots - slow
 
     async def _work_a_slot(self) -> None:
         while True:
@@ -146,7 +185,7 @@ class Dispatcher:
             if self._may_go_on(job):
                 await self._attempt(job)
             else:
-                self._flying.discard(job)
+                self._landed(job)
                 self._quarantine.came_back(job)
             self.pump()
 
@@ -154,7 +193,7 @@ class Dispatcher:
         try:
             reply = await self._ask(job)
         finally:
-            self._flying.discard(job)
+            self._landed(job)
         self._quarantine.came_back(job)
         if isinstance(reply, Failure):
             self._settle(job, reply)
@@ -169,8 +208,13 @@ class Dispatcher:
             job.body, job.fits = fitted, True
         started = self._clock.steady()
         reply = await self._upstream.post(job.batch.endpoint, job.body)
-        self._metrics.upstream_seconds.observe(self._clock.steady() - started)
+        self._note_seconds(self._clock.steady() - started)
         return reply
+
+    def _note_seconds(self, seconds: float) -> None:
+        self._metrics.upstream_seconds.observe(seconds)
+        before = min(self._typical_seconds, seconds) if math.isinf(self._typical_seconds) else self._typical_seconds
+        self._typical_seconds = before + _MEMORY * (seconds - before)
 
     async def _turn(self) -> Job:
         job = self._next()
@@ -187,6 +231,7 @@ class Dispatcher:
         while (job := self._candidate()) is not None:
             if now < job.batch.expires_at:
                 self._flying.add(job)
+                self._flying_of[job.batch.project_id] += 1
                 return job
             self._quarantine.came_back(job)
             self._overdue.append(job)
@@ -195,10 +240,15 @@ class Dispatcher:
     def _candidate(self) -> Job | None:
         """While suspects are tried apart nothing else runs, except to probe an upstream that is gone."""
         if self._ready and (self._gate.paused or not self._quarantine.occupied):
-            return self._ready.popleft() if self._gate.admits() else None
+            return self._ready.pop(self._flying_of, most=self._most_of_one) if self._gate.admits() else None
         if self._quarantine.occupied and self._gate.admits():
             return self._quarantine.next(in_flight=self.in_flight)
         return None
+
+    def _landed(self, job: Job) -> None:
+        if job in self._flying:
+            self._flying.remove(job)
+            self._flying_of[job.batch.project_id] -= 1
 
     def _came_back(self, job: Job, reply: Reply) -> None:
         outcome = judge(reply, endpoint=job.batch.endpoint, kind=job.model.kind)
@@ -290,7 +340,7 @@ class Dispatcher:
         if job.suspect:
             self._quarantine.suspect([job])
         else:
-            self._ready.append(job)
+            self._ready.add(job)
         if self._gate.paused:
             self._alarm.set()
 
@@ -332,18 +382,19 @@ class Dispatcher:
 
     def _let_go(self, job: Job) -> None:
         job.batch.unanswered -= 1
-        self.held_bytes -= len(job.line.body)
+        self._held_of[job.batch.project_id] -= len(job.line.body)
+        if not self._held_of[job.batch.project_id]:
+            del self._held_of[job.batch.project_id]
 
     def _withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
         """Take jobs out from wherever they wait."""
-        withdrawn = [job for job in (*self._ready, *self._overdue) if condition(job)]
+        withdrawn = [job for job in self._overdue if condition(job)]
         withdrawn += [job for _, _, job in self._waiting if condition(job)]
         if withdrawn:
-            self._ready = deque(job for job in self._ready if not condition(job))
             self._overdue = [job for job in self._overdue if not condition(job)]
             self._waiting = [entry for entry in self._waiting if not condition(entry[2])]
             self._waiting.sort()
-        return withdrawn + self._quarantine.withdraw(condition)
+        return withdrawn + self._ready.withdraw(condition) + self._quarantine.withdraw(condition)
 
     async def _keep_time(self) -> None:
         """Wake lines whose wait is over, and slots when a probe is due."""

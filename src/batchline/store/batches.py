@@ -83,6 +83,8 @@ class SqlBatches:
             if not started:
                 return (yield from _answer_of_cancelled(batch_id))
             batch = yield from fetch_batch(batch_id)
+            for model in {shard.model for shard in shards}:
+                yield from change("open_lane", project_id=batch.project_id, model=model)
             yield from change_many("insert_shard", [_new_shard(batch, n, shard) for n, shard in enumerate(shards)])
             return (yield from _answer_with_batch(batch))
 

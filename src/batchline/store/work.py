@@ -1,7 +1,8 @@
 """Leases on shards and batches, and every write that follows one, fenced by its epoch."""
 
+from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
+from heapq import heappop, heappush
 from typing import Any
 
 from msgspec import convert
@@ -22,6 +23,7 @@ _PIECES = 4
 """Into how many a shard is split when its worker died. Two would kill twice the workers to find one line,
 more would run the innocent in smaller groups."""
 
+_MOST_LANES = 64
 _MOST_SHARDS = 64
 _ENDS = {
     BatchStatus.FINALIZING: BatchStatus.COMPLETED,
@@ -40,9 +42,8 @@ class SqlWork:
         left_out = encode_json(without).decode()
 
         def script() -> Script[Claim]:
-            found = yield from rows("claimable_shards", limit=_MOST_SHARDS, without=left_out, at=at)
             shards = []
-            for shard in _choose([_shard(row) for row in found], lines=lines, space=bytes, alone=alone):
+            for shard in (yield from _choose(lines=lines, space=bytes, alone=alone, without=left_out, at=at)):
                 yield from fenced(
                     "lease_shard", batch_id=shard.batch_id, n=shard.n, epoch=shard.epoch, owner=owner, lease=lease
                 )
@@ -175,6 +176,7 @@ class SqlWork:
         def script() -> Script[None]:
             yield from change("delete_shards", batch_id=batch_id)
             yield from change("delete_segments", batch_id=batch_id)
+            yield from change("close_idle_lanes", batch_id=batch_id)
             yield from change("forget_work", batch_id=batch_id)
 
         await self._database.write(script)
@@ -183,19 +185,39 @@ class SqlWork:
         return await self._database.read(lambda: one("running_batch", batch_id=batch_id)) is not None
 
 
-def _choose(found: Sequence[Shard], *, lines: int, space: int, alone: bool) -> list[Shard]:
-    """Shards in order until there are enough lines or bytes. One that must run alone is given to a worker that holds
-    nothing; that the others wait for it when it comes first keeps it from starving behind fresh work."""
-    if found and runs_alone(found[0].strikes):
-        return [found[0]] if alone else []
+def _choose(*, lines: int, space: int, alone: bool, without: str, at: int) -> Script[list[Shard]]:
+    """One shard after the other, always from the lane that had least so far, until there are enough lines or bytes.
+    A shard that must run alone is given to a worker that holds nothing; that the others wait for it when its lane
+    comes first keeps it from starving behind fresh work."""
+    lanes = yield from rows("claimable_lanes", without=without, limit=_MOST_LANES, at=at)
+    queue = [(lane["virtual_time"], n) for n, lane in enumerate(lanes)]
+    open_shards: dict[int, deque[Shard]] = {}
     chosen: list[Shard] = []
-    for shard in takewhile(lambda shard: not runs_alone(shard.strikes), found):
-        if lines <= 0 or space <= 0:
-            break
-        chosen.append(shard)
-        lines -= len(unsettled(shard.settled, shard.lines))
-        space -= shard.length
+    while queue and lines > 0 and space > 0:
+        time, n = heappop(queue)
+        if n not in open_shards:
+            open_shards[n] = yield from _open_shards(lanes[n], at=at)
+        if not open_shards[n]:
+            continue
+        shard = open_shards[n].popleft()
+        if runs_alone(shard.strikes):
+            if chosen:
+                continue
+            chosen, lines = [shard] if alone else [], 0
+        else:
+            chosen.append(shard)
+        left = len(unsettled(shard.settled, shard.lines))
+        lines, space = lines - left, space - shard.length
+        yield from change("advance_lane", project_id=lanes[n]["project_id"], model=shard.model, lines=left)
+        heappush(queue, (time + left, n))
     return chosen
+
+
+def _open_shards(lane: Row, *, at: int) -> Script[deque[Shard]]:
+    found = yield from rows(
+        "claimable_shards", project_id=lane["project_id"], model=lane["model"], limit=_MOST_SHARDS, at=at
+    )
+    return deque(_shard(row) for row in found)
 
 
 def _rescue_shard(row: Row) -> Script[None]:

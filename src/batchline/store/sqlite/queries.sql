@@ -273,17 +273,51 @@ WHERE id = :id AND status IN ('in_progress', 'finalizing');
 -- name: close_open_shards
 UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state = 'open';
 
+-- name: open_lane
+-- A lane that had nothing to do begins where the others are now: it gets its share, and nothing for the time before.
+INSERT INTO lanes (project_id, model, virtual_time)
+VALUES (
+    :project_id, :model,
+    coalesce(
+        (SELECT min(virtual_time) FROM lanes WHERE EXISTS (
+            SELECT 1 FROM shards
+            WHERE state = 'open' AND shards.project_id = lanes.project_id AND shards.model = lanes.model
+        )), 0)
+)
+ON CONFLICT (project_id, model) DO UPDATE SET virtual_time = max(virtual_time, excluded.virtual_time);
+
+-- name: claimable_lanes
+-- Lanes with something open, the one that had the least so far first.
+SELECT project_id, model, virtual_time FROM lanes
+WHERE EXISTS (
+        SELECT 1 FROM shards
+        WHERE state = 'open' AND shards.project_id = lanes.project_id AND shards.model = lanes.model
+            AND expires_at > :at
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM json_each(:without) AS left_out
+        WHERE coalesce(left_out.value ->> 'model', lanes.model) = lanes.model
+            AND coalesce(left_out.value ->> 'project_id', lanes.project_id) = lanes.project_id
+    )
+ORDER BY virtual_time, project_id, model LIMIT :limit;
+
 -- name: claimable_shards
--- What is open, the earliest deadline first.
+-- What is open in a lane, the earliest deadline first.
 SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes
 FROM shards
-WHERE state = 'open' AND expires_at > :at
-    AND NOT EXISTS (
-        SELECT 1 FROM json_each(:without) AS lane
-        WHERE lane.value ->> 'model' = shards.model
-            AND coalesce(lane.value ->> 'project_id', shards.project_id) = shards.project_id
-    )
+WHERE state = 'open' AND project_id = :project_id AND model = :model AND expires_at > :at
 ORDER BY expires_at, batch_id, n LIMIT :limit;
+
+-- name: advance_lane
+UPDATE lanes SET virtual_time = virtual_time + :lines WHERE project_id = :project_id AND model = :model;
+
+-- name: close_idle_lanes
+-- Of a batch's project, those without a shard that is open: opened again, a lane begins where the others are.
+DELETE FROM lanes
+WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND NOT EXISTS (
+    SELECT 1 FROM shards
+    WHERE state IN ('open', 'leased') AND shards.project_id = lanes.project_id AND shards.model = lanes.model
+);
 
 -- name: lease_shard
 UPDATE shards SET state = 'leased', epoch = epoch + 1, owner = :owner, lease_until = :now + :lease

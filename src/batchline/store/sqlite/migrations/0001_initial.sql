@@ -145,9 +145,18 @@ CREATE TABLE shards (
     lease_until REAL,
     PRIMARY KEY (batch_id, n)
 ) WITHOUT ROWID;
-CREATE INDEX shards_open ON shards (expires_at, batch_id, n) WHERE state = 'open';
+CREATE INDEX shards_open ON shards (project_id, model, expires_at, batch_id, n) WHERE state = 'open';
 CREATE INDEX shards_leased ON shards (owner, lease_until) WHERE state = 'leased';
 CREATE INDEX shards_unfinished ON shards (batch_id) WHERE state IN ('open', 'leased');
+
+-- Lines of one project and model. Its virtual time grows with the lines that were claimed from it, and the lane that
+-- is behind the others comes next.
+CREATE TABLE lanes (
+    project_id TEXT NOT NULL REFERENCES projects (id),
+    model TEXT NOT NULL,
+    virtual_time INTEGER NOT NULL,
+    PRIMARY KEY (project_id, model)
+) WITHOUT ROWID;
 
 CREATE TABLE segments (
     id INTEGER PRIMARY KEY AUTOINCREMENT,

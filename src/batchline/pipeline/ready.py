@@ -1,0 +1,63 @@
+"""Lines that are ready to run, and whose turn it is: projects share alike, in each the earliest deadline is first."""
+
+from collections import Counter
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from batchline.pipeline.claim import Job
+
+
+class Ready:
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[tuple[int, int, Job]]] = {}
+        self._order = count()
+        self._served: dict[str, int] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def of(self, project_id: str) -> int:
+        return len(self._waiting.get(project_id, ()))
+
+    @property
+    def projects(self) -> list[str]:
+        return list(self._waiting)
+
+    def add(self, job: Job) -> None:
+        heap = self._waiting.setdefault(job.batch.project_id, [])
+        heappush(heap, (job.batch.expires_at, next(self._order), job))
+        self._size += 1
+
+    def pop(self, flying: Counter[str], *, most: int) -> Job | None:
+        """The next line of the project that has the fewest in flight; none of a project that has ``most``."""
+        project_id = min(self._waiting, key=lambda name: (flying[name], self._served.get(name, 0)), default=None)
+        if project_id is None or flying[project_id] >= most:
+            return None
+        heap = self._waiting[project_id]
+        _, _, job = heappop(heap)
+        self._size -= 1
+        self._served[project_id] = next(self._order)
+        if not heap:
+            self._forget(project_id)
+        return job
+
+    def withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
+        withdrawn = []
+        for project_id, heap in list(self._waiting.items()):
+            gone = [entry[2] for entry in heap if condition(entry[2])]
+            if not gone:
+                continue
+            withdrawn += gone
+            heap[:] = [entry for entry in heap if not condition(entry[2])]
+            heapify(heap)
+            if not heap:
+                self._forget(project_id)
+        self._size -= len(withdrawn)
+        return withdrawn
+
+    def _forget(self, project_id: str) -> None:
+        del self._waiting[project_id]
+        if not self._waiting:
+            self._served.clear()
