@@ -134,7 +134,7 @@ def test_a_table_of_the_file_is_a_model(toml: Path) -> None:
     [model] = read().catalog.enabled("3c7a9d52-0000-4000-8000-000000000000")
     assert model == Model(
         id="small-1.5",
-        upstream="gpu",
+        upstreams=("gpu",),
         name="org/Small",
         price=Price(input=150_000_000, cached_input=1, output=1_000_000_000),
         max_tokens=8000,
@@ -149,7 +149,7 @@ def test_a_model_that_says_little_is_free_and_open_to_all(toml: Path) -> None:
     """Its cached input costs what its input costs, and its upstream knows it by its id."""
     toml.write_text('upstream_url = "http://127.0.0.1:1/v1"\n[models.small]\n[models.priced]\ninput_price = 2\n')
     small, priced = read().catalog.enabled("anybody")
-    assert small == Model(id="small", upstream="default", name="small", price=Price())
+    assert small == Model(id="small", upstreams=("default",), name="small", price=Price())
     assert priced.price == Price(input=2_000_000_000, cached_input=2_000_000_000)
 
 

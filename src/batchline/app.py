@@ -23,6 +23,7 @@ from batchline.engine import Engine
 from batchline.objects.local import LocalObjects
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.inference import Inference
+from batchline.pipeline.traffic import Traffic
 from batchline.ports import Store
 from batchline.settings import Settings, UpstreamSettings
 from batchline.store.sqlite.database import SqliteDatabase
@@ -93,6 +94,7 @@ async def _serve_on(
     disk = ThreadPool(_DISK_THREADS, name="disk")
     objects = LocalObjects(settings.data_dir / "objects", disk, random)
     validator = ValidationChildren()
+    traffic = Traffic(clock=clock)
     fitting = Fitting(tokens={name: UpstreamTokens(site, clock=clock) for name, site in sites.items()})
     await objects.clear_temporary()
     await store.start_metering(nano(settings.free_credits) if settings.metering else None, at=int(clock.now()))
@@ -102,6 +104,7 @@ async def _serve_on(
         objects=objects,
         upstreams=sites,
         fitting=fitting,
+        traffic=traffic,
         validator=validator,
         clock=clock,
         random=random,
@@ -122,6 +125,7 @@ async def _serve_on(
                 fitting=fitting,
                 ledger=store,
                 tariff=settings.tariff,
+                traffic=traffic,
                 clock=clock,
             ),
             sites=sites,
@@ -166,6 +170,7 @@ def _site(name: str, site: UpstreamSettings, settings: Settings) -> HttpUpstream
         return HttpUpstream(
             site.url,
             api_key=site.api_key.get_secret_value() if site.api_key else None,
+            headers={name: value.get_secret_value() for name, value in site.headers.items()},
             connect_timeout=settings.connect_timeout_seconds,
             request_timeout=settings.request_timeout_seconds,
             max_answer_bytes=settings.max_answer_bytes,

@@ -19,6 +19,7 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.enqueue import Creation
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.fit import Fitting
+from batchline.pipeline.traffic import Traffic
 from batchline.pipeline.upload import Upload
 from batchline.ports import Clock, Objects, Random, Store, Upstream, Validator
 from batchline.settings import Settings
@@ -40,6 +41,7 @@ class Engine:
         objects: Objects,
         upstreams: Mapping[str, Upstream],
         fitting: Fitting,
+        traffic: Traffic,
         validator: Validator,
         clock: Clock,
         random: Random,
@@ -51,6 +53,7 @@ class Engine:
             objects=objects,
             upstreams=upstreams,
             fitting=fitting,
+            traffic=traffic,
             clock=clock,
             random=random,
             owner=owner,

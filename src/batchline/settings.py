@@ -4,7 +4,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -34,6 +34,7 @@ class UpstreamSettings(BaseModel):
 
     url: str = Field(description="OpenAI-style base URL, ending in /v1.", pattern=_URL)
     api_key: SecretStr | None = Field(default=None, description="Sent to it as a bearer token.")
+    headers: dict[str, SecretStr] = Field(default={}, description="Further headers that it wants, by name.")
 
 
 class ModelSettings(BaseModel):
@@ -41,8 +42,12 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    upstream: str = Field(
-        default=DEFAULT_UPSTREAM, description="Name of the upstream that serves it; classifier for the built-in one."
+    upstream: Annotated[
+        tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)
+    ] = Field(
+        default=(DEFAULT_UPSTREAM,),
+        min_length=1,
+        description="Name of the upstream that serves it, or a list of several; classifier for the built-in one.",
     )
     name: str | None = Field(default=None, description="What the upstream calls it; its id if not given.", min_length=1)
     kind: ModelKind = Field(
@@ -66,7 +71,7 @@ class ModelSettings(BaseModel):
         cached = self.input_price if self.cached_input_price is None else self.cached_input_price
         return Model(
             id=model_id,
-            upstream=self.upstream,
+            upstreams=self.upstream,
             name=self.name or model_id,
             kind=self.kind,
             price=Price(input=nano(self.input_price), cached_input=nano(cached), output=nano(self.output_price)),
@@ -165,8 +170,9 @@ class Settings(BaseSettings):
         if CLASSIFIER_UPSTREAM in self.upstreams:
             raise ValueError(f"upstreams.{CLASSIFIER_UPSTREAM}: this is the name of the built-in classifier")
         for model_id, model in self.models.items():
-            if model.upstream not in {DEFAULT_UPSTREAM, CLASSIFIER_UPSTREAM, *self.upstreams}:
-                raise ValueError(f"models.{model_id}: there is no upstream {model.upstream}")
+            for name in model.upstream:
+                if name not in {DEFAULT_UPSTREAM, CLASSIFIER_UPSTREAM, *self.upstreams}:
+                    raise ValueError(f"models.{model_id}: there is no upstream {name}")
         return self
 
     @property
@@ -180,13 +186,13 @@ class Settings(BaseSettings):
     @property
     def embeds_model(self) -> bool:
         """Whether anything is left to the embedded model: it stands in for a default upstream that is not given."""
-        asked = {model.upstream for model in self.models.values()} or {DEFAULT_UPSTREAM}
+        asked = {name for model in self.models.values() for name in model.upstream} or {DEFAULT_UPSTREAM}
         return self.upstream_url is None and DEFAULT_UPSTREAM in asked
 
     @property
     def classifies(self) -> bool:
         """Whether a model is left to the built-in classifier."""
-        return any(model.upstream == CLASSIFIER_UPSTREAM for model in self.models.values())
+        return any(CLASSIFIER_UPSTREAM in model.upstream for model in self.models.values())
 
     def slots(self, upstream: str) -> int:
         """Most lines in flight to an upstream."""

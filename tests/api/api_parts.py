@@ -8,6 +8,7 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.enqueue import Creation
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.inference import Inference
+from batchline.pipeline.traffic import Traffic
 from batchline.pipeline.upload import Upload
 from batchline.ports import Clock, LiveUpstream, Objects, Store, Validator
 from batchline.settings import Settings
@@ -76,6 +77,7 @@ def compose(
             fitting=Fitting(tokens={name: UpstreamTokens(site, clock=clock) for name, site in sites.items()}),
             ledger=store,
             tariff=settings.tariff,
+            traffic=Traffic(clock=clock),
             clock=clock,
         ),
         sites=sites,

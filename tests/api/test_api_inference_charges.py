@@ -15,6 +15,7 @@ from batchline.domain.records import Charge, Owner
 from batchline.domain.replies import Answer, Reply
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.inference import Inference
+from batchline.pipeline.traffic import Traffic
 from batchline.system import SystemClock
 
 CHAT = "/v1/chat/completions"
@@ -75,6 +76,7 @@ def inference(upstream: Endless, ledger: Any) -> Inference:
         fitting=Fitting(tokens={}),
         ledger=ledger,
         tariff=Tariff(metered=False, batch_percent=50),
+        traffic=Traffic(clock=SystemClock()),
         clock=SystemClock(),
     )
 

@@ -1,17 +1,17 @@
 """Which models may be asked, and by whom: SPEC D6, E3, F2."""
 
-from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model
+from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, lanes_of
 from batchline.domain.records import Lane
 
-OPEN = Model(id="open", name="org/open-7b", upstream="gpu")
+OPEN = Model(id="open", name="org/open-7b", upstreams=("gpu", "spare"))
 CLOSED = Model(id="closed", name="closed", projects=frozenset({"alpha"}), paths=frozenset({"/gliner"}))
 
 
 def test_without_models_any_id_goes_to_the_default_upstream() -> None:
     """F2."""
     found = Catalog().find("whatever", "alpha")
-    assert found == Model(id="whatever", name="whatever", upstream=DEFAULT_UPSTREAM)
-    assert Catalog().upstream_of("whatever") == DEFAULT_UPSTREAM
+    assert found == Model(id="whatever", name="whatever", upstreams=(DEFAULT_UPSTREAM,))
+    assert Catalog().upstreams_of("whatever") == (DEFAULT_UPSTREAM,)
     assert Catalog().takes_any
     assert Catalog().enabled("alpha") == []
 
@@ -36,9 +36,14 @@ def test_a_route_is_answered_by_the_model_that_says_so() -> None:
 
 def test_every_model_has_its_upstream() -> None:
     catalog = Catalog([OPEN, CLOSED])
-    assert [catalog.upstream_of(name) for name in ("open", "closed", "unknown")] == ["gpu", "default", "default"]
-    assert catalog.lanes_of("gpu") == [Lane(model="open", project_id=None)]
-    assert catalog.lanes_of("default") == [Lane(model="closed", project_id="alpha")]
-    assert catalog.lanes_of("gpu", "beta") == [Lane(model="open", project_id="beta")]
-    assert catalog.lanes_of("default", "beta") == []
-    assert Catalog().lanes_of("default", "beta") == [Lane(model=None, project_id="beta")]
+    assert catalog.upstreams_of("open") == ("gpu", "spare")
+    assert catalog.upstreams_of("closed") == catalog.upstreams_of("unknown") == ("default",)
+
+
+def test_the_lanes_of_a_model_are_those_that_may_use_it() -> None:
+    """D6, A8: lines of others are refused, whoever is busy."""
+    assert Catalog([OPEN, CLOSED]).served() == [OPEN, CLOSED]
+    assert Catalog().served() == [None]
+    assert lanes_of(OPEN) == [Lane(model="open", project_id=None)]
+    assert lanes_of(CLOSED) == [Lane(model="closed", project_id="alpha")]
+    assert lanes_of(None) == [Lane(model=None, project_id=None)]

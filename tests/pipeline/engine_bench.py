@@ -18,6 +18,7 @@ from batchline.engine import Engine
 from batchline.objects.local import LocalObjects
 from batchline.pipeline.enqueue import CreateRequest
 from batchline.pipeline.fit import Fitting
+from batchline.pipeline.traffic import Traffic
 from batchline.pipeline.upload import Incoming
 from batchline.ports import NewKey
 from batchline.settings import Settings
@@ -102,12 +103,14 @@ class Bench:
         """The store without trouble, to look into it."""
         self.store: Any = Port(self.rows)
         self.objects: Any = Port(LocalObjects(self.folder / "objects", threads, chance))
+        self.traffic = Traffic(clock=clock)
         self.engine = Engine(
             settings=self._settings,
             store=self.store,
             objects=self.objects,
             upstreams={name: self._upstream(machine) for name, machine in self.machines.items()},
             fitting=Fitting(tokens=dict.fromkeys(self.machines, _Words())),
+            traffic=self.traffic,
             validator=InlineValidator(threads),
             clock=clock,
             random=chance,

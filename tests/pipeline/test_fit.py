@@ -68,7 +68,7 @@ def limited(max_tokens: int | None, *, refuse: bool = False) -> Model:
 
 
 def fit(body: bytes, model: Model, tokens: Characters) -> bytes | Failure | Reply:
-    return asyncio.run(Fitting(tokens={model.upstream: tokens}).fit(body, model))
+    return asyncio.run(Fitting(tokens={"one": tokens}).fit(body, model, upstream="one"))
 
 
 def sent(body: bytes, model: Model, tokens: Characters | None = None) -> Any:
@@ -189,8 +189,8 @@ def test_a_fault_of_the_counter_is_handed_back(nth: int) -> None:
 def test_each_upstream_counts_for_its_own_models() -> None:
     """D6: tokens are those of the server that will read them."""
     near, far = Characters(), Characters()
-    model = Model(id="m", name="m", upstream="far", max_tokens=1, error_on_max_token=True)
-    asyncio.run(Fitting(tokens={"near": near, "far": far}).fit(request(user("xyz")), model))
+    model = Model(id="m", name="m", max_tokens=1, error_on_max_token=True)
+    asyncio.run(Fitting(tokens={"near": near, "far": far}).fit(request(user("xyz")), model, upstream="far"))
     assert (len(near.asked), len(far.asked)) == (0, 1)
 
 
@@ -200,8 +200,8 @@ async def fit_and_ask(url: str, body: bytes, model: Model) -> tuple[Any, int]:
         url, api_key=None, connect_timeout=10, request_timeout=120, max_answer_bytes=2**24, clock=SystemClock()
     )
     try:
-        fitting = Fitting(tokens={model.upstream: UpstreamTokens(upstream, clock=SystemClock())})
-        fitted = await fitting.fit(body, model)
+        fitting = Fitting(tokens={"one": UpstreamTokens(upstream, clock=SystemClock())})
+        fitted = await fitting.fit(body, model, upstream="one")
         if not isinstance(fitted, bytes):
             return fitted, 0
         answer = await upstream.post(CHAT, fitted)

@@ -37,7 +37,7 @@ _METERED = {
     "upstreams": {"second": UpstreamSettings(url="http://second/v1")},
     "models": {
         "m0": ModelSettings(input_price=Decimal("1.1"), output_price=Decimal("0.7")),
-        "m1": ModelSettings(upstream="second", input_price=Decimal("0.3"), output_price=Decimal("2.9")),
+        "m1": ModelSettings(upstream=("second",), input_price=Decimal("0.3"), output_price=Decimal("2.9")),
     },
 }
 """Two models, each on an upstream of its own, at prices that no line's tokens divide."""

@@ -21,6 +21,7 @@ from batchline.objects.local import LocalObjects
 from batchline.pipeline import record
 from batchline.pipeline.enqueue import CreateRequest
 from batchline.pipeline.fit import Fitting
+from batchline.pipeline.traffic import Traffic
 from batchline.pipeline.upload import Incoming
 from batchline.ports import NewKey
 from batchline.store.sqlite.database import SqliteDatabase
@@ -144,6 +145,7 @@ class Life:
             objects=self.objects,
             upstreams={name: self._upstream(machine) for name, machine in world.machines.items()},
             fitting=Fitting(tokens={}),
+            traffic=Traffic(clock=self.clock),
             validator=InlineValidator(threads),
             clock=self.clock,
             random=rand,

@@ -100,3 +100,36 @@ def test_what_cannot_be_used_is_refused_at_once(url: str, key: str) -> None:
     with pytest.raises(ValueError) as refused:  # noqa: PT011
         HttpUpstream(url, api_key=key, connect_timeout=1, request_timeout=1, max_answer_bytes=1, clock=ManualClock())
     assert "secret" not in str(refused.value)
+
+
+def _built(**headers: str) -> HttpUpstream:
+    return HttpUpstream(
+        "http://127.0.0.1:1/v1",
+        api_key=None,
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+        connect_timeout=1,
+        request_timeout=1,
+        max_answer_bytes=1,
+        clock=ManualClock(NOW),
+    )
+
+
+def test_an_upstream_gets_the_headers_it_wants() -> None:
+    """With every kind of request."""
+    built = _built(X_Tenant="blue", api_key="other")
+    for fields in (built._get_fields, built._post_fields, built._stream_fields):
+        assert b"\r\nX-Tenant: blue\r\n" in fields
+        assert b"\r\napi-key: other\r\n" in fields
+
+
+@pytest.mark.parametrize("name", ["host", "Content-Length", "Transfer-Encoding", "a b", "a:b", "", "é"])
+def test_a_header_that_would_break_the_request_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="a header cannot be called"):
+        _built(**{name: "hush"})
+
+
+@pytest.mark.parametrize("value", ["hush\r\nX-Evil: 1", "hush\x00", "hüsh"])
+def test_a_value_that_would_break_the_request_is_refused_and_not_repeated(value: str) -> None:
+    with pytest.raises(ValueError, match="X-Token") as refused:
+        _built(X_Token=value)
+    assert "sh" not in str(refused.value).replace("shall", "")

@@ -21,9 +21,10 @@ class ModelKind(StrEnum):
 
 class Model(Struct, frozen=True, kw_only=True):
     id: str
-    upstream: str = DEFAULT_UPSTREAM
+    upstreams: tuple[str, ...] = (DEFAULT_UPSTREAM,)
+    """Who serves it; any of them will do."""
     name: str
-    """What its upstream calls it."""
+    """What its upstreams call it."""
     kind: ModelKind = ModelKind.CHAT
     price: Price = Price()
     max_tokens: int | None = None
@@ -62,21 +63,20 @@ class Catalog:
     def enabled(self, project_id: str) -> list[Model]:
         return [model for model in self._models.values() if model.is_open_to(project_id)]
 
-    def lanes_of(self, upstream: str, project_id: str | None = None) -> list[Lane]:
-        """Lines that an upstream runs, all or one project's. Those of projects that may not use a model are nobody's:
-        they are refused, whoever is busy."""
-        if self.takes_any:
-            return [Lane(model=None, project_id=project_id)]
-        served = [model for model in self._models.values() if model.upstream == upstream]
-        if project_id is not None:
-            return [Lane(model=model.id, project_id=project_id) for model in served if model.is_open_to(project_id)]
-        return [
-            Lane(model=model.id, project_id=allowed)
-            for model in served
-            for allowed in (model.projects if model.projects is not None else [None])
-        ]
+    def served(self) -> list[Model | None]:
+        """Every model that lines may be claimed for; None for whatever they name."""
+        return [None] if self.takes_any else list(self._models.values())
 
-    def upstream_of(self, model_id: str) -> str:
+    def upstreams_of(self, model_id: str) -> tuple[str, ...]:
         """Where lines of a model are run, or refused."""
         model = self._models.get(model_id)
-        return DEFAULT_UPSTREAM if model is None else model.upstream
+        return (DEFAULT_UPSTREAM,) if model is None else model.upstreams
+
+
+def lanes_of(model: Model | None) -> list[Lane]:
+    """All lines of a model, but for those of projects that may not use it: they are refused, whoever is busy."""
+    if model is None:
+        return [Lane(model=None, project_id=None)]
+    if model.projects is None:
+        return [Lane(model=model.id, project_id=None)]
+    return [Lane(model=model.id, project_id=project_id) for project_id in model.projects]

@@ -4,8 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from batchline.domain.errors import ObjectsDown, StoreDown
+from batchline.domain.models import DEFAULT_UPSTREAM, lanes_of
 from batchline.domain.records import Lane
 from batchline.domain.states import Stop
 from batchline.pipeline.budget import Budgets
@@ -14,6 +16,7 @@ from batchline.pipeline.dispatch import Dispatcher
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.gate import Gate
 from batchline.pipeline.record import Recorder
+from batchline.pipeline.traffic import Traffic
 from batchline.ports import Clock, Notice, Objects, Random, Upstream, Work
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
@@ -37,6 +40,7 @@ class Worker:
         objects: Objects,
         upstreams: Mapping[str, Upstream],
         fitting: Fitting,
+        traffic: Traffic,
         clock: Clock,
         random: Random,
         owner: str,
@@ -71,6 +75,7 @@ class Worker:
         )
         self._dispatchers = {
             name: Dispatcher(
+                name,
                 upstream=upstream,
                 catalog=self._catalog,
                 fitting=fitting,
@@ -88,11 +93,15 @@ class Worker:
                 clock=clock,
                 random=random,
                 metrics=metrics,
+                live=partial(traffic.live, name),
                 changed=self._changed.set,
                 hungry=self.work_opened,
+                elsewhere=partial(self._elsewhere, name),
             )
             for name, upstream in upstreams.items()
         }
+        for name, dispatcher in self._dispatchers.items():
+            traffic.watch(name, dispatcher.pump)
         metrics.watch(
             lines_in_flight=lambda: self._in_flight,
             lines_waiting=lambda: sum(dispatcher.waiting for dispatcher in self._dispatchers.values()),
@@ -181,23 +190,45 @@ class Worker:
     def _not_wanted(self) -> list[Lane]:
         """What would only lie here, while others could run it or this process could run others'."""
         lanes: list[Lane] = []
-        for name, dispatcher in self._dispatchers.items():
-            if not dispatcher.wanted:
-                lanes += self._catalog.lanes_of(name)
+        for model in self._catalog.served():
+            names = (DEFAULT_UPSTREAM,) if model is None else model.upstreams
+            serving = [self._dispatchers[name] for name in names]
+            there = [dispatcher for dispatcher in serving if not dispatcher.paused] or serving
+            hungry = [dispatcher for dispatcher in there if dispatcher.wanted]
+            if not hungry:
+                lanes += lanes_of(model)
             else:
-                for project_id in dispatcher.sated:
-                    lanes += self._catalog.lanes_of(name, project_id)
+                sated = set.intersection(*(dispatcher.sated for dispatcher in hungry))
+                named = None if model is None else model.id
+                lanes += [Lane(model=named, project_id=project_id) for project_id in sated]
         return lanes
 
     def _hand_out(self, jobs: list[Job]) -> None:
-        """Each line to its upstream; one of a model that nobody serves to any, which refuses it."""
-        anywhere = next(iter(self._dispatchers))
-        by_upstream: dict[str, list[Job]] = {}
+        """Each line to the upstream of its model that is the least busy; one of a model that nobody serves to any,
+        which refuses it."""
         for job in jobs:
-            name = self._catalog.upstream_of(job.shard.model)
-            by_upstream.setdefault(name if name in self._dispatchers else anywhere, []).append(job)
-        for name, theirs in by_upstream.items():
-            self._dispatchers[name].add(theirs)
+            names = [name for name in self._catalog.upstreams_of(job.shard.model) if name in self._dispatchers]
+            serving = [self._dispatchers[name] for name in names or self._dispatchers]
+            there = [dispatcher for dispatcher in serving if not dispatcher.paused]
+            min(there or serving, key=lambda dispatcher: dispatcher.load).add([job])
+
+    def _elsewhere(self, name: str, job: Job) -> Dispatcher | None:
+        """Another upstream for a line, that is there."""
+        others = [self._dispatchers[other] for other in job.model.upstreams if other != name]
+        return min(
+            (dispatcher for dispatcher in others if not dispatcher.paused),
+            key=lambda dispatcher: dispatcher.load,
+            default=None,
+        )
+
+    def _lend_probes(self) -> None:
+        """An upstream that is gone gets a line to be probed with from another that runs its models meanwhile."""
+        for name, dispatcher in self._dispatchers.items():
+            if dispatcher.wants_probe:
+                others = (other.lend(name) for other in self._dispatchers.values() if other is not dispatcher)
+                job = next((job for job in others if job is not None), None)
+                if job is not None:
+                    dispatcher.adopt(job)
 
     async def _wait_for_change(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -227,6 +258,7 @@ class Worker:
                 continue
             for notice in notices:
                 self._hear(notice, read_at=moment)
+            self._lend_probes()
             self._changed.set()
 
     def _hear(self, notice: Notice, *, read_at: int) -> None:

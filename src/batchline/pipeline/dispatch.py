@@ -57,6 +57,7 @@ _SHORTEST_NAP = 0.1
 class Dispatcher:
     def __init__(
         self,
+        name: str,
         *,
         upstream: Upstream,
         catalog: Catalog,
@@ -69,14 +70,19 @@ class Dispatcher:
         clock: Clock,
         random: Random,
         metrics: Metrics,
+        live: Callable[[], int],
         changed: Callable[[], None],
         hungry: Callable[[], None],
+        elsewhere: Callable[[Job], "Dispatcher | None"],
     ) -> None:
+        """``live`` tells how many slots are taken by calls that somebody waits for, ``elsewhere`` who else serves a
+        line's model and is there."""
+        self._name = name
         self._upstream, self._recorder, self._gate = upstream, recorder, gate
         self._catalog, self._fitting, self._tariff = catalog, fitting, tariff
         self._policy, self._slots = policy, slots
         self._clock, self._random, self._metrics = clock, random, metrics
-        self._changed, self._hungry = changed, hungry
+        self._live, self._changed, self._hungry, self._elsewhere = live, changed, hungry, elsewhere
         self._quarantine = Quarantine()
         self._ready = Ready()
         self._waiting: list[tuple[float, int, Job]] = []
@@ -113,6 +119,20 @@ class Dispatcher:
     def sated(self) -> set[str]:
         """Projects whose lines keep every slot busy until the next claim, and need no more."""
         return {project_id for project_id in self._held_of if self._is_sated(project_id)}
+
+    @property
+    def paused(self) -> bool:
+        return self._gate.paused
+
+    @property
+    def wants_probe(self) -> bool:
+        """Whether the upstream is gone and nothing is here to find out with that it is back."""
+        return self.paused and not self._ready and not self._flying and not self._quarantine.occupied
+
+    @property
+    def load(self) -> float:
+        """Lines that are here for every slot."""
+        return (self.in_flight + self.waiting) / self._slots
 
     @property
     def held_bytes(self) -> int:
@@ -202,7 +222,7 @@ class Dispatcher:
 
     async def _ask(self, job: Job) -> Reply | Failure:
         if not job.fits:
-            fitted = await self._fitting.fit(job.body, job.model)
+            fitted = await self._fitting.fit(job.body, job.model, upstream=self._name)
             if not isinstance(fitted, bytes):
                 return fitted
             job.body, job.fits = fitted, True
@@ -226,6 +246,8 @@ class Dispatcher:
 
     def _next(self) -> Job | None:
         if self._draining or self._recorder.full or self._quarantine.crash_seen:
+            return None
+        if self._flying and self.in_flight + self._live() >= self._slots:
             return None
         now = self._clock.now()
         while (job := self._candidate()) is not None:
@@ -285,7 +307,10 @@ class Dispatcher:
     def _apply(self, job: Job, outcome: Outcome) -> None:
         self._metrics.attempts.labels(_result_label(outcome)).inc()
         if isinstance(outcome, Setback) and outcome.gone:
+            was_paused = self._gate.paused
             self._gate.gone_answer((job.batch.id, job.line.index), outcome.kind)
+            if self._gate.paused and not was_paused:
+                self._empty_for_others()
         else:
             job.suspect = False
             self._gate.real_answer()
@@ -337,12 +362,43 @@ class Dispatcher:
     def _make_ready(self, job: Job) -> None:
         if not self._may_go_on(job):
             return
+        if self._gate.paused and self._ready and self._hand_over(job):
+            return
         if job.suspect:
             self._quarantine.suspect([job])
         else:
             self._ready.add(job)
         if self._gate.paused:
             self._alarm.set()
+
+    def adopt(self, job: Job) -> None:
+        """Take a line from another upstream of its model."""
+        self._held_of[job.batch.project_id] += len(job.line.body)
+        job.fits = job.model.max_tokens is None or job.batch.endpoint != CHAT
+        self._make_ready(job)
+        self.pump()
+
+    def lend(self, upstream: str) -> Job | None:
+        """A ready line that this other upstream could run as well."""
+        fitting = self._ready.withdraw(lambda job: upstream in job.model.upstreams, most=1)
+        for job in fitting:
+            self._release_bytes(job)
+        return fitting[0] if fitting else None
+
+    def _hand_over(self, job: Job) -> bool:
+        """Whether another upstream that is there took the line. One stays, to be the next probe."""
+        other = None if job.suspect else self._elsewhere(job)
+        if other is None:
+            return False
+        self._release_bytes(job)
+        other.adopt(job)
+        return True
+
+    def _empty_for_others(self) -> None:
+        """An upstream that was found to be gone keeps nothing that others can run, but a line to be probed with."""
+        for job in self._ready.withdraw(lambda job: self._elsewhere(job) is not None):
+            if not self._ready or not self._hand_over(job):
+                self._ready.add(job)
 
     def _may_go_on(self, job: Job) -> bool:
         """False when the job ended here: its shard is lost, its batch stopped, its key revoked, its organization out
@@ -382,6 +438,9 @@ class Dispatcher:
 
     def _let_go(self, job: Job) -> None:
         job.batch.unanswered -= 1
+        self._release_bytes(job)
+
+    def _release_bytes(self, job: Job) -> None:
         self._held_of[job.batch.project_id] -= len(job.line.body)
         if not self._held_of[job.batch.project_id]:
             del self._held_of[job.batch.project_id]

@@ -21,12 +21,12 @@ class Fitting:
         """Who counts for each upstream, by its name."""
         self._tokens = tokens
 
-    async def fit(self, body: bytes, model: Model) -> bytes | Failure | Reply:
+    async def fit(self, body: bytes, model: Model, *, upstream: str) -> bytes | Failure | Reply:
         """The chat to send. A reply is the upstream's own, which is in trouble."""
         limit = model.max_tokens
         if limit is None or len(body) + _TEMPLATE_TOKENS <= limit:
             return body
-        tokens = self._tokens[model.upstream]
+        tokens = self._tokens[upstream]
         count = await tokens.count(body)
         if not isinstance(count, int):
             return count

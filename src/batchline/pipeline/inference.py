@@ -30,6 +30,7 @@ from batchline.domain.records import Owner
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.domain.usage import NOTHING, Usage, reported_usage
 from batchline.pipeline.fit import Fitting
+from batchline.pipeline.traffic import Traffic
 from batchline.ports import Clock, Ledger, LiveUpstream, Stream
 
 RESPONSES = "/v1/responses"
@@ -57,7 +58,7 @@ class Call(Struct, frozen=True, kw_only=True):
     body: bytes
     model: Model | None
     """None where any model goes to the default upstream and the request names none."""
-    upstream: LiveUpstream
+    upstream: str
     streams: bool
     wants_usage: bool
     """Whether the client asked for the usage of its stream; it is asked for in any case."""
@@ -72,9 +73,10 @@ class Inference:
         fitting: Fitting,
         ledger: Ledger,
         tariff: Tariff,
+        traffic: Traffic,
         clock: Clock,
     ) -> None:
-        self._sites, self._catalog, self._fitting = sites, catalog, fitting
+        self._sites, self._catalog, self._fitting, self._traffic = sites, catalog, fitting, traffic
         self._ledger, self._tariff = ledger, tariff
         self._clock = clock
 
@@ -104,25 +106,27 @@ class Inference:
 
     async def answer(self, call: Call) -> Success:
         """Raises Refused, BadGateway or GatewayTimeout."""
-        body = await self._fit(call)
-        return await self._settle(call, await call.upstream.post(call.path, body))
+        with self._traffic.call(call.upstream):
+            body = await self._fit(call)
+            return await self._settle(call, await self._sites[call.upstream].post(call.path, body))
 
     @asynccontextmanager
     async def stream(self, call: Call) -> AsyncIterator[AsyncGenerator[bytes] | Success]:
         """The events of an answer as they come, or the whole of one that is no stream. Raises as ``answer`` does."""
-        body = await self._fit(call)
         meter = None
-        try:
-            async with call.upstream.stream(call.path, body) as opened:
-                if isinstance(opened, Answer | Fault):
-                    yield await self._settle(call, opened)
-                else:
-                    meter = _Meter(body)
-                    async with aclosing(_relayed(opened, call, meter)) as events:
-                        yield events
-        finally:
-            if meter is not None:
-                await self._charge(call, meter.usage)
+        with self._traffic.call(call.upstream):
+            body = await self._fit(call)
+            try:
+                async with self._sites[call.upstream].stream(call.path, body) as opened:
+                    if isinstance(opened, Answer | Fault):
+                        yield await self._settle(call, opened)
+                    else:
+                        meter = _Meter(body)
+                        async with aclosing(_relayed(opened, call, meter)) as events:
+                            yield events
+            finally:
+                if meter is not None:
+                    await self._charge(call, meter.usage)
 
     def _choose_model(self, owner: Owner, path: str, body: bytes, fields: Fields) -> Model | None:
         found: Model | Failure | None
@@ -136,24 +140,25 @@ class Inference:
             raise _refused(found)
         return found
 
-    def _upstream_for(self, path: str, model: Model | None) -> LiveUpstream:
+    def _upstream_for(self, path: str, model: Model | None) -> str:
         if model is None and not self._catalog.takes_any:
             raise _unserved(path, f'Give a model of the settings file paths = ["{path}"]')
-        upstream = self._sites.get(DEFAULT_UPSTREAM if model is None else model.upstream)
-        if upstream is None:
+        upstream = self._traffic.choose((DEFAULT_UPSTREAM,) if model is None else model.upstreams)
+        if upstream not in self._sites:
             raise _unserved(path, f'Set upstream_url, or give a model of the settings file paths = ["{path}"]')
         return upstream
 
     async def _fit(self, call: Call) -> bytes:
         if call.model is None or call.path != CHAT:
             return call.body
-        fitted = await self._fitting.fit(call.body, call.model)
+        fitted = await self._fitting.fit(call.body, call.model, upstream=call.upstream)
         if isinstance(fitted, bytes):
             return fitted
         raise _refused(fitted) if isinstance(fitted, Failure) else _trouble(fitted, call.path)
 
     async def _settle(self, call: Call, reply: Reply) -> Success:
         if isinstance(reply, Fault):
+            self._traffic.failed(call.upstream)
             raise _faulty(reply)
         kind = ModelKind.CHAT if call.model is None else call.model.kind
         outcome = judge(reply, endpoint=call.path, kind=kind)

@@ -43,15 +43,14 @@ class Ready:
             self._forget(project_id)
         return job
 
-    def withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
-        withdrawn = []
+    def withdraw(self, condition: Callable[[Job], bool], *, most: int | None = None) -> list[Job]:
+        withdrawn: list[Job] = []
         for project_id, heap in list(self._waiting.items()):
-            gone = [entry[2] for entry in heap if condition(entry[2])]
-            if not gone:
-                continue
-            withdrawn += gone
-            heap[:] = [entry for entry in heap if not condition(entry[2])]
-            heapify(heap)
+            gone = [entry for entry in heap if condition(entry[2])][: None if most is None else most - len(withdrawn)]
+            if gone:
+                withdrawn += [job for _, _, job in gone]
+                heap[:] = set(heap).difference(gone)
+                heapify(heap)
             if not heap:
                 self._forget(project_id)
         self._size -= len(withdrawn)

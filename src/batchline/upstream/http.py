@@ -1,10 +1,11 @@
 """The upstream over HTTP: one base URL, connections kept alive and taken up again, every failure a value."""
 
 import asyncio
+import re
 import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
@@ -20,6 +21,8 @@ from batchline.upstream.streaming import EventStream
 T = TypeVar("T")
 
 _MAX_IDLE_SECONDS = 60.0
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_GIVEN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-type", "accept"})
 _PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
 _SEND_JSON = "Content-Type: application/json"
 _ACCEPT_JSON = "Accept: application/json"
@@ -34,16 +37,18 @@ class HttpUpstream:
         base_url: str,
         *,
         api_key: str | None,
+        headers: Mapping[str, str] | None = None,
         connect_timeout: float,
         request_timeout: float,
         max_answer_bytes: int,
         clock: Clock,
     ) -> None:
-        """Raises ValueError when the URL or the key cannot be used; the message never holds the key."""
+        """Raises ValueError when the URL, the key or a header cannot be used; the message never holds their values."""
         self._site = _parse_site(base_url)
-        self._get_fields = _header_fields(self._site, api_key, _ACCEPT_JSON)
-        self._post_fields = _header_fields(self._site, api_key, _SEND_JSON, _ACCEPT_JSON)
-        self._stream_fields = _header_fields(self._site, api_key, _SEND_JSON, _ACCEPT_EVENTS)
+        own = _own_fields(api_key, headers or {})
+        self._get_fields = _header_fields(self._site, own, _ACCEPT_JSON)
+        self._post_fields = _header_fields(self._site, own, _SEND_JSON, _ACCEPT_JSON)
+        self._stream_fields = _header_fields(self._site, own, _SEND_JSON, _ACCEPT_EVENTS)
         self._connect_timeout = min(connect_timeout, request_timeout)
         self._request_timeout = request_timeout
         self._max_answer_bytes = max_answer_bytes
@@ -174,12 +179,22 @@ def _parse_site(base_url: str) -> _Site:
     )
 
 
-def _header_fields(site: _Site, api_key: str | None, *media: str) -> bytes:
-    fields = [f"Host: {site.authority}", *media, f"User-Agent: batchline/{__version__}"]
+def _own_fields(api_key: str | None, headers: Mapping[str, str]) -> list[str]:
+    """What this upstream wants beside what all do."""
     if api_key is not None:
         if not (api_key.isascii() and api_key.isprintable()):
             raise ValueError("the upstream's key must be printable ASCII")
-        fields.append(f"Authorization: Bearer {api_key}")
+        headers = {"Authorization": f"Bearer {api_key}", **headers}
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or name.lower() in _GIVEN_HEADERS:
+            raise ValueError(f"a header cannot be called {name!r}")
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError(f"the header {name} must be printable ASCII")
+    return [f"{name}: {value}" for name, value in headers.items()]
+
+
+def _header_fields(site: _Site, own: list[str], *media: str) -> bytes:
+    fields = [f"Host: {site.authority}", *media, f"User-Agent: batchline/{__version__}", *own]
     return "".join(f"{field}\r\n" for field in fields).encode()
 
 
