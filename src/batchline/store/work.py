@@ -189,7 +189,7 @@ def _choose(*, lines: int, space: int, alone: bool, without: str, at: int) -> Sc
     """One shard after the other, always from the lane that had least so far, until there are enough lines or bytes.
     A shard that must run alone is given to a worker that holds nothing; that the others wait for it when its lane
     comes first keeps it from starving behind fresh work."""
-    lanes = yield from rows("claimable_lanes", without=without, limit=_MOST_LANES, at=at)
+    lanes = yield from rows("claimable_lanes", without=without, limit=_MOST_LANES)
     queue = [(lane["virtual_time"], n) for n, lane in enumerate(lanes)]
     open_shards: dict[int, deque[Shard]] = {}
     chosen: list[Shard] = []

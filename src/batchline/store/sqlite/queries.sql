@@ -292,7 +292,6 @@ SELECT project_id, model, virtual_time FROM lanes
 WHERE EXISTS (
         SELECT 1 FROM shards
         WHERE state = 'open' AND shards.project_id = lanes.project_id AND shards.model = lanes.model
-            AND expires_at > :at
     )
     AND NOT EXISTS (
         SELECT 1 FROM json_each(:without) AS left_out
