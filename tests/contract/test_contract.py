@@ -11,7 +11,7 @@ RULES = {
     *(f"A{n}" for n in range(1, 15)),
     *(f"B{n}" for n in range(1, 11)),
     *(f"C{n}" for n in range(1, 15)),
-    *("C9b", "D1", "D2", "D3", "D4", "D5", "D6", "D7", "E1", "E2", "E3", "F1", "F2", "F3", "F5"),
+    *("C9b", "D1", "D2", "D3", "D4", "D5", "D6", "D7", "D8", "E1", "E2", "E3", "F1", "F2", "F3", "F4", "F5"),
 }
 WEIGHTY = {"A3", "A8", "A11", "B2", "C2", "C4", "C11", "C12", "D1", "D2", "D3", "D4", "D5", "D6", "E2"}
 ENTRIES = entries()
