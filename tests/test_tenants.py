@@ -98,6 +98,8 @@ _WALK: dict[str, list[_Probe]] = {
     ],
     "GET /v1/batches/": [],
     "GET /v1/batches/{batch_id}": [_Probe(_BATCH, "/v1/batches/ID")],
+    "GET /v1/batches//progress": [],
+    "GET /v1/batches/{batch_id}/progress": [_Probe(_BATCH, "/v1/batches/ID/progress")],
     "POST /v1/batches//cancel": [],
     "POST /v1/batches/{batch_id}/cancel": [_Probe(_BATCH, "/v1/batches/ID/cancel")],
     "POST /v1/chat/completions": [_Probe(_MODEL, CHAT, body=said) for said in (_SAID, _SAID | {"stream": True})],

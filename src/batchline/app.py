@@ -119,6 +119,7 @@ async def _serve_on(
             download=engine.download,
             creation=engine.creation,
             cancellation=engine.cancellation,
+            inspection=engine.inspection,
             inference=Inference(
                 sites=sites,
                 catalog=settings.catalog,

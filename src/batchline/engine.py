@@ -19,6 +19,7 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.enqueue import Creation
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.fit import Fitting
+from batchline.pipeline.progress import Inspection
 from batchline.pipeline.traffic import Traffic
 from batchline.pipeline.upload import Upload
 from batchline.ports import Clock, Objects, Random, Store, Upstream, Validator
@@ -95,6 +96,7 @@ class Engine:
             started=self._worker.work_opened,
         )
         self.cancellation = Cancellation(batches=store, clock=clock, stopped=self._batch_stopped)
+        self.inspection = Inspection(batches=store, running=self._worker, clock=clock)
         self.download = Download(files=store, objects=objects, clock=clock)
 
     async def run(self) -> None:

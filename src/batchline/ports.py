@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from batchline.domain.limits import InputLimits
+from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import (
     Batch,
     Charge,
@@ -239,6 +240,18 @@ class Created(Struct, frozen=True, kw_only=True):
     answer_body: bytes | None
 
 
+class Standing(Struct, frozen=True, kw_only=True):
+    """How far a batch is, as of one moment."""
+
+    batch: Batch
+    models: list[str]
+    """Those of lines that are not recorded yet and may still run."""
+    errors: list[LineErrors]
+    """The most frequent first. They sum to the lines that failed."""
+    samples: list[Sample]
+    """Oldest first, none older than five minutes; none once the work is forgotten."""
+
+
 class Batches(Protocol):
     async def begin_batch(self, new: NewBatch, *, owner: str, lease: float, since: int) -> Created | None:
         """Persist a batch as ``validating``; or the earlier one with its idempotency key, made after ``since``."""
@@ -269,6 +282,8 @@ class Batches(Protocol):
         """Forget a ``validating`` batch whose input turned out not to exist."""
 
     async def batch(self, project_id: str, batch_id: str) -> Batch | None: ...
+
+    async def standing(self, project_id: str, batch_id: str) -> Standing | None: ...
 
     async def batches(
         self,
@@ -329,11 +344,12 @@ class Work(Protocol):
         *,
         progress: Sequence[ShardProgress],
         segment: Segment,
+        errors: Sequence[LineErrors] = (),
         charges: Sequence[Charge] = (),
         at: int,
     ) -> int:
-        """Count the lines of a segment together with it and what they cost, all or nothing; the nano-units that the
-        organization has left. Raises LeaseLost."""
+        """Count the lines of a segment together with it, those that failed by code, and what they cost, all or nothing;
+        the nano-units that the organization has left. Raises LeaseLost."""
 
     async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
         """Hand (shard, epoch) back, unfinished and without a strike."""
@@ -354,9 +370,18 @@ class Work(Protocol):
     async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]: ...
 
     async def publish(
-        self, batch_id: str, *, epoch: int, files: Sequence[File], completed: int, failed: int, at: int
+        self,
+        batch_id: str,
+        *,
+        epoch: int,
+        files: Sequence[File],
+        completed: int,
+        failed: int,
+        errors: Sequence[LineErrors] = (),
+        at: int,
     ) -> BatchStatus:
-        """Files, counts and terminal state in one transaction. Raises LeaseLost."""
+        """Files, counts and terminal state in one transaction; ``errors`` are those of lines that were not recorded
+        before. Raises LeaseLost."""
 
     async def finished(self, *, limit: int) -> list[str]:
         """Terminal batches whose shards, segments and work file are still there."""

@@ -1,6 +1,6 @@
 """The API's services, put together on whatever parts a test gives them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from batchline.api.server import Services
 from batchline.pipeline.cancel import Cancellation
@@ -8,6 +8,7 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.enqueue import Creation
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.inference import Inference
+from batchline.pipeline.progress import Inspection
 from batchline.pipeline.traffic import Traffic
 from batchline.pipeline.upload import Upload
 from batchline.ports import Clock, LiveUpstream, Objects, Store, Validator
@@ -30,6 +31,16 @@ def open_sites(settings: Settings, clock: Clock) -> dict[str, HttpUpstream]:
         )
         for name, site in settings.sites.items()
     }
+
+
+class _Nothing:
+    """No worker runs beside this API."""
+
+    def in_flight_of(self, batch_id: str) -> int:
+        return 0
+
+    def pause_of(self, models: Iterable[str]) -> None:
+        return None
 
 
 def compose(
@@ -71,6 +82,7 @@ def compose(
             started=lambda: None,
         ),
         cancellation=Cancellation(batches=store, clock=clock, stopped=lambda _batch, _stop: None),
+        inspection=Inspection(batches=store, running=_Nothing(), clock=clock),
         inference=Inference(
             sites=sites,
             catalog=catalog,

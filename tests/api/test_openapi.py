@@ -31,6 +31,7 @@ _EMPTY_IDS = {
     "/v1/files/": "/v1/files/{file_id}",
     "/v1/files//content": "/v1/files/{file_id}/content",
     "/v1/batches/": "/v1/batches/{batch_id}",
+    "/v1/batches//progress": "/v1/batches/{batch_id}/progress",
     "/v1/batches//cancel": "/v1/batches/{batch_id}/cancel",
 }
 """A12: an id that is empty is told so, on a route beside the real one."""

@@ -1,4 +1,4 @@
-"""Cutting a work file into shards: one model a shard, every line in exactly one."""
+"""Cutting a work file into shards: one model a shard, like prompts side by side, every line in exactly one."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from batchline.domain.limits import ShardLimits
 from batchline.domain.lines import Line, decode_lines, encode_line
 from batchline.domain.records import NewShard
-from batchline.pipeline.cut import MAX_BUFFERED_BYTES, MAX_MODEL_CHARACTERS, MAX_OPEN_BLOCKS, Cutter, grouping_key
+from batchline.pipeline.cut import (
+    MAX_BUFFERED_BYTES,
+    MAX_MODEL_CHARACTERS,
+    MAX_OPEN_BLOCKS,
+    PREFIX_BYTES,
+    Cutter,
+    Prefix,
+    grouping_key,
+    prompt_prefix,
+)
 
 
 class Cut:
@@ -34,7 +43,7 @@ def cut(work: Path, lines: list[tuple[str, int]], limits: ShardLimits) -> Cut:
     with work.open("wb") as out:
         cutter = Cutter(out, limits)
         for index, (model, size) in enumerate(lines):
-            cutter.add(model, encode_line(index, model.encode(), b"x" * size))
+            cutter.add(model, (), encode_line(index, model.encode(), b"x" * size))
         return Cut(work, cutter.finish())
 
 
@@ -94,9 +103,9 @@ def test_only_so_many_blocks_are_open(cutter: tuple[Cutter, Path]) -> None:
     """C6: one model more closes the fullest block, and no other."""
     writer, work = cutter
     for model in range(MAX_OPEN_BLOCKS):
-        writer.add(str(model), encode_line(model, b"", b"xx" if model == 7 else b"x"))
+        writer.add(str(model), (), encode_line(model, b"", b"xx" if model == 7 else b"x"))
     assert work.stat().st_size == 0
-    writer.add("one more", encode_line(999, b"", b"x"))
+    writer.add("one more", (), encode_line(999, b"", b"x"))
     assert [line.index for line in decode_lines(work.read_bytes())] == [7]
 
 
@@ -105,7 +114,7 @@ def test_only_so_many_bytes_are_held(cutter: tuple[Cutter, Path]) -> None:
     writer, work = cutter
     record = encode_line(0, b"", b"x" * 500_000)
     for added in range(1, 61):
-        writer.add(str(added % 20), record)
+        writer.add(str(added % 20), (), record)
         assert added * len(record) - work.stat().st_size <= MAX_BUFFERED_BYTES
     assert work.stat().st_size < 60 * len(record)
 
@@ -134,3 +143,60 @@ def test_the_file_is_synced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_lines_are_grouped_by_model(body: bytes, key: str) -> None:
     """The model when it is a string; a name longer than any model's is not kept a second time (C6)."""
     assert grouping_key(msgspec.json.decode(body, type=dict[str, msgspec.Raw])) == key
+
+
+def indexes_by_prefix(work: Path, prefixes: list[Prefix], limits: ShardLimits, *, size: int = 10) -> list[list[int]]:
+    """The lines of each shard, of one model."""
+    with work.open("wb") as out:
+        cutter = Cutter(out, limits)
+        for index, prefix in enumerate(prefixes):
+            cutter.add("m", prefix, encode_line(index, b"", b"x" * size))
+        result = Cut(work, cutter.finish())
+    return [[line.index for line in result.lines_of(shard)] for shard in result.shards]
+
+
+def test_like_prompts_stand_side_by_side(tmp_path: Path) -> None:
+    """Prefixes in the order of their first lines; within one, longer ones that are shared; else as the file has it."""
+    prefixes = [(9, 5), (1, 2), (9, 6), (1, 3), (9, 5), (1, 2), (4,), (1, 3)]
+    (order,) = indexes_by_prefix(tmp_path / "work", prefixes, ShardLimits())
+    assert order == [0, 4, 2, 1, 5, 3, 7, 6]
+
+
+@pytest.mark.parametrize("prefixes", [1, 8, 1000])
+def test_prefixes_make_no_more_shards(tmp_path: Path, prefixes: int) -> None:
+    """They are a matter of order alone: lines that share nothing are cut, and stand, as if nobody had looked."""
+    shards = indexes_by_prefix(tmp_path / "work", [(n % prefixes,) for n in range(1000)], ShardLimits())
+    assert [len(shard) for shard in shards] == [
+        len(shard) for shard in indexes_by_prefix(tmp_path / "plain", [()] * 1000, ShardLimits())
+    ]
+    order = [index for shard in shards for index in shard]
+    assert order == sorted(range(1000), key=lambda n: (n % prefixes, n))
+
+
+def test_prompts_are_compared_beyond_a_shard(tmp_path: Path) -> None:
+    """A shard's worth of lines that all begin otherwise is followed by more of each."""
+    limits = ShardLimits(max_lines=8)
+    shards = indexes_by_prefix(tmp_path / "work", [(n % 8,) for n in range(64)], limits)
+    assert [{index % 8 for index in shard} for shard in shards] == [{n} for n in range(8)]
+
+
+def prefix_of(messages: bytes) -> Prefix:
+    return prompt_prefix(msgspec.json.decode(b'{"messages":' + messages + b"}", type=dict[str, msgspec.Raw]))
+
+
+@pytest.mark.parametrize("shared", PREFIX_BYTES)
+def test_a_prefix_is_what_prompts_have_in_common(shared: int) -> None:
+    """Prompts that agree for so many bytes share that step, and the next one only if they agree on."""
+    one, other = (b'["' + b"x" * (shared - 2) + end * 10_000 + b'"]' for end in (b"a", b"b"))
+    step = PREFIX_BYTES.index(shared) + 1
+    assert len(prefix_of(one)) == len(PREFIX_BYTES)
+    assert prefix_of(one)[:step] == prefix_of(other)[:step]
+    assert not set(prefix_of(one)[step:]) & set(prefix_of(other)[step:])
+    assert prefix_of(one)[:step] != prefix_of(one.replace(b"xa", b"aa"))[:step]
+
+
+def test_short_prompts_are_alike_only_when_they_are_the_same() -> None:
+    """A prompt that ends before the first step is its own prefix; a body may have no prompt at all."""
+    assert prefix_of(b'["a"]') == prefix_of(b'["a"]') != prefix_of(b'["b"]')
+    assert len(prefix_of(b'["a"]')) == 1
+    assert prompt_prefix({}) == prompt_prefix({})

@@ -4,6 +4,7 @@ from itertools import cycle, islice, pairwise
 
 import pytest
 
+from batchline.domain.progress import Pause
 from batchline.pipeline.gate import Gate
 from batchline.telemetry.metrics import Metrics
 from clocks import ChosenRandom, SettableClock
@@ -59,6 +60,19 @@ def test_sixteen_gone_answers_from_four_lines_pause_it(lines: int) -> None:
     assert not bench.gate.paused
     bench.gate.gone_answer(15 % lines, "refused")
     assert bench.gate.paused
+
+
+def test_a_pause_tells_of_itself_until_it_is_over() -> None:
+    """D3: for the progress; the moment it began stays, however long it takes."""
+    bench = Bench()
+    assert bench.gate.pause is None
+    began = int(bench.clock.now())
+    bench.gone(16, lines=4)
+    bench.clock.advance(100)
+    bench.gone(16, lines=4)
+    assert bench.gate.pause == Pause(upstream="gpu", detail="refused", since=began)
+    bench.gate.real_answer()
+    assert bench.gate.pause is None
 
 
 def test_three_lines_never_pause_it() -> None:

@@ -294,3 +294,16 @@ def test_the_work_file_is_durable_before_the_verdict(bench: Bench, monkeypatch: 
     assert synced == [bench.work.stat().st_size]
     bench.faults(line("0"), b"1")
     assert len(synced) == 1
+
+
+def test_prompts_that_begin_alike_stand_together_in_the_work_file(bench: Bench) -> None:
+    """Whatever the file's order, an engine meets them one after another; each line keeps its index and its body."""
+    systems = [f"{n} " * 100 for n in range(3)]
+    chats = [
+        [{"role": "system", "content": systems[n % 3]}, {"role": "user", "content": f"question {n}"}] for n in range(9)
+    ]
+    kept = bench.kept(*(line(f"c{n}", body={"messages": messages}) for n, messages in enumerate(chats)))
+    assert [found.index for found in kept] == [0, 3, 6, 1, 4, 7, 2, 5, 8]
+    for found in kept:
+        assert found.custom_id == f'"c{found.index}"'.encode()
+        assert json.loads(found.body) == {"messages": chats[found.index]}

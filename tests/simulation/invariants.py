@@ -7,6 +7,7 @@ from typing import Any
 from batchline.domain.limits import STRIKES
 from batchline.domain.records import Batch, LedgerEntry, Organization
 from batchline.domain.states import TERMINAL, BatchStatus
+from batchline.ports import Standing
 from simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
 
 AMPLE_WINDOW = 3600
@@ -84,6 +85,23 @@ def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, 
     require(tokens == [batch.input_tokens, batch.output_tokens], f"{batch.id} sums tokens that its lines do not report")
     for record in bad:
         _check_error(batch, plan, record, world=world)
+
+
+def check_standing(standing: Standing) -> None:
+    """Errors by code and the lines that failed are counted together, always."""
+    counted = sum(each.count for each in standing.errors)
+    require(counted == standing.batch.failed, f"{standing.batch.id} has {counted} errors, {standing.batch.failed} fail")
+
+
+def check_errors(standing: Standing, errors: bytes) -> None:
+    """At the end they are what the error file says, and each sample is a line of it."""
+    told = [json.loads(line) for line in errors.splitlines()]
+    codes = Counter(record["error"]["code"] for record in told)
+    require({each.code: each.count for each in standing.errors} == codes, f"{standing.batch.id} counts other errors")
+    known = [(record["error"]["code"], record["custom_id"], record["error"]["message"][:300]) for record in told]
+    for each in standing.errors:
+        sample = json.loads(each.sample)
+        require((each.code, sample["custom_id"], sample["message"]) in known, f"{standing.batch.id} shows {sample}")
 
 
 def check_money(

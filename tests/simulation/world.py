@@ -28,7 +28,7 @@ from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.telemetry.metrics import Metrics
 from batchline.upstream.scripted import Script
-from simulation.invariants import Watch, check_files, check_money, require
+from simulation.invariants import Watch, check_errors, check_files, check_money, check_standing, require
 from simulation.plan import ENDPOINT, BatchPlan, Blow, Plan, make_plan
 from simulation.upstream import Machine, SimulatedUpstream
 from simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
@@ -275,12 +275,14 @@ class Life:
         assert plan.batch_id is not None
         born = self.world.time.now
         while True:
-            batch = await self.store.batch(plan.project_id, plan.batch_id)
+            standing = await self.store.standing(plan.project_id, plan.batch_id)
             if self.dies_at is not None:
                 raise asyncio.CancelledError
-            require(batch is not None, f"{plan.batch_id} was acknowledged and is gone")
-            assert batch is not None
+            require(standing is not None, f"{plan.batch_id} was acknowledged and is gone")
+            assert standing is not None
+            batch = standing.batch
             self.world.watch.look(batch)
+            check_standing(standing)
             if batch.status in TERMINAL:
                 return batch
             if plan.cancel_after is not None and self.world.time.now >= born + plan.cancel_after:
@@ -294,6 +296,10 @@ class Life:
         output = await self._content(plan.project_id, batch.output_file_id)
         errors = await self._content(plan.project_id, batch.error_file_id)
         check_files(batch, plan, output, errors, world=self.world.plan)
+        standing = await self.store.standing(plan.project_id, batch.id)
+        require(standing is not None, f"{batch.id} is gone")
+        assert standing is not None
+        check_errors(standing, errors)
 
     async def _content(self, project_id: str, file_id: str | None) -> bytes:
         if file_id is None:

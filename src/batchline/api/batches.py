@@ -18,6 +18,7 @@ from batchline.domain.records import Owner
 from batchline.domain.states import BatchStatus
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.enqueue import CreateAnswer, CreateRequest, Creation
+from batchline.pipeline.progress import Inspection
 from batchline.ports import Batches
 
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
@@ -29,10 +30,17 @@ _STRING = Decoder(str)
 
 class BatchRoutes:
     def __init__(
-        self, *, auth: Auth, throttle: Throttle, creation: Creation, cancellation: Cancellation, batches: Batches
+        self,
+        *,
+        auth: Auth,
+        throttle: Throttle,
+        creation: Creation,
+        cancellation: Cancellation,
+        inspection: Inspection,
+        batches: Batches,
     ) -> None:
         self._auth, self._throttle = auth, throttle
-        self._creation, self._cancellation = creation, cancellation
+        self._creation, self._cancellation, self._inspection = creation, cancellation, inspection
         self._batches = batches
 
     async def create(self, request: Request) -> Response:
@@ -76,6 +84,11 @@ class BatchRoutes:
         if batch is None:
             raise BatchNotFound(batch_id)
         return json_response(batch.wire())
+
+    async def progress(self, request: Request) -> Response:
+        owner = await self._auth.owner(request)
+        progress = await self._inspection.progress(owner.project_id, _batch_id(request))
+        return json_response(progress.wire())
 
     async def cancel(self, request: Request) -> Response:
         owner = await self._auth.owner(request)

@@ -29,6 +29,7 @@ from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.download import Download
 from batchline.pipeline.enqueue import Creation
 from batchline.pipeline.inference import PATHS, Inference
+from batchline.pipeline.progress import Inspection
 from batchline.pipeline.upload import Upload
 from batchline.ports import Clock, LiveUpstream, Objects, Random, Store
 from batchline.settings import Settings
@@ -49,6 +50,7 @@ class Services:
     download: Download
     creation: Creation
     cancellation: Cancellation
+    inspection: Inspection
     inference: Inference
     sites: Mapping[str, LiveUpstream]
     catalog: Catalog
@@ -177,15 +179,19 @@ def _batch_routes(services: Services, auth: Auth, throttle: Throttle) -> list[Ro
         throttle=throttle,
         creation=services.creation,
         cancellation=services.cancellation,
+        inspection=services.inspection,
         batches=services.store,
     )
     all_batches = _Methods(GET=batches.list, POST=batches.create)
     one_batch = _Methods(GET=batches.retrieve)
+    progress = _Methods(GET=batches.progress)
     cancel = _Methods(POST=batches.cancel)
     return [
         Route("/v1/batches", all_batches),
         Route("/v1/batches/", one_batch),
         Route("/v1/batches/{batch_id}", one_batch),
+        Route("/v1/batches//progress", progress),
+        Route("/v1/batches/{batch_id}/progress", progress),
         Route("/v1/batches//cancel", cancel),
         Route("/v1/batches/{batch_id}/cancel", cancel),
     ]

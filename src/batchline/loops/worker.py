@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
 from batchline.domain.errors import ObjectsDown, StoreDown
 from batchline.domain.models import DEFAULT_UPSTREAM, lanes_of
+from batchline.domain.progress import Pause
 from batchline.domain.records import Lane
 from batchline.domain.states import Stop
 from batchline.pipeline.budget import Budgets
@@ -144,6 +145,18 @@ class Worker:
         if batch is not None:
             self._stop_batch(batch, stop)
         self._changed.set()
+
+    def in_flight_of(self, batch_id: str) -> int:
+        return sum(dispatcher.in_flight_of(batch_id) for dispatcher in self._dispatchers.values())
+
+    def pause_of(self, models: Iterable[str]) -> Pause | None:
+        """The longest of those that lines of these models wait for: nobody who serves one of them is there."""
+        pauses: list[Pause] = []
+        for model in models:
+            serving = [self._dispatchers.get(name) for name in self._catalog.upstreams_of(model)]
+            told = [dispatcher.pause for dispatcher in serving if dispatcher is not None]
+            pauses += [pause for pause in told if pause is not None] if all(told) else []
+        return min(pauses, key=lambda pause: pause.since, default=None)
 
     @property
     def _in_flight(self) -> int:

@@ -26,6 +26,7 @@ from batchline.domain.outcomes import (
     judge,
     output_line,
 )
+from batchline.domain.progress import Pause
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
@@ -144,8 +145,15 @@ class Dispatcher:
         return len(self._flying)
 
     @property
+    def pause(self) -> Pause | None:
+        return self._gate.pause
+
+    @property
     def waiting(self) -> int:
         return len(self._ready) + len(self._waiting)
+
+    def in_flight_of(self, batch_id: str) -> int:
+        return sum(job.batch.id == batch_id for job in self._flying)
 
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:

@@ -13,6 +13,7 @@ from batchline.domain.errors import LeaseLost, ObjectMissing
 from batchline.domain.limits import STRIKES
 from batchline.domain.lines import decode_lines
 from batchline.domain.outcomes import BATCH_CANCELLED, BATCH_EXPIRED, DELIVERED_TOO_OFTEN, Failure, error_line
+from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import BATCH_OUTPUT, Batch, File, Segment, Shard
 from batchline.domain.states import BatchStatus, Stop
 from batchline.pipeline.lease import while_renewing
@@ -58,7 +59,7 @@ class Finalizer:
         try:
             await self._join_segments(batch, output, errors)
             leftovers = await self._write_leftovers(finish, errors)
-            completed, failed = batch.completed, batch.failed + leftovers
+            completed, failed = batch.completed, batch.failed + sum(each.count for each in leftovers)
             if completed + failed != batch.total:
                 raise AssertionError(f"{batch.id} counts {completed} + {failed} of {batch.total} lines")
             await output.commit()
@@ -72,6 +73,7 @@ class Finalizer:
                 files=files,
                 completed=completed,
                 failed=failed,
+                errors=leftovers,
                 at=int(self._clock.now()),
             )
         except LeaseLost:
@@ -107,24 +109,23 @@ class Finalizer:
         async for chunk in self._objects.stream(segment.object_key, 0, segment.output_bytes + segment.error_bytes):
             yield chunk
 
-    async def _write_leftovers(self, finish: Finish, errors: "_Result") -> int:
-        """Error lines for what never ran; how many they are."""
-        count = 0
+    async def _write_leftovers(self, finish: Finish, errors: "_Result") -> list[LineErrors]:
+        """Error lines for what never ran; how many they are, by shard."""
+        written: list[LineErrors] = []
         for shard in finish.leftovers:
             failure = _why_it_never_ran(shard, finish.batch)
             left = set(unsettled(shard.settled, shard.lines))
             data = await self._objects.read(finish.work_key, shard.offset, shard.length)
             if len(data) != shard.length:
                 raise ObjectMissing(f"{finish.work_key} is cut off")
-            await errors.write(
-                b"".join(
-                    error_line(ids.line_id(finish.batch.id, line.index), line.custom_id, failure)
-                    for position, line in enumerate(decode_lines(data))
-                    if position in left
-                )
-            )
-            count += len(left)
-        return count
+            lines = [
+                error_line(ids.line_id(finish.batch.id, line.index), line.custom_id, failure)
+                for position, line in enumerate(decode_lines(data))
+                if position in left
+            ]
+            await errors.write(b"".join(lines))
+            written += count_errors(lines)
+        return written
 
     def _file(self, batch: Batch, result: "_Result", *, is_error: bool) -> File:
         now = int(self._clock.now())

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Hashable
 
+from batchline.domain.progress import Pause
 from batchline.domain.replies import FaultKind
 from batchline.ports import Clock, Random
 from batchline.telemetry.metrics import Metrics
@@ -32,6 +33,7 @@ class Gate:
         self._patience = patience_seconds
         self._recent: deque[Hashable] = deque(maxlen=_ANSWERS)
         self._paused_at: float | None = None
+        self._since = 0
         self._reason = ""
         self._crashed = self._impatient = False
         self._next_probe = 0.0
@@ -40,6 +42,10 @@ class Gate:
     @property
     def paused(self) -> bool:
         return self._paused_at is not None
+
+    @property
+    def pause(self) -> Pause | None:
+        return Pause(upstream=self._upstream, detail=self._reason, since=self._since) if self.paused else None
 
     def real_answer(self) -> None:
         """The upstream is there."""
@@ -71,7 +77,7 @@ class Gate:
     def _pause(self, reason: str) -> None:
         if self._paused_at is not None or self._impatient:
             return
-        self._paused_at = self._clock.steady()
+        self._paused_at, self._since = self._clock.steady(), int(self._clock.now())
         self._reason = reason
         self._metrics.upstream_paused.labels(self._upstream, reason).set(1)
         self._interval = _FIRST_PROBES

@@ -12,6 +12,7 @@ from itertools import count
 from msgspec import Struct
 
 from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
+from batchline.domain.progress import count_errors
 from batchline.domain.records import Charge, Segment, ShardProgress
 from batchline.domain.usage import NOTHING
 from batchline.pipeline.claim import Claims, HeldBatch, HeldShard, Job
@@ -202,6 +203,7 @@ class Recorder:
                 batch.id,
                 progress=_progress(entries),
                 segment=segment,
+                errors=count_errors(entry.line for entry in entries if entry.charge is None),
                 charges=_charges(entries),
                 at=int(self._clock.now()),
             )

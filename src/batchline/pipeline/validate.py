@@ -16,7 +16,7 @@ from msgspec.json import encode as encode_json
 from batchline.domain.limits import MAX_FAULTS, QUOTED_CHARACTERS, InputLimits, ShardLimits
 from batchline.domain.lines import encode_line
 from batchline.domain.records import InputFault, json_text
-from batchline.pipeline.cut import Cutter, grouping_key
+from batchline.pipeline.cut import Cutter, grouping_key, prompt_prefix
 from batchline.ports import Verdict
 
 _CHUNK_BYTES = 256 * 1024
@@ -122,7 +122,7 @@ class _Check:
     def _keep(self, request: _Request) -> None:
         # Encoded anew from what was checked: of a repeated key, exactly the value that counted goes upstream.
         record = encode_line(self.lines, json_text(request.custom_id), encode_json(request.body))
-        self._cutter.add(grouping_key(request.body), record)
+        self._cutter.add(grouping_key(request.body), prompt_prefix(request.body), record)
 
     def _checked(self, line: bytes | None) -> _Request:
         if line is None:

@@ -7,9 +7,10 @@ from msgspec import convert
 from msgspec.json import encode as encode_json
 
 from batchline.domain.errors import LeaseLost
+from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import Batch, NewShard
 from batchline.domain.states import BatchStatus
-from batchline.ports import Created, NewBatch
+from batchline.ports import Created, NewBatch, Standing
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows
 
 _COUNTED_LIVE = frozenset({BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING})
@@ -106,6 +107,23 @@ class SqlBatches:
         def script() -> Script[Batch | None]:
             row = yield from one("batch", project_id=project_id, id=batch_id)
             return (yield from _counted(row)) if row else None
+
+        return await self._database.read(script)
+
+    async def standing(self, project_id: str, batch_id: str) -> Standing | None:
+        def script() -> Script[Standing | None]:
+            row = yield from one("batch", project_id=project_id, id=batch_id)
+            if row is None:
+                return None
+            models = yield from rows("unfinished_models", batch_id=batch_id)
+            errors = yield from rows("line_errors", batch_id=batch_id)
+            samples = yield from rows("samples", batch_id=batch_id)
+            return Standing(
+                batch=(yield from _counted(row)),
+                models=[found["model"] for found in models],
+                errors=[convert(dict(found), LineErrors) for found in errors],
+                samples=[convert(dict(found), Sample) for found in samples],
+            )
 
         return await self._database.read(script)
 

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.limits import STRIKES, runs_alone
+from batchline.domain.progress import KEPT_SECONDS, LineErrors, bucket_of
 from batchline.domain.records import Charge, File, Lane, LeasedBatch, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus, ShardState
 from batchline.ports import Claim, Finish, Notice
@@ -76,6 +77,7 @@ class SqlWork:
         *,
         progress: Sequence[ShardProgress],
         segment: Segment,
+        errors: Sequence[LineErrors] = (),
         charges: Sequence[Charge] = (),
         at: int,
     ) -> int:
@@ -84,6 +86,8 @@ class SqlWork:
                 moved = asdict(shard)
                 yield from fenced("advance_shard", batch_id=batch_id, **moved | asdict(moved.pop("usage")))
             yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
+            yield from _count_errors(batch_id, errors)
+            yield from _keep_sample(batch_id, sum(shard.completed + shard.failed for shard in progress), at=at)
             account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
             return (
                 yield from charge_account(
@@ -145,7 +149,15 @@ class SqlWork:
         return [convert(dict(row), Segment) for row in found]
 
     async def publish(
-        self, batch_id: str, *, epoch: int, files: Sequence[File], completed: int, failed: int, at: int
+        self,
+        batch_id: str,
+        *,
+        epoch: int,
+        files: Sequence[File],
+        completed: int,
+        failed: int,
+        errors: Sequence[LineErrors] = (),
+        at: int,
     ) -> BatchStatus:
         def script() -> Script[BatchStatus]:
             batch = yield from fetch_batch(batch_id)
@@ -153,6 +165,7 @@ class SqlWork:
                 raise LeaseLost(batch_id)
             for file in files:
                 yield from change("insert_result", **asdict(file))
+            yield from _count_errors(batch_id, errors)
             yield from fenced(
                 "publish_batch",
                 batch_id=batch_id,
@@ -176,6 +189,7 @@ class SqlWork:
         def script() -> Script[None]:
             yield from change("delete_shards", batch_id=batch_id)
             yield from change("delete_segments", batch_id=batch_id)
+            yield from change("delete_samples", batch_id=batch_id)
             yield from change("close_idle_lanes", batch_id=batch_id)
             yield from change("forget_work", batch_id=batch_id)
 
@@ -218,6 +232,17 @@ def _open_shards(lane: Row, *, at: int) -> Script[deque[Shard]]:
         "claimable_shards", project_id=lane["project_id"], model=lane["model"], limit=_MOST_SHARDS, at=at
     )
     return deque(_shard(row) for row in found)
+
+
+def _count_errors(batch_id: str, errors: Sequence[LineErrors]) -> Script[None]:
+    for each in errors:
+        yield from change("count_errors", batch_id=batch_id, **asdict(each))
+
+
+def _keep_sample(batch_id: str, lines: int, *, at: int) -> Script[None]:
+    bucket = bucket_of(at)
+    yield from change("count_lines", batch_id=batch_id, at=bucket, lines=lines)
+    yield from change("forget_samples", batch_id=batch_id, until=bucket - KEPT_SECONDS)
 
 
 def _rescue_shard(row: Row) -> Script[None]:

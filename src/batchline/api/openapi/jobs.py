@@ -197,6 +197,17 @@ BATCH_OPERATIONS = (
         errors=(_NO_BATCH,),
     ),
     Operation(
+        method="get",
+        path="/v1/batches/{batch_id}/progress",
+        id="retrieveProgress",
+        tag=BATCHES,
+        summary="How far is a batch?",
+        description="How fast it goes and how long it will take, what it waits for, and what went wrong so far.",
+        parameters=(_BATCH_ID,),
+        answers={"200": json_answer("Its progress.", "BatchProgress")},
+        errors=(_NO_BATCH,),
+    ),
+    Operation(
         method="post",
         path="/v1/batches/{batch_id}/cancel",
         id="cancelBatch",

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from typing import Any, get_args
 
 from msgspec.json import decode, encode
+from msgspec.structs import replace
 
 from batchline.domain.chat import Role
-from batchline.domain.outcomes import BATCH_CANCELLED, Success, error_line, output_line
+from batchline.domain.outcomes import BATCH_CANCELLED, TOO_LONG, Success, error_line, output_line
+from batchline.domain.progress import Eta, Pause, Progress, count_errors
 from batchline.domain.records import BATCH, BATCH_OUTPUT, Batch, File
 from batchline.domain.states import BatchStatus
 
@@ -84,6 +86,14 @@ _RUNNING = Batch(
     model=MODEL_ID,
 )
 BATCH_EXAMPLE: Schema = decode(encode(_RUNNING.wire()))
+_UNDER_WAY = Progress(
+    batch=replace(_RUNNING, completed=40, failed=2),
+    rate=0.7,
+    eta=Eta(seconds=83, low=61, high=113),
+    waiting_for=Pause(upstream="default", detail="refused", since=_AT + 50),
+    in_flight=1,
+    errors=count_errors([error_line(_LINE_ID, b'"line-1"', TOO_LONG)] * 2),
+)
 
 _FILE = _object(
     {
@@ -131,6 +141,14 @@ _USAGE = _object(
     description="Tokens of all lines recorded so far.",
 )
 
+_COUNTS = _object(
+    {
+        "total": _count("Lines of the input."),
+        "completed": _count("Lines in the output file."),
+        "failed": _count("Lines in the error file."),
+    }
+)
+
 _BATCH = _object(
     {
         "id": {"type": "string", "pattern": "^batch_[0-9A-HJKMNP-TV-Z]{26}$"},
@@ -151,18 +169,41 @@ _BATCH = _object(
         "expired_at": _maybe_time("expired"),
         "cancelling_at": _maybe_time("cancelling"),
         "cancelled_at": _maybe_time("cancelled"),
-        "request_counts": _object(
-            {
-                "total": _count("Lines of the input."),
-                "completed": _count("Lines in the output file."),
-                "failed": _count("Lines in the error file."),
-            }
-        ),
+        "request_counts": _COUNTS,
         "metadata": {"type": "object", "description": "As it was given."},
         "model": MAYBE_STRING | {"description": "The one model of all lines, where there is one."},
         "usage": ref("Usage"),
     },
     example=BATCH_EXAMPLE,
+)
+
+_ETA = _object({"seconds": _count("At the rate of now."), "low": _count("At best."), "high": _count("At worst.")})
+_GONE = STRING | {"description": "How the upstream is gone, such as `refused` or `timeout`."}
+_PAUSE = _object({"reason": _const("upstream_paused"), "upstream": STRING, "detail": _GONE, "since": TIME})
+_LINE_ERRORS = _object(
+    {
+        "code": STRING | {"description": "As in BatchErrorLine."},
+        "count": _count("Lines that failed with it."),
+        "sample": _object(
+            {"custom_id": STRING | {"maxLength": 300}, "message": STRING | {"maxLength": 300}},
+            description="The first of them, both texts cut.",
+        ),
+    }
+)
+_PROGRESS = _object(
+    {
+        "object": _const("batch.progress"),
+        "batch_id": STRING,
+        "status": {"enum": [status.value for status in BatchStatus]},
+        "request_counts": _COUNTS,
+        "rate": {"type": "number", "minimum": 0, "description": "Lines a second over the last minute."},
+        "eta": {"anyOf": [_ETA, {"type": "null"}], "description": "Null without a rate, and when nothing is left."},
+        "waiting_for": {"anyOf": [_PAUSE, {"type": "null"}], "description": "What keeps its lines from running."},
+        "in_flight": _count("Its lines that the answering process has sent and has no answer to."),
+        "errors": {"type": "array", "items": _LINE_ERRORS, "description": "By code, the most frequent first."},
+        "usage": ref("Usage"),
+    },
+    example=decode(encode(_UNDER_WAY.wire())),
 )
 
 CREATE_BATCH_EXAMPLE = {
@@ -340,6 +381,7 @@ SCHEMAS: dict[str, Schema] = {
     "Batch": _BATCH,
     "BatchList": _list_of("Batch"),
     "BatchErrors": _BATCH_ERRORS,
+    "BatchProgress": _PROGRESS,
     "Usage": _USAGE,
     "CreateBatch": _CREATE_BATCH,
     "BatchInputLine": _INPUT_LINE,

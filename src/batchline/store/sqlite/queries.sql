@@ -349,6 +349,27 @@ UPDATE shards SET settled = :settled, completed = completed + :completed, failed
     state = CASE WHEN :done THEN 'done' ELSE 'leased' END
 WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
 
+-- name: count_errors
+-- The sample is that of the first line with the code.
+INSERT INTO line_errors (batch_id, code, count, sample) VALUES (:batch_id, :code, :count, :sample)
+ON CONFLICT (batch_id, code) DO UPDATE SET count = count + excluded.count;
+
+-- name: line_errors
+SELECT code, count, sample FROM line_errors WHERE batch_id = :batch_id ORDER BY count DESC, code;
+
+-- name: count_lines
+INSERT INTO samples (batch_id, at, lines) VALUES (:batch_id, :at, :lines)
+ON CONFLICT (batch_id, at) DO UPDATE SET lines = lines + excluded.lines;
+
+-- name: forget_samples
+DELETE FROM samples WHERE batch_id = :batch_id AND at <= :until;
+
+-- name: samples
+SELECT at, lines FROM samples WHERE batch_id = :batch_id ORDER BY at;
+
+-- name: unfinished_models
+SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased') ORDER BY model;
+
 -- name: insert_segment
 INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data)
 VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data);
@@ -426,6 +447,9 @@ DELETE FROM shards WHERE batch_id = :batch_id;
 
 -- name: delete_segments
 DELETE FROM segments WHERE batch_id = :batch_id;
+
+-- name: delete_samples
+DELETE FROM samples WHERE batch_id = :batch_id;
 
 -- name: forget_work
 UPDATE batches SET work_key = NULL WHERE id = :batch_id;

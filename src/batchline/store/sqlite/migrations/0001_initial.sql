@@ -168,6 +168,23 @@ CREATE TABLE segments (
 );
 CREATE INDEX segments_of_batch ON segments (batch_id, id);
 
+-- Failed lines of a batch by code, with the first of them. They stay with the batch.
+CREATE TABLE line_errors (
+    batch_id TEXT NOT NULL REFERENCES batches (id),
+    code TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    sample BLOB NOT NULL,
+    PRIMARY KEY (batch_id, code)
+) WITHOUT ROWID;
+
+-- Lines recorded in the five seconds from a moment, of the last few minutes of a batch.
+CREATE TABLE samples (
+    batch_id TEXT NOT NULL REFERENCES batches (id),
+    at INTEGER NOT NULL,
+    lines INTEGER NOT NULL,
+    PRIMARY KEY (batch_id, at)
+) WITHOUT ROWID;
+
 -- One row that a readiness probe writes, to see a commit succeed.
 CREATE TABLE probe (id INTEGER PRIMARY KEY, at REAL NOT NULL);
 INSERT INTO probe (id, at) VALUES (1, 0);

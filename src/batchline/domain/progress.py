@@ -1,0 +1,152 @@
+"""How far a batch is: how fast its lines are recorded, how long the rest will take, and what went wrong so far."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import ceil, floor, sqrt
+from statistics import fmean, stdev
+
+from msgspec import Raw, Struct
+from msgspec.json import Decoder
+from msgspec.json import encode as encode_json
+
+from batchline.domain.records import Batch
+
+BUCKET_SECONDS = 5
+KEPT_SECONDS = 60 * BUCKET_SECONDS
+_RATE_SECONDS = 60
+_MOST_CHARACTERS = 300
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """Lines that were recorded in the bucket of five seconds from ``at``; a bucket without any has no sample."""
+
+    at: int
+    lines: int
+
+
+class Eta(Struct, frozen=True, kw_only=True):
+    """Seconds until every line is recorded, and what to reckon with."""
+
+    seconds: int
+    low: int
+    high: int
+
+
+class LineErrors(Struct, frozen=True, kw_only=True):
+    """How many lines failed with a code."""
+
+    code: str
+    count: int
+    sample: bytes
+    """The first of them, a JSON object."""
+
+
+class Pause(Struct, frozen=True, kw_only=True):
+    """An upstream that is gone, and since when."""
+
+    upstream: str
+    detail: str
+    since: int
+
+    def wire(self) -> dict[str, object]:
+        return {
+            "reason": "upstream_paused",
+            "upstream": self.upstream,
+            "detail": self.detail,
+            "since": self.since,
+        }
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    batch: Batch
+    rate: float
+    """Lines a second."""
+    eta: Eta | None
+    waiting_for: Pause | None
+    in_flight: int
+    errors: list[LineErrors]
+
+    def wire(self) -> dict[str, object]:
+        """The batch.progress object of the API."""
+        batch = self.batch.wire()
+        return {
+            "object": "batch.progress",
+            "batch_id": self.batch.id,
+            "status": self.batch.status,
+            "request_counts": batch["request_counts"],
+            "rate": round(self.rate, 3),
+            "eta": self.eta,
+            "waiting_for": None if self.waiting_for is None else self.waiting_for.wire(),
+            "in_flight": self.in_flight,
+            "errors": [{"code": each.code, "count": each.count, "sample": Raw(each.sample)} for each in self.errors],
+            "usage": batch["usage"],
+        }
+
+
+class _Error(Struct):
+    code: str
+    message: str
+
+
+class _ErrorLine(Struct):
+    custom_id: str
+    error: _Error
+
+
+_error_line = Decoder(_ErrorLine)
+
+
+def count_errors(lines: Iterable[bytes]) -> list[LineErrors]:
+    """What lines of an error file say, by code."""
+    counts: Counter[str] = Counter()
+    samples: dict[str, bytes] = {}
+    for line in map(_error_line.decode, lines):
+        counts[line.error.code] += 1
+        if line.error.code not in samples:
+            samples[line.error.code] = _sample(line)
+    return [LineErrors(code=code, count=count, sample=samples[code]) for code, count in counts.items()]
+
+
+def _sample(line: _ErrorLine) -> bytes:
+    return encode_json(
+        {"custom_id": line.custom_id[:_MOST_CHARACTERS], "message": line.error.message[:_MOST_CHARACTERS]}
+    )
+
+
+def bucket_of(at: float) -> int:
+    return int(at // BUCKET_SECONDS) * BUCKET_SECONDS
+
+
+def rate_of(samples: Iterable[Sample], *, began: float, now: float) -> float:
+    """Lines a second over the last minute, or since the batch began if that is shorter."""
+    start = bucket_of(now) + BUCKET_SECONDS - _RATE_SECONDS
+    lines = sum(sample.lines for sample in samples if sample.at >= start)
+    return lines / max(1.0, now - max(start, began))
+
+
+def eta_of(samples: Sequence[Sample], *, remaining: int, began: float, now: float) -> Eta | None:
+    """When the rest is recorded, at the rate of now; None while there is no rate, and when there is no rest.
+
+    ``seconds = remaining / rate``. The buckets that are kept and over, n of them, have the mean m and the standard
+    deviation s, and what remains fills k = seconds / 5 more. The rate is then wrong by about
+    ``e = s / m * sqrt(1 / n + 1 / k)``: by how badly n buckets tell the mean, and by how much k of them stray from
+    it. ``low = seconds / (1 + 2e)`` and ``high = seconds * (1 + 2e)``. Fewer than two buckets tell nothing: they count
+    as one, with s = m.
+    """
+    rate = rate_of(samples, began=began, now=now)
+    if not rate or remaining <= 0:
+        return None
+    seconds = remaining / rate
+    variation, buckets = _variation(samples, began=began, now=now)
+    spread = 1 + 2 * variation * sqrt(1 / buckets + BUCKET_SECONDS / seconds)
+    return Eta(seconds=ceil(seconds), low=floor(seconds / spread), high=ceil(seconds * spread))
+
+
+def _variation(samples: Iterable[Sample], *, began: float, now: float) -> tuple[float, int]:
+    """The standard deviation of whole buckets as a part of their mean, and how many they are."""
+    lines = {sample.at: sample.lines for sample in samples}
+    first = max(-bucket_of(-began), bucket_of(now) - KEPT_SECONDS + BUCKET_SECONDS)
+    whole = [lines.get(at, 0) for at in range(first, bucket_of(now), BUCKET_SECONDS)]
+    if len(whole) < 2 or not any(whole):
+        return 1.0, 1
+    return stdev(whole) / fmean(whole), len(whole)
