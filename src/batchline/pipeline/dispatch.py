@@ -5,11 +5,8 @@ quarantine. It leaves with an outcome for the recorder, or without one when its 
 """
 
 import asyncio
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
-from itertools import count
 
 from batchline.domain import ids
 from batchline.domain.chat import CHAT, addressed, check_request
@@ -33,10 +30,12 @@ from batchline.domain.states import Stop
 from batchline.domain.usage import reported_usage
 from batchline.pipeline.claim import HeldBatch, Job
 from batchline.pipeline.fit import Fitting
+from batchline.pipeline.flight import InFlight
 from batchline.pipeline.gate import Gate
 from batchline.pipeline.quarantine import WINDOW_SECONDS, Quarantine
 from batchline.pipeline.ready import Ready
 from batchline.pipeline.record import Recorder
+from batchline.pipeline.waiting import Waiting
 from batchline.ports import Clock, Random, Upstream
 from batchline.telemetry.metrics import Metrics
 
@@ -45,11 +44,6 @@ _MOST_WAITING = 4096
 
 _MOST_BYTES = 32 * 1024 * 1024
 """Of one project's lines that have no outcome yet, before no more of them are claimed."""
-
-_QUICK_SECONDS = 0.5
-"""Slots with quicker answers than this are free again before anybody minds."""
-_FEW_SLOTS = 8
-_MEMORY = 0.1
 
 _SHORTEST_NAP = 0.1
 """A probe may be due and yet unable to start."""
@@ -81,28 +75,25 @@ class Dispatcher:
         self._name = name
         self._upstream, self._recorder, self._gate = upstream, recorder, gate
         self._catalog, self._fitting, self._tariff = catalog, fitting, tariff
-        self._policy, self._slots = policy, slots
+        self._policy = policy
         self._clock, self._random, self._metrics = clock, random, metrics
-        self._live, self._changed, self._hungry, self._elsewhere = live, changed, hungry, elsewhere
+        self._changed, self._hungry, self._elsewhere = changed, hungry, elsewhere
         self._quarantine = Quarantine()
         self._ready = Ready()
-        self._waiting: list[tuple[float, int, Job]] = []
+        self._waiting = Waiting()
         self._overdue: list[Job] = []
         """Past their batch's window: not started any more, and ended when the store says that it expired."""
-        self._order = count()
         self._idle: deque[asyncio.Future[Job]] = deque()
         self._alarm = asyncio.Event()
         self._group = asyncio.TaskGroup()
-        self._flying: set[Job] = set()
-        self._flying_of: Counter[str] = Counter()
+        self._flying = InFlight(slots, live=live)
         self._sated: set[str] = set()
         self._held_of: Counter[str] = Counter()
-        self._typical_seconds = math.inf
         self._draining = False
 
     async def run(self) -> None:
         async with self._group:
-            for _ in range(self._slots):
+            for _ in range(self._flying.slots):
                 self._group.create_task(self._work_a_slot())
             self._group.create_task(self._keep_time())
 
@@ -114,7 +105,7 @@ class Dispatcher:
             return 0
         if self._gate.paused:
             return 0 if self._ready else 1
-        return 2 * self._slots
+        return 2 * self._flying.slots
 
     @property
     def sated(self) -> set[str]:
@@ -133,7 +124,7 @@ class Dispatcher:
     @property
     def load(self) -> float:
         """Lines that are here for every slot."""
-        return (self.in_flight + self.waiting) / self._slots
+        return (self.in_flight + self.waiting) / self._flying.slots
 
     @property
     def held_bytes(self) -> int:
@@ -153,7 +144,7 @@ class Dispatcher:
         return len(self._ready) + len(self._waiting)
 
     def in_flight_of(self, batch_id: str) -> int:
-        return sum(job.batch.id == batch_id for job in self._flying)
+        return self._flying.of(batch_id)
 
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
@@ -197,14 +188,7 @@ class Dispatcher:
         self._sated = sated
 
     def _is_sated(self, project_id: str) -> bool:
-        return self._ready.of(project_id) >= self._slots or self._held_of[project_id] >= _MOST_BYTES
-
-    @property
-    def _most_of_one(self) -> int:
-        """Slots that one project may take. While answers are slow it leaves one, so that others need not wait for it:
-        lines that hang must not keep another project's from starting."""
-        slow = self._typical_seconds > _QUICK_SECONDS and self._slots >= _FEW_SLOTS
-        return self._slots - slow
+        return self._ready.of(project_id) >= self._flying.slots or self._held_of[project_id] >= _MOST_BYTES
 
     async def _work_a_slot(self) -> None:
         while True:
@@ -213,7 +197,7 @@ class Dispatcher:
             if self._may_go_on(job):
                 await self._attempt(job)
             else:
-                self._landed(job)
+                self._flying.land(job)
                 self._quarantine.came_back(job)
             self.pump()
 
@@ -221,7 +205,7 @@ class Dispatcher:
         try:
             reply = await self._ask(job)
         finally:
-            self._landed(job)
+            self._flying.land(job)
         self._quarantine.came_back(job)
         if isinstance(reply, Failure):
             self._settle(job, reply)
@@ -236,13 +220,10 @@ class Dispatcher:
             job.body, job.fits = fitted, True
         started = self._clock.steady()
         reply = await self._upstream.post(job.batch.endpoint, job.body)
-        self._note_seconds(self._clock.steady() - started)
-        return reply
-
-    def _note_seconds(self, seconds: float) -> None:
+        seconds = self._clock.steady() - started
         self._metrics.upstream_seconds.observe(seconds)
-        before = min(self._typical_seconds, seconds) if math.isinf(self._typical_seconds) else self._typical_seconds
-        self._typical_seconds = before + _MEMORY * (seconds - before)
+        self._flying.note_seconds(seconds)
+        return reply
 
     async def _turn(self) -> Job:
         job = self._next()
@@ -253,15 +234,12 @@ class Dispatcher:
         return await idle
 
     def _next(self) -> Job | None:
-        if self._draining or self._recorder.full or self._quarantine.crash_seen:
-            return None
-        if self._flying and self.in_flight + self._live() >= self._slots:
+        if self._draining or self._recorder.full or self._quarantine.crash_seen or self._flying.full:
             return None
         now = self._clock.now()
         while (job := self._candidate()) is not None:
             if now < job.batch.expires_at:
                 self._flying.add(job)
-                self._flying_of[job.batch.project_id] += 1
                 return job
             self._quarantine.came_back(job)
             self._overdue.append(job)
@@ -270,15 +248,10 @@ class Dispatcher:
     def _candidate(self) -> Job | None:
         """While suspects are tried apart nothing else runs, except to probe an upstream that is gone."""
         if self._ready and (self._gate.paused or not self._quarantine.occupied):
-            return self._ready.pop(self._flying_of, most=self._most_of_one) if self._gate.admits() else None
+            return self._ready.pop(self._flying) if self._gate.admits() else None
         if self._quarantine.occupied and self._gate.admits():
             return self._quarantine.next(in_flight=self.in_flight)
         return None
-
-    def _landed(self, job: Job) -> None:
-        if job in self._flying:
-            self._flying.remove(job)
-            self._flying_of[job.batch.project_id] -= 1
 
     def _came_back(self, job: Job, reply: Reply) -> None:
         outcome = judge(reply, endpoint=job.batch.endpoint, kind=job.model.kind)
@@ -351,7 +324,7 @@ class Dispatcher:
             retry_after=setback.retry_after,
             jitter=self._random.uniform(0, 1),
         )
-        heappush(self._waiting, (self._clock.steady() + wait, next(self._order), job))
+        self._waiting.add(job, until=self._clock.steady() + wait)
         self._alarm.set()
 
     def _admit(self, job: Job) -> None:
@@ -455,23 +428,21 @@ class Dispatcher:
 
     def _withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
         """Take jobs out from wherever they wait."""
-        withdrawn = [job for job in self._overdue if condition(job)]
-        withdrawn += [job for _, _, job in self._waiting if condition(job)]
-        if withdrawn:
+        overdue = [job for job in self._overdue if condition(job)]
+        if overdue:
             self._overdue = [job for job in self._overdue if not condition(job)]
-            self._waiting = [entry for entry in self._waiting if not condition(entry[2])]
-            self._waiting.sort()
-        return withdrawn + self._ready.withdraw(condition) + self._quarantine.withdraw(condition)
+        places = (self._waiting, self._ready, self._quarantine)
+        return overdue + [job for place in places for job in place.withdraw(condition)]
 
     async def _keep_time(self) -> None:
         """Wake lines whose wait is over, and slots when a probe is due."""
         while True:
             self._alarm.clear()
             now = self._clock.steady()
-            while self._waiting and self._waiting[0][0] <= now:
-                self._make_ready(heappop(self._waiting)[2])
+            for job in self._waiting.due(now):
+                self._make_ready(job)
             self.pump()
-            waits = [self._waiting[0][0] - now] if self._waiting else []
+            waits = [] if self._waiting.first is None else [self._waiting.first - now]
             if (probe := self._gate.wait()) is not None and (self._ready or self._quarantine.occupied):
                 waits.append(max(probe, _SHORTEST_NAP))
             try:

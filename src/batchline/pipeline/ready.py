@@ -1,11 +1,11 @@
 """Lines that are ready to run, and whose turn it is: projects share alike, in each the earliest deadline is first."""
 
-from collections import Counter
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 
 from batchline.pipeline.claim import Job
+from batchline.pipeline.flight import InFlight
 
 
 class Ready:
@@ -30,10 +30,11 @@ class Ready:
         heappush(heap, (job.batch.expires_at, next(self._order), job))
         self._size += 1
 
-    def pop(self, flying: Counter[str], *, most: int) -> Job | None:
-        """The next line of the project that has the fewest in flight; none of a project that has ``most``."""
-        project_id = min(self._waiting, key=lambda name: (flying[name], self._served.get(name, 0)), default=None)
-        if project_id is None or flying[project_id] >= most:
+    def pop(self, flying: InFlight) -> Job | None:
+        """The next line of the project that has the fewest in flight; none of a project that has all it may."""
+        theirs = flying.by_project
+        project_id = min(self._waiting, key=lambda name: (theirs[name], self._served.get(name, 0)), default=None)
+        if project_id is None or theirs[project_id] >= flying.most_of_one:
             return None
         heap = self._waiting[project_id]
         _, _, job = heappop(heap)
