@@ -110,7 +110,7 @@ def charge_before_recording() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("fault", "first"),
-    [(no_fence, 60), (commit_before_durable, 130), (publish_before_counting, 1), (charge_before_recording, 1)],
+    [(no_fence, 60), (commit_before_durable, 178), (publish_before_counting, 1), (charge_before_recording, 1)],
 )
 def test_a_planted_fault_is_caught(fault: Any, first: int) -> None:
     """The simulation would see the mechanism fail: without that, its silence says nothing. Each search begins at a
