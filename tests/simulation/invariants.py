@@ -142,12 +142,13 @@ def _check_error(batch: Batch, plan: BatchPlan, record: dict[str, dict[str, str]
 
 def _excused(fate: str, error: dict[str, str], world: Plan) -> bool:
     """Bad luck that the contract allows. An outage costs attempts where too few lines see it to tell that it is one
-    (a pause takes 16 answers of 4 lines): few slots, or a shard that runs alone because its worker died. Three deaths
-    may fall on the same line, a poisonous neighbour's among them. A zombie that takes leases from the living makes
-    them look dead."""
+    (a pause takes 16 answers of 4 lines): few slots, a batch of a few lines, or a shard that runs alone because its
+    worker died. Three deaths may fall on the same line, a poisonous neighbour's among them. A zombie that takes leases
+    from the living makes them look dead."""
     kinds = [blow.kind for blow in world.blows]
     if "dlq_exhausted" in error["message"]:
         return world.zombies or kinds.count("kill") + 2 * (world.poison == "kills worker") >= STRIKES
     outage = "outage" in kinds or world.poison == "kills upstream"
-    few = min(map(world.settings.slots, world.settings.sites)) < 8 or len(world.settings.sites) > 1
+    few_slots = min(map(world.settings.slots, world.settings.sites)) < 8 or len(world.settings.sites) > 1
+    few = few_slots or any(len(batch.fates) < 4 for batch in world.batches)
     return outage and error["code"] == "internal_error" and (fate != "plain" or few or world.deaths)
