@@ -188,7 +188,7 @@ async def _embedded_model(settings: Settings, progress: Progress) -> EmbeddedUps
     await check_engine()
     return EmbeddedUpstream(
         weights=await _weights(SMOLLM2, progress),
-        slots=settings.slots(DEFAULT_UPSTREAM),
+        slots=settings.embedded_slots,
         connect_timeout=settings.connect_timeout_seconds,
         request_timeout=settings.request_timeout_seconds,
         max_answer_bytes=settings.max_answer_bytes,

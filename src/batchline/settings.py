@@ -21,8 +21,7 @@ from batchline.domain.retry import RetryPolicy
 MiB = 1024 * 1024
 DAY = 86_400
 
-EMBEDDED_SLOTS = 4
-_USUAL_SLOTS = 64
+_EMBEDDED_SLOTS = 4
 _URL = r"^https?://[^/]+.*"
 Amount = Annotated[Decimal, Field(ge=0, decimal_places=9, max_digits=18)]
 
@@ -116,7 +115,7 @@ class Settings(BaseSettings):
     max_concurrency: int | None = Field(
         default=None,
         ge=1,
-        description="Most lines in flight to one upstream, per process; 64 if not given, 4 for the embedded model.",
+        description="Most lines in flight to one upstream; as many as make it faster if not given.",
     )
     request_timeout_seconds: float = Field(
         default=600, gt=0, description="How long the upstream may take for one answer."
@@ -194,10 +193,16 @@ class Settings(BaseSettings):
         """Whether a model is left to the built-in classifier."""
         return any(CLASSIFIER_UPSTREAM in model.upstream for model in self.models.values())
 
-    def slots(self, upstream: str) -> int:
-        """Most lines in flight to an upstream."""
-        usual = EMBEDDED_SLOTS if upstream == DEFAULT_UPSTREAM and self.embeds_model else _USUAL_SLOTS
-        return self.max_concurrency or usual
+    @property
+    def embedded_slots(self) -> int:
+        """Requests that the embedded model answers at once."""
+        return self.max_concurrency or _EMBEDDED_SLOTS
+
+    def cap(self, upstream: str) -> int | None:
+        """Most lines in flight to an upstream, where something sets a bound."""
+        if upstream == DEFAULT_UPSTREAM and self.embeds_model:
+            return self.embedded_slots
+        return self.max_concurrency
 
     @property
     def catalog(self) -> Catalog:

@@ -39,6 +39,9 @@ class _Nothing:
     def in_flight_of(self, batch_id: str) -> int:
         return 0
 
+    def limit_of(self, models: Iterable[str]) -> int:
+        return 0
+
     def pause_of(self, models: Iterable[str]) -> None:
         return None
 

@@ -20,7 +20,7 @@ from batchline.pipeline.enqueue import CreateRequest
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.traffic import Traffic
 from batchline.pipeline.upload import Incoming
-from batchline.ports import NewKey
+from batchline.ports import NewKey, Upstream
 from batchline.settings import Settings
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
@@ -84,8 +84,18 @@ class _Words:
 class Bench:
     """A folder, an upstream and time outlive the process; ``start`` begins a life of it, ``kill`` ends one."""
 
-    def __init__(self, folder: Path, *, plan: Plan | None = None, latency: float = 0.05, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        plan: Plan | None = None,
+        latency: float = 0.05,
+        upstream: Callable[[Upstream, Callable[[], float]], Any] = lambda inner, _: inner,
+        **settings: Any,
+    ) -> None:
+        """``upstream`` stands before the scripted one, and is handed the time."""
         self.folder, self.time = folder, Time()
+        self._stand_before = upstream
         self._latency, self._settings = latency, Settings(**{"upstream_url": "http://default/v1"} | settings)
         self.machines = {name: Machine(Script(plan), self.time) for name in self._settings.sites}
         self.machine = self.machines[DEFAULT_UPSTREAM]
@@ -104,11 +114,13 @@ class Bench:
         self.store: Any = Port(self.rows)
         self.objects: Any = Port(LocalObjects(self.folder / "objects", threads, chance))
         self.traffic = Traffic(clock=clock)
+        upstreams = {name: self._upstream(machine) for name, machine in self.machines.items()}
+        self.upstream = upstreams[DEFAULT_UPSTREAM]
         self.engine = Engine(
             settings=self._settings,
             store=self.store,
             objects=self.objects,
-            upstreams={name: self._upstream(machine) for name, machine in self.machines.items()},
+            upstreams=upstreams,
             fitting=Fitting(tokens=dict.fromkeys(self.machines, _Words())),
             traffic=self.traffic,
             validator=InlineValidator(threads),
@@ -118,13 +130,14 @@ class Bench:
         )
         self._running = self.loop.create_task(self.engine.run())
 
-    def _upstream(self, machine: Machine) -> SimulatedUpstream:
-        return _Upstream(
+    def _upstream(self, machine: Machine) -> Any:
+        scripted = _Upstream(
             machine,
             request_timeout=self._settings.request_timeout_seconds,
             latency=self._latency,
             kill_worker=lambda: None,
         )
+        return self._stand_before(scripted, lambda: self.time.now)
 
     def kill(self) -> None:
         """Nothing of this life happens any more; its leases stay behind."""

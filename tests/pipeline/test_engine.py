@@ -76,7 +76,7 @@ def test_dropped_connections_cost_little(tmp_path: Path) -> None:
     for percent in (0, 1):
         folder = tmp_path / str(percent)
         folder.mkdir()
-        with closing(Bench(folder, plan=Plan(drop=percent))) as bench:
+        with closing(Bench(folder, plan=Plan(drop=percent), max_concurrency=64)) as bench:
             batch, taken[percent] = _run_to_the_end(bench, 5000)
             assert (batch.completed, batch.failed) == (5000, 0)
             assert (bench.attempts("line") > 5000) == bool(percent)

@@ -62,9 +62,9 @@ def test_nothing_starts_between_being_handed_out_and_a_stop(tmp_path: Path, how:
         pump = dispatcher.pump
 
         def pump_then_stop() -> None:
-            idle = len(dispatcher._idle)
+            in_flight = dispatcher.in_flight
             pump()
-            if len(dispatcher._idle) < idle:
+            if dispatcher.in_flight > in_flight:
                 if how == "stop":
                     bench.engine.stop()
                 for batch_id in list(worker._claims.batches) if how == "cancel" else []:

@@ -114,7 +114,7 @@ def check_money(
     require(sum(entry.credits for entry in entries) == organization.credits, "the ledger is not the credits")
     require(sum(entry.requests for entry in entries) == len(answers), "answers are not those of the ledger")
     require(left == plan.funds - sum(costs), f"{plan.funds - left} was charged for answers of {sum(costs)}")
-    slots = sum(map(plan.settings.slots, plan.settings.sites))
+    slots = len(plan.settings.sites) * (plan.settings.max_concurrency or 0)
     in_flight = slots * (2 if plan.zombies else 1)
     require(left >= -in_flight * max(costs, default=0), f"an overdraft of {-left}")
     # What a process answered and did not live to record had been spent, as far as it knew.
@@ -149,6 +149,6 @@ def _excused(fate: str, error: dict[str, str], world: Plan) -> bool:
     if "dlq_exhausted" in error["message"]:
         return world.zombies or kinds.count("kill") + 2 * (world.poison == "kills worker") >= STRIKES
     outage = "outage" in kinds or world.poison == "kills upstream"
-    few_slots = min(map(world.settings.slots, world.settings.sites)) < 8 or len(world.settings.sites) > 1
+    few_slots = (world.settings.max_concurrency or 0) < 8 or len(world.settings.sites) > 1
     few = few_slots or any(len(batch.fates) < 4 for batch in world.batches)
     return outage and error["code"] == "internal_error" and (fate != "plain" or few or world.deaths)

@@ -12,7 +12,9 @@ _LABELS = {
     "segment_bytes": (),
     "batches": ("status",),
     "http_requests": ("method", "status"),
-    "lines_in_flight": (),
+    "lines_in_flight": ("upstream",),
+    "upstream_limit": ("upstream",),
+    "upstream_rate_limit": ("upstream",),
     "lines_waiting": (),
     "shards_held": (),
     "held_bytes": (),
@@ -50,17 +52,14 @@ def test_what_is_counted_is_rendered() -> None:
 
 def test_watched_gauges_tell_the_state_of_the_moment_they_are_rendered() -> None:
     metrics, state = Metrics(), {"in_flight": 0}
-    metrics.watch(
-        lines_in_flight=lambda: state["in_flight"],
-        lines_waiting=lambda: 2,
-        shards_held=lambda: 3,
-        held_bytes=lambda: 4,
-    )
-    assert _samples(metrics)["batchline_lines_in_flight",] == 0
+    metrics.watch("default", lines_in_flight=lambda: state["in_flight"])
+    metrics.watch("other", lines_in_flight=lambda: 7)
+    metrics.watch(lines_waiting=lambda: 2, shards_held=lambda: 3)
+    assert _samples(metrics)["batchline_lines_in_flight", "default"] == 0
     state["in_flight"] = 1
     samples = _samples(metrics)
-    gauges = ("lines_in_flight", "lines_waiting", "shards_held", "held_bytes")
-    assert [samples[f"batchline_{name}",] for name in gauges] == [1, 2, 3, 4]
+    assert [samples["batchline_lines_in_flight", name] for name in ("default", "other")] == [1, 7]
+    assert [samples[f"batchline_{name}",] for name in ("lines_waiting", "shards_held")] == [2, 3]
 
 
 def test_two_sets_live_in_one_process() -> None:

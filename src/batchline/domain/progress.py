@@ -64,6 +64,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     eta: Eta | None
     waiting_for: Pause | None
     in_flight: int
+    concurrency: int
+    """How many lines the upstreams of its models take at once, as found out so far."""
     errors: list[LineErrors]
 
     def wire(self) -> dict[str, object]:
@@ -78,6 +80,7 @@ class Progress(Struct, frozen=True, kw_only=True):
             "eta": self.eta,
             "waiting_for": None if self.waiting_for is None else self.waiting_for.wire(),
             "in_flight": self.in_flight,
+            "concurrency": self.concurrency,
             "errors": [{"code": each.code, "count": each.count, "sample": Raw(each.sample)} for each in self.errors],
             "usage": batch["usage"],
         }

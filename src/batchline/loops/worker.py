@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -16,6 +17,7 @@ from batchline.pipeline.claim import Claims, HeldBatch, HeldShard, Job
 from batchline.pipeline.dispatch import Dispatcher
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.gate import Gate
+from batchline.pipeline.limiter import Limiter
 from batchline.pipeline.record import Recorder
 from batchline.pipeline.traffic import Traffic
 from batchline.ports import Clock, Notice, Objects, Random, Upstream, Work
@@ -90,7 +92,7 @@ class Worker:
                     metrics=metrics,
                 ),
                 policy=settings.retry_policy,
-                slots=settings.slots(name),
+                limiter=Limiter(cap=settings.cap(name)),
                 clock=clock,
                 random=random,
                 metrics=metrics,
@@ -103,8 +105,8 @@ class Worker:
         }
         for name, dispatcher in self._dispatchers.items():
             traffic.watch(name, dispatcher.pump)
+            _watch(name, dispatcher, metrics)
         metrics.watch(
-            lines_in_flight=lambda: self._in_flight,
             lines_waiting=lambda: sum(dispatcher.waiting for dispatcher in self._dispatchers.values()),
             shards_held=lambda: len(self._claims.shards),
             held_bytes=lambda: self._recorder.held_bytes,
@@ -148,6 +150,11 @@ class Worker:
 
     def in_flight_of(self, batch_id: str) -> int:
         return sum(dispatcher.in_flight_of(batch_id) for dispatcher in self._dispatchers.values())
+
+    def limit_of(self, models: Iterable[str]) -> int:
+        """How many lines the upstreams that serve one of these models take at once."""
+        names = {name for model in models for name in self._catalog.upstreams_of(model)}
+        return sum(dispatcher.limit for name, dispatcher in self._dispatchers.items() if name in names)
 
     def pause_of(self, models: Iterable[str]) -> Pause | None:
         """The longest of those that lines of these models wait for: nobody who serves one of them is there."""
@@ -318,3 +325,12 @@ class Worker:
             await self._claims.release(shards)
         except StoreDown as error:
             log.warning("leases cannot be handed back; they will lapse", extra={"reason": str(error)})
+
+
+def _watch(name: str, dispatcher: Dispatcher, metrics: Metrics) -> None:
+    metrics.watch(
+        name,
+        lines_in_flight=lambda: dispatcher.in_flight,
+        upstream_limit=lambda: dispatcher.limit,
+        upstream_rate_limit=lambda: math.inf if dispatcher.rate_limit is None else dispatcher.rate_limit,
+    )

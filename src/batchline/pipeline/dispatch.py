@@ -1,4 +1,4 @@
-"""Send lines to the upstream, as many at once as there are slots, and judge what comes back.
+"""Send lines to the upstream, as many at once as its limiter lets through, and judge what comes back.
 
 A job is in one place at a time: ready, in flight, waiting for its next attempt (which holds no slot), or in
 quarantine. It leaves with an outcome for the recorder, or without one when its batch was stopped before it ran.
@@ -24,7 +24,7 @@ from batchline.domain.outcomes import (
     output_line,
 )
 from batchline.domain.progress import Pause
-from batchline.domain.replies import Fault, FaultKind, Reply
+from batchline.domain.replies import FaultKind
 from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
 from batchline.domain.usage import reported_usage
@@ -32,6 +32,7 @@ from batchline.pipeline.claim import HeldBatch, Job
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.flight import InFlight
 from batchline.pipeline.gate import Gate
+from batchline.pipeline.limiter import Limiter
 from batchline.pipeline.quarantine import WINDOW_SECONDS, Quarantine
 from batchline.pipeline.ready import Ready
 from batchline.pipeline.record import Recorder
@@ -61,7 +62,7 @@ class Dispatcher:
         recorder: Recorder,
         gate: Gate,
         policy: RetryPolicy,
-        slots: int,
+        limiter: Limiter,
         clock: Clock,
         random: Random,
         metrics: Metrics,
@@ -84,17 +85,16 @@ class Dispatcher:
         self._overdue: list[Job] = []
         """Past their batch's window: not started any more, and ended when the store says that it expired."""
         self._idle: deque[asyncio.Future[Job]] = deque()
+        self._pace: asyncio.TimerHandle | None = None
         self._alarm = asyncio.Event()
         self._group = asyncio.TaskGroup()
-        self._flying = InFlight(slots, live=live)
+        self._flying = InFlight(limiter, clock=clock, live=live)
         self._sated: set[str] = set()
         self._held_of: Counter[str] = Counter()
         self._draining = False
 
     async def run(self) -> None:
         async with self._group:
-            for _ in range(self._flying.slots):
-                self._group.create_task(self._work_a_slot())
             self._group.create_task(self._keep_time())
 
     @property
@@ -134,6 +134,16 @@ class Dispatcher:
     @property
     def in_flight(self) -> int:
         return len(self._flying)
+
+    @property
+    def limit(self) -> int:
+        """How many may be in flight now."""
+        return self._flying.slots
+
+    @property
+    def rate_limit(self) -> float | None:
+        """How many may start in a second now; None while that is not limited."""
+        return self._flying.rate
 
     @property
     def pause(self) -> Pause | None:
@@ -176,9 +186,22 @@ class Dispatcher:
 
     def pump(self) -> None:
         """Hand ready lines to idle slots, as far as anything may start."""
-        while self._idle and (job := self._next()) is not None:
-            self._idle.popleft().set_result(job)
+        while (job := self._next()) is not None:
+            if self._idle:
+                self._idle.popleft().set_result(job)
+            else:
+                self._group.create_task(self._work_a_slot(job))
+        self._keep_pace()
         self._tell_hunger()
+
+    def _keep_pace(self) -> None:
+        """Where an upstream takes so many a second, the next one starts when it is time."""
+        if self._pace is None and self._ready and (wait := self._flying.wait()) is not None:
+            self._pace = asyncio.get_running_loop().call_later(wait, self._resume)
+
+    def _resume(self) -> None:
+        self._pace = None
+        self.pump()
 
     def _tell_hunger(self) -> None:
         """Once, when something that could not be claimed before can be now."""
@@ -190,40 +213,43 @@ class Dispatcher:
     def _is_sated(self, project_id: str) -> bool:
         return self._ready.of(project_id) >= self._flying.slots or self._held_of[project_id] >= _MOST_BYTES
 
-    async def _work_a_slot(self) -> None:
+    async def _work_a_slot(self, job: Job) -> None:
         while True:
-            job = await self._turn()
             # Between its turn and now, which is a step of the loop, its batch may have been stopped.
             if self._may_go_on(job):
                 await self._attempt(job)
             else:
-                self._flying.land(job)
+                self._flying.land(job, None)
                 self._quarantine.came_back(job)
             self.pump()
+            job = await self._turn()
 
     async def _attempt(self, job: Job) -> None:
+        outcome: Outcome | None = None
         try:
-            reply = await self._ask(job)
+            outcome = await self._ask(job)
         finally:
-            self._flying.land(job)
+            # How an upstream that is gone answers tells nothing of how much it takes.
+            told = None if self._gate.paused else outcome
+            self._metrics.upstream_seconds.observe(self._flying.land(job, told))
         self._quarantine.came_back(job)
-        if isinstance(reply, Failure):
-            self._settle(job, reply)
+        if isinstance(outcome, Failure) and not job.fits:
+            self._settle(job, outcome)
+        elif isinstance(outcome, Setback) and outcome.kind == FaultKind.BROKEN:
+            self._broke(job, outcome)
         else:
-            self._came_back(job, reply)
+            self._apply(job, outcome)
 
-    async def _ask(self, job: Job) -> Reply | Failure:
+    async def _ask(self, job: Job) -> Outcome:
         if not job.fits:
             fitted = await self._fitting.fit(job.body, job.model, upstream=self._name)
-            if not isinstance(fitted, bytes):
+            if isinstance(fitted, Failure):
                 return fitted
+            if not isinstance(fitted, bytes):
+                return judge(fitted, endpoint=job.batch.endpoint, kind=job.model.kind)
             job.body, job.fits = fitted, True
-        started = self._clock.steady()
         reply = await self._upstream.post(job.batch.endpoint, job.body)
-        seconds = self._clock.steady() - started
-        self._metrics.upstream_seconds.observe(seconds)
-        self._flying.note_seconds(seconds)
-        return reply
+        return judge(reply, endpoint=job.batch.endpoint, kind=job.model.kind)
 
     async def _turn(self) -> Job:
         job = self._next()
@@ -252,13 +278,6 @@ class Dispatcher:
         if self._quarantine.occupied and self._gate.admits():
             return self._quarantine.next(in_flight=self.in_flight)
         return None
-
-    def _came_back(self, job: Job, reply: Reply) -> None:
-        outcome = judge(reply, endpoint=job.batch.endpoint, kind=job.model.kind)
-        if isinstance(reply, Fault) and reply.kind is FaultKind.BROKEN and isinstance(outcome, Setback):
-            self._broke(job, outcome)
-        else:
-            self._apply(job, outcome)
 
     def _broke(self, job: Job, setback: Setback) -> None:
         job.last = setback

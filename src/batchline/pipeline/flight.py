@@ -4,57 +4,88 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from batchline.domain.outcomes import Outcome, Setback
+from batchline.domain.replies import FaultKind
 from batchline.pipeline.claim import Job
+from batchline.pipeline.limiter import Limiter, Sign, Start
+from batchline.ports import Clock
 
 _QUICK_SECONDS = 0.5
 """Slots with quicker answers than this are free again before anybody minds."""
 _FEW_SLOTS = 8
 _MEMORY = 0.1
+_OVERLOADS = frozenset({"http_502", "http_503", "http_504", FaultKind.TIMEOUT})
 
 
 class InFlight:
-    def __init__(self, slots: int, *, live: Callable[[], int]) -> None:
+    def __init__(self, limiter: Limiter, *, clock: Clock, live: Callable[[], int]) -> None:
         """``live`` tells how many slots are taken by calls that somebody waits for."""
-        self.slots = slots
+        self._limiter, self._clock = limiter, clock
         self._live = live
-        self._jobs: set[Job] = set()
+        self._starts: dict[Job, Start] = {}
         self._typical_seconds = math.inf
         self.by_project: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._starts)
 
     def __contains__(self, job: object) -> bool:
-        return job in self._jobs
+        return job in self._starts
 
     def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs)
+        return iter(self._starts)
+
+    @property
+    def slots(self) -> int:
+        return self._limiter.limit
+
+    @property
+    def rate(self) -> float | None:
+        return self._limiter.rate
 
     @property
     def full(self) -> bool:
-        """Whoever is waited for goes before batches, but never stops them."""
-        return bool(self._jobs) and len(self._jobs) + self._live() >= self.slots
+        return not self._limiter.admits(self._clock.steady(), beside=self._beside)
+
+    def wait(self) -> float | None:
+        """Seconds until the upstream's pace lets the next one start, where it is that which holds it up."""
+        return self._limiter.wait(self._clock.steady(), beside=self._beside)
 
     @property
     def most_of_one(self) -> int:
         """Slots that one project may take. While answers are slow it leaves one, so that others need not wait for it:
         lines that hang must not keep another project's from starting."""
         slow = self._typical_seconds > _QUICK_SECONDS and self.slots >= _FEW_SLOTS
-        return self.slots - slow
+        return self._limiter.most - slow
 
     def of(self, batch_id: str) -> int:
-        return sum(job.batch.id == batch_id for job in self._jobs)
+        return sum(job.batch.id == batch_id for job in self._starts)
 
     def add(self, job: Job) -> None:
-        self._jobs.add(job)
+        self._starts[job] = self._limiter.started(self._clock.steady())
         self.by_project[job.batch.project_id] += 1
 
-    def land(self, job: Job) -> None:
-        if job in self._jobs:
-            self._jobs.remove(job)
-            self.by_project[job.batch.project_id] -= 1
-
-    def note_seconds(self, seconds: float) -> None:
-        """How long an attempt took."""
+    def land(self, job: Job, outcome: Outcome | None) -> float:
+        """The line came back, with nothing if it was never sent; how many seconds it took."""
+        now, start = self._clock.steady(), self._starts.pop(job)
+        self._limiter.ended(start, _sign_of(outcome), now)
+        self.by_project[job.batch.project_id] -= 1
+        seconds = now - start.at
         before = seconds if math.isinf(self._typical_seconds) else self._typical_seconds
         self._typical_seconds = before + _MEMORY * (seconds - before)
+        return seconds
+
+    @property
+    def _beside(self) -> int:
+        """Whoever is waited for goes before batches, but never stops them."""
+        return min(self._live(), self.slots - 1)
+
+
+def _sign_of(outcome: Outcome | None) -> Sign:
+    if outcome is None:
+        return Sign.OTHER
+    if not isinstance(outcome, Setback):
+        return Sign.ANSWERED
+    if outcome.throttled:
+        return Sign.THROTTLED
+    return Sign.OVERLOADED if outcome.kind in _OVERLOADS else Sign.OTHER

@@ -15,6 +15,8 @@ class Running(Protocol):
 
     def in_flight_of(self, batch_id: str) -> int: ...
 
+    def limit_of(self, models: Iterable[str]) -> int: ...
+
     def pause_of(self, models: Iterable[str]) -> Pause | None: ...
 
 
@@ -34,6 +36,7 @@ class Inspection:
             eta=self._eta(standing),
             waiting_for=self._running.pause_of(standing.models) if _starts_lines(batch) else None,
             in_flight=self._running.in_flight_of(batch_id),
+            concurrency=self._running.limit_of(standing.models) if _starts_lines(batch) else 0,
             errors=standing.errors,
         )
 

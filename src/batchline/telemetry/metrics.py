@@ -22,7 +22,11 @@ class Metrics:
         self.batches = self._counter("batches", "Batches that reached a terminal state.", "status")
         self.http_requests = self._counter("http_requests", "Requests answered.", "method", "status")
 
-        self.lines_in_flight = self._gauge("lines_in_flight", "Lines the upstream is answering.")
+        self.lines_in_flight = self._gauge("lines_in_flight", "Lines the upstream is answering.", "upstream")
+        self.upstream_limit = self._gauge("upstream_limit", "Lines it may be answering at once, as found.", "upstream")
+        self.upstream_rate_limit = self._gauge(
+            "upstream_rate_limit", "Lines it may be sent in a second, as found; +Inf while it never minds.", "upstream"
+        )
         self.lines_waiting = self._gauge("lines_waiting", "Lines waiting for a slot or their next attempt.")
         self.shards_held = self._gauge("shards_held", "Shards this process has leased.")
         self.held_bytes = self._gauge("held_bytes", "Bytes of answers not recorded yet.")
@@ -33,11 +37,11 @@ class Metrics:
         self.upstream_seconds = self._histogram("upstream_seconds", "Time of one attempt.", _UPSTREAM_BUCKETS)
         self.flush_seconds = self._histogram("flush_seconds", "Time to record one segment.", _FLUSH_BUCKETS)
 
-    def watch(self, **readings: Callable[[], float]) -> None:
+    def watch(self, *labels: str, **readings: Callable[[], float]) -> None:
         """Have gauges read when they are asked for."""
         for name, reading in readings.items():
             gauge: Gauge = getattr(self, name)
-            gauge.set_function(reading)
+            (gauge.labels(*labels) if labels else gauge).set_function(reading)
 
     def render(self) -> bytes:
         """All of it in Prometheus' text format."""

@@ -92,6 +92,7 @@ _UNDER_WAY = Progress(
     eta=Eta(seconds=83, low=61, high=113),
     waiting_for=Pause(upstream="default", detail="refused", since=_AT + 50),
     in_flight=1,
+    concurrency=16,
     errors=count_errors([error_line(_LINE_ID, b'"line-1"', TOO_LONG)] * 2),
 )
 
@@ -200,6 +201,7 @@ _PROGRESS = _object(
         "eta": {"anyOf": [_ETA, {"type": "null"}], "description": "Null without a rate, and when nothing is left."},
         "waiting_for": {"anyOf": [_PAUSE, {"type": "null"}], "description": "What keeps its lines from running."},
         "in_flight": _count("Its lines that the answering process has sent and has no answer to."),
+        "concurrency": _count("How many lines the upstreams of its models take at once, as found out so far."),
         "errors": {"type": "array", "items": _LINE_ERRORS, "description": "By code, the most frequent first."},
         "usage": ref("Usage"),
     },

@@ -1,0 +1,130 @@
+"""One for each upstream and process: asked before every start, told of every end, with the time handed in."""
+
+from enum import Enum
+
+from batchline.pipeline.limiter.climb import Climb
+from batchline.pipeline.limiter.flow import Flow, Start
+from batchline.pipeline.limiter.pace import Pace
+
+_MOST = 1024
+_FULL = 0.9
+"""With less than this of the limit in flight there was too little to do, and a measure says nothing."""
+_FEW_REFUSED = 0.05
+"""A measure with more refusals than this among its answers says nothing either."""
+_OVERLOAD = 0.25
+"""Share of the last ends, a round of them and at least a few, that makes an overload."""
+_LEAST_ENDS = 8
+
+
+class Sign(Enum):
+    """What the end of a request says about how much its upstream can take."""
+
+    ANSWERED = "answered"
+    """It did its work, whatever the answer."""
+    THROTTLED = "throttled"
+    """429."""
+    OVERLOADED = "overloaded"
+    """503 and its like, and timeouts. A few are no overload."""
+    OTHER = "other"
+    """Nothing: a broken connection, a 500, or it was never sent."""
+
+
+class Limiter:
+    def __init__(self, *, cap: int | None) -> None:
+        self._cap = _MOST if cap is None else cap
+        self._climb = Climb(cap=self._cap)
+        self._pace = Pace()
+        self._flow = Flow(self._climb.window)
+        self._refusals = 0
+        self._ends = self._overloads = 0
+        self._cut_at = 0.0
+        self._accepted = self._most_accepted = 0
+        self._accepted_since = 0.0
+        """Since the last refusal: how many were accepted, and the most in flight among them."""
+
+    @property
+    def limit(self) -> int:
+        """How many may be in flight now."""
+        return self._climb.limit
+
+    @property
+    def rate(self) -> float | None:
+        """How many may start in a second now; None while that is not limited."""
+        return self._pace.rate
+
+    @property
+    def most(self) -> int:
+        """How many may be in flight now with the slow ones, which the limit does not count."""
+        return min(self._cap, self._climb.limit + self._flow.slow)
+
+    def admits(self, now: float, *, beside: int = 0) -> bool:
+        """Whether one more may start, with so many others ``beside`` what is known here."""
+        return self._has_slot(beside) and not self._pace.wait(now)
+
+    def wait(self, now: float, *, beside: int = 0) -> float | None:
+        """Seconds until the pace lets one start; None when it need not be waited for, or a slot must be free first."""
+        return self._pace.wait(now) or None if self._has_slot(beside) else None
+
+    def started(self, now: float) -> Start:
+        """To be handed back when it ends."""
+        self._pace.started(now)
+        return self._flow.started(now)
+
+    def ended(self, start: Start, sign: Sign, now: float) -> None:
+        self._flow.ended(start, now)
+        self._ends += 1
+        if sign is Sign.ANSWERED:
+            self._answered(start, now)
+        elif sign is Sign.THROTTLED:
+            self._throttled(start, now)
+        elif sign is Sign.OVERLOADED and start.at >= self._cut_at:
+            self._overloaded(now)
+
+    def _has_slot(self, beside: int) -> bool:
+        taken = self._flow.in_flight + beside
+        return taken < self._climb.limit and taken + self._flow.slow < self._cap
+
+    def _answered(self, start: Start, now: float) -> None:
+        self._pace.accepted()
+        if start.at >= self._accepted_since:
+            self._accepted += 1
+            self._most_accepted = max(self._most_accepted, start.in_flight)
+        measure = self._flow.answered(now - start.at)
+        if measure is None:
+            return
+        few = (_FEW_REFUSED + 2 * self._pace.background) * measure.answers
+        if self._refusals > few or measure.load < _FULL * self._climb.limit:
+            self._climb.disturbed(now)
+        else:
+            self._climb.measured(measure)
+        self._measure_anew()
+
+    def _throttled(self, start: Start, now: float) -> None:
+        self._refusals += 1
+        if self._pace.careful and self._blames_number(start):
+            self._climb.refused(start.in_flight, now)
+            self._measure_anew()
+        else:
+            self._pace.refused(started=start.at, now=now)
+        self._accepted = self._most_accepted = 0
+        self._accepted_since = now
+
+    def _blames_number(self, start: Start) -> bool:
+        """A 429 may be about the number in flight: when many were accepted since the last one, but never with so many
+        beside them. Where latency is even, a rate looks the same, and so does the cure."""
+        return self._accepted > 4 * start.in_flight > 4 * self._most_accepted and 2 * start.in_flight >= self.limit
+
+    def _overloaded(self, now: float) -> None:
+        recent = max(_LEAST_ENDS, self._climb.limit)
+        if self._ends > recent:
+            self._ends = self._overloads = 0
+        self._overloads += 1
+        if self._overloads >= _OVERLOAD * recent:
+            self._climb.overloaded()
+            self._cut_at = now
+            self._ends = self._overloads = 0
+            self._measure_anew()
+
+    def _measure_anew(self) -> None:
+        self._refusals = 0
+        self._flow.open(self._climb.window)
