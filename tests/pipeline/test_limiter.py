@@ -259,8 +259,9 @@ def test_a_few_slow_answers_among_quick_ones() -> None:
 
 
 @pytest.mark.parametrize("cap", [1, 2, 5, 64])
-def test_never_over_the_cap_and_never_under_one(cap: int) -> None:
-    """Whatever comes back, in whatever order."""
+@pytest.mark.parametrize("answered", [1, 1000])
+def test_never_over_the_cap_and_never_under_one(cap: int, answered: int) -> None:
+    """Whatever comes back, in whatever order, and though one never does."""
     random, limiter, now = Random(cap), Limiter(cap=cap), 0.0
     starts = []
     for _ in range(20_000):
@@ -269,8 +270,9 @@ def test_never_over_the_cap_and_never_under_one(cap: int) -> None:
             starts.append(limiter.started(now))
         assert 1 <= limiter.limit <= cap
         assert len(starts) <= cap
-        if starts:
-            limiter.ended(starts.pop(random.randrange(len(starts))), random.choice(list(Sign)), now)
+        if len(starts) > (cap > 1):
+            (sign,) = random.choices(list(Sign), [answered, 1, 1, 1])
+            limiter.ended(starts.pop(random.randrange(cap > 1, len(starts))), sign, now)
 
 
 def test_wait_tells_the_pace_apart_from_the_slots() -> None:
