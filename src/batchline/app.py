@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -48,6 +49,7 @@ from batchline.upstream.weights import (
 
 log = logging.getLogger(__name__)
 _DISK_THREADS = 4
+_SWITCH_SECONDS = 0.0005
 
 
 class StartupError(Exception):
@@ -57,6 +59,9 @@ class StartupError(Exception):
 def run(settings: Settings, *, progress: Progress) -> int:
     """Serve until SIGTERM or SIGINT. ``progress`` hears of the embedded model's download, the first time."""
     configure_logs()
+    # Threads that write and sync need the interpreter for moments; by default one may keep it for 5 ms, while answers
+    # wait.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     uvloop.run(serve(settings, progress))
     return 0
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
 
 from batchline.domain.errors import ObjectsDown, StoreDown
 from batchline.domain.models import DEFAULT_UPSTREAM, lanes_of
@@ -31,6 +32,8 @@ _LISTEN_SECONDS = 1.0
 _SHORTEST_FAREWELL = 5.0
 _MOST_BYTES = 64 * 1024 * 1024
 """Lines held to be run: enough for any upstream, little for a machine."""
+_AT_A_TIME = 32
+"""Lines handed out in one go: while more are looked into, answers would wait."""
 
 
 class Worker:
@@ -204,7 +207,9 @@ class Worker:
         except (StoreDown, ObjectsDown) as error:
             log.warning("no work can be claimed", extra={"reason": str(error)})
             return False
-        self._hand_out(jobs)
+        for start in range(0, len(jobs), _AT_A_TIME):
+            self._hand_out(jobs[start : start + _AT_A_TIME])
+            await self._clock.sleep(0)
         return bool(jobs)
 
     def _not_wanted(self) -> list[Lane]:
@@ -226,11 +231,15 @@ class Worker:
     def _hand_out(self, jobs: list[Job]) -> None:
         """Each line to the upstream of its model that is the least busy; one of a model that nobody serves to any,
         which refuses it."""
-        for job in jobs:
-            names = [name for name in self._catalog.upstreams_of(job.shard.model) if name in self._dispatchers]
+        for shard, group in groupby(jobs, key=lambda job: job.shard):
+            names = [name for name in self._catalog.upstreams_of(shard.model) if name in self._dispatchers]
             serving = [self._dispatchers[name] for name in names or self._dispatchers]
-            there = [dispatcher for dispatcher in serving if not dispatcher.paused]
-            min(there or serving, key=lambda dispatcher: dispatcher.load).add([job])
+            there = [dispatcher for dispatcher in serving if not dispatcher.paused] or serving
+            if len(there) == 1:
+                there[0].add(group)
+                continue
+            for job in group:
+                min(there, key=lambda dispatcher: dispatcher.load).add([job])
 
     def _elsewhere(self, name: str, job: Job) -> Dispatcher | None:
         """Another upstream for a line, that is there."""

@@ -221,8 +221,9 @@ class Dispatcher:
             else:
                 self._flying.land(job, None)
                 self._quarantine.came_back(job)
+            following = self._next()
             self.pump()
-            job = await self._turn()
+            job = following or await self._wait_for_turn()
 
     async def _attempt(self, job: Job) -> None:
         outcome: Outcome | None = None
@@ -251,10 +252,7 @@ class Dispatcher:
         reply = await self._upstream.post(job.batch.endpoint, job.body)
         return judge(reply, endpoint=job.batch.endpoint, kind=job.model.kind)
 
-    async def _turn(self) -> Job:
-        job = self._next()
-        if job is not None:
-            return job
+    async def _wait_for_turn(self) -> Job:
         idle: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         self._idle.append(idle)
         return await idle
