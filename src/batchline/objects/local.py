@@ -3,7 +3,6 @@ renamed, and the folder that now names it is synced too."""
 
 import fcntl
 import os
-import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -13,11 +12,10 @@ from pathlib import Path
 from threading import Lock
 
 from batchline.domain.errors import ObjectMissing, ObjectsDown
+from batchline.objects.keys import TEMPORARY, components
 from batchline.ports import Random, Threads
 
 _CHUNK_BYTES = 256 * 1024
-_TEMPORARY = "tmp"
-_COMPONENT = re.compile(r"[A-Za-z0-9._-]+")
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -124,17 +122,14 @@ class _Folder:
     """Where keys lie, and which folders are known to outlast a loss of power."""
 
     def __init__(self, root: Path) -> None:
-        self.temporary = root / _TEMPORARY
+        self.temporary = root / TEMPORARY
         self._root = root
         self._lasting: set[Path] = set()
         self._shape = Lock()
         """Held while folders come and go, so that none goes between being made and being used."""
 
     def path(self, key: str) -> Path:
-        parts = key.split("/")
-        if parts[0] == _TEMPORARY or not all(_COMPONENT.fullmatch(part) and part not in {".", ".."} for part in parts):
-            raise ValueError(f"Not a key: {key!r}")
-        return self._root.joinpath(*parts)
+        return self._root.joinpath(*components(key))
 
     @_writing()
     def adopt(self, path: Path, target: Path) -> None:

@@ -1,0 +1,245 @@
+"""Objects in a bucket of an S3-compatible store. An object is there, whole, once the store said so; nothing is ever
+renamed, and nobody is sent to the store directly.
+
+The store is asked as the usual AWS variables say: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and so on.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.store import S3Store
+
+from batchline.domain.errors import ObjectsDown
+from batchline.objects.faults import FAULTS, explained, is_missing, is_past_the_end
+from batchline.objects.keys import TEMPORARY, components, is_component
+from batchline.objects.multipart import BucketWriter
+from batchline.objects.scratch import Scratch, disk
+from batchline.ports import Random, Threads
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+    from obstore.store import ClientConfig, RetryConfig
+
+_CHUNK_BYTES = 256 * 1024
+_LISTED_AT_ONCE = 1000
+_EVERYTHING = 1 << 50
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+# A store that is gone is told within 15 s: no retry begins after 5 s, and none stays silent for more than 10.
+_CLIENT: "ClientConfig" = {
+    "connect_timeout": timedelta(seconds=3),
+    "read_timeout": timedelta(seconds=10),
+    # Of a whole answer, which is as long as the client of a download wants it to be.
+    "timeout": timedelta(hours=1),
+}
+_RETRIES: "RetryConfig" = {
+    "max_retries": 3,
+    "retry_timeout": timedelta(seconds=5),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=1), "base": 2},
+}
+
+
+class BucketObjects:
+    def __init__(self, store: S3Store, *, scratch: Scratch, threads: Threads, random: Random) -> None:
+        self._store, self._scratch = store, scratch
+        self._threads, self._random = threads, random
+
+    @classmethod
+    def open(cls, url: str, *, threads: Threads, random: Random, scratch: Path) -> "BucketObjects":
+        """``s3://bucket/prefix``; nothing is asked of it yet. Raises ValueError, which says what to write instead."""
+        bucket, prefix = _parse(url)
+        store = S3Store(
+            bucket,
+            prefix=prefix,
+            client_options={**_CLIENT, "allow_http": _endpoint_is_plain()},
+            retry_config=_RETRIES,
+        )
+        return cls(store, scratch=Scratch(scratch, threads=threads, random=random), threads=threads, random=random)
+
+    async def put(self, key: str, data: bytes) -> None:
+        await self._put(_checked(key), data)
+
+    async def create(self, key: str) -> BucketWriter:
+        return BucketWriter(self._store, _checked(key))
+
+    async def adopt(self, path: Path, key: str) -> None:
+        writer = await self.create(key)
+        try:
+            async for chunk in self._chunks_of(path):
+                await writer.write(chunk)
+            await writer.commit()
+        except BaseException:
+            await writer.abort()
+            raise
+
+    def scratch(self) -> AbstractAsyncContextManager[Path]:
+        return self._scratch.file()
+
+    @asynccontextmanager
+    async def local(self, key: str) -> AsyncIterator[Path]:
+        _checked(key)
+        async with self._scratch.file() as path:
+            await self._download(key, path)
+            yield path
+
+    async def read(self, key: str, start: int, length: int) -> bytes:
+        return await self._read(_checked(key), start, length)
+
+    async def stream(self, key: str, start: int, length: int) -> AsyncIterator[bytes]:
+        _checked(key)
+        if length == 0:
+            await self._read(key, start, 0)
+        end = start + length
+        version: str | None = None
+        while start < end:
+            # Stores drop connections that a slow reader leaves idle: the rest is asked for anew.
+            opened = start
+            try:
+                answer = await obstore.get_async(self._store, key, options=_part(start, end, version))
+                end, version = min(end, answer.range[1]), answer.meta["e_tag"]
+                async for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
+                    for chunk in _cut(piece):
+                        yield chunk
+                        start += len(chunk)
+            except FAULTS as fault:
+                if is_past_the_end(fault):
+                    return
+                if start == opened:
+                    raise explained(fault, doing=f"Reading {key}") from None
+
+    async def delete(self, key: str) -> None:
+        await self._delete([_checked(key)])
+
+    async def delete_all(self, prefix: str) -> None:
+        pages = obstore.list(self._store, _checked(prefix), chunk_size=_LISTED_AT_ONCE)
+        try:
+            async for page in pages:
+                await self._delete([found["path"] for found in page])
+        except FAULTS as fault:
+            raise explained(fault, doing=f"Listing {prefix}") from None
+
+    async def names(self, prefix: str) -> list[str]:
+        try:
+            found = await obstore.list_with_delimiter_async(self._store, _checked(prefix))
+        except FAULTS as fault:
+            raise explained(fault, doing=f"Listing {prefix}") from None
+        paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        # Some stores list a marker of the prefix itself.
+        return sorted({path.rpartition("/")[2] for path in paths if path.startswith(f"{prefix}/")})
+
+    async def check(self) -> None:
+        key = f"{TEMPORARY}/{self._random.bytes(16).hex()}"
+        await self._put(key, key.encode())
+        try:
+            if await self._read(key, 0, _CHUNK_BYTES) != key.encode():
+                raise ObjectsDown("What was written to the bucket is not what is read")
+        finally:
+            await self._delete([key])
+
+    async def clear_temporary(self) -> None:
+        """Remove what processes that died left on the local disk."""
+        await self._scratch.clear()
+
+    def close(self) -> None:
+        self._scratch.close()
+
+    async def _put(self, key: str, data: bytes) -> None:
+        try:
+            await obstore.put_async(self._store, key, data, use_multipart=False)
+        except FAULTS as fault:
+            raise explained(fault, doing=f"Writing {key}") from None
+
+    async def _read(self, key: str, start: int, length: int) -> bytes:
+        """Of no bytes at all one is asked for, to learn whether the object is there."""
+        try:
+            data = await obstore.get_range_async(self._store, key, start=start, length=length or 1)
+        except FAULTS as fault:
+            if is_past_the_end(fault):
+                return b""
+            raise explained(fault, doing=f"Reading {key}") from None
+        return bytes(data)[:length]
+
+    async def _delete(self, keys: list[str]) -> None:
+        try:
+            await obstore.delete_async(self._store, keys)
+        except FAULTS as fault:
+            if not is_missing(fault):
+                raise explained(fault, doing=f"Deleting {keys[0]}") from None
+
+    async def _download(self, key: str, path: Path) -> None:
+        await self._threads.run(partial(_make_file, path))
+        at = 0
+        async for chunk in self.stream(key, 0, _EVERYTHING):
+            await self._threads.run(partial(_write_at, path, at, chunk))
+            at += len(chunk)
+
+    async def _chunks_of(self, path: Path) -> AsyncIterator[bytes]:
+        at = 0
+        while chunk := await self._threads.run(partial(_read_at, path, at)):
+            yield chunk
+            at += len(chunk)
+
+
+def _parse(url: str) -> tuple[str, str | None]:
+    # The URL is not quoted back: somebody may have put a secret into it.
+    parts = urlsplit(url)
+    prefix = parts.path.strip("/")
+    names = [parts.netloc, *(prefix.split("/") if prefix else [])]
+    if parts.scheme != "s3" or parts.query or parts.fragment or not all(map(is_component, names)):
+        raise ValueError(
+            "A bucket is named as s3://bucket/prefix, with letters, digits, dots, hyphens and underscores; "
+            "the endpoint and the credentials belong in AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    return parts.netloc, prefix or None
+
+
+def _endpoint_is_plain() -> bool:
+    """Whether the endpoint of the environment is one without TLS."""
+    for name in _ENDPOINTS:
+        if endpoint := os.environ.get(name):
+            if urlsplit(endpoint).scheme not in {"http", "https"}:
+                raise ValueError(f"{name} must begin with https:// or http://")
+            return endpoint.startswith("http://")
+    return False
+
+
+def _checked(key: str) -> str:
+    components(key)
+    return key
+
+
+def _part(start: int, end: int, version: str | None) -> "GetOptions":
+    return {"range": (start, end)} if version is None else {"range": (start, end), "if_match": version}
+
+
+def _cut(piece: bytes) -> list[bytes]:
+    data = bytes(piece)
+    return [data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)]
+
+
+@disk()
+def _make_file(path: Path) -> None:
+    path.touch(exist_ok=False)
+
+
+# Opened for every chunk: a call whose caller was cancelled goes on in its thread, where nobody may close its file, and
+# it must not make a file anew that is gone.
+@disk()
+def _write_at(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+@disk()
+def _read_at(path: Path, at: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(at)
+        return file.read(_CHUNK_BYTES)
