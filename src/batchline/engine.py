@@ -1,10 +1,11 @@
 """The parts of one process, wired together on whatever stands behind the ports.
 
-The service and the simulation build the same engine; only the adapters differ.
+*Works* run batches, a *desk* takes them in and hands results out. A service has both, and so has the simulation; on
+many machines a process has one of them. Only the adapters differ.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from batchline.domain.states import Stop
 from batchline.loops.expire import Expire
@@ -12,6 +13,7 @@ from batchline.loops.finish import Finish
 from batchline.loops.prune import Prune
 from batchline.loops.pulse import Pulse
 from batchline.loops.rescue import Rescue
+from batchline.loops.share import LiveCalls, Share
 from batchline.loops.uses import Uses
 from batchline.loops.worker import Worker
 from batchline.pipeline.cancel import Cancellation
@@ -19,7 +21,7 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.enqueue import Creation
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.fit import Fitting
-from batchline.pipeline.progress import Inspection
+from batchline.pipeline.progress import Inspection, Workers
 from batchline.pipeline.traffic import Traffic
 from batchline.pipeline.upload import Upload
 from batchline.ports import Clock, Objects, Random, Store, Upstream, Validator
@@ -31,9 +33,12 @@ _EXPIRE_SECONDS = 1.0
 _PRUNE_SECONDS = 10.0
 _USES_SECONDS = 5.0
 _SWEEP_SECONDS = 3600.0
+_SHARE_SECONDS = 2.0
 
 
-class Engine:
+class Works:
+    """``fleet`` says that others work on the same batches, and that caps are shared with them."""
+
     def __init__(
         self,
         *,
@@ -43,13 +48,13 @@ class Engine:
         upstreams: Mapping[str, Upstream],
         fitting: Fitting,
         traffic: Traffic,
-        validator: Validator,
         clock: Clock,
         random: Random,
         metrics: Metrics,
+        owner: str,
+        fleet: bool = False,
     ) -> None:
-        owner = random.bytes(8).hex()
-        self._worker = Worker(
+        self.worker = Worker(
             work=store,
             objects=objects,
             upstreams=upstreams,
@@ -62,7 +67,7 @@ class Engine:
             metrics=metrics,
             shard_done=self._shard_done,
         )
-        self._finalizer = Finalizer(
+        finalizer = Finalizer(
             store=store,
             objects=objects,
             clock=clock,
@@ -71,8 +76,62 @@ class Engine:
             lease_seconds=settings.lease_seconds,
             retention_seconds=settings.file_retention_seconds,
         )
-        self.uses = Uses(accounts=store, clock=clock)
-        self._pulses = self._build_pulses(store, objects, clock, owner, settings, metrics)
+        prune = Prune(store=store, objects=objects, clock=clock, owner=owner)
+        pruning = Pulse("prune", prune.step, every=_PRUNE_SECONDS, clock=clock)
+        finish = Finish(finalizer=finalizer, metrics=metrics, finished=pruning.nudge)
+        self._finishing = Pulse("finish", finish.step, every=_FINISH_SECONDS, clock=clock)
+        rescue = Rescue(work=store, clock=clock, owner=owner, opened=self.worker.work_opened)
+        expire = Expire(work=store, clock=clock, stopped=self.batch_stopped)
+        self._pulses = [
+            Pulse("rescue", rescue.step, every=settings.lease_seconds / 3, clock=clock),
+            Pulse("expire", expire.step, every=_EXPIRE_SECONDS, clock=clock),
+            Pulse("sweep", prune.sweep, every=_SWEEP_SECONDS, clock=clock),
+            self._finishing,
+            pruning,
+        ]
+        self._share = Share(fleet=store, worker=self.worker, settings=settings) if fleet else None
+        if self._share is not None:
+            self._pulses.append(Pulse("share", self._share.step, every=_SHARE_SECONDS, clock=clock))
+
+    async def run(self) -> None:
+        """Until ``stop``, and then until what is in flight is recorded."""
+        async with asyncio.TaskGroup() as group:
+            pulses = [group.create_task(pulse.run()) for pulse in self._pulses]
+            await self.worker.run()
+            for pulse in pulses:
+                pulse.cancel()
+        if self._share is not None:
+            await self._share.leave()
+
+    def stop(self) -> None:
+        self.worker.stop()
+
+    def _shard_done(self) -> None:
+        self._finishing.nudge()
+
+    def batch_stopped(self, batch_id: str, stop: Stop) -> None:
+        self.worker.batch_stopped(batch_id, stop)
+        self._finishing.nudge()
+
+
+class Desk:
+    """``opened`` and ``stopped`` hear of what the works of this process would otherwise find by themselves."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        store: Store,
+        objects: Objects,
+        validator: Validator,
+        workers: Workers,
+        clock: Clock,
+        random: Random,
+        owner: str,
+        opened: Callable[[], None] = lambda: None,
+        stopped: Callable[[str, Stop], None] = lambda _batch, _stop: None,
+        calls: LiveCalls | None = None,
+    ) -> None:
         self.upload = Upload(
             files=store,
             objects=objects,
@@ -93,44 +152,74 @@ class Engine:
             lease_seconds=settings.lease_seconds,
             window_seconds=settings.completion_window_seconds,
             limits=settings.input_limits,
-            started=self._worker.work_opened,
+            started=opened,
         )
-        self.cancellation = Cancellation(batches=store, clock=clock, stopped=self._batch_stopped)
-        self.inspection = Inspection(batches=store, running=self._worker, clock=clock)
+        self.cancellation = Cancellation(batches=store, clock=clock, stopped=stopped)
+        self.inspection = Inspection(batches=store, workers=workers, catalog=settings.catalog, clock=clock)
         self.download = Download(files=store, objects=objects, clock=clock)
+        self.uses = Uses(accounts=store, clock=clock)
+        self._pulses = [Pulse("uses", self.uses.step, every=_USES_SECONDS, clock=clock)]
+        if calls is not None:
+            self._pulses.append(Pulse("calls", calls.step, every=_SHARE_SECONDS, clock=clock))
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for pulse in self._pulses:
+                group.create_task(pulse.run())
+
+
+class Engine:
+    """Works and a desk in one process."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        store: Store,
+        objects: Objects,
+        upstreams: Mapping[str, Upstream],
+        fitting: Fitting,
+        traffic: Traffic,
+        validator: Validator,
+        clock: Clock,
+        random: Random,
+        metrics: Metrics,
+        fleet: bool = False,
+    ) -> None:
+        owner = random.bytes(8).hex()
+        self.works = Works(
+            settings=settings,
+            store=store,
+            objects=objects,
+            upstreams=upstreams,
+            fitting=fitting,
+            traffic=traffic,
+            clock=clock,
+            random=random,
+            metrics=metrics,
+            owner=owner,
+            fleet=fleet,
+        )
+        self.desk = Desk(
+            settings=settings,
+            store=store,
+            objects=objects,
+            validator=validator,
+            workers=store if fleet else self.works.worker,
+            clock=clock,
+            random=random,
+            owner=owner,
+            opened=self.works.worker.work_opened,
+            stopped=self.works.batch_stopped,
+        )
 
     async def run(self) -> None:
         """Until ``stop``, and then until what is in flight is recorded."""
         async with asyncio.TaskGroup() as group:
-            pulses = [group.create_task(pulse.run()) for pulse in self._pulses]
-            await self._worker.run()
-            for pulse in pulses:
-                pulse.cancel()
+            desk = group.create_task(self.desk.run())
+            await self.works.run()
+            desk.cancel()
 
     def stop(self) -> None:
-        self._worker.stop()
-
-    def _build_pulses(
-        self, store: Store, objects: Objects, clock: Clock, owner: str, settings: Settings, metrics: Metrics
-    ) -> list[Pulse]:
-        prune = Prune(store=store, objects=objects, clock=clock, owner=owner)
-        pruning = Pulse("prune", prune.step, every=_PRUNE_SECONDS, clock=clock)
-        finish = Finish(finalizer=self._finalizer, metrics=metrics, finished=pruning.nudge)
-        self._finishing = Pulse("finish", finish.step, every=_FINISH_SECONDS, clock=clock)
-        rescue = Rescue(work=store, clock=clock, owner=owner, opened=self._worker.work_opened)
-        expire = Expire(work=store, clock=clock, stopped=self._batch_stopped)
-        return [
-            Pulse("rescue", rescue.step, every=settings.lease_seconds / 3, clock=clock),
-            Pulse("expire", expire.step, every=_EXPIRE_SECONDS, clock=clock),
-            Pulse("uses", self.uses.step, every=_USES_SECONDS, clock=clock),
-            Pulse("sweep", prune.sweep, every=_SWEEP_SECONDS, clock=clock),
-            self._finishing,
-            pruning,
-        ]
-
-    def _shard_done(self) -> None:
-        self._finishing.nudge()
-
-    def _batch_stopped(self, batch_id: str, stop: Stop) -> None:
-        self._worker.batch_stopped(batch_id, stop)
-        self._finishing.nudge()
+        self.works.stop()

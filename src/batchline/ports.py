@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from batchline.domain.fleet import Report
 from batchline.domain.limits import InputLimits
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import (
@@ -367,6 +368,9 @@ class Work(Protocol):
     async def next_finish(self, *, owner: str, lease: float, at: int) -> Finish | None:
         """Lease a batch that has no open or leased shard left; to ``finalizing``, unless it was stopped."""
 
+    async def queued(self) -> int:
+        """Lines that no worker holds."""
+
     async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]: ...
 
     async def publish(
@@ -391,6 +395,20 @@ class Work(Protocol):
     async def is_running(self, batch_id: str) -> bool: ...
 
 
-class Store(Accounts, Ledger, Files, Batches, Work, Protocol):
+class Fleet(Protocol):
+    """Processes that work on the same batches."""
+
+    async def tell(self, report: Report, *, caps: Mapping[str, int], lease: float) -> dict[str, int]:
+        """Say what a process does, for as long as the lease; how many lines it may have in flight to each upstream
+        that has a cap, which together with everybody else's is never more than the cap."""
+
+    async def leave(self, owner: str) -> None:
+        """Its share is free for the others."""
+
+    async def reports(self) -> list[Report]:
+        """What each of them does."""
+
+
+class Store(Accounts, Ledger, Files, Batches, Work, Fleet, Protocol):
     async def check(self) -> None:
         """Commit something. Raises StoreDown."""

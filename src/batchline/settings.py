@@ -88,6 +88,18 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="Address to listen on; loopback unless told otherwise.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     data_dir: Path = Field(default=Path("batchline-data"), description="Folder of the database and the files.")
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="PostgreSQL in place of the folder's database, as postgresql://user:password@host/name.",
+    )
+    database_pooler: bool = Field(
+        default=False, description="Whether PostgreSQL is reached through a pooler in transaction mode."
+    )
+    storage_url: str | None = Field(
+        default=None,
+        description="Bucket in place of the folder's files, as s3://bucket/prefix; AWS_* say where and who.",
+        pattern=r"^s3://[^/]+",
+    )
     upstream_url: str | None = Field(
         default=None,
         description="OpenAI-style base URL that answers the lines, ending in /v1.",
@@ -161,6 +173,13 @@ class Settings(BaseSettings):
     @classmethod
     def _split_commas(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_database(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and not url.get_secret_value().startswith(("postgresql://", "postgres://")):
+            raise ValueError("must begin with postgresql://")
+        return url
 
     @model_validator(mode="after")
     def _find_upstreams(self) -> Self:

@@ -1,8 +1,9 @@
 """The API's services, put together on whatever parts a test gives them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from batchline.api.server import Services
+from batchline.domain.fleet import Report
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.download import Download
 from batchline.pipeline.enqueue import Creation
@@ -33,17 +34,11 @@ def open_sites(settings: Settings, clock: Clock) -> dict[str, HttpUpstream]:
     }
 
 
-class _Nothing:
+class _Nobody:
     """No worker runs beside this API."""
 
-    def in_flight_of(self, batch_id: str) -> int:
-        return 0
-
-    def limit_of(self, models: Iterable[str]) -> int:
-        return 0
-
-    def pause_of(self, models: Iterable[str]) -> None:
-        return None
+    async def reports(self) -> list[Report]:
+        return []
 
 
 def compose(
@@ -85,7 +80,7 @@ def compose(
             started=lambda: None,
         ),
         cancellation=Cancellation(batches=store, clock=clock, stopped=lambda _batch, _stop: None),
-        inspection=Inspection(batches=store, running=_Nothing(), clock=clock),
+        inspection=Inspection(batches=store, workers=_Nobody(), catalog=catalog, clock=clock),
         inference=Inference(
             sites=sites,
             catalog=catalog,

@@ -18,7 +18,7 @@ from uuid import uuid4
 import uvloop
 from api_parts import compose, open_sites
 
-from batchline.api.server import Server, Services
+from batchline.api.server import Server, Services, build
 from batchline.children import ValidationChildren
 from batchline.domain import ids
 from batchline.domain.money import nano
@@ -303,7 +303,7 @@ class Api:
             await self.store.start_metering(credits, at=1)
             sock = socket.create_server(("127.0.0.1", 0))
             self.port = sock.getsockname()[1]
-            self.server = Server(services, sock=sock)
+            self.server = Server(build(services), settings=self.settings, random=services.random, sock=sock)
             self._ready.set_result(None)
             await self.server.serve()
 

@@ -169,9 +169,9 @@ class Bench:
     async def batch_of(self, bodies: Iterable[object], *, project: str = "alpha") -> Batch:
         lines = [_line(f"line-{n}", body) for n, body in enumerate(bodies)]
         owner = await self.owner(project)
-        file = await self.engine.upload.take(owner.project_id, lambda incoming: _fill(incoming, b"".join(lines)))
+        file = await self.engine.desk.upload.take(owner.project_id, lambda incoming: _fill(incoming, b"".join(lines)))
         request = CreateRequest(input_file_id=file.id, endpoint=CHAT, metadata=b"{}")
-        answer = await self.engine.creation.create(
+        answer = await self.engine.desk.creation.create(
             owner, request, idempotency_key=None, retried=False, admit=lambda: None
         )
         assert answer.status == 200, answer.body
@@ -264,8 +264,8 @@ class Bench:
     async def _content(self, project_id: str, file_id: str | None) -> bytes:
         if file_id is None:
             return b""
-        file = await self.engine.download.find(project_id, file_id)
-        chunks = await self.engine.download.open(file, start=0, length=file.bytes)
+        file = await self.engine.desk.download.find(project_id, file_id)
+        chunks = await self.engine.desk.download.open(file, start=0, length=file.bytes)
         return b"".join([chunk async for chunk in chunks])
 
     def _step(self, until: float) -> None:

@@ -46,7 +46,7 @@ def test_a_batch_whose_lines_are_lost_never_ends_as_if_they_were_not(tmp_path: P
         async def scene() -> None:
             damaged = await _batch_with_damage(bench, cut_off, lines=20)
             await asyncio.sleep(3)
-            await bench.engine.cancellation.cancel(damaged.project_id, damaged.id)
+            await bench.engine.desk.cancellation.cancel(damaged.project_id, damaged.id)
             await asyncio.sleep(60)
             assert (await bench.seen(damaged.id)).status is BatchStatus.CANCELLING
 
@@ -57,7 +57,7 @@ def test_a_batch_whose_lines_are_lost_never_ends_as_if_they_were_not(tmp_path: P
 def test_nothing_starts_between_being_handed_out_and_a_stop(tmp_path: Path, how: str) -> None:
     """C11, F5: a line that has its turn and not yet begun is not in flight."""
     with closing(Bench(tmp_path)) as bench:
-        worker = bench.engine._worker
+        worker = bench.engine.works.worker
         (dispatcher,) = worker._dispatchers.values()
         pump = dispatcher.pump
 

@@ -69,9 +69,9 @@ def test_a_server_that_queues_in_silence_is_not_buried(tmp_path: Path) -> None:
             server, seen, before = bench.upstream, [], bench.upstream.answered
             for _ in range(200):
                 await asyncio.sleep(0.1)
-                seen.append(await bench.engine.inspection.progress(batch.project_id, batch.id))
-            assert all(28 <= progress.concurrency <= 48 for progress in seen)
-            assert all(progress.in_flight <= 48 for progress in seen)
+                seen.append(await bench.engine.desk.inspection.progress(batch.project_id, batch.id))
+            assert all(28 <= progress.doing.concurrency <= 48 for progress in seen)
+            assert all(progress.doing.in_flight <= 48 for progress in seen)
             assert server.answered - before >= 0.95 * 32 / 0.2 * 20
 
         bench.play(scene())

@@ -288,7 +288,7 @@ def test_the_last_use_of_a_key_is_noted_soon(tmp_path: Path) -> None:
         async def scene() -> None:
             owner = await bench.owner("alpha")
             await asyncio.sleep(100)
-            bench.engine.uses.mark(owner.key_id)
+            bench.engine.desk.uses.mark(owner.key_id)
             await asyncio.sleep(6)
             (key,) = await bench.rows.keys()
             assert key.last_used_at is not None

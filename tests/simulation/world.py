@@ -245,7 +245,7 @@ class Life:
             key_id=f"key_{_PROJECTS.index(plan.project_id)}", project_id=plan.project_id, organization_id="org"
         )
         if plan.file_id is None:
-            plan.file_id = (await self.engine.upload.take(plan.project_id, lambda into: _fill(into, plan))).id
+            plan.file_id = (await self.engine.desk.upload.take(plan.project_id, lambda into: _fill(into, plan))).id
         if plan.batch_id is None:
             plan.batch_id = await self._create(plan, owner)
         batch = await self._follow(plan)
@@ -253,7 +253,7 @@ class Life:
         plan.done = True
 
     async def _create(self, plan: BatchPlan, owner: Owner) -> str:
-        answer = await self.engine.creation.create(
+        answer = await self.engine.desk.creation.create(
             owner,
             CreateRequest(input_file_id=plan.file_id or "", endpoint=ENDPOINT, metadata=b"{}"),
             idempotency_key=plan.idempotency_key,
@@ -286,7 +286,7 @@ class Life:
             if batch.status in TERMINAL:
                 return batch
             if plan.cancel_after is not None and self.world.time.now >= born + plan.cancel_after:
-                self.world.watch.look(await self.engine.cancellation.cancel(plan.project_id, plan.batch_id))
+                self.world.watch.look(await self.engine.desk.cancellation.cancel(plan.project_id, plan.batch_id))
                 plan.cancel_after = None
             await asyncio.sleep(self.world.source.choice([0.02, 0.3, 2.0]))
 
@@ -304,8 +304,8 @@ class Life:
     async def _content(self, project_id: str, file_id: str | None) -> bytes:
         if file_id is None:
             return b""
-        file = await self.engine.download.find(project_id, file_id)
-        chunks = await self.engine.download.open(file, start=0, length=file.bytes)
+        file = await self.engine.desk.download.find(project_id, file_id)
+        chunks = await self.engine.desk.download.open(file, start=0, length=file.bytes)
         data = b"".join([chunk async for chunk in chunks])
         require(len(data) == file.bytes, f"{file_id} is not whole")
         return data

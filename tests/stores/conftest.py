@@ -11,7 +11,13 @@ from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.system import ThreadPool
 from clocks import SettableClock
+from stores.postgres_world import opened
 from stores.world import NOW, World
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The server is shared with whoever else names the plugin, which only a test module or the root may do."""
+    config.pluginmanager.import_plugin("postgres")
 
 
 @asynccontextmanager
@@ -19,18 +25,24 @@ async def _on_sqlite(folder: Path) -> AsyncIterator[World]:
     clock = SettableClock(now=NOW)
     writer, reader = ThreadPool(1, name="writer"), ThreadPool(1, name="reader")
     database = SqliteDatabase(folder / "store.sqlite", clock=clock, writer=writer, reader=reader)
+
+    async def pass_time(seconds: float) -> None:
+        clock.advance(seconds)
+
+    async def die(owner: str) -> None:
+        """Whoever is not the one process that holds the folder's lock is dead."""
+
     try:
-        yield World(SqlStore(database), pass_time=clock.advance)
+        yield World(SqlStore(database), pass_time=pass_time, die=die)
     finally:
         writer.close()
         reader.close()
         database.close()
 
 
-_STORES: dict[str, Callable[[Path], AbstractAsyncContextManager[World]]] = {"sqlite": _on_sqlite}
-
-
-@pytest.fixture(params=_STORES)
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[World]]:
+@pytest.fixture(params=["sqlite", "postgres"])
+def world(request: pytest.FixtureRequest) -> Callable[[], AbstractAsyncContextManager[World]]:
     """How a world is opened; ``scenario`` opens it in the test's own loop."""
-    return partial(_STORES[request.param], tmp_path)
+    if request.param == "sqlite":
+        return partial(_on_sqlite, request.getfixturevalue("tmp_path"))
+    return partial(opened, request.getfixturevalue("postgres_url"))

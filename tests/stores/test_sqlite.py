@@ -25,6 +25,9 @@ PATIENCE = 20
 """Ends a test that hangs; no test depends on it."""
 
 
+async def _nothing(_: float | str) -> None: ...
+
+
 class Embedded:
     """A store whose database can be looked into."""
 
@@ -33,7 +36,7 @@ class Embedded:
         self._pools = ThreadPool(1, name="writer"), ThreadPool(1, name="reader")
         writer, reader = self._pools
         self.database = SqliteDatabase(path, clock=SettableClock(), writer=writer, reader=reader)
-        self.world = World(SqlStore(self.database), pass_time=lambda _: None)
+        self.world = World(SqlStore(self.database), pass_time=_nothing, die=_nothing)
         self.store = self.world.store
 
     def close(self) -> None:

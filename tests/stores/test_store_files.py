@@ -158,11 +158,12 @@ async def _abandon(world: World, file: File) -> None:
 
 
 async def _start_anew(world: World, file: File) -> None:
+    await world.die(ME)
     assert await world.store.lapse_files(owner=OTHER, at=NOW, limit=10) == [file.object_key]
 
 
 async def _let_lapse(world: World, file: File) -> None:
-    world.pass_time(LEASE + 1)
+    await world.pass_time(LEASE + 1)
     assert await world.store.lapse_files(owner=ME, at=NOW, limit=10) == [file.object_key]
 
 
@@ -206,7 +207,7 @@ async def test_a_finished_upload_stays_as_it_is(world: World) -> None:
     with pytest.raises(LeaseLost):
         await world.store.renew_upload(file.id, owner=ME, lease=LEASE)
     await world.store.abandon_upload(file.id, owner=ME)
-    world.pass_time(LEASE + 1)
+    await world.pass_time(LEASE + 1)
     assert await world.store.lapse_files(owner=OTHER, at=NOW, limit=10) == []
     assert await world.store.file(owner.project_id, file.id, at=NOW) == file
 
@@ -216,9 +217,9 @@ async def test_a_renewed_upload_lives_on(world: World) -> None:
     owner = await world.owner()
     file = world.file(owner)
     await world.store.begin_upload(file, owner=ME, lease=LEASE)
-    world.pass_time(LEASE - 1)
+    await world.pass_time(LEASE - 1)
     await world.store.renew_upload(file.id, owner=ME, lease=LEASE)
-    world.pass_time(LEASE - 1)
+    await world.pass_time(LEASE - 1)
     assert await world.store.lapse_files(owner=ME, at=NOW, limit=10) == []
     await world.store.finish_upload(file, owner=ME)
 

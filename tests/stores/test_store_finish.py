@@ -102,12 +102,13 @@ async def test_a_finish_is_leased_to_one(world: World) -> None:
     await _completed(world)
     first = await world.finish()
     assert await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is None
-    world.pass_time(LEASE - 1)
+    await world.pass_time(LEASE - 1)
     await world.store.renew_batch(first.batch.id, epoch=first.epoch, owner=ME, lease=LEASE)
-    world.pass_time(LEASE - 1)
+    await world.pass_time(LEASE - 1)
     assert await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is None
-    world.pass_time(2)
+    await world.pass_time(2)
     second = await world.finish(at=NOW + 150)
+    await world.die(ME)
     third = await world.finish(holder=OTHER, at=NOW + 160)
     assert first.epoch < second.epoch < third.epoch
     assert third.batch.finalizing_at == first.batch.finalizing_at == NOW + 100
@@ -151,6 +152,7 @@ async def test_cancelled_while_finalizing_ends_cancelled_with_all_results(world:
         finish = await world.finish()
         await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 150)
         if take_over:
+            await world.die(ME)
             finish = await world.finish(holder=OTHER, at=NOW + 160)
         assert await world.publish(finish) is BatchStatus.CANCELLED
         seen = await world.seen(batch)
@@ -200,6 +202,7 @@ async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
     batch = await world.running(owner)
     await world.record_all(await world.claim())
     old = await world.finish(holder=OTHER)
+    await world.die(OTHER)
     new = await world.finish()
     late, good = world.file(owner), world.file(owner)
     with pytest.raises(LeaseLost):
@@ -272,7 +275,7 @@ async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) ->
     """Every call that can change a batch, as a process would make it that slept through its end."""
     store, later = world.store, NOW + 3 * DAY
     again = world.new_batch(await world.owner(), idempotency_key="one")
-    world.pass_time(2 * LEASE)
+    await world.pass_time(2 * LEASE)
     for call in (
         store.start_batch(batch.id, epoch=epoch, shards=cut([1]), total=1, work_key="w", at=later),
         store.fail_batch(batch.id, epoch=epoch, errors=b"[]", answer=b"late", at=later),

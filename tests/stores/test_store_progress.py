@@ -60,6 +60,7 @@ async def test_what_a_zombie_records_counts_nowhere(world: World) -> None:
     """C12, D5: errors and samples are undone with the lines."""
     batch = await world.running()
     (shard,) = await world.claim(holder=OTHER)
+    await world.die(OTHER)
     await world.store.rescue(owner=ME)
     _, progress = moved_on(shard, [0], failed=1)
     with pytest.raises(LeaseLost):
@@ -80,7 +81,9 @@ async def test_errors_of_lines_that_never_ran_are_published_with_the_end(world: 
         batch.id, progress=[progress], segment=segment(4, failed=2), errors=[_errors("a", 2, b"first")], at=NOW
     )
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
-    old, new = await world.finish(holder=OTHER), await world.finish()
+    old = await world.finish(holder=OTHER)
+    await world.die(OTHER)
+    new = await world.finish()
     left = [_errors("batch_cancelled", 1), _errors("batch_cancelled", 1), _errors("a", 1, b"later")]
     for finish in (old, new, new):
         try:

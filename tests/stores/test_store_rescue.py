@@ -29,6 +29,7 @@ async def open_shards(world: World) -> list[Shard]:
 async def die(world: World, shards: int = 1) -> None:
     """A worker takes what it can get and dies; another finds what it left."""
     assert len(await world.claim(holder=OTHER)) == shards
+    await world.die(OTHER)
     assert await world.store.rescue(owner=ME) == shards
 
 
@@ -38,6 +39,7 @@ async def test_what_a_dead_worker_held_is_found_at_once(world: World) -> None:
     await world.running(shards=[1, 1, 1])
     (mine,) = await world.claim(lines=1)
     await world.claim(holder=OTHER, lines=1)
+    await world.die(OTHER)
     assert await world.store.rescue(owner=ME) == 1
     assert await world.store.rescue(owner=ME) == 0
     assert await world.store.renew_shards(owner=ME, lease=LEASE) == {key(mine)}
@@ -52,6 +54,7 @@ async def test_a_dead_workers_shard_is_split_without_losing_or_doubling_a_line(w
     settled = sorted(random.Random(lines).sample(range(lines), lines // 3))
     await world.record(shard, settled, failed=len(settled) // 2)
     before = await world.seen(batch)
+    await world.die(OTHER)
     assert await world.store.rescue(owner=ME) == 2
     pieces = [piece for piece in await open_shards(world) if piece.offset == shard.offset]
     expected = [(shard.offset, position) for position in range(lines) if position not in settled]
@@ -71,6 +74,7 @@ async def test_pieces_end_a_batch_with_every_line_counted_once(world: World) -> 
     batch = await world.running(shards=[25])
     (shard,) = await world.claim(holder=OTHER)
     await world.record(shard, [4])
+    await world.die(OTHER)
     assert await world.store.rescue(owner=ME) == 1
     await die(world, shards=4)
     await die(world)
@@ -92,6 +96,7 @@ async def test_a_piece_that_kills_again_is_split_again_until_its_line_is_alone(
         left = [position for _, position in lines_left(shards)]
         if guilty in left:
             held_at_death.append(len(left))
+            await world.die(OTHER)
             assert await world.store.rescue(owner=ME) == len(shards)
         else:
             await world.record_all(shards)
@@ -123,7 +128,7 @@ async def test_a_living_owners_lease_never_lapses(world: World, renewed: bool) -
     batch = await world.running(shards=[2])
     (shard,) = await world.claim()
     for _ in range(4):
-        world.pass_time(LEASE + 1)
+        await world.pass_time(LEASE + 1)
         if renewed:
             assert await world.store.renew_shards(owner=ME, lease=LEASE) == {key(shard)}
         assert await world.store.rescue(owner=ME) == 0
@@ -140,6 +145,7 @@ async def test_a_stopped_batchs_lost_shard_is_closed(world: World) -> None:
     (shard,) = await world.claim(holder=OTHER)
     await world.record(shard, [3])
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
+    await world.die(OTHER)
     assert await world.store.rescue(owner=ME) == 1
     assert await world.claim() == []
     (left,) = (await world.finish()).leftovers
@@ -151,6 +157,7 @@ async def test_a_death_after_the_last_record_strikes_nobody(world: World) -> Non
     """C12: a shard that is done stays done."""
     batch = await world.running(shards=[2])
     await world.record_all(await world.claim(holder=OTHER))
+    await world.die(OTHER)
     assert await world.store.rescue(owner=ME) == 0
     assert (await world.finish()).batch.id == batch.id
 
@@ -159,6 +166,7 @@ async def test_a_death_after_the_last_record_strikes_nobody(world: World) -> Non
 async def test_a_validation_whose_process_died_has_failed(world: World) -> None:
     """C6, A11: with an answer to give again; the late process cannot start it."""
     dead, alive = await world.validating(holder=OTHER), await world.validating()
+    await world.die(OTHER)
     assert await world.store.interrupt(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 7) == 1
     assert await world.store.interrupt(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 8) == 0
     seen = await world.seen(dead)
@@ -178,10 +186,10 @@ async def test_a_validation_is_interrupted_only_when_its_lease_lapsed(world: Wor
     """C6: one that is renewed may take as long as it likes."""
     batch = await world.validating()
     for _ in range(3):
-        world.pass_time(LEASE - 1)
+        await world.pass_time(LEASE - 1)
         assert await world.store.interrupt(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == 0
         await world.store.renew_batch(batch.id, epoch=1, owner=ME, lease=LEASE)
-    world.pass_time(LEASE + 1)
+    await world.pass_time(LEASE + 1)
     assert await world.store.interrupt(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == 1
 
 
@@ -189,6 +197,6 @@ async def test_a_validation_is_interrupted_only_when_its_lease_lapsed(world: Wor
 async def test_only_validation_can_be_interrupted(world: World) -> None:
     """C11: a batch that runs is in nobody's hands."""
     batch = await world.running()
-    world.pass_time(10 * LEASE)
+    await world.pass_time(10 * LEASE)
     assert await world.store.interrupt(owner=OTHER, errors=ERRORS, answer=ANSWER, at=NOW) == 0
     assert await world.seen(batch) == batch

@@ -1,7 +1,7 @@
 """A store to try things on, and what a test needs to have in it first."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
 from itertools import count
@@ -24,11 +24,19 @@ BYTES_A_LINE = 100
 
 
 class World:
-    """``pass_time`` moves the clock that the store's leases go by."""
+    """``pass_time`` moves the clock that the store's leases go by; after ``die`` the store can know that a process is
+    dead."""
 
-    def __init__(self, store: Store, *, pass_time: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        pass_time: Callable[[float], Awaitable[None]],
+        die: Callable[[str], Awaitable[None]],
+    ) -> None:
         self.store = store
         self.pass_time = pass_time
+        self.die = die
         self._numbers = count(1)
 
     async def owner(self, project: str = "alpha", organization: str = "default") -> Owner:

@@ -12,6 +12,7 @@ _LABELS = {
     "segment_bytes": (),
     "batches": ("status",),
     "http_requests": ("method", "status"),
+    "queue_lines": (),
     "lines_in_flight": ("upstream",),
     "upstream_limit": ("upstream",),
     "upstream_rate_limit": ("upstream",),

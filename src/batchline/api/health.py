@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from hmac import compare_digest
 from ipaddress import IPv6Address, ip_address
 
@@ -11,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from batchline.api.envelope import json_response
-from batchline.domain.errors import InvalidCredentials, MissingCredentials, Unavailable
-from batchline.ports import Objects, Store
+from batchline.domain.errors import InvalidCredentials, MissingCredentials, StoreDown, Unavailable
+from batchline.ports import Clock, Objects, Store
 from batchline.telemetry.metrics import Metrics
 
 _CHECK_SECONDS = 5.0
+_COUNT_SECONDS = 10.0
 _RELAYED = ("forwarded", "x-forwarded-for", "origin")
 """What a proxy or a browser's page adds: such a request only looks as if it came from this machine."""
 
@@ -23,9 +26,12 @@ _log = logging.getLogger(__name__)
 
 
 class HealthRoutes:
-    def __init__(self, *, store: Store, objects: Objects, metrics: Metrics, admin_token: str | None) -> None:
+    def __init__(
+        self, *, store: Store, objects: Objects, metrics: Metrics, clock: Clock, admin_token: str | None
+    ) -> None:
         self._checks = {"database": store.check, "storage": objects.check}
-        self._metrics = metrics
+        self._store, self._metrics, self._clock = store, metrics, clock
+        self._counted_at = -math.inf
         self._admin_token = admin_token
 
     async def healthz(self, request: Request) -> Response:
@@ -40,7 +46,16 @@ class HealthRoutes:
     async def metrics(self, request: Request) -> Response:
         if not _is_local(request):
             self._check_token(request.headers.get("authorization", ""))
+        await self._count_queue()
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def _count_queue(self) -> None:
+        """Now and then: what it costs grows with what is waiting."""
+        now = self._clock.steady()
+        if now - self._counted_at >= _COUNT_SECONDS:
+            self._counted_at = now
+            with suppress(StoreDown):
+                self._metrics.queue_lines.set(await self._store.queued())
 
     def _check_token(self, authorization: str) -> None:
         scheme, _, token = authorization.partition(" ")

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -62,13 +62,30 @@ class Services:
 
 
 def build(services: Services) -> ASGIApp:
-    settings = services.settings
-    return Guard(
-        Router(_routes(services), redirect_slashes=False, default=_no_route),
-        cors=Cors(origins=settings.cors_origins),
+    return _guarded(
+        _routes(services),
+        settings=services.settings,
+        metrics=services.metrics,
         clock=services.clock,
         random=services.random,
-        metrics=services.metrics,
+    )
+
+
+def build_health(
+    *, settings: Settings, store: Store, objects: Objects, metrics: Metrics, clock: Clock, random: Random
+) -> ASGIApp:
+    """Of a process that answers nothing but whether it is well."""
+    routes = _health_routes(settings=settings, store=store, objects=objects, metrics=metrics, clock=clock)
+    return _guarded(routes, settings=settings, metrics=metrics, clock=clock, random=random)
+
+
+def _guarded(routes: Sequence[Route], *, settings: Settings, metrics: Metrics, clock: Clock, random: Random) -> ASGIApp:
+    return Guard(
+        Router(routes, redirect_slashes=False, default=_no_route),
+        cors=Cors(origins=settings.cors_origins),
+        clock=clock,
+        random=random,
+        metrics=metrics,
         stall_seconds=settings.body_timeout_seconds,
         drain_bytes=2 * (settings.max_file_bytes + MULTIPART_OVERHEAD),
     )
@@ -77,12 +94,11 @@ def build(services: Services) -> ASGIApp:
 class Server:
     """uvicorn on a bound socket, in the running loop; signals are its caller's business."""
 
-    def __init__(self, services: Services, *, sock: socket.socket) -> None:
-        settings = services.settings
+    def __init__(self, app: ASGIApp, *, settings: Settings, random: Random, sock: socket.socket) -> None:
         config = uvicorn.Config(
-            build(services),
+            app,
             loop="none",
-            http=connection_class(header_seconds=settings.header_timeout_seconds, random=services.random),
+            http=connection_class(header_seconds=settings.header_timeout_seconds, random=random),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -145,7 +161,13 @@ def _routes(services: Services) -> list[Route]:
         *_batch_routes(services, auth, throttle),
         *_inference_routes(services, auth),
         *_model_routes(services, auth),
-        *_health_routes(services),
+        *_health_routes(
+            settings=settings,
+            store=services.store,
+            objects=services.objects,
+            metrics=services.metrics,
+            clock=services.clock,
+        ),
         *_description_routes(services),
     ]
 
@@ -215,12 +237,15 @@ def _model_routes(services: Services, auth: Auth) -> list[Route]:
     ]
 
 
-def _health_routes(services: Services) -> list[Route]:
-    token = services.settings.admin_token
+def _health_routes(
+    *, settings: Settings, store: Store, objects: Objects, metrics: Metrics, clock: Clock
+) -> list[Route]:
+    token = settings.admin_token
     health = HealthRoutes(
-        store=services.store,
-        objects=services.objects,
-        metrics=services.metrics,
+        store=store,
+        objects=objects,
+        metrics=metrics,
+        clock=clock,
         admin_token=token.get_secret_value() if token else None,
     )
     return [

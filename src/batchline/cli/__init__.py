@@ -6,7 +6,7 @@ import click
 
 from batchline import __version__
 
-_COMMANDS = ("keys", "mock", "orgs", "projects", "run", "serve", "usage")
+_COMMANDS = ("api", "keys", "migrate", "mock", "orgs", "projects", "run", "serve", "usage", "worker")
 
 
 class _LazyGroup(click.Group):

@@ -15,7 +15,7 @@ from batchline.system import SystemClock
 
 T = TypeVar("T")
 
-store_options = settings_options("data_dir", "config")
+store_options = settings_options("data_dir", "database_url", "database_pooler", "config")
 
 
 def in_store(flags: dict[str, Any], work: Callable[[Store], Awaitable[T]]) -> T:

@@ -57,15 +57,22 @@ class Pause(Struct, frozen=True, kw_only=True):
         }
 
 
+class Doing(Struct, frozen=True, kw_only=True):
+    """What is being done for a batch at this moment."""
+
+    in_flight: int
+    concurrency: int
+    """How many lines the upstreams of its models take at once, as found out so far."""
+    pause: Pause | None
+    """What its lines wait for."""
+
+
 class Progress(Struct, frozen=True, kw_only=True):
     batch: Batch
     rate: float
     """Lines a second."""
     eta: Eta | None
-    waiting_for: Pause | None
-    in_flight: int
-    concurrency: int
-    """How many lines the upstreams of its models take at once, as found out so far."""
+    doing: Doing
     errors: list[LineErrors]
 
     def wire(self) -> dict[str, object]:
@@ -78,9 +85,9 @@ class Progress(Struct, frozen=True, kw_only=True):
             "request_counts": batch["request_counts"],
             "rate": round(self.rate, 3),
             "eta": self.eta,
-            "waiting_for": None if self.waiting_for is None else self.waiting_for.wire(),
-            "in_flight": self.in_flight,
-            "concurrency": self.concurrency,
+            "waiting_for": None if self.doing.pause is None else self.doing.pause.wire(),
+            "in_flight": self.doing.in_flight,
+            "concurrency": self.doing.concurrency,
             "errors": [{"code": each.code, "count": each.count, "sample": Raw(each.sample)} for each in self.errors],
             "usage": batch["usage"],
         }

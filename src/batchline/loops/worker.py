@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
 
 from batchline.domain.errors import ObjectsDown, StoreDown
+from batchline.domain.fleet import Report
 from batchline.domain.models import DEFAULT_UPSTREAM, lanes_of
-from batchline.domain.progress import Pause
 from batchline.domain.records import Lane
 from batchline.domain.states import Stop
 from batchline.pipeline.budget import Budgets
@@ -55,6 +56,7 @@ class Worker:
         shard_done: Callable[[], None],
     ) -> None:
         self._work, self._clock, self._random = work, clock, random
+        self._owner = owner
         self._shard_done = shard_done
         self._lease, self._grace = settings.lease_seconds, settings.shutdown_grace_seconds
         self._changed, self._opened, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -151,22 +153,25 @@ class Worker:
             self._stop_batch(batch, stop)
         self._changed.set()
 
-    def in_flight_of(self, batch_id: str) -> int:
-        return sum(dispatcher.in_flight_of(batch_id) for dispatcher in self._dispatchers.values())
+    @property
+    def upstreams(self) -> list[str]:
+        return list(self._dispatchers)
 
-    def limit_of(self, models: Iterable[str]) -> int:
-        """How many lines the upstreams that serve one of these models take at once."""
-        names = {name for model in models for name in self._catalog.upstreams_of(model)}
-        return sum(dispatcher.limit for name, dispatcher in self._dispatchers.items() if name in names)
+    async def reports(self) -> list[Report]:
+        """What this process is doing."""
+        return [self.report()]
 
-    def pause_of(self, models: Iterable[str]) -> Pause | None:
-        """The longest of those that lines of these models wait for: nobody who serves one of them is there."""
-        pauses: list[Pause] = []
-        for model in models:
-            serving = [self._dispatchers.get(name) for name in self._catalog.upstreams_of(model)]
-            told = [dispatcher.pause for dispatcher in serving if dispatcher is not None]
-            pauses += [pause for pause in told if pause is not None] if all(told) else []
-        return min(pauses, key=lambda pause: pause.since, default=None)
+    def report(self) -> Report:
+        return Report(
+            owner=self._owner,
+            works=True,
+            stations={name: dispatcher.station for name, dispatcher in self._dispatchers.items()},
+            batches=sum((dispatcher.in_flight_by_batch for dispatcher in self._dispatchers.values()), Counter()),
+        )
+
+    def allow(self, upstream: str, most: int) -> None:
+        """From now on no more lines than this may be in flight to an upstream."""
+        self._dispatchers[upstream].allow(most)
 
     @property
     def _in_flight(self) -> int:

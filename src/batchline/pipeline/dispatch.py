@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from batchline.domain import ids
 from batchline.domain.chat import CHAT, addressed, check_request
+from batchline.domain.fleet import Station
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
 from batchline.domain.outcomes import (
@@ -23,7 +24,6 @@ from batchline.domain.outcomes import (
     judge,
     output_line,
 )
-from batchline.domain.progress import Pause
 from batchline.domain.replies import FaultKind
 from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
@@ -124,7 +124,7 @@ class Dispatcher:
     @property
     def load(self) -> float:
         """Lines that are here for every slot."""
-        return (self.in_flight + self.waiting) / self._flying.slots
+        return (self.in_flight + self.waiting) / max(1, self._flying.slots)
 
     @property
     def held_bytes(self) -> int:
@@ -146,15 +146,21 @@ class Dispatcher:
         return self._flying.rate
 
     @property
-    def pause(self) -> Pause | None:
-        return self._gate.pause
+    def station(self) -> Station:
+        return Station(in_flight=self.in_flight, live=self._flying.live, limit=self.limit, pause=self._gate.pause)
+
+    def allow(self, most: int) -> None:
+        """Change the cap."""
+        self._flying.allow(most)
+        self.pump()
 
     @property
     def waiting(self) -> int:
         return len(self._ready) + len(self._waiting)
 
-    def in_flight_of(self, batch_id: str) -> int:
-        return self._flying.of(batch_id)
+    @property
+    def in_flight_by_batch(self) -> Counter[str]:
+        return Counter(job.batch.id for job in self._flying)
 
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:

@@ -21,7 +21,7 @@ class InFlight:
     def __init__(self, limiter: Limiter, *, clock: Clock, live: Callable[[], int]) -> None:
         """``live`` tells how many slots are taken by calls that somebody waits for."""
         self._limiter, self._clock = limiter, clock
-        self._live = live
+        self._count_live = live
         self._starts: dict[Job, Start] = {}
         self._typical_seconds = math.inf
         self.by_project: Counter[str] = Counter()
@@ -47,6 +47,10 @@ class InFlight:
     def full(self) -> bool:
         return not self._limiter.admits(self._clock.steady(), beside=self._beside)
 
+    @property
+    def live(self) -> int:
+        return self._count_live()
+
     def wait(self) -> float | None:
         """Seconds until the upstream's pace lets the next one start, where it is that which holds it up."""
         return self._limiter.wait(self._clock.steady(), beside=self._beside)
@@ -58,8 +62,8 @@ class InFlight:
         slow = self._typical_seconds > _QUICK_SECONDS and self.slots >= _FEW_SLOTS
         return self._limiter.most - slow
 
-    def of(self, batch_id: str) -> int:
-        return sum(job.batch.id == batch_id for job in self._starts)
+    def allow(self, most: int) -> None:
+        self._limiter.allow(most)
 
     def add(self, job: Job) -> None:
         self._starts[job] = self._limiter.started(self._clock.steady())
@@ -78,7 +82,7 @@ class InFlight:
     @property
     def _beside(self) -> int:
         """Whoever is waited for goes before batches, but never stops them."""
-        return min(self._live(), self.slots - 1)
+        return max(0, min(self.live, self.slots - 1))
 
 
 def _sign_of(outcome: Outcome | None) -> Sign:

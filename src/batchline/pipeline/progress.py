@@ -1,28 +1,25 @@
 """Tell how far a batch is: from what is recorded, and from what this process is doing for it."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 from batchline.domain.errors import BatchNotFound
-from batchline.domain.progress import Eta, Pause, Progress, eta_of, rate_of
+from batchline.domain.fleet import Report, doing
+from batchline.domain.models import Catalog
+from batchline.domain.progress import Eta, Progress, eta_of, rate_of
 from batchline.domain.records import Batch
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.ports import Batches, Clock, Standing
 
 
-class Running(Protocol):
-    """What runs in this process."""
-
-    def in_flight_of(self, batch_id: str) -> int: ...
-
-    def limit_of(self, models: Iterable[str]) -> int: ...
-
-    def pause_of(self, models: Iterable[str]) -> Pause | None: ...
+class Workers(Protocol):
+    async def reports(self) -> Sequence[Report]:
+        """What each of those who work is doing."""
 
 
 class Inspection:
-    def __init__(self, *, batches: Batches, running: Running, clock: Clock) -> None:
-        self._batches, self._running, self._clock = batches, running, clock
+    def __init__(self, *, batches: Batches, workers: Workers, catalog: Catalog, clock: Clock) -> None:
+        self._batches, self._workers, self._catalog, self._clock = batches, workers, catalog, clock
 
     async def progress(self, project_id: str, batch_id: str) -> Progress:
         """Raises BatchNotFound."""
@@ -30,13 +27,12 @@ class Inspection:
         if standing is None:
             raise BatchNotFound(batch_id)
         batch = standing.batch
+        models = standing.models if _starts_lines(batch) else []
         return Progress(
             batch=batch,
             rate=self._rate(standing),
             eta=self._eta(standing),
-            waiting_for=self._running.pause_of(standing.models) if _starts_lines(batch) else None,
-            in_flight=self._running.in_flight_of(batch_id),
-            concurrency=self._running.limit_of(standing.models) if _starts_lines(batch) else 0,
+            doing=doing(batch_id, models, catalog=self._catalog, reports=await self._workers.reports()),
             errors=standing.errors,
         )
 

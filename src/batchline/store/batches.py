@@ -24,6 +24,7 @@ class SqlBatches:
         batch, key = new.batch, new.idempotency_key
 
         def script() -> Script[Created | None]:
+            yield from one("lock_project", project_id=batch.project_id)
             if key is not None:
                 earlier = yield from _created_with(batch.project_id, key, since=since)
                 if earlier is not None:
@@ -84,9 +85,9 @@ class SqlBatches:
             if not started:
                 return (yield from _answer_of_cancelled(batch_id))
             batch = yield from fetch_batch(batch_id)
-            for model in {shard.model for shard in shards}:
-                yield from change("open_lane", project_id=batch.project_id, model=model)
-            yield from change_many("insert_shard", [_new_shard(batch, n, shard) for n, shard in enumerate(shards)])
+            opened = [_new_shard(batch, n, shard) for n, shard in enumerate(shards)]
+            yield from open_lanes(opened)
+            yield from change_many("insert_shard", opened)
             return (yield from _answer_with_batch(batch))
 
         return await self._database.write(script)
@@ -169,6 +170,7 @@ class SqlBatches:
                 yield from _answer_with_batch((yield from fetch_batch(batch_id)))
             if (yield from change("cancel_running", id=batch_id, at=at)):
                 yield from change("close_open_shards", batch_id=batch_id)
+                yield from change("mark_drained", batch_id=batch_id)
             return (yield from fetch_batch(batch_id))
 
         return await self._database.write(script)
@@ -184,6 +186,18 @@ def fetch_batch(batch_id: str) -> Script[Batch]:
     if row is None:
         raise LeaseLost(batch_id)
     return (yield from _counted(row))
+
+
+def open_lanes(shards: Sequence[Row]) -> Script[None]:
+    """Have claims find the shards that this transaction opens."""
+    first: dict[tuple[str, str], tuple[int, str, int]] = {}
+    for shard in shards:
+        lane, place = (shard["project_id"], shard["model"]), (shard["expires_at"], shard["batch_id"], shard["n"])
+        first[lane] = min(place, first.get(lane, place))
+    for (project_id, model), (expires_at, batch_id, n) in sorted(first.items()):
+        lane_name = {"project_id": project_id, "model": model}
+        yield from one("lock_lane", **lane_name)
+        yield from change("open_lane", **lane_name, expires_at=expires_at, batch_id=batch_id, n=n)
 
 
 def keep_answer(batch_id: str, *, status: int, body: bytes) -> Script[Created]:

@@ -18,7 +18,11 @@ class SqlFiles:
         await self._database.write(lambda: fenced("renew_upload", id=file_id, owner=owner, lease=lease))
 
     async def finish_upload(self, file: File, *, owner: str) -> None:
-        await self._database.write(lambda: fenced("finish_upload", owner=owner, **asdict(file)))
+        def script() -> Script[None]:
+            yield from one("lock_project", project_id=file.project_id)
+            yield from fenced("finish_upload", owner=owner, **asdict(file))
+
+        await self._database.write(script)
 
     async def abandon_upload(self, file_id: str, *, owner: str) -> None:
         await self._database.write(lambda: change("abandon_upload", id=file_id, owner=owner))

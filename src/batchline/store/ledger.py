@@ -6,7 +6,7 @@ from msgspec import convert
 from msgspec.structs import asdict
 
 from batchline.domain.records import Charge, LedgerEntry, Organization, Owner, UsageEntry
-from batchline.store.sql import Database, Script, change, one, rows
+from batchline.store.sql import Database, Script, change, change_many, one, rows
 
 _HOUR = 3600
 
@@ -27,16 +27,16 @@ class SqlLedger:
         self, organization_id: str, *, balance: int | None, credits: int | None, at: int
     ) -> Organization | None:
         def script() -> Script[Organization | None]:
-            before = yield from _organization(organization_id)
+            before = yield from one("lock_organization", organization_id=organization_id)
             if before is None:
                 return None
             yield from _grant(
                 organization_id,
-                balance=0 if balance is None else balance - before.balance,
-                credits=0 if credits is None else credits - before.credits,
+                balance=0 if balance is None else balance - before["balance"],
+                credits=0 if credits is None else credits - before["credits"],
                 at=at,
             )
-            return (yield from _organization(organization_id))
+            return convert(dict((yield from one("organization", organization_id=organization_id)) or {}), Organization)
 
         return await self._database.write(script)
 
@@ -69,25 +69,30 @@ def give_free_credits(organization_id: str, *, at: int) -> Script[None]:
 def charge_account(
     organization_id: str, *, key_id: str, batch_id: str, charges: Sequence[Charge], at: int
 ) -> Script[int]:
-    """Book what was used and take what it cost, credits first; the nano-units that are left."""
-    row = (yield from rows("organization", organization_id=organization_id))[0]
+    """Book what was used and take what it cost, credits first; the nano-units that are left. To be done last: while
+    money is taken, all who take of the same organization's wait."""
+    taken = any(charge.cost for charge in charges)
+    row = (yield from rows("lock_organization" if taken else "organization", organization_id=organization_id))[0]
     balance, credits = row["balance"], row["credits"]
-    for charge in charges:
+    used = []
+    for charge in _one_a_model(charges):
         from_credits = min(charge.cost, max(credits, 0))
         credits, balance = credits - from_credits, balance - (charge.cost - from_credits)
-        yield from change(
-            "book_usage",
-            organization_id=organization_id,
-            at=at - at % _HOUR,
-            balance=from_credits - charge.cost,
-            credits=-from_credits,
-            key_id=key_id,
-            batch_id=batch_id,
-            model=charge.model,
-            requests=charge.requests,
-            **asdict(charge.usage),
+        used.append(
+            {
+                "organization_id": organization_id,
+                "at": at - at % _HOUR,
+                "balance": from_credits - charge.cost,
+                "credits": -from_credits,
+                "key_id": key_id,
+                "batch_id": batch_id,
+                "model": charge.model,
+                "requests": charge.requests,
+                **asdict(charge.usage),
+            }
         )
-    if (balance, credits) != (row["balance"], row["credits"]):
+    yield from change_many("book_usage", used)
+    if taken:
         yield from change(
             "add_funds",
             organization_id=organization_id,
@@ -98,9 +103,12 @@ def charge_account(
     return funds
 
 
-def _organization(organization_id: str) -> Script[Organization | None]:
-    row = yield from one("organization", organization_id=organization_id)
-    return convert(dict(row), Organization) if row else None
+def _one_a_model(charges: Sequence[Charge]) -> list[Charge]:
+    """In the order in which everybody locks them."""
+    by_model: dict[str, Charge] = {}
+    for charge in charges:
+        by_model[charge.model] = by_model[charge.model] + charge if charge.model in by_model else charge
+    return [by_model[model] for model in sorted(by_model)]
 
 
 def _grant(organization_id: str, *, balance: int, credits: int, at: int) -> Script[None]:

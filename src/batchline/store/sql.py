@@ -18,9 +18,12 @@ _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 class Statement(NamedTuple):
+    """One statement, for one set of parameters or for each of many; ``fetch`` asks for rows, else for a count."""
+
     name: str
-    params: dict[str, Any]
-    many: Sequence[dict[str, Any]] | None = None
+    params: Mapping[str, Any]
+    many: Sequence[Mapping[str, Any]] | None = None
+    fetch: bool = False
 
 
 class Result(NamedTuple):
@@ -40,25 +43,35 @@ class Database(Protocol):
 
 
 def rows(name: str, /, **params: Any) -> Script[list[Row]]:
-    return (yield Statement(name, params)).rows
+    return (yield Statement(name, params, fetch=True)).rows
 
 
 def one(name: str, /, **params: Any) -> Script[Row | None]:
-    found = (yield Statement(name, params)).rows
+    found = (yield Statement(name, params, fetch=True)).rows
     return found[0] if found else None
+
+
+def rows_of_many(name: str, many: Sequence[Mapping[str, Any]]) -> Script[list[Row]]:
+    """What a statement tells of each of many."""
+    return (yield Statement(name, {}, many, fetch=True)).rows if many else []
 
 
 def change(name: str, /, **params: Any) -> Script[int]:
     return (yield Statement(name, params)).changed
 
 
-def change_many(name: str, many: Sequence[dict[str, Any]]) -> Script[int]:
-    return (yield Statement(name, {}, many)).changed
+def change_many(name: str, many: Sequence[Mapping[str, Any]]) -> Script[int]:
+    return (yield Statement(name, {}, many)).changed if many else 0
 
 
 def fenced(name: str, /, **params: Any) -> Script[None]:
     """A change that must hit exactly the row this process holds."""
     if (yield Statement(name, params)).changed != 1:
+        raise LeaseLost(name)
+
+
+def fenced_many(name: str, many: Sequence[Mapping[str, Any]]) -> Script[None]:
+    if (yield from change_many(name, many)) != len(many):
         raise LeaseLost(name)
 
 

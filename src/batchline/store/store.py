@@ -3,12 +3,13 @@
 from batchline.store.accounts import SqlAccounts
 from batchline.store.batches import SqlBatches
 from batchline.store.files import SqlFiles
+from batchline.store.fleet import SqlFleet
 from batchline.store.ledger import SqlLedger
 from batchline.store.sql import Database, change
 from batchline.store.work import SqlWork
 
 
-class SqlStore(SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlWork):
+class SqlStore(SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlWork, SqlFleet):
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -1,31 +1,31 @@
 """Leases on shards and batches, and every write that follows one, fenced by its epoch."""
 
-from collections import deque
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from typing import Any
 
 from msgspec import convert
 from msgspec.json import encode as encode_json
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.errors import LeaseLost
-from batchline.domain.limits import STRIKES, runs_alone
+from batchline.domain.limits import STRIKES
 from batchline.domain.progress import KEPT_SECONDS, LineErrors, bucket_of
 from batchline.domain.records import Charge, File, Lane, LeasedBatch, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus, ShardState
 from batchline.ports import Claim, Finish, Notice
-from batchline.store.batches import fetch_batch, keep_answer
+from batchline.store.batches import fetch_batch, keep_answer, open_lanes
+from batchline.store.claim import choose
 from batchline.store.ledger import charge_account
-from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows
+from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, one, rows, rows_of_many
 
 _PIECES = 4
 """Into how many a shard is split when its worker died. Two would kill twice the workers to find one line,
 more would run the innocent in smaller groups."""
 
-_MOST_LANES = 64
-_MOST_SHARDS = 64
+_MOST_RESCUES = 256
+"""In one transaction, so that no batch stays locked for long."""
+
 _ENDS = {
     BatchStatus.FINALIZING: BatchStatus.COMPLETED,
     BatchStatus.CANCELLING: BatchStatus.CANCELLED,
@@ -43,17 +43,11 @@ class SqlWork:
         left_out = encode_json(without).decode()
 
         def script() -> Script[Claim]:
-            shards = []
-            for shard in (yield from _choose(lines=lines, space=bytes, alone=alone, without=left_out, at=at)):
-                yield from fenced(
-                    "lease_shard", batch_id=shard.batch_id, n=shard.n, epoch=shard.epoch, owner=owner, lease=lease
-                )
-                shards.append(Shard(**asdict(shard) | {"epoch": shard.epoch + 1}))
-            batches = []
-            for batch_id in dict.fromkeys(shard.batch_id for shard in shards):
-                row = yield from one("leased_batch", batch_id=batch_id)
-                batches.append(convert(dict(row or {}), LeasedBatch, strict=False))
-            return Claim(batches=batches, shards=shards)
+            chosen = yield from choose(lines=lines, space=bytes, alone=alone, without=left_out, at=at)
+            shards = yield from _lease(chosen, owner=owner, lease=lease)
+            batch_ids = sorted({shard.batch_id for shard in shards})
+            batches = yield from rows_of_many("leased_batch", [{"batch_id": batch_id} for batch_id in batch_ids])
+            return Claim(batches=[convert(dict(row), LeasedBatch, strict=False) for row in batches], shards=shards)
 
         return await self._database.write(script)
 
@@ -62,14 +56,9 @@ class SqlWork:
         return {(row["batch_id"], row["n"], row["epoch"]) for row in renewed}
 
     async def notices(self, batch_ids: Sequence[str]) -> list[Notice]:
-        def script() -> Script[list[Notice]]:
-            found = []
-            for batch_id in batch_ids:
-                row = yield from one("notice", batch_id=batch_id)
-                found.append(convert(dict(row or {}), Notice, strict=False))
-            return found
-
-        return await self._database.read(script)
+        asked = [{"batch_id": batch_id} for batch_id in batch_ids]
+        found = await self._database.read(lambda: rows_of_many("notice", asked))
+        return [convert(dict(row), Notice, strict=False) for row in found]
 
     async def record(
         self,
@@ -82,13 +71,13 @@ class SqlWork:
         at: int,
     ) -> int:
         def script() -> Script[int]:
-            for shard in progress:
-                moved = asdict(shard)
-                yield from fenced("advance_shard", batch_id=batch_id, **moved | asdict(moved.pop("usage")))
+            yield from fenced_many("advance_shard", [_moved(batch_id, shard) for shard in progress])
             yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
+            account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
+            if any(shard.done for shard in progress):
+                yield from change("mark_drained", batch_id=batch_id)
             yield from _count_errors(batch_id, errors)
             yield from _keep_sample(batch_id, sum(shard.completed + shard.failed for shard in progress), at=at)
-            account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
             return (
                 yield from charge_account(
                     account["organization_id"], key_id=account["key_id"], batch_id=batch_id, charges=charges, at=at
@@ -98,17 +87,22 @@ class SqlWork:
         return await self._database.write(script)
 
     async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
-        many = [{"batch_id": batch_id, "n": n, "epoch": epoch} for n, epoch in shards]
-        await self._database.write(lambda: change_many("release_shard", many))
+        many = [{"batch_id": batch_id, "n": n, "epoch": epoch} for n, epoch in sorted(shards)]
+
+        def script() -> Script[None]:
+            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            released = yield from rows_of_many("release_shard", many)
+            yield from open_lanes([row for row in released if row["state"] == ShardState.OPEN])
+            yield from change("mark_drained", batch_id=batch_id)
+
+        await self._database.write(script)
 
     async def rescue(self, *, owner: str) -> int:
-        def script() -> Script[int]:
-            lapsed = yield from rows("lapsed_shards", owner=owner)
-            for row in lapsed:
-                yield from _rescue_shard(row)
-            return len(lapsed)
-
-        return await self._database.write(script)
+        rescued = found = await self._database.write(lambda: _rescue(owner))
+        while found == _MOST_RESCUES:
+            found = await self._database.write(lambda: _rescue(owner))
+            rescued += found
+        return rescued
 
     async def interrupt(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
         def script() -> Script[int]:
@@ -126,6 +120,7 @@ class SqlWork:
             for batch_id in late:
                 yield from change("stop_expired", batch_id=batch_id)
                 yield from change("close_open_shards", batch_id=batch_id)
+                yield from change("mark_drained", batch_id=batch_id)
             return late
 
         return await self._database.write(script)
@@ -144,6 +139,11 @@ class SqlWork:
 
         return await self._database.write(script)
 
+    async def queued(self) -> int:
+        counted = await self._database.read(lambda: rows("queued_lines"))
+        lines: int = counted[0]["lines"]
+        return lines
+
     async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]:
         found = await self._database.read(lambda: rows("segments", batch_id=batch_id, after=after, limit=limit))
         return [convert(dict(row), Segment) for row in found]
@@ -160,9 +160,11 @@ class SqlWork:
         at: int,
     ) -> BatchStatus:
         def script() -> Script[BatchStatus]:
+            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
             batch = yield from fetch_batch(batch_id)
             if batch.status not in _ENDS:
                 raise LeaseLost(batch_id)
+            yield from one("lock_project", project_id=batch.project_id)
             for file in files:
                 yield from change("insert_result", **asdict(file))
             yield from _count_errors(batch_id, errors)
@@ -199,44 +201,34 @@ class SqlWork:
         return await self._database.read(lambda: one("running_batch", batch_id=batch_id)) is not None
 
 
-def _choose(*, lines: int, space: int, alone: bool, without: str, at: int) -> Script[list[Shard]]:
-    """One shard after the other, always from the lane that had least so far, until there are enough lines or bytes.
-    A shard that must run alone is given to a worker that holds nothing; that the others wait for it when its lane
-    comes first keeps it from starving behind fresh work."""
-    lanes = yield from rows("claimable_lanes", without=without, limit=_MOST_LANES)
-    queue = [(lane["virtual_time"], n) for n, lane in enumerate(lanes)]
-    open_shards: dict[int, deque[Shard]] = {}
-    chosen: list[Shard] = []
-    while queue and lines > 0 and space > 0:
-        time, n = heappop(queue)
-        if n not in open_shards:
-            open_shards[n] = yield from _open_shards(lanes[n], at=at)
-        if not open_shards[n]:
-            continue
-        shard = open_shards[n].popleft()
-        if runs_alone(shard.strikes):
-            if chosen:
-                continue
-            chosen, lines = [shard] if alone else [], 0
-        else:
-            chosen.append(shard)
-        left = len(unsettled(shard.settled, shard.lines))
-        lines, space = lines - left, space - shard.length
-        yield from change("advance_lane", project_id=lanes[n]["project_id"], model=shard.model, lines=left)
-        heappush(queue, (time + left, n))
-    return chosen
-
-
-def _open_shards(lane: Row, *, at: int) -> Script[deque[Shard]]:
-    found = yield from rows(
-        "claimable_shards", project_id=lane["project_id"], model=lane["model"], limit=_MOST_SHARDS, at=at
+def _lease(chosen: Sequence[Shard], *, owner: str, lease: float) -> Script[list[Shard]]:
+    """What was closed since it was read is left out."""
+    wanted = sorted((shard.batch_id, shard.n, shard.epoch) for shard in chosen)
+    leased = yield from rows_of_many(
+        "lease_shard",
+        [
+            {"batch_id": batch_id, "n": n, "epoch": epoch, "owner": owner, "lease": lease}
+            for batch_id, n, epoch in wanted
+        ],
     )
-    return deque(_shard(row) for row in found)
+    epochs = {(row["batch_id"], row["n"]): row["epoch"] for row in leased}
+    return [
+        replace(shard, epoch=epochs[shard.batch_id, shard.n]) for shard in chosen if (shard.batch_id, shard.n) in epochs
+    ]
+
+
+def _moved(batch_id: str, shard: ShardProgress) -> dict[str, Any]:
+    return {"batch_id": batch_id, **asdict(shard), **asdict(shard.usage)}
 
 
 def _count_errors(batch_id: str, errors: Sequence[LineErrors]) -> Script[None]:
+    by_code: dict[str, LineErrors] = {}
     for each in errors:
-        yield from change("count_errors", batch_id=batch_id, **asdict(each))
+        first = by_code.get(each.code)
+        by_code[each.code] = each if first is None else replace(first, count=first.count + each.count)
+    yield from change_many(
+        "count_errors", [{"batch_id": batch_id, **asdict(by_code[code])} for code in sorted(by_code)]
+    )
 
 
 def _keep_sample(batch_id: str, lines: int, *, at: int) -> Script[None]:
@@ -245,9 +237,22 @@ def _keep_sample(batch_id: str, lines: int, *, at: int) -> Script[None]:
     yield from change("forget_samples", batch_id=batch_id, until=bucket - KEPT_SECONDS)
 
 
-def _rescue_shard(row: Row) -> Script[None]:
+def _rescue(owner: str) -> Script[int]:
+    lapsed = yield from rows("lapsed_shards", owner=owner, limit=_MOST_RESCUES)
+    batch_ids = sorted({row["batch_id"] for row in lapsed})
+    batches = yield from rows_of_many("lock_batch", [{"batch_id": batch_id} for batch_id in batch_ids])
+    stops = {batch["id"]: batch["stop"] for batch in batches}
+    for row in lapsed:
+        yield from _rescue_shard(row, stopped=stops[row["batch_id"]] is not None)
+    yield from open_lanes([row for row in lapsed if stops[row["batch_id"]] is None])
+    for batch_id in batch_ids:
+        yield from change("mark_drained", batch_id=batch_id)
+    return len(lapsed)
+
+
+def _rescue_shard(row: Row, *, stopped: bool) -> Script[None]:
     left = unsettled(row["settled"], row["lines"])
-    if row["stopped"]:
+    if stopped:
         yield from _reopen(row, state=ShardState.CLOSED, strikes=row["strikes"], left=left)
     elif len(left) == 1:
         strikes = row["strikes"] + 1
@@ -265,10 +270,13 @@ def _split(row: Row, left: list[int]) -> Script[None]:
     pieces = [left[at : at + size] for at in range(0, len(left), size)]
     yield from _reopen(row, state=ShardState.OPEN, strikes=strikes, left=pieces[0])
     following = (yield from rows("next_shard_n", batch_id=row["batch_id"]))[0]["n"]
-    for n, piece in enumerate(pieces[1:], following):
-        settled = all_but(piece, row["lines"])
-        shard: dict[str, Any] = {**dict(row), "n": n, "settled": settled, "strikes": strikes}
-        yield from change("insert_shard", **shard)
+    yield from change_many(
+        "insert_shard",
+        [
+            {**dict(row), "n": n, "settled": all_but(piece, row["lines"]), "strikes": strikes}
+            for n, piece in enumerate(pieces[1:], following)
+        ],
+    )
 
 
 def _reopen(row: Row, *, state: ShardState, strikes: int, left: list[int]) -> Script[None]:

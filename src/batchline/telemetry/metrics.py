@@ -22,6 +22,7 @@ class Metrics:
         self.batches = self._counter("batches", "Batches that reached a terminal state.", "status")
         self.http_requests = self._counter("http_requests", "Requests answered.", "method", "status")
 
+        self.queue_lines = self._gauge("queue_lines", "Lines that no worker holds yet, of all there are.")
         self.lines_in_flight = self._gauge("lines_in_flight", "Lines the upstream is answering.", "upstream")
         self.upstream_limit = self._gauge("upstream_limit", "Lines it may be answering at once, as found.", "upstream")
         self.upstream_rate_limit = self._gauge(

@@ -81,6 +81,17 @@ class Climb:
         if self._base is not None and now - self._base.at > _STALE_SECONDS:
             self._base = None
 
+    def allow(self, cap: int) -> None:
+        """Change the cap. What was held back by the former one climbs again."""
+        was_at_cap, self._cap = max(self.limit, self._level) >= self._cap, cap
+        if self._level > cap:
+            self.limit = self._level = cap
+        elif was_at_cap:
+            self._eager, self._factor, self._base = True, 2.0, None
+            self._doubted = self._probing = self._fell = False
+            self._step = self._ramp
+        self.limit = min(self.limit, cap)
+
     def overloaded(self) -> None:
         self._former = max(self._former, self._level)
         self.limit = max(1, int(self.limit * _CUT))

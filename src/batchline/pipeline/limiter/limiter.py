@@ -42,10 +42,17 @@ class Limiter:
         self._accepted_since = 0.0
         """Since the last refusal: how many were accepted, and the most in flight among them."""
 
+    def allow(self, most: int) -> None:
+        """Change the cap; it may be none at all."""
+        if most != self._cap:
+            self._cap = most
+            self._climb.allow(max(1, most))
+            self._measure_anew()
+
     @property
     def limit(self) -> int:
         """How many may be in flight now."""
-        return self._climb.limit
+        return min(self._cap, self._climb.limit)
 
     @property
     def rate(self) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from batchline.domain.errors import StoreDown
 from batchline.ports import Clock, Threads
-from batchline.store.sql import Result, Script, Statement, load_queries
+from batchline.store.sql import Result, Row, Script, Statement, load_queries
 
 T = TypeVar("T")
 _PACKAGE = "batchline.store.sqlite"
@@ -98,10 +98,14 @@ class SqliteDatabase:
 
     def _execute(self, connection: sqlite3.Connection, statement: Statement) -> Result:
         sql = self._queries[statement.name]
-        if statement.many is not None:
+        if statement.many is not None and not statement.fetch:
             return Result([], connection.executemany(sql, statement.many).rowcount)
-        cursor = connection.execute(sql, {"now": self._clock.steady(), **statement.params})
-        return Result(cursor.fetchall(), cursor.rowcount)
+        now = self._clock.steady()
+        found: list[Row] = []
+        for params in [statement.params] if statement.many is None else statement.many:
+            cursor = connection.execute(sql, {"now": now, **params})
+            found += cursor.fetchall()
+        return Result(found, cursor.rowcount)
 
 
 class _Job(Generic[T]):

@@ -29,6 +29,10 @@ SELECT projects.id, projects.name, projects.organization_id, organizations.name 
 FROM projects JOIN organizations ON organizations.id = projects.organization_id
 ORDER BY projects.created_at, projects.id;
 
+-- name: lock_project
+-- There is one writer at a time, so whatever a transaction reads stays as it is.
+SELECT id FROM projects WHERE id = :project_id;
+
 -- name: insert_key
 INSERT INTO keys (id, project_id, digest, hint, created_at) VALUES (:key_id, :project_id, :digest, :hint, :at);
 
@@ -61,6 +65,9 @@ SELECT free_credits FROM metering WHERE id = 1;
 SELECT id FROM organizations WHERE funded = 0;
 
 -- name: organization
+SELECT id, name, created_at, balance, credits FROM organizations WHERE id = :organization_id;
+
+-- name: lock_organization
 SELECT id, name, created_at, balance, credits FROM organizations WHERE id = :organization_id;
 
 -- name: add_funds
@@ -240,6 +247,9 @@ SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, 
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
 FROM batches WHERE id = :id AND (:project_id IS NULL OR project_id = :project_id);
 
+-- name: lock_batch
+SELECT id, stop FROM batches WHERE id = :batch_id;
+
 -- name: live_counts
 -- What the shards of a running batch add up to; a terminal batch has its own counts, frozen.
 SELECT coalesce(sum(completed), 0) AS completed, coalesce(sum(failed), 0) AS failed,
@@ -273,6 +283,15 @@ WHERE id = :id AND status IN ('in_progress', 'finalizing');
 -- name: close_open_shards
 UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state = 'open';
 
+-- name: mark_drained
+-- Nothing is left to run.
+UPDATE batches SET drained = 1
+WHERE id = :batch_id AND drained = 0
+    AND NOT EXISTS (SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased'));
+
+-- name: lock_lane
+SELECT 1;
+
 -- name: open_lane
 -- A lane that had nothing to do begins where the others are now: it gets its share, and nothing for the time before.
 INSERT INTO lanes (project_id, model, virtual_time)
@@ -300,12 +319,16 @@ WHERE EXISTS (
     )
 ORDER BY virtual_time, project_id, model LIMIT :limit;
 
+-- name: busy_lane
+-- Nobody else is ever claiming.
+SELECT 1 WHERE FALSE;
+
 -- name: claimable_shards
 -- What is open in a lane, the earliest deadline first.
-SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes
+SELECT project_id, expires_at, batch_id, n, "offset", length, lines, model, settled, epoch, strikes
 FROM shards
-WHERE state = 'open' AND project_id = :project_id AND model = :model AND expires_at > :at
-ORDER BY expires_at, batch_id, n LIMIT :limit;
+WHERE state = 'open' AND project_id = :project_id AND model = :model
+ORDER BY expires_at, batch_id, n LIMIT :limit OFFSET :offset;
 
 -- name: advance_lane
 UPDATE lanes SET virtual_time = virtual_time + :lines WHERE project_id = :project_id AND model = :model;
@@ -320,7 +343,8 @@ WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND NOT
 
 -- name: lease_shard
 UPDATE shards SET state = 'leased', epoch = epoch + 1, owner = :owner, lease_until = :now + :lease
-WHERE batch_id = :batch_id AND n = :n AND state = 'open' AND epoch = :epoch;
+WHERE batch_id = :batch_id AND n = :n AND state = 'open' AND epoch = :epoch
+RETURNING batch_id, n, epoch;
 
 -- name: leased_batch
 SELECT batches.id, batches.project_id, projects.organization_id, batches.endpoint, batches.expires_at,
@@ -378,14 +402,14 @@ VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data);
 -- Handed back; to a batch that was stopped, for good.
 UPDATE shards SET owner = NULL, lease_until = NULL,
     state = CASE WHEN (SELECT stop FROM batches WHERE id = :batch_id) IS NULL THEN 'open' ELSE 'closed' END
-WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
+WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased'
+RETURNING project_id, model, expires_at, batch_id, n, state;
 
 -- name: lapsed_shards
 -- The folder's lock is ours, so the holder of a lease of another owner is dead; our own leases are alive with us.
-SELECT shards.batch_id, shards.n, shards.project_id, shards."offset", shards.length, shards.lines, shards.model, shards.expires_at,
-    shards.settled, shards.epoch, shards.strikes, batches.stop IS NOT NULL AS stopped
-FROM shards JOIN batches ON batches.id = shards.batch_id
-WHERE shards.state = 'leased' AND shards.owner <> :owner;
+SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes
+FROM shards WHERE state = 'leased' AND owner <> :owner
+ORDER BY batch_id, n LIMIT :limit;
 
 -- name: reopen_shard
 -- A new epoch, so that a holder who comes back is fenced off.
@@ -398,8 +422,7 @@ SELECT max(n) + 1 AS n FROM shards WHERE batch_id = :batch_id;
 
 -- name: batches_past_window
 SELECT id AS batch_id FROM batches
-WHERE status = 'in_progress' AND stop IS NULL AND expires_at <= :at
-    AND EXISTS (SELECT 1 FROM shards WHERE batch_id = batches.id AND state IN ('open', 'leased'));
+WHERE status = 'in_progress' AND stop IS NULL AND drained = 0 AND expires_at <= :at;
 
 -- name: stop_expired
 UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progress' AND stop IS NULL;
@@ -407,9 +430,8 @@ UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progre
 -- name: finishable_batch
 -- A batch with nothing left to run that nobody is putting together.
 SELECT id, status, stop, epoch, work_key FROM batches
-WHERE status IN ('in_progress', 'finalizing', 'cancelling')
+WHERE drained = 1 AND status IN ('in_progress', 'finalizing', 'cancelling')
     AND (owner IS NULL OR owner <> :owner OR lease_until < :now)
-    AND NOT EXISTS (SELECT 1 FROM shards WHERE batch_id = batches.id AND state IN ('open', 'leased'))
 ORDER BY expires_at LIMIT 1;
 
 -- name: lease_finish
@@ -460,3 +482,26 @@ WHERE id = :batch_id AND status IN ('validating', 'in_progress', 'finalizing', '
 
 -- name: probe
 UPDATE probe SET at = :now WHERE id = 1;
+
+-- name: lock_fleet
+-- There is one writer at a time anyway.
+SELECT 1;
+
+-- name: put_process
+INSERT INTO processes (owner, lease_until, report, reserved) VALUES (:owner, :now + :lease, :report, :reserved)
+ON CONFLICT (owner) DO UPDATE
+SET lease_until = excluded.lease_until, report = excluded.report, reserved = excluded.reserved;
+
+-- name: processes
+-- Those that are alive.
+SELECT owner, report, reserved FROM processes WHERE lease_until >= :now ORDER BY owner;
+
+-- name: forget_processes
+DELETE FROM processes WHERE lease_until < :now;
+
+-- name: delete_process
+DELETE FROM processes WHERE owner = :owner;
+
+-- name: queued_lines
+-- What no worker holds.
+SELECT coalesce(sum(lines), 0) AS lines FROM shards WHERE state = 'open';

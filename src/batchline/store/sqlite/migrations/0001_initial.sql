@@ -185,6 +185,14 @@ CREATE TABLE samples (
     PRIMARY KEY (batch_id, at)
 ) WITHOUT ROWID;
 
+-- Processes that work together: what each told last, and what it has of every cap.
+CREATE TABLE processes (
+    owner TEXT PRIMARY KEY,
+    lease_until REAL NOT NULL,
+    report BLOB NOT NULL,
+    reserved BLOB NOT NULL
+) WITHOUT ROWID;
+
 -- One row that a readiness probe writes, to see a commit succeed.
 CREATE TABLE probe (id INTEGER PRIMARY KEY, at REAL NOT NULL);
 INSERT INTO probe (id, at) VALUES (1, 0);

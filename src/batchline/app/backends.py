@@ -1,0 +1,97 @@
+"""Where rows and bytes are kept, as the settings say: SQLite and a folder, or PostgreSQL and a bucket."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from batchline.app.startup import StartupError, make_folder
+from batchline.domain.errors import StoreDown
+from batchline.objects.bucket import BucketObjects
+from batchline.objects.local import LocalObjects
+from batchline.ports import Objects, Store
+from batchline.settings import Settings
+from batchline.store.postgres.database import PostgresDatabase
+from batchline.store.postgres.schema import migrate
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.system import SystemClock, SystemRandom, ThreadPool
+
+_CONNECTIONS = 8
+_DISK_THREADS = 4
+
+
+@asynccontextmanager
+async def open_store(settings: Settings) -> AsyncIterator[Store]:
+    """Also beside a running service."""
+    url = settings.database_url
+    async with _sqlite(settings) if url is None else _postgres(url, pooled=settings.database_pooler) as store:
+        yield store
+
+
+async def migrate_store(settings: Settings) -> str:
+    """Bring the schema up to date; where that is."""
+    if settings.database_url is None:
+        async with _sqlite(settings):
+            return f"the database in {settings.data_dir}"
+    try:
+        await migrate(settings.database_url.get_secret_value())
+    except StoreDown as error:
+        raise StartupError(f"BATCHLINE_DATABASE_URL cannot be used: {error}") from error
+    return "the PostgreSQL database"
+
+
+@asynccontextmanager
+async def open_objects(settings: Settings) -> AsyncIterator[Objects]:
+    random, disk = SystemRandom(), ThreadPool(_DISK_THREADS, name="disk")
+    make_folder(settings.data_dir)
+    if settings.storage_url is None:
+        folder = LocalObjects(settings.data_dir / "objects", disk, random)
+        await folder.clear_temporary()
+        yield folder
+    else:
+        bucket = _open_bucket(settings.storage_url, scratch=settings.data_dir / "scratch", disk=disk)
+        await bucket.clear_temporary()
+        yield bucket
+        bucket.close()
+    disk.close()
+
+
+def _open_bucket(url: str, *, scratch: Path, disk: ThreadPool) -> BucketObjects:
+    try:
+        return BucketObjects.open(url, threads=disk, random=SystemRandom(), scratch=scratch)
+    except ValueError as error:
+        raise StartupError(f"BATCHLINE_STORAGE_URL cannot be used: {error}") from error
+
+
+@asynccontextmanager
+async def _sqlite(settings: Settings) -> AsyncIterator[Store]:
+    make_folder(settings.data_dir)
+    writer, reader = ThreadPool(1, name="sqlite-writer"), ThreadPool(1, name="sqlite-reader")
+    path = settings.data_dir / "batchline.sqlite"
+    try:
+        database = SqliteDatabase(path, clock=SystemClock(), writer=writer, reader=reader)
+    except (sqlite3.Error, StoreDown) as error:
+        raise StartupError(f"The database {path} cannot be opened: {error}") from error
+    try:
+        yield SqlStore(database)
+    finally:
+        writer.close()
+        reader.close()
+        database.close()
+
+
+@asynccontextmanager
+async def _postgres(url: SecretStr, *, pooled: bool) -> AsyncIterator[Store]:
+    try:
+        database = await PostgresDatabase.open(
+            url.get_secret_value(), pooled=pooled, size=_CONNECTIONS, clock=SystemClock()
+        )
+    except StoreDown as error:
+        raise StartupError(f"BATCHLINE_DATABASE_URL cannot be used: {error}") from error
+    try:
+        yield SqlStore(database)
+    finally:
+        await database.close()

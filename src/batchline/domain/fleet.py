@@ -1,0 +1,74 @@
+"""What processes that work together tell each other: how busy each is, and how an upstream's cap is shared."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from batchline.domain.models import Catalog
+from batchline.domain.progress import Doing, Pause
+
+
+class Station(Struct, frozen=True, kw_only=True):
+    """One upstream as a process sees it."""
+
+    in_flight: int = 0
+    """Lines."""
+    live: int = 0
+    """Calls that somebody waits for."""
+    limit: int = 0
+    pause: Pause | None = None
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What a process is doing."""
+
+    owner: str
+    works: bool
+    """Whether it runs batches, and so takes its share of every cap."""
+    stations: Mapping[str, Station] = {}
+    batches: Mapping[str, int] = {}
+    """Lines in flight by batch."""
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """A worker's part of a cap."""
+
+    allowed: int
+    """How many may be in flight."""
+    reserved: int
+    """How many may not be given to others yet, as they still are."""
+
+
+def share_of(cap: int, *, workers: Sequence[str], owner: str, using: int, reserved_by_others: int, live: int) -> Share:
+    """An even part of what calls that are waited for leave, and nothing that another still has in flight."""
+    shared = max(0, cap - live)
+    rank = sorted(workers).index(owner)
+    even = shared // len(workers) + (rank < shared % len(workers))
+    allowed = max(0, min(even, cap - reserved_by_others))
+    return Share(allowed=allowed, reserved=max(allowed, using))
+
+
+def doing(batch_id: str, models: Iterable[str], *, catalog: Catalog, reports: Sequence[Report]) -> Doing:
+    """What is done for a batch by all who work, and what its lines of these models wait for."""
+    names = {model: catalog.upstreams_of(model) for model in models}
+    stations = [report.stations for report in reports if report.works]
+    return Doing(
+        in_flight=sum(report.batches.get(batch_id, 0) for report in reports),
+        concurrency=sum(
+            station.limit
+            for seen in stations
+            for name, station in seen.items()
+            if any(name in serving for serving in names.values())
+        ),
+        pause=_longest(_pause_of(serving, stations) for serving in names.values()),
+    )
+
+
+def _pause_of(upstreams: Iterable[str], stations: Sequence[Mapping[str, Station]]) -> Pause | None:
+    """Why lines that these upstreams serve wait: nobody finds one of them there."""
+    pauses = [seen[name].pause for seen in stations for name in upstreams if name in seen]
+    return _longest(pauses) if all(pauses) else None
+
+
+def _longest(pauses: Iterable[Pause | None]) -> Pause | None:
+    return min((pause for pause in pauses if pause is not None), key=lambda pause: pause.since, default=None)

@@ -1,0 +1,43 @@
+"""On many machines: tell the others what this process does, and keep to its share of every cap."""
+
+from batchline.domain.fleet import Report, Station
+from batchline.loops.worker import Worker
+from batchline.pipeline.traffic import Traffic
+from batchline.ports import Fleet
+from batchline.settings import Settings
+
+
+class Share:
+    """Of a worker. Until it heard of its share, it starts nothing where there is a cap."""
+
+    def __init__(self, *, fleet: Fleet, worker: Worker, settings: Settings) -> None:
+        self._fleet, self._worker = fleet, worker
+        self._lease = settings.lease_seconds
+        self._caps = {name: cap for name in worker.upstreams if (cap := settings.cap(name)) is not None}
+        for name in self._caps:
+            worker.allow(name, 0)
+
+    async def step(self) -> bool:
+        shares = await self._fleet.tell(self._worker.report(), caps=self._caps, lease=self._lease)
+        for name, allowed in shares.items():
+            self._worker.allow(name, allowed)
+        return False
+
+    async def leave(self) -> None:
+        await self._fleet.leave(self._worker.report().owner)
+
+
+class LiveCalls:
+    """Of a process that only answers calls: those that somebody waits for leave less to batches."""
+
+    def __init__(self, *, fleet: Fleet, traffic: Traffic, owner: str, settings: Settings) -> None:
+        self._fleet, self._traffic, self._owner = fleet, traffic, owner
+        self._names, self._lease = list(settings.sites), settings.lease_seconds
+        self._told = False
+
+    async def step(self) -> bool:
+        live = {name: Station(live=self._traffic.live(name)) for name in self._names if self._traffic.live(name)}
+        if live or self._told:
+            await self._fleet.tell(Report(owner=self._owner, works=False, stations=live), caps={}, lease=self._lease)
+        self._told = bool(live)
+        return False

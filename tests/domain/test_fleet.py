@@ -1,0 +1,79 @@
+"""How processes share a cap, and what they tell of a batch together."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchline.domain.fleet import Report, Station, doing, share_of
+from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model
+from batchline.domain.progress import Pause
+
+CATALOG = Catalog([Model(id="m", name="m"), Model(id="pair", name="pair", upstreams=("east", "west"))])
+
+
+@given(
+    cap=st.integers(0, 40),
+    steps=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.integers(0, 3)), max_size=60),
+)
+def test_whoever_comes_and_goes_the_cap_holds(cap: int, steps: list[tuple[int, int, int]]) -> None:
+    """F2: what may be in flight to an upstream, and what still is after a share became smaller, is never over its cap:
+    nobody gets what another has not given back."""
+    allowed: dict[str, int] = {}
+    reserved: dict[str, int] = {}
+    in_flight: dict[str, int] = {}
+    for n, wanted, live in steps:
+        owner = f"worker {n}"
+        # It may have started as many as it was allowed, and those from before may not have ended.
+        using = in_flight[owner] = min(wanted, max(allowed.get(owner, 0), in_flight.get(owner, 0)))
+        share = share_of(
+            cap,
+            workers=sorted({*allowed, owner}),
+            owner=owner,
+            using=using,
+            reserved_by_others=sum(slots for other, slots in reserved.items() if other != owner),
+            live=live,
+        )
+        allowed[owner], reserved[owner] = share.allowed, share.reserved
+        assert sum(max(allowed[other], in_flight.get(other, 0)) for other in allowed) <= cap
+
+
+def test_after_everybody_spoke_twice_shares_are_even() -> None:
+    """F2: a worker that comes late gets as much as the others, give or take one."""
+    shares = {"a": 10, "b": 0, "c": 0}
+    for _ in range(2):
+        for owner in shares:
+            others = sum(slots for other, slots in shares.items() if other != owner)
+            share = share_of(10, workers=list(shares), owner=owner, using=0, reserved_by_others=others, live=0)
+            shares[owner] = share.allowed
+    assert sorted(shares.values()) == [3, 3, 4]
+
+
+def test_calls_that_somebody_waits_for_leave_less() -> None:
+    share = share_of(10, workers=["a", "b"], owner="a", using=0, reserved_by_others=0, live=4)
+    assert share.allowed == 3
+
+
+GONE = Pause(upstream="east", detail="refused", since=5)
+
+
+def _report(batches: dict[str, int] | None = None, **stations: Station) -> Report:
+    return Report(owner="a", works=True, stations=stations, batches=batches or {})
+
+
+def test_what_all_do_for_a_batch_is_summed() -> None:
+    reports = [
+        _report({"batch_1": 3}, **{DEFAULT_UPSTREAM: Station(limit=8)}),
+        _report({"batch_1": 2, "batch_2": 7}, **{DEFAULT_UPSTREAM: Station(limit=4), "east": Station(limit=100)}),
+        Report(owner="api", works=False, stations={DEFAULT_UPSTREAM: Station(live=1)}),
+    ]
+    seen = doing("batch_1", ["m"], catalog=CATALOG, reports=reports)
+    assert (seen.in_flight, seen.concurrency, seen.pause) == (5, 12, None)
+
+
+def test_a_batch_waits_when_nobody_finds_any_upstream_of_a_model_there() -> None:
+    """D3: one worker that sees one of them, and its lines run."""
+    away, there = Station(pause=GONE), Station()
+    both = [_report(east=away, west=away), _report(east=away, west=away)]
+    assert doing("batch_1", ["pair"], catalog=CATALOG, reports=both).pause == GONE
+    one = [_report(east=away, west=away), _report(east=away, west=there)]
+    assert doing("batch_1", ["pair"], catalog=CATALOG, reports=one).pause is None
+    assert doing("batch_1", [], catalog=CATALOG, reports=both).pause is None
