@@ -1,8 +1,12 @@
 """Metrics: names and labels are part of what operators build on."""
 
+from typing import Any
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from batchline.telemetry.metrics import Metrics
+from batchline.telemetry.tallies import Durations, Tally
 
 _LABELS = {
     "lines": ("outcome",),
@@ -29,8 +33,14 @@ def test_every_instrument_has_its_name_and_labels_and_no_others() -> None:
     """F5: names start with batchline_, and a label that could hold an id or a prompt does not exist."""
     metrics = Metrics()
     instruments = {name: part for name, part in vars(metrics).items() if name != "registry"}
-    assert {name: part._labelnames for name, part in instruments.items()} == _LABELS
-    assert {part._name for part in instruments.values()} == {f"batchline_{name}" for name in _LABELS}
+    assert {name: _labels(part) for name, part in instruments.items()} == _LABELS
+    assert {family.name for family in metrics.registry.collect()} == {f"batchline_{name}" for name in _LABELS}
+
+
+def _labels(instrument: Any) -> tuple[str, ...]:
+    if isinstance(instrument, Durations):
+        return ()
+    return (instrument.label,) if isinstance(instrument, Tally) else instrument._labelnames
 
 
 def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -44,11 +54,15 @@ def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 def test_what_is_counted_is_rendered() -> None:
     metrics = Metrics()
     metrics.lines.labels(outcome="completed").inc(3)
+    metrics.attempts["success"] += 2
     metrics.upstream_seconds.observe(0.2)
     samples = _samples(metrics)
     assert samples["batchline_lines_total", "completed"] == 3
+    assert samples["batchline_attempts_total", "success"] == 2
     assert samples["batchline_upstream_seconds_bucket", "0.1"] == 0
     assert samples["batchline_upstream_seconds_bucket", "0.25"] == 1
+    assert samples["batchline_upstream_seconds_bucket", "+Inf"] == samples["batchline_upstream_seconds_count",] == 1
+    assert samples["batchline_upstream_seconds_sum",] == pytest.approx(0.2)
 
 
 def test_watched_gauges_tell_the_state_of_the_moment_they_are_rendered() -> None:

@@ -1,7 +1,5 @@
 """What the system keeps: files, batches, shards, segments, keys. Plain frozen values."""
 
-import json
-
 from msgspec import Raw, Struct
 from msgspec.json import encode as encode_json
 
@@ -292,4 +290,4 @@ def escape_line_breaks(line: bytes) -> bytes:
 
 def json_text(value: str) -> bytes:
     """A string as JSON that stays on one line whoever splits it."""
-    return escape_line_breaks(json.dumps(value, ensure_ascii=False).encode())
+    return escape_line_breaks(encode_json(value))

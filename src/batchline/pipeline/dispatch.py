@@ -46,6 +46,9 @@ _MOST_WAITING = 4096
 _MOST_BYTES = 32 * 1024 * 1024
 """Of one project's lines that have no outcome yet, before no more of them are claimed."""
 
+_NOTHING_IS_WANTED = ""
+"""In the place of projects that need no more lines."""
+
 _SHORTEST_NAP = 0.1
 """A probe may be due and yet unable to start."""
 
@@ -167,6 +170,7 @@ class Dispatcher:
             self._held_of[job.batch.project_id] += len(job.line.body)
             self._admit(job)
         self.pump()
+        self._tell_hunger()
 
     def stop_batch(self, batch: HeldBatch, stop: Stop) -> None:
         """Start no more attempts: a line that was tried ends with its last fault, one that never ran with none."""
@@ -198,7 +202,6 @@ class Dispatcher:
             else:
                 self._group.create_task(self._work_a_slot(job))
         self._keep_pace()
-        self._tell_hunger()
 
     def _keep_pace(self) -> None:
         """Where an upstream takes so many a second, the next one starts when it is time."""
@@ -211,7 +214,7 @@ class Dispatcher:
 
     def _tell_hunger(self) -> None:
         """Once, when something that could not be claimed before can be now."""
-        sated = self.sated if self.wanted else {""}
+        sated = self.sated if self.wanted else {_NOTHING_IS_WANTED}
         if self._sated - sated:
             self._hungry()
         self._sated = sated
@@ -270,10 +273,16 @@ class Dispatcher:
         while (job := self._candidate()) is not None:
             if now < job.batch.expires_at:
                 self._flying.add(job)
+                self._took(job)
                 return job
             self._quarantine.came_back(job)
             self._overdue.append(job)
         return None
+
+    def _took(self, job: Job) -> None:
+        project_id = job.batch.project_id
+        if project_id in self._sated and not self._is_sated(project_id):
+            self._tell_hunger()
 
     def _candidate(self) -> Job | None:
         """While suspects are tried apart nothing else runs, except to probe an upstream that is gone."""
@@ -309,7 +318,7 @@ class Dispatcher:
         self.pump()
 
     def _apply(self, job: Job, outcome: Outcome) -> None:
-        self._metrics.attempts.labels(_result_label(outcome)).inc()
+        self._metrics.attempts[_result_label(outcome)] += 1
         if isinstance(outcome, Setback) and outcome.gone:
             was_paused = self._gate.paused
             self._gate.gone_answer((job.batch.id, job.line.index), outcome.kind)
@@ -318,6 +327,8 @@ class Dispatcher:
         else:
             job.suspect = False
             self._gate.real_answer()
+            if _NOTHING_IS_WANTED in self._sated:
+                self._tell_hunger()
         if isinstance(outcome, Setback):
             self._set_back(job, outcome)
         else:
@@ -465,6 +476,7 @@ class Dispatcher:
             for job in self._waiting.due(now):
                 self._make_ready(job)
             self.pump()
+            self._tell_hunger()
             waits = [] if self._waiting.first is None else [self._waiting.first - now]
             if (probe := self._gate.wait()) is not None and (self._ready or self._quarantine.occupied):
                 waits.append(max(probe, _SHORTEST_NAP))

@@ -82,7 +82,8 @@ class InFlight:
     @property
     def _beside(self) -> int:
         """Whoever is waited for goes before batches, but never stops them."""
-        return max(0, min(self.live, self.slots - 1))
+        live = self._count_live()
+        return max(0, min(live, self.slots - 1)) if live else 0
 
 
 def _sign_of(outcome: Outcome | None) -> Sign:

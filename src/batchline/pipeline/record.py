@@ -95,7 +95,6 @@ class Recorder:
         buffer.entries.append(_Entry(job.shard, job.position, line, charge))
         buffer.bytes += len(line)
         self._held_bytes += len(line)
-        self._metrics.lines.labels("failed" if charge is None else "succeeded").inc()
         job.batch.budget.owe(0 if charge is None else charge.cost)
         if job.batch.unanswered == 0 or len(buffer.entries) >= _LINES or buffer.bytes >= _BYTES:
             self._changed.set()
@@ -208,6 +207,9 @@ class Recorder:
                 at=int(self._clock.now()),
             )
         batch.budget.paid(_cost(entries), left=left)
+        failed = sum(entry.charge is None for entry in entries)
+        self._metrics.lines.labels("failed").inc(failed)
+        self._metrics.lines.labels("succeeded").inc(len(entries) - failed)
         self._metrics.segments.inc()
         self._metrics.segment_bytes.inc(len(data))
 

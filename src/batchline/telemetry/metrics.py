@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from batchline.telemetry.tallies import Durations, Tally
+
 _UPSTREAM_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 _FLUSH_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
@@ -15,7 +17,7 @@ class Metrics:
         self.registry = CollectorRegistry()
 
         self.lines = self._counter("lines", "Lines recorded.", "outcome")
-        self.attempts = self._counter("attempts", "Attempts at the upstream.", "result")
+        self.attempts = Tally("batchline_attempts", "Attempts at the upstream.", "result")
         self.retries = self._counter("retries", "Attempts that were followed by another.", "reason")
         self.segments = self._counter("segments", "Segments recorded.")
         self.segment_bytes = self._counter("segment_bytes", "Bytes of recorded segments.")
@@ -35,7 +37,9 @@ class Metrics:
             "upstream_paused", "1 while the upstream is taken to be gone.", "upstream", "reason"
         )
 
-        self.upstream_seconds = self._histogram("upstream_seconds", "Time of one attempt.", _UPSTREAM_BUCKETS)
+        self.upstream_seconds = Durations("batchline_upstream_seconds", "Time of one attempt.", _UPSTREAM_BUCKETS)
+        self.registry.register(self.attempts)
+        self.registry.register(self.upstream_seconds)
         self.flush_seconds = self._histogram("flush_seconds", "Time to record one segment.", _FLUSH_BUCKETS)
 
     def watch(self, *labels: str, **readings: Callable[[], float]) -> None:

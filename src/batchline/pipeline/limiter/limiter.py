@@ -66,11 +66,11 @@ class Limiter:
 
     def admits(self, now: float, *, beside: int = 0) -> bool:
         """Whether one more may start, with so many others ``beside`` what is known here."""
-        return self._has_slot(beside) and not self._pace.wait(now)
+        return self._has_slot(beside) and (self._pace.rate is None or not self._pace.wait(now))
 
     def wait(self, now: float, *, beside: int = 0) -> float | None:
         """Seconds until the pace lets one start; None when it need not be waited for, or a slot must be free first."""
-        return self._pace.wait(now) or None if self._has_slot(beside) else None
+        return None if self._pace.rate is None or not self._has_slot(beside) else self._pace.wait(now) or None
 
     def started(self, now: float) -> Start:
         """To be handed back when it ends."""
