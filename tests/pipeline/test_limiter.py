@@ -275,6 +275,19 @@ def test_never_over_the_cap_and_never_under_one(cap: int, answered: int) -> None
             limiter.ended(starts.pop(random.randrange(cap > 1, len(starts))), sign, now)
 
 
+@pytest.mark.parametrize("now", [0.0, 25_000.0])
+def test_a_refusal_in_the_first_second_does_not_stop_everything(now: float) -> None:
+    """The clock of a machine that has been up for long says nothing about how fast requests started."""
+    limiter = Limiter(cap=None)
+    for _ in range(100):
+        now += 0.001
+        start = limiter.started(now)
+        limiter.ended(start, Sign.ANSWERED, now)
+    limiter.ended(limiter.started(now), Sign.THROTTLED, now + 0.001)
+    assert limiter.rate is not None
+    assert limiter.rate > 500
+
+
 def test_wait_tells_the_pace_apart_from_the_slots() -> None:
     """None while a slot must come free first or nothing is held back; seconds when the pace holds the next one up."""
     limiter: Limits = Limiter(cap=4)

@@ -14,7 +14,7 @@ not help, the rate is what it was before, and as many refusals are put up with.
     check ──(as many as before)──> as before, free or not, until more are refused than that
 """
 
-from math import sqrt
+from math import inf, sqrt
 
 _LEAST_TRIAL, _MOST_TRIAL, _TRIAL_SECONDS = 8, 24, 0.5
 _STEP_BACK = 0.94
@@ -30,6 +30,7 @@ _PATIENCE = 15.0
 _LATE = 0.02
 """Seconds of starts that are caught up with when nobody asked in time."""
 _LEAST_RATE = 0.05
+_SHORTEST_SPAN = 0.1
 _CHECK, _CHECK_SECONDS, _LEAST_CHECK = 100, 5.0, 30
 _HELPED = 0.3
 """A slower rate helped when less than such a share of the refusals is left."""
@@ -81,7 +82,7 @@ class Pace:
         self._due = self._last_start = 0.0
         self._growth, self._faster_at = 0.0, 0.0
         self._counted = self._counted_before = 0
-        self._counted_from = self._before_from = 0.0
+        self._counted_from = self._before_from = -inf
         self._trial: Trial | None = None
         self._checking = False
         self._before: float | None = None
@@ -162,10 +163,15 @@ class Pace:
 
     def _begin_trial(self, *, seconds: float, now: float) -> None:
         self._before = self.rate
-        started = (self._counted + self._counted_before) / max(now - self._before_from, 0.005)
+        started = self._starts_a_second(now)
         self.rate = started if self.rate is None else _STEP_BACK * min(self.rate, 2 * started)
         size = int(min(_MOST_TRIAL, max(_LEAST_TRIAL, self.rate * _TRIAL_SECONDS)))
         self._trial = Trial(size=size, since=now, seconds=seconds)
+
+    def _starts_a_second(self, now: float) -> float:
+        """By one span of time or by two, of which the first may have been idle."""
+        lately = self._counted / max(now - self._counted_from, _SHORTEST_SPAN)
+        return max(lately, (self._counted + self._counted_before) / max(now - self._before_from, _SHORTEST_SPAN))
 
     def _space(self, now: float, rate: float) -> None:
         held = now - self._due < _LATE
