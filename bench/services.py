@@ -1,0 +1,83 @@
+"""batchline as it is measured: a process of its own, on embedded parts or on PostgreSQL and S3."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from postgres import running_postgres
+from seaweed import running_seaweed
+from serving import Program
+
+EMBEDDED, POSTGRES = "embedded", "postgres"
+BACKENDS = (EMBEDDED, POSTGRES)
+
+_Settings = dict[str, object]
+
+
+class Backend:
+    """Where a batchline keeps what it has, and the processes that work for it there."""
+
+    def __init__(self, name: str, new_places: Callable[[], _Settings], *, pids: tuple[int, ...] = ()) -> None:
+        self.name = name
+        self.new_places = new_places
+        """Settings of a database and a bucket that nobody used yet."""
+        self.pids = pids
+
+
+class Batchline:
+    """A running service with a key to it."""
+
+    def __init__(self, program: Program, backend: Backend, kept: _Settings) -> None:
+        self.backend = backend
+        self.pid = program.pid
+        self.port = int(program.told(r"batchline listens.* url=http://127\.0\.0\.1:(\d+)"))
+        account = json.loads(_command("keys", "create", "--json", settings=kept))
+        self.headers = {"x-api-key": account["api_key"], "x-project-id": account["project_id"]}
+
+
+@contextmanager
+def running_batchline(folder: Path, backend: Backend, upstream_url: str, **settings: object) -> Iterator[Batchline]:
+    """On a data folder that may have been filled before. Settings are those of batchline."""
+    kept = {"data_dir": folder, **backend.new_places()}
+    flags = _flags(kept | settings | {"port": 0, "upstream_url": upstream_url})
+    program = Program("-m", "batchline", "serve", *flags)
+    try:
+        yield Batchline(program, backend, kept)
+    finally:
+        program.end()
+
+
+@contextmanager
+def running_backend(name: str, folder: Path) -> Iterator[Backend]:
+    if name == EMBEDDED:
+        yield Backend(EMBEDDED, dict)
+        return
+    ours = _children()
+    with running_postgres(durable=True) as postgres, running_seaweed(folder / "seaweed") as seaweed:
+        # The processes of batchline inherit them.
+        os.environ.update(seaweed.environment)
+
+        def new_places() -> _Settings:
+            return {"database_url": postgres.new_database(empty=True), "storage_url": seaweed.new_url()}
+
+        yield Backend(POSTGRES, new_places, pids=tuple(_children() - ours))
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+def _command(*arguments: str, settings: _Settings) -> str:
+    places = {name: value for name, value in settings.items() if name != "storage_url"}
+    command = [sys.executable, "-m", "batchline", *arguments, *_flags(places)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _flags(settings: _Settings) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]

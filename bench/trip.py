@@ -1,0 +1,175 @@
+"""The whole way of some lines through a batchline: upload, create, polls, download, and every line checked.
+
+The client here is as light as can be, and its own time is in none of the figures.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from msgspec import Struct
+
+from bench.lines import CHAT, Outcome, WrongResults, batches_of, check_results, write_input
+from bench.services import Batchline
+from bench.upstream import Upstream
+
+POLL_SECONDS = 0.2
+_PATIENCE = 3600.0
+"""Ends a run that hangs."""
+_LOOK_SECONDS = 0.01
+_HURRIED_SECONDS = 0.004
+_BOUNDARY = "bench-boundary"
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """Something done to one batch after the other."""
+
+    seconds: float
+    bytes: int
+
+
+class Travelled(Struct, frozen=True, kw_only=True):
+    upload: Step
+    create: Step
+    """Bytes of the input."""
+    download: Step
+    seconds: float
+    """From the first byte of the upload to the last of the download."""
+    polls: list[float]
+    """Seconds that each took, of those made five times a second."""
+    tail_seconds: float | None
+    """From the upstream's last answer until every batch was over."""
+
+
+class Client:
+    """One connection that is kept open."""
+
+    def __init__(self, service: Batchline) -> None:
+        self._connection = HTTPConnection("127.0.0.1", service.port, timeout=600)
+        self._headers = service.headers
+
+    def call(self, method: str, path: str, *, body: bytes | None = None, kind: str = "application/json") -> Any:
+        with self.open(method, path, body=body, kind=kind) as response:
+            return json.loads(response.read())
+
+    def open(self, method: str, path: str, *, body: bytes | None = None, kind: str = "") -> HTTPResponse:
+        self._connection.request(method, path, body=body, headers=self._headers | {"content-type": kind})
+        response = self._connection.getresponse()
+        if response.status != 200:
+            raise WrongResults(f"{method} {path} was answered with {response.status}: {response.read()[:500]!r}")
+        return response
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Trip:
+    """Input is written before, and results are checked after what is measured."""
+
+    def __init__(self, service: Batchline, upstream: Upstream, folder: Path, *, lines: int) -> None:
+        self._client = Client(service)
+        self._upstream = upstream
+        self._folder = folder
+        self._lines = lines
+        self._numbers = batches_of(lines)
+        for part, numbers in enumerate(self._numbers):
+            write_input(self._input(part), numbers)
+
+    def run(self) -> Travelled:
+        parts = range(len(self._numbers))
+        began = monotonic()
+        files = [self._upload(part) for part in parts]
+        uploaded = monotonic()
+        batches = [self._create(file_id) for file_id in files]
+        created = monotonic()
+        polls, over, ended = self._wait(batches)
+        fetching = monotonic()
+        for part, batch in enumerate(over):
+            self._download(part, batch)
+        fetched = monotonic()
+        last_answer = self._upstream.seen().last_answer
+        sent = sum(self._input(part).stat().st_size for part in parts)
+        return Travelled(
+            upload=Step(seconds=uploaded - began, bytes=sent),
+            create=Step(seconds=created - uploaded, bytes=sent),
+            download=Step(seconds=fetched - fetching, bytes=self._received()),
+            seconds=fetched - began,
+            polls=polls,
+            tail_seconds=ended - last_answer if last_answer else None,
+        )
+
+    def check(self) -> Outcome:
+        """Remove what was fetched, once it is sure that every line came back once. Raises WrongResults."""
+        answered = failed = 0
+        for part, numbers in enumerate(self._numbers):
+            outcome = check_results(self._output(part), self._errors(part), numbers)
+            answered, failed = answered + outcome.answered, failed + outcome.failed
+            for path in (self._input(part), self._output(part), self._errors(part)):
+                path.unlink(missing_ok=True)
+        self._client.close()
+        return Outcome(answered=answered, failed=failed)
+
+    def _upload(self, part: int) -> str:
+        edge = f"--{_BOUNDARY}\r\ncontent-disposition: form-data; name="
+        head = f'{edge}"purpose"\r\n\r\nbatch\r\n{edge}"file"; filename="in.jsonl"\r\n\r\n'.encode()
+        body = head + self._input(part).read_bytes() + f"\r\n--{_BOUNDARY}--\r\n".encode()
+        kind = f"multipart/form-data; boundary={_BOUNDARY}"
+        file_id: str = self._client.call("POST", "/v1/files", body=body, kind=kind)["id"]
+        return file_id
+
+    def _create(self, file_id: str) -> str:
+        wanted = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+        batch_id: str = self._client.call("POST", "/v1/batches", body=json.dumps(wanted).encode())["id"]
+        return batch_id
+
+    def _wait(self, batch_ids: Sequence[str]) -> tuple[list[float], list[Any], float]:
+        """Polls at the usual pace, and at a quicker one, which is not counted, once the upstream answered all lines."""
+        polls: list[float] = []
+        over: list[Any] = []
+        give_up = monotonic() + _PATIENCE
+        due, hurried = monotonic(), False
+        while monotonic() < give_up:
+            hurried = hurried or self._upstream.seen().answered >= self._lines
+            if hurried or monotonic() >= due:
+                due = monotonic() + POLL_SECONDS
+                batch, seconds = self._poll(batch_ids[len(over)])
+                polls += [] if hurried else [seconds]
+                over += [batch] if batch["status"] == "completed" else []
+            if len(over) == len(batch_ids):
+                return polls, over, monotonic()
+            sleep(_HURRIED_SECONDS if hurried else _LOOK_SECONDS)
+        raise WrongResults(f"{batch_ids[len(over)]} does not come to an end")
+
+    def _poll(self, batch_id: str) -> tuple[Any, float]:
+        began = monotonic()
+        batch = self._client.call("GET", f"/v1/batches/{batch_id}")
+        if batch["status"] in {"failed", "expired", "cancelled"}:
+            raise WrongResults(f"{batch_id} is {batch['status']}")
+        return batch, monotonic() - began
+
+    def _download(self, part: int, batch: Any) -> None:
+        for file_id, path in (
+            (batch["output_file_id"], self._output(part)),
+            (batch["error_file_id"], self._errors(part)),
+        ):
+            if file_id is not None:
+                with self._client.open("GET", f"/v1/files/{file_id}/content") as source, path.open("wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+
+    def _received(self) -> int:
+        parts = range(len(self._numbers))
+        paths = [path(part) for part in parts for path in (self._output, self._errors)]
+        return sum(path.stat().st_size for path in paths if path.exists())
+
+    def _input(self, part: int) -> Path:
+        return self._folder / f"input-{part}.jsonl"
+
+    def _output(self, part: int) -> Path:
+        return self._folder / f"output-{part}.jsonl"
+
+    def _errors(self, part: int) -> Path:
+        return self._folder / f"errors-{part}.jsonl"

@@ -1,0 +1,214 @@
+"""The measuring measures what it says, and does not overlook what went wrong."""
+
+import json
+from collections.abc import Iterator
+from http.client import IncompleteRead
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from bench.contestants import run_batchline, run_script
+from bench.figures import Table, figures
+from bench.filling import fill
+from bench.lines import MOST_LINES, WrongResults, batches_of, check_results, write_input
+from bench.meter import metering
+from bench.parts.trip import PLANS
+from bench.services import EMBEDDED, running_backend, running_batchline
+from bench.trip import Client
+from bench.upstream import CompiledUpstream, Plan, ScriptedUpstream, Upstream, running_upstream
+from serving import Program, call, running_mock
+
+_NUMBERS = range(10, 13)
+_BURNT_SECONDS = 0.5
+_CHILD = f"import time\nwhile time.process_time() < {_BURNT_SECONDS}: pass\n"
+_PARENT = f"""
+import pathlib, subprocess, sys, time
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+subprocess.run([sys.executable, "-c", {_CHILD!r}])
+living = {_CHILD!r} + "print('burnt', flush=True); time.sleep(600)"
+subprocess.run([sys.executable, "-c", living])
+"""
+"""Has two children, the first of which is dead when the second is done."""
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Iterator[Upstream]:
+    with running_upstream(tmp_path) as running:
+        yield running
+
+
+def _answered(number: int, *, of: int | None = None) -> str:
+    content = f"[line {number if of is None else of}] yes"
+    body = {"choices": [{"message": {"content": content}}]}
+    return json.dumps({"custom_id": f"line-{number}", "response": {"status_code": 200, "body": body}, "error": None})
+
+
+def _failed(number: int) -> str:
+    return json.dumps({"custom_id": f"line-{number}", "response": None, "error": {"code": "internal_error"}})
+
+
+def _results(folder: Path, output: list[str], errors: list[str]) -> tuple[Path, Path]:
+    paths = folder / "output.jsonl", folder / "errors.jsonl"
+    for path, lines in zip(paths, (output, errors), strict=True):
+        path.write_text("".join(f"{line}\n" for line in lines))
+    return paths
+
+
+def test_every_line_once_in_one_of_the_files_is_right(tmp_path: Path) -> None:
+    """C12, as the measuring checks it after every run."""
+    outcome = check_results(*_results(tmp_path, [_answered(10), _answered(12)], [_failed(11)]), _NUMBERS)
+    assert (outcome.answered, outcome.failed) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("output", "errors"),
+    [
+        pytest.param([_answered(10), _answered(11)], [], id="missing"),
+        pytest.param([_answered(10), _answered(11), _answered(12), _answered(10)], [], id="twice in one"),
+        pytest.param([_answered(10), _answered(11), _answered(12)], [_failed(12)], id="in both"),
+        pytest.param([_answered(10), _answered(11), _answered(12), _answered(13)], [], id="never sent"),
+        pytest.param([_answered(10), _answered(11, of=12), _answered(12, of=11)], [], id="swapped"),
+        pytest.param([_answered(10), _answered(11), _failed(12)], [], id="failed among the answers"),
+        pytest.param([_answered(10), _answered(11)], [_answered(12)], id="answer among the failed"),
+    ],
+)
+def test_wrong_results_are_noticed(tmp_path: Path, output: list[str], errors: list[str]) -> None:
+    """C12: no figure is told of a run that lost, doubled or mixed up lines."""
+    with pytest.raises(WrongResults):
+        check_results(*_results(tmp_path, output, errors), _NUMBERS)
+
+
+def test_many_lines_are_cut_into_whole_batches() -> None:
+    """C14: none above the limit, every line in one."""
+    batches = batches_of(2 * MOST_LINES + 7)
+    assert [len(numbers) for numbers in batches] == [MOST_LINES, MOST_LINES, 7]
+    assert [n for numbers in batches for n in numbers] == list(range(2 * MOST_LINES + 7))
+
+
+def _ask(upstream: Upstream, lines: range) -> list[int]:
+    """Statuses, one line after the other; 0 where the answer broke off."""
+    port = int(upstream.url.split(":")[2].split("/")[0])
+    statuses = []
+    for n in lines:
+        try:
+            statuses.append(call(port, "POST", "/v1/x", body=f'{{"x": "[line {n}]"}}'.encode(), headers={}).status)
+        except IncompleteRead:
+            statuses.append(0)
+    return statuses
+
+
+def test_the_upstream_counts_what_it_did(tmp_path: Path, upstream: Upstream) -> None:
+    """Faults come in their shares, and a line counts as sent twice only if it had been answered."""
+    assert isinstance(upstream, CompiledUpstream), "there is no C compiler here"
+    upstream.follow(PLANS["20 ms, faults"])
+    upstream.follow(Plan(internal=20, throttled=20, cut=20))
+    statuses = _ask(upstream, range(300))
+    seen = upstream.seen()
+    assert (seen.requests, seen.lines, seen.repeated) == (300, 300, 0)
+    assert seen.answered == statuses.count(200)
+    for status in (500, 429, 0):
+        assert 30 < statuses.count(status) < 90
+    refused = [n for n, status in enumerate(statuses) if status != 200]
+    _ask(upstream, range(refused[0], refused[0] + 1))
+    assert upstream.seen().repeated == 0
+    upstream.follow(Plan())
+    assert _ask(upstream, range(5)) + _ask(upstream, range(3)) == [200] * 8
+    assert (upstream.seen().lines, upstream.seen().repeated) == (5, 3)
+
+
+def test_the_upstream_takes_its_time_with_all_at_once(upstream: Upstream) -> None:
+    """Latency is waited for side by side, not one after the other."""
+    upstream.follow(Plan(latency_ms=200))
+    askers = [Thread(target=_ask, args=(upstream, range(n, n + 1))) for n in range(20)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    seen = upstream.seen()
+    assert seen.answered == 20
+    assert seen.peak_in_flight > 1
+    assert seen.busy_seconds >= 0.2
+
+
+def test_the_cpu_of_children_is_counted_also_when_they_ended(tmp_path: Path) -> None:
+    """A tree's time is its own and that of every child, dead or alive, once."""
+    told_to = tmp_path / "told"
+    program = Program("-c", _PARENT, str(told_to))
+    try:
+        with metering(program.pid) as meter:
+            told_to.touch()
+            program.told(r"(burnt)\n")
+    finally:
+        program.end()
+    assert 2 * _BURNT_SECONDS <= meter.cpu_seconds < 4 * _BURNT_SECONDS
+    assert meter.peak.rss >= meter.peak.uss > 0
+
+
+def test_a_batchline_and_a_script_are_measured(tmp_path: Path, upstream: Upstream) -> None:
+    """Both get every line back through the faults, and the figures say what the upstream saw."""
+    plan = Plan(latency_ms=5, internal=5)
+    with running_backend(EMBEDDED, tmp_path) as backend:
+        ours = run_batchline(tmp_path, backend, upstream, plan, lines=300, retry_base_seconds=0.01)
+    script = run_script("AsyncOpenAI script", tmp_path, upstream, plan, lines=30)
+    for run, lines in ((ours, 300), (script, 30)):
+        assert run.outcome is not None
+        assert run.outcome.answered + run.outcome.failed == run.lines == lines
+        assert run.seen.lines == lines
+        assert run.seen.requests > run.seen.answered == run.outcome.answered
+        assert run.cpu_seconds > 0
+        assert run.peak.rss >= run.peak.pss >= run.peak.uss > 0
+    told = figures([ours])
+    assert told.way is not None
+    assert told.way.polls > 0
+    assert told.way.tail_ms is not None
+    assert told.way.tail_ms > 0
+
+
+def test_without_a_compiler_the_mock_stands_in(tmp_path: Path) -> None:
+    """It counts from its plan on, like the other."""
+    with running_mock() as mock, running_backend(EMBEDDED, tmp_path) as backend:
+        upstream = ScriptedUpstream(mock)
+        run = run_batchline(tmp_path, backend, upstream, Plan(latency_ms=5), lines=60)
+    assert run.outcome is not None
+    assert run.outcome.answered == run.seen.answered == run.seen.requests == 60
+
+
+def test_a_filled_service_has_its_batches_and_runs_more(tmp_path: Path, upstream: Upstream) -> None:
+    """C8, B7: what was made through the store is what the service would have made."""
+    fill(tmp_path / "data", 7)
+    with (
+        running_backend(EMBEDDED, tmp_path) as backend,
+        running_batchline(tmp_path / "data", backend, upstream.url) as service,
+    ):
+        client = Client(service)
+        batches = client.call("GET", "/v1/batches?limit=100")["data"]
+        assert [batch["status"] for batch in batches] == ["completed"] * 7
+        assert all(batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0} for batch in batches)
+        with client.open("GET", f"/v1/files/{batches[0]['output_file_id']}/content") as response:
+            assert json.loads(response.read())["custom_id"] == "line-0"
+        client.close()
+
+
+def test_input_lines_are_numbered(tmp_path: Path) -> None:
+    write_input(tmp_path / "in.jsonl", range(3, 5))
+    lines = [json.loads(line) for line in (tmp_path / "in.jsonl").read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == ["line-3", "line-4"]
+    assert all(f"[line {n}]" in line["body"]["messages"][1]["content"] for n, line in enumerate(lines, 3))
+
+
+def test_a_table_is_markdown() -> None:
+    table = Table(title="Speed", heads=("who", "lines/s"), rows=[("batchline", "10"), ("a script", "1")])
+    assert (
+        table.text().splitlines()
+        == [
+            "Speed",
+            "",
+            "| who       | lines/s |",
+            "|-----------|--------:|",
+            "| batchline |      10 |",
+            "| a script  |       1 |",
+            "",
+        ][:6]
+    )
