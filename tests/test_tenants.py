@@ -246,6 +246,7 @@ def test_what_another_has_does_not_exist(tenants: _Tenants, estate: _Estate, rou
 
 
 @pytest.mark.parametrize("route", [route for route, probes in _WALK.items() if probes])
+@pytest.mark.usefixtures("estate")  # which uses the idempotency key first
 def test_the_same_requests_find_what_is_ones_own(tenants: _Tenants, route: str) -> None:
     """A8: or else the walk would prove nothing."""
     owner = tenants.owner

@@ -101,7 +101,7 @@ class Bench:
         self.machine = self.machines[DEFAULT_UPSTREAM]
         self._source = random.Random(1)
         self._owners: dict[str, Owner] = {}
-        self._dead: list[tuple[Loop, SqliteDatabase]] = []
+        self._dead: list[tuple[Loop, SqliteDatabase, Engine]] = []
         self._steps = 0
         self.start()
 
@@ -141,7 +141,7 @@ class Bench:
 
     def kill(self) -> None:
         """Nothing of this life happens any more; its leases stay behind."""
-        self._dead.append((self.loop, self._database))
+        self._dead.append((self.loop, self._database, self.engine))
 
     def play(self, scene: Coroutine[Any, Any, T], *, seconds: float = 4000.0) -> T:
         """Let things happen until the scene is over, and not for longer than so many virtual seconds."""
@@ -153,9 +153,9 @@ class Bench:
 
     def close(self) -> None:
         self.kill()
-        for loop, database in self._dead:
+        for loop, database, engine in self._dead:
             database.close()
-            self._bury(loop)
+            self._bury(loop, engine)
 
     async def stopped(self) -> None:
         """SIGTERM, and the end of the process."""
@@ -279,9 +279,10 @@ class Bench:
         if self._running.done() and (error := self._running.exception()):
             raise error
 
-    def _bury(self, loop: Loop) -> None:
+    def _bury(self, loop: Loop, engine: Engine) -> None:
         """Let what never ran on unwind, now that nobody looks."""
         loop.buried = True
+        engine.stop()
         for task in (tasks := asyncio.all_tasks(loop)):
             task.cancel()
         while not all(task.done() for task in tasks) and (due := loop.next_due()) is not None:

@@ -184,6 +184,7 @@ class Life:
         """Tasks of a killed process never ran on; now that nothing is left to see, let them unwind."""
         self.database.close()
         self.loop.buried = True
+        self.engine.stop()
         for task in (tasks := asyncio.all_tasks(self.loop)):
             task.cancel()
         while not all(task.done() for task in tasks) and (due := self.loop.next_due()) is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from batchline.app.startup import StartupError, make_folder
+from batchline.app.startup import StartupError, folder_lock, make_folder
 from batchline.domain.errors import StoreDown
 from batchline.objects.bucket import BucketObjects
 from batchline.objects.local import LocalObjects
@@ -18,6 +18,12 @@ from batchline.store.postgres.schema import migrate
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.system import SystemClock, SystemRandom, ThreadPool
+from batchline.transfer.archive import Archive
+from batchline.transfer.contents import Progress
+from batchline.transfer.postgres import PostgresRows
+from batchline.transfer.restore import Restore, Rows
+from batchline.transfer.sqlite import SqliteRows
+from batchline.transfer.workspace import clear_workspace, workspace
 
 _CONNECTIONS = 8
 _DISK_THREADS = 4
@@ -43,10 +49,28 @@ async def migrate_store(settings: Settings) -> str:
     return "the PostgreSQL database"
 
 
+async def restore_backup(settings: Settings, archive: Archive, progress: Progress) -> None:
+    """Into what the settings name, which must hold nothing and be used by nobody meanwhile."""
+    make_folder(settings.data_dir)
+    url, threads = settings.database_url, ThreadPool(_DISK_THREADS, name="restore")
+    with folder_lock(settings.data_dir), workspace(settings.data_dir) as folder:
+        rows: Rows = SqliteRows(settings.data_dir)
+        if url is not None:
+            await migrate_store(settings)
+            rows = PostgresRows(url.get_secret_value(), pooled=settings.database_pooler)
+        async with open_objects(settings) as objects:
+            restore = Restore(
+                rows=rows, objects=objects, folder=folder, threads=threads, clock=SystemClock(), progress=progress
+            )
+            await restore.run(archive)
+    threads.close()
+
+
 @asynccontextmanager
 async def open_objects(settings: Settings) -> AsyncIterator[Objects]:
     random, disk = SystemRandom(), ThreadPool(_DISK_THREADS, name="disk")
     make_folder(settings.data_dir)
+    clear_workspace(settings.data_dir)
     if settings.storage_url is None:
         folder = LocalObjects(settings.data_dir / "objects", disk, random)
         await folder.clear_temporary()

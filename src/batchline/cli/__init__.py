@@ -6,7 +6,20 @@ import click
 
 from batchline import __version__
 
-_COMMANDS = ("api", "keys", "migrate", "mock", "orgs", "projects", "run", "serve", "usage", "worker")
+_COMMANDS = (
+    "api",
+    "backup",
+    "keys",
+    "migrate",
+    "mock",
+    "orgs",
+    "projects",
+    "restore",
+    "run",
+    "serve",
+    "usage",
+    "worker",
+)
 
 
 class _LazyGroup(click.Group):
