@@ -32,7 +32,7 @@ check: setup
 test: setup $(if $(NODE),$(NODE_MODULES))
 	@$(if $(NODE),,echo "The Node client test is not run: there is no node and npm here.")
 	@$(if $(CURL),,echo "The README's curl commands are not run: there is no curl here.")
-	$(BIN)/pytest -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)"
+	$(BIN)/pytest -n 2 --dist loadscope -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)"
 
 test-node: setup $(NODE_MODULES)
 	$(BIN)/pytest -m node

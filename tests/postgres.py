@@ -131,9 +131,17 @@ class Leases:
 
     async def execute(self, sql: str) -> None:
         async with self._lock:
-            if self._connection is None:
-                self._connection = await asyncpg.connect(self._url)
-            await self._connection.execute(sql)
+            await (await self._connected()).execute(sql)
+
+    async def fetch(self, sql: str) -> Any:
+        """The one value that is asked for."""
+        async with self._lock:
+            return await (await self._connected()).fetchval(sql)
+
+    async def _connected(self) -> Any:
+        if self._connection is None:
+            self._connection = await asyncpg.connect(self._url)
+        return self._connection
 
 
 @pytest.fixture(scope="session")

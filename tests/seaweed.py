@@ -1,7 +1,8 @@
 """A real S3 server, SeaweedFS, on loopback as whoever runs the tests.
 
-Test modules that name this one as a plugin, ``pytest_plugins = ["seaweed"]``, have the fixtures ``bucket``, of the one
-server that all tests share, and ``mortal_bucket``, of a server of their own that they may kill.
+Test modules that name this one as a plugin, ``pytest_plugins = ["seaweed"]``, have the fixtures ``seaweed``, the one
+server that all tests share, ``bucket``, the same with the environment set for it, and ``mortal_bucket``, a server of
+their own that they may kill.
 PYTEST_DONT_REWRITE: whoever imports it first must not be warned about.
 """
 
@@ -37,7 +38,7 @@ _PORTS = (
     "s3.port.grpc",
 )
 # Whoever started it may be killed and unable to end it.
-_KEEPER = """
+KEEPER = """
 import os, subprocess, sys, time
 parent = os.getppid()
 server = subprocess.Popen(sys.argv[1:])
@@ -80,6 +81,11 @@ class Seaweed:
         """``s3://bucket/prefix``, with nothing below the prefix yet."""
         return f"s3://{_BUCKET}/tests/{next(self._names)}"
 
+    def keys(self, url: str) -> list[str]:
+        """What lies below a URL of this server."""
+        prefix = url.removeprefix(f"s3://{_BUCKET}/")
+        return sorted(found["path"] for page in self._store().list(prefix) for found in page)
+
     def unfinished_uploads(self) -> list[str]:
         """Those that were neither completed nor aborted, as the folder tells in which SeaweedFS keeps them."""
         told = call(
@@ -89,7 +95,7 @@ class Seaweed:
 
     def start(self) -> None:
         self._folder.mkdir(exist_ok=True)
-        self._lives.append(Program("-c", _KEEPER, *self._command()))
+        self._lives.append(Program("-c", KEEPER, *self._command()))
         wait_until(self._is_ready, what=f"SeaweedFS on {self.endpoint}")
 
     def kill(self) -> None:
@@ -161,15 +167,15 @@ def running_seaweed(folder: Path) -> Iterator[Seaweed]:
 
 
 @pytest.fixture(scope="session")
-def _shared_seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
     with running_seaweed(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
 
 
 @pytest.fixture
-def bucket(_shared_seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
+def bucket(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
     """The shared server, with the environment set for it."""
-    return _entered(_shared_seaweed, monkeypatch)
+    return _entered(seaweed, monkeypatch)
 
 
 @pytest.fixture

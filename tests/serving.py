@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
@@ -81,14 +81,15 @@ def read_reply(connection: socket.socket) -> Reply:
 class Program:
     """A process of Python. What it writes is read as it comes, so that it never waits for a reader."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")}
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")},
+            env=inherited | dict(environment or {}),
         )
         self._family: set[psutil.Process] = {psutil.Process(self._process.pid)}
         self._written: list[str] = []
@@ -177,15 +178,26 @@ def running_mock(**options: object) -> Iterator[Mock]:
 
 
 class Service:
-    """``batchline serve`` on a folder, through as many lives as a test gives it."""
+    """``batchline serve`` on a folder, or another role on what is shared, through as many lives as a test gives it."""
 
-    def __init__(self, data_dir: Path, command: Sequence[str], settings: dict[str, object]) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        command: Sequence[str],
+        settings: dict[str, object],
+        *,
+        account: Account | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.data_dir = data_dir
+        self._environment = environment
         self._command = (*command, *_flags(settings | {"data_dir": data_dir, "port": 0}))
+        shared = {name: value for name, value in settings.items() if name == "database_url"}
+        self._store = _flags({"data_dir": data_dir} | shared)
         self._lives: list[Program] = []
         self._clients: dict[tuple[object, ...], OpenAI] = {}
         self.port = 0
-        self.account = self.new_account("default")
+        self.account = account or self.new_account("default")
 
     @property
     def program(self) -> Program:
@@ -239,17 +251,17 @@ class Service:
         return self.command("keys", *arguments)
 
     def command(self, *arguments: str) -> str:
-        """``batchline …`` on the service's folder, also beside a running service."""
-        result = CliRunner().invoke(main, [*arguments, "--data-dir", str(self.data_dir)])
+        """``batchline …`` on the service's database, also beside a running service."""
+        result = CliRunner().invoke(main, [*arguments, *self._store])
         assert result.exit_code == 0, result.output
         return result.stdout
 
     def start(self) -> None:
         """Begin a life, and leave it to the caller to find out how it fares."""
-        self._lives.append(Program(*self._command))
+        self._lives.append(Program(*self._command, environment=self._environment))
 
     def await_ready(self) -> None:
-        self.port = int(self.program.told(r"batchline listens.* url=http://127\.0\.0\.1:(\d+)"))
+        self.port = int(self.program.told(r"batchline.* listens.* url=http://127\.0\.0\.1:(\d+)"))
         wait_until(lambda: self.is_ready() or self.program.exit_code is not None, what="/readyz")
         assert self.program.exit_code is None, self.program.log
 

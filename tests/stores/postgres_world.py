@@ -18,7 +18,7 @@ class Opened(World):
     def __init__(self, database: PostgresDatabase, leases: Leases) -> None:
         super().__init__(SqlStore(database), pass_time=leases.age, die=leases.lapse)
         self.database = database
-        self.execute = leases.execute
+        self.execute, self.fetch = leases.execute, leases.fetch
 
 
 @asynccontextmanager

@@ -115,6 +115,25 @@ async def test_connections_that_were_closed_meanwhile_are_replaced(postgres_url:
 
 
 @asynchronous
+async def test_a_connection_that_was_left_in_the_middle_is_not_lent_again(postgres_url: str) -> None:
+    """F5: a client that goes away, a drain that ends: what is still to come of one must not reach the next."""
+    async with opened(postgres_url, size=1) as world:
+        asking, lend = asyncio.Event(), world.database._connections.lend
+
+        async def ask() -> None:
+            async with lend() as connection:
+                asking.set()
+                await connection.execute("SELECT pg_sleep(60)")
+
+        left = asyncio.create_task(ask())
+        await asking.wait()
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        assert world.database._connections._idle == []
+        await world.store.check()
+
+
+@asynchronous
 async def test_nobody_there_is_down() -> None:
     with pytest.raises(StoreDown):
         await PostgresDatabase.open("postgresql://postgres@127.0.0.1:1/none", pooled=False, size=1, clock=SystemClock())

@@ -154,6 +154,17 @@ async def test_a_lane_that_opens_while_others_move_on_is_found(
 
 
 @asynchronous
+async def test_the_floor_follows_the_lanes(postgres_url: str) -> None:
+    """D8: what a claim need not look at grows with what was claimed, else each would cost more than the one before."""
+    async with opened(postgres_url) as world:
+        for name in ("alpha", "beta"):
+            await world.running(await world.owner(name), shards=[10] * 10)
+        for n in range(10):
+            await world.claim(lines=20)
+            assert await world.fetch("SELECT last_value FROM lane_floor") == 10 * n
+
+
+@asynchronous
 async def test_an_organization_made_while_metering_starts_gets_its_credits(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,17 @@ async def test_a_batch_past_its_window_is_not_claimed(world: World) -> None:
     assert len(await world.claim(at=NOW + 99)) == 1
 
 
+@scenario
+async def test_a_clock_that_is_ahead_costs_nobody_a_shard(world: World) -> None:
+    """C11: what is late by one worker's clock is there for those whose clocks are right, also after it took what
+    comes later in the same lane."""
+    owner = await world.owner()
+    soon = await world.running(owner, shards=[1, 1], expires_at=NOW + 100)
+    late = await world.running(owner, shards=[1, 1], expires_at=NOW + 200)
+    assert [shard.batch_id for shard in await world.claim(at=NOW + 150, lines=1)] == [late.id]
+    assert [shard.batch_id for shard in await world.claim()] == [soon.id, soon.id, late.id]
+
+
 @pytest.mark.parametrize(("wanted", "taken"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (100, 3)])
 @scenario
 async def test_a_claim_stops_at_enough_lines_or_bytes(world: World, wanted: int, taken: int) -> None:

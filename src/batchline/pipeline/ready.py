@@ -1,5 +1,6 @@
 """Lines that are ready to run, and whose turn it is: projects share alike, in each the earliest deadline is first."""
 
+from collections import Counter
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -33,7 +34,7 @@ class Ready:
     def pop(self, flying: InFlight) -> Job | None:
         """The next line of the project that has the fewest in flight; none of a project that has all it may."""
         theirs = flying.by_project
-        project_id = min(self._waiting, key=lambda name: (theirs[name], self._served.get(name, 0)), default=None)
+        project_id = self._next_project(theirs)
         if project_id is None or theirs[project_id] >= flying.most_of_one:
             return None
         heap = self._waiting[project_id]
@@ -43,6 +44,11 @@ class Ready:
         if not heap:
             self._forget(project_id)
         return job
+
+    def _next_project(self, in_flight: Counter[str]) -> str | None:
+        if len(self._waiting) <= 1:
+            return next(iter(self._waiting), None)
+        return min(self._waiting, key=lambda name: (in_flight[name], self._served.get(name, 0)))
 
     def withdraw(self, condition: Callable[[Job], bool], *, most: int | None = None) -> list[Job]:
         withdrawn: list[Job] = []

@@ -22,9 +22,12 @@ def choose(*, lines: int, space: int, alone: bool, without: str, at: int) -> Scr
     """Open shards until they have so many lines or bytes. Lanes are moved on by what was taken, and closed where
     nothing is left; where they all had nothing, others may have."""
     for _ in range(_MOST_LOOKS if lines > 0 and space > 0 else 0):
-        lanes = [_Lane(row) for row in (yield from _free_lanes(without, limit=min(lines, _MOST_LANES)))]
-        yield from _read(lanes, limit=-(-_MOST_SHARDS // max(1, len(lanes))), at=at)
-        chosen = yield from _take_turns(lanes, lines=lines, space=space, alone=alone, at=at)
+        limit = min(lines, _MOST_LANES)
+        lanes = [_Lane(row) for row in (yield from _free_lanes(without, limit=limit))]
+        # Lanes that were not looked at may be next to the last of these, and shall not be passed by.
+        until = max(lane.virtual_time for lane in lanes) if len(lanes) == limit else None
+        yield from _read(lanes, limit=1 if until is not None else -(-_MOST_SHARDS // max(1, len(lanes))), at=at)
+        chosen = yield from _take_turns(lanes, until=until, lines=lines, space=space, alone=alone, at=at)
         yield from change_many("advance_lane", [lane.moved() for lane in lanes if lane.lines or lane.is_empty])
         if chosen or not lanes or not all(lane.is_empty for lane in lanes):
             return chosen
@@ -57,9 +60,13 @@ class _Lane:
     def next(self) -> Shard | None:
         return convert(dict(self._open[0]), Shard) if self._open else None
 
+    @property
+    def virtual_time(self) -> int:
+        return int(self._row["virtual_time"]) + self.lines
+
     def turn(self, n: int) -> tuple[int, int, int]:
         """What decides who is next; of equals, who got nothing in this claim yet."""
-        return self._row["virtual_time"] + self.lines, self.lines, n
+        return self.virtual_time, self.lines, n
 
     def unread(self, limit: int) -> dict[str, Any]:
         return self._row | {"limit": limit, "offset": self._read}
@@ -104,7 +111,9 @@ def _read(lanes: Sequence[_Lane], *, limit: int, at: int) -> Script[None]:
         lane.take_in(found[lane.key], limit=limit, at=at)
 
 
-def _take_turns(lanes: Sequence[_Lane], *, lines: int, space: int, alone: bool, at: int) -> Script[list[Shard]]:
+def _take_turns(
+    lanes: Sequence[_Lane], *, until: int | None, lines: int, space: int, alone: bool, at: int
+) -> Script[list[Shard]]:
     """A shard that must run alone is given to a worker that holds nothing; that the others wait for it when its lane
     comes first keeps it from starving behind fresh work."""
     queue = [lane.turn(n) for n, lane in enumerate(lanes)]
@@ -113,6 +122,8 @@ def _take_turns(lanes: Sequence[_Lane], *, lines: int, space: int, alone: bool, 
     while queue and lines > 0 and space > 0 and len(chosen) < _MOST_SHARDS:
         *_, n = heappop(queue)
         lane = lanes[n]
+        if until is not None and lane.virtual_time > until:
+            break
         while not lane.is_read:
             yield from _read([lane], limit=_MOST_SHARDS, at=at)
         shard = lane.next

@@ -71,7 +71,7 @@ class SqlWork:
         at: int,
     ) -> int:
         def script() -> Script[int]:
-            yield from fenced_many("advance_shard", [_moved(batch_id, shard) for shard in progress])
+            yield from fenced_many("advance_shard", [moved_shard(batch_id, shard) for shard in progress])
             yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
             account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
             if any(shard.done for shard in progress):
@@ -116,7 +116,8 @@ class SqlWork:
 
     async def expire(self, *, at: int) -> list[str]:
         def script() -> Script[list[str]]:
-            late = [row["batch_id"] for row in (yield from rows("batches_past_window", at=at))]
+            # In the order in which claims lock shards.
+            late = sorted(row["batch_id"] for row in (yield from rows("batches_past_window", at=at)))
             for batch_id in late:
                 yield from change("stop_expired", batch_id=batch_id)
                 yield from change("close_open_shards", batch_id=batch_id)
@@ -217,7 +218,8 @@ def _lease(chosen: Sequence[Shard], *, owner: str, lease: float) -> Script[list[
     ]
 
 
-def _moved(batch_id: str, shard: ShardProgress) -> dict[str, Any]:
+def moved_shard(batch_id: str, shard: ShardProgress) -> dict[str, Any]:
+    """What ``advance_shard`` needs to know."""
     return {"batch_id": batch_id, **asdict(shard), **asdict(shard.usage)}
 
 

@@ -60,6 +60,12 @@ class Connections:
             connection = self._known() or await connect(self._url, pooled=self._pooled)
             try:
                 yield connection
+            except Exception:
+                raise
+            except BaseException:
+                # Cut off in the middle of a statement, whose answer is still to come.
+                connection.terminate()
+                raise
             finally:
                 if connection.is_closed() or connection.is_in_transaction():
                     connection.terminate()
