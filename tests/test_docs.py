@@ -18,6 +18,7 @@ _ROOT = Path(__file__).parents[1]
 _README = (_ROOT / "README.md").read_text()
 _CONTRIBUTING = (_ROOT / "CONTRIBUTING.md").read_text()
 _SETTINGS = (_ROOT / "docs" / "settings.md").read_text()
+_PAGES = sorted(f"docs/{page.name}" for page in (_ROOT / "docs").glob("*.md"))
 _TARGETS = set(re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE))
 _VERBS = "|".join(main.list_commands(click.Context(main)))
 
@@ -113,9 +114,7 @@ def test_the_readme_names_only_settings_that_exist() -> None:
     assert named <= {variable(name) for name in Settings.model_fields} | set(RUN_VARIABLES)
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in (_ROOT / "docs").glob("*.md"))]
-)
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *_PAGES])
 def test_every_link_and_path_of_a_document_leads_somewhere(name: str) -> None:
     document = _ROOT / name
     text = document.read_text()
