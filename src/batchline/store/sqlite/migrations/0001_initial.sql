@@ -73,6 +73,7 @@ CREATE INDEX files_of_project ON files (project_id, seq) WHERE state = 'stored';
 CREATE INDEX files_by_expiry ON files (expires_at) WHERE state = 'stored';
 CREATE INDEX files_uploading ON files (lease_until) WHERE state = 'uploading';
 
+-- drained: no shard is left to run, so that nobody needs to look at the shards of every running batch to know.
 CREATE TABLE batches (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -104,6 +105,7 @@ CREATE TABLE batches (
     reasoning_tokens INTEGER NOT NULL DEFAULT 0,
     model TEXT,
     work_key TEXT,
+    drained INTEGER NOT NULL DEFAULT 0,
     epoch INTEGER NOT NULL,
     owner TEXT,
     lease_until REAL,
@@ -119,6 +121,8 @@ CREATE UNIQUE INDEX batches_by_idempotency_key ON batches (project_id, idempoten
     WHERE idempotency_key IS NOT NULL;
 CREATE INDEX batches_running ON batches (status, expires_at)
     WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
+CREATE INDEX batches_to_finish ON batches (expires_at)
+    WHERE drained = 1 AND status IN ('in_progress', 'finalizing', 'cancelling');
 CREATE INDEX batches_with_work ON batches (seq)
     WHERE work_key IS NOT NULL AND status IN ('completed', 'expired', 'cancelled');
 
