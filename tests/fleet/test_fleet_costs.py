@@ -59,8 +59,8 @@ def mock() -> Iterator[Mock]:
 def test_a_line_costs_the_same_however_many_work_and_however_much_is_stored(
     tmp_path: Path, durable_postgres: Postgres, seaweed: Seaweed, mock: Mock
 ) -> None:
-    """One, two and four workers; ten and ten thousand finished batches in the table: rounds alternate, and the least
-    of each counts, as whatever else the machine does only adds."""
+    """One, two and four workers; about ten and ten thousand finished batches in the table. Of three rounds the least
+    counts, as whatever else the machine does only adds."""
     with running_fleet(
         tmp_path,
         *("api", "worker"),

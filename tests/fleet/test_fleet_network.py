@@ -42,7 +42,7 @@ def _wired_fleet(
 
 @pytest.mark.parametrize(
     ("size", "fates"),
-    [(1_200, [Fate.CUT]), pytest.param(6_000, [Fate.STALLED, Fate.SLOW], marks=pytest.mark.proof)],
+    [(800, [Fate.CUT]), pytest.param(6_000, [Fate.STALLED, Fate.SLOW], marks=pytest.mark.proof)],
 )
 def test_a_batch_survives_the_network(
     tmp_path: Path, postgres: Postgres, seaweed: Seaweed, size: int, fates: list[Fate]

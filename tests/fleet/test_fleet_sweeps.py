@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import pytest
+
 from fleet.nodes import running_fleet
 from postgres import Postgres
 from seaweed import Seaweed
 from serving import await_end, chat_lines, results_of, running_mock, submit, wait_until
 
 pytest_plugins = ["postgres", "seaweed"]
+pytestmark = pytest.mark.proof
 
-_BATCHES = 12
+_BATCHES = 30
 _WINDOW = 4
 
 

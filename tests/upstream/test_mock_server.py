@@ -115,6 +115,9 @@ def test_it_tells_how_many_were_in_flight_at_once() -> None:
             """The second is leaving."""
         assert (seen["in_flight"], seen["peak_in_flight"]) == (1, 2)
         assert seen["requests_by_status"] == {"left": 1}
+        async with calling(server) as third:
+            await third.ask("POST", "/script", {})
+        assert (await stats(server))["peak_in_flight"] == 1, "a new plan begins a new count"
 
     play(scene)
 

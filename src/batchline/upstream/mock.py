@@ -68,6 +68,7 @@ class MockServer:
             self.script.follow(_PLANS.decode(body))
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
             return Outcome(status=400, body=error_body(400, str(error)))
+        self.stats.peak_in_flight = self.stats.in_flight
         return Outcome(body=encode(self.script.plan))
 
 
