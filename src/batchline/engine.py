@@ -34,6 +34,9 @@ _PRUNE_SECONDS = 10.0
 _USES_SECONDS = 5.0
 _SWEEP_SECONDS = 3600.0
 _SHARE_SECONDS = 2.0
+_AMONG_OTHERS = 3.0
+"""How much less often each looks for what is to be finished or has expired, where others look too. Who ends the last
+line of a batch knows it at once."""
 
 
 class Works:
@@ -79,19 +82,21 @@ class Works:
         prune = Prune(store=store, objects=objects, clock=clock, owner=owner)
         pruning = Pulse("prune", prune.step, every=_PRUNE_SECONDS, clock=clock)
         finish = Finish(finalizer=finalizer, metrics=metrics, finished=pruning.nudge)
-        self._finishing = Pulse("finish", finish.step, every=_FINISH_SECONDS, clock=clock)
+        patience = _AMONG_OTHERS if fleet else 1.0
+        self._finishing = Pulse("finish", finish.step, every=patience * _FINISH_SECONDS, clock=clock)
         rescue = Rescue(work=store, clock=clock, owner=owner, opened=self.worker.work_opened)
         expire = Expire(work=store, clock=clock, stopped=self.batch_stopped)
         self._pulses = [
             Pulse("rescue", rescue.step, every=settings.lease_seconds / 3, clock=clock),
-            Pulse("expire", expire.step, every=_EXPIRE_SECONDS, clock=clock),
+            Pulse("expire", expire.step, every=patience * _EXPIRE_SECONDS, clock=clock),
             Pulse("sweep", prune.sweep, every=_SWEEP_SECONDS, clock=clock),
             self._finishing,
             pruning,
         ]
         self._share = Share(fleet=store, worker=self.worker, settings=settings) if fleet else None
         if self._share is not None:
-            self._pulses.append(Pulse("share", self._share.step, every=_SHARE_SECONDS, clock=clock))
+            beat = min(_SHARE_SECONDS, settings.lease_seconds / 3)
+            self._pulses.append(Pulse("share", self._share.step, every=beat, clock=clock))
 
     async def run(self) -> None:
         """Until ``stop``, and then until what is in flight is recorded."""

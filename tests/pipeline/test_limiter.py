@@ -305,3 +305,18 @@ def test_wait_tells_the_pace_apart_from_the_slots() -> None:
     assert wait is not None
     assert not limiter.admits(drive.now + 0.9 * wait)
     assert limiter.admits(drive.now + 1.01 * wait)
+
+
+def test_a_cap_that_changes_is_kept_and_a_larger_one_is_used() -> None:
+    """F2: a share of a fleet's cap may be none at first, and grows and shrinks."""
+    limiter = Limiter(cap=64)
+    limiter.allow(0)
+    assert not limiter.admits(0.0)
+    limiter.allow(12)
+    assert limiter.limit == 12
+    drive = Drive(limiter, Queueing(inf, steady(0.1))).run(5)
+    limiter.allow(4)
+    drive.run(6)
+    assert max(drive.span(5.2, 6).limits) <= 4
+    limiter.allow(48)
+    assert max(drive.run(20).span(10, 20).limits) == 48

@@ -87,6 +87,7 @@ class Climb:
         if self._level > cap:
             self.limit = self._level = cap
         elif was_at_cap:
+            self.limit = self._level = max(self.limit, min(_FIRST, cap))
             self._eager, self._factor, self._base = True, 2.0, None
             self._doubted = self._probing = self._fell = False
             self._step = self._ramp
