@@ -29,7 +29,8 @@ _PATIENCE = 15.0
 """Seconds without a refusal after which growth doubles."""
 _LATE = 0.02
 """Seconds of starts that are caught up with when nobody asked in time."""
-_LEAST_RATE = 0.05
+_LEAST_RATE = 0.5
+"""Of an upstream that refuses everything: its lines must come to an end all the same."""
 _SHORTEST_SPAN = 0.1
 _CHECK, _CHECK_SECONDS, _LEAST_CHECK = 100, 5.0, 30
 _HELPED = 0.3
