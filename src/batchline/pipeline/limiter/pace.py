@@ -29,7 +29,7 @@ _PATIENCE = 15.0
 """Seconds without a refusal after which growth doubles."""
 _LATE = 0.02
 """Seconds of starts that are caught up with when nobody asked in time."""
-_LEAST_RATE = 0.5
+_LEAST_RATE = 1.0
 """Of an upstream that refuses everything: its lines must come to an end all the same."""
 _SHORTEST_SPAN = 0.1
 _CHECK, _CHECK_SECONDS, _LEAST_CHECK = 100, 5.0, 30
@@ -165,7 +165,7 @@ class Pace:
     def _begin_trial(self, *, seconds: float, now: float) -> None:
         self._before = self.rate
         started = self._starts_a_second(now)
-        self.rate = started if self.rate is None else _STEP_BACK * min(self.rate, 2 * started)
+        self.rate = max(_LEAST_RATE, started if self.rate is None else _STEP_BACK * min(self.rate, 2 * started))
         size = int(min(_MOST_TRIAL, max(_LEAST_TRIAL, self.rate * _TRIAL_SECONDS)))
         self._trial = Trial(size=size, since=now, seconds=seconds)
 
