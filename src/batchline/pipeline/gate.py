@@ -19,6 +19,7 @@ from batchline.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 _ANSWERS = 16
+_THROTTLED = "http_429"
 _LINES = 4
 _FIRST_PROBES = 2.0
 _LONGEST_PROBE = 15.0
@@ -57,7 +58,10 @@ class Gate:
         self._impatient = False
 
     def gone_answer(self, line: Hashable, reason: str) -> None:
-        """One more sign that the upstream is gone."""
+        """One more sign that the upstream is gone; but one that asks for patience has not crashed, or is back."""
+        if self._crashed and reason == _THROTTLED:
+            self._end_pause()
+            self._crashed = False
         self._recent.append(line)
         if len(self._recent) == _ANSWERS and len(set(self._recent)) >= _LINES:
             self._pause(reason)
