@@ -212,6 +212,21 @@ def test_after_a_crash_only_a_refused_connection_is_forgiven() -> None:
     assert bench.forgiven() == EVERYTHING, "it is gone, not crashed: nobody is to blame for that"
 
 
+def test_an_upstream_that_asks_for_patience_has_not_crashed() -> None:
+    """D3, D5: after a crash a 429 ends the pause, or its lines would be sent one by one at the pace of probes. In an
+    outage it does not: that may be all that is left of the upstream."""
+    bench = Bench()
+    bench.gate.crashed()
+    bench.gate.gone_answer("line", "http_503")
+    assert bench.gate.paused, "a proxy answers like this while the upstream starts again"
+    bench.gate.gone_answer("line", "http_429", throttled=True)
+    assert not bench.gate.paused
+    assert bench.reasons() == set()
+    bench.gone(16, lines=4)
+    bench.gate.gone_answer("line", "http_429", throttled=True)
+    assert bench.gate.paused
+
+
 def test_an_outage_is_no_crash() -> None:
     """D3: not even when the pause before it was one."""
     bench = Bench()

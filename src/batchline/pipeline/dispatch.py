@@ -8,30 +8,20 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from batchline.domain import ids
 from batchline.domain.chat import CHAT, addressed, check_request
 from batchline.domain.fleet import Station
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
-from batchline.domain.outcomes import (
-    KEY_UNAVAILABLE,
-    OUT_OF_QUOTA,
-    Failure,
-    Outcome,
-    Setback,
-    Success,
-    error_line,
-    judge,
-    output_line,
-)
+from batchline.domain.outcomes import KEY_UNAVAILABLE, Failure, Outcome, Setback, Success, judge
 from batchline.domain.replies import FaultKind
 from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
-from batchline.domain.usage import reported_usage
+from batchline.pipeline.appetite import Appetite
 from batchline.pipeline.claim import HeldBatch, Job
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.flight import InFlight
 from batchline.pipeline.gate import Gate
+from batchline.pipeline.leaving import Leaving
 from batchline.pipeline.limiter import Limiter
 from batchline.pipeline.quarantine import WINDOW_SECONDS, Quarantine
 from batchline.pipeline.ready import Ready
@@ -39,15 +29,6 @@ from batchline.pipeline.record import Recorder
 from batchline.pipeline.waiting import Waiting
 from batchline.ports import Clock, Random, Upstream
 from batchline.telemetry.metrics import Metrics
-
-_MOST_WAITING = 4096
-"""Lines that may wait for their next attempt before no more are claimed."""
-
-_MOST_BYTES = 32 * 1024 * 1024
-"""Of one project's lines that have no outcome yet, before no more of them are claimed."""
-
-_NOTHING_IS_WANTED = ""
-"""In the place of projects that need no more lines."""
 
 _SHORTEST_NAP = 0.1
 """A probe may be due and yet unable to start."""
@@ -78,10 +59,9 @@ class Dispatcher:
         line's model and is there."""
         self._name = name
         self._upstream, self._recorder, self._gate = upstream, recorder, gate
-        self._catalog, self._fitting, self._tariff = catalog, fitting, tariff
-        self._policy = policy
+        self._catalog, self._fitting, self._policy = catalog, fitting, policy
         self._clock, self._random, self._metrics = clock, random, metrics
-        self._changed, self._hungry, self._elsewhere = changed, hungry, elsewhere
+        self._elsewhere = elsewhere
         self._quarantine = Quarantine()
         self._ready = Ready()
         self._waiting = Waiting()
@@ -92,9 +72,15 @@ class Dispatcher:
         self._alarm = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._flying = InFlight(limiter, clock=clock, live=live)
-        self._sated: set[str] = set()
-        self._held_of: Counter[str] = Counter()
-        self._draining = False
+        self._leaving = Leaving(recorder=recorder, tariff=tariff, changed=changed)
+        self._appetite = Appetite(
+            ready=self._ready,
+            waiting=self._waiting,
+            flying=self._flying,
+            gate=gate,
+            leaving=self._leaving,
+            hungry=hungry,
+        )
 
     async def run(self) -> None:
         async with self._group:
@@ -102,18 +88,13 @@ class Dispatcher:
 
     @property
     def wanted(self) -> int:
-        """How many more lines may be claimed. An upstream that is gone needs one to be probed with, and rather one
-        that is not suspected of anything."""
-        if self._draining or len(self._waiting) >= _MOST_WAITING:
-            return 0
-        if self._gate.paused:
-            return 0 if self._ready else 1
-        return 2 * self._flying.slots
+        """How many more lines may be claimed."""
+        return self._appetite.wanted
 
     @property
     def sated(self) -> set[str]:
-        """Projects whose lines keep every slot busy until the next claim, and need no more."""
-        return {project_id for project_id in self._held_of if self._is_sated(project_id)}
+        """Projects that need no more."""
+        return self._appetite.sated
 
     @property
     def paused(self) -> bool:
@@ -132,7 +113,7 @@ class Dispatcher:
     @property
     def held_bytes(self) -> int:
         """Bodies of lines that have no outcome yet."""
-        return self._held_of.total()
+        return self._leaving.bytes_of.total()
 
     @property
     def in_flight(self) -> int:
@@ -167,32 +148,32 @@ class Dispatcher:
 
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            self._held_of[job.batch.project_id] += len(job.line.body)
+            self._leaving.came(job)
             self._admit(job)
         self.pump()
-        self._tell_hunger()
+        self._appetite.tell()
 
     def stop_batch(self, batch: HeldBatch, stop: Stop) -> None:
         """Start no more attempts: a line that was tried ends with its last fault, one that never ran with none."""
         batch.stop = batch.stop or stop
         for job in self._withdraw(lambda job: job.batch is batch):
-            self._end_without_attempt(job)
+            self._leaving.end_without_attempt(job)
 
     def revoke_key(self, batch: HeldBatch) -> None:
         batch.key_revoked = True
         for job in self._withdraw(lambda job: job.batch is batch):
-            self._settle(job, KEY_UNAVAILABLE)
+            self._leaving.settle(job, KEY_UNAVAILABLE)
 
     def drop_lost(self) -> None:
         """Forget the lines of shards that somebody else holds now."""
         for job in self._withdraw(lambda job: job.shard.lost):
-            self._let_go(job)
+            self._leaving.let_go(job)
 
     def drain(self) -> None:
         """Start nothing more; what is in flight may finish, the rest goes back as it came."""
-        self._draining = True
+        self._leaving.draining = True
         for job in self._withdraw(lambda _: True):
-            self._let_go(job)
+            self._leaving.let_go(job)
 
     def pump(self) -> None:
         """Hand ready lines to idle slots, as far as anything may start."""
@@ -212,20 +193,10 @@ class Dispatcher:
         self._pace = None
         self.pump()
 
-    def _tell_hunger(self) -> None:
-        """Once, when something that could not be claimed before can be now."""
-        sated = self.sated if self.wanted else {_NOTHING_IS_WANTED}
-        if self._sated - sated:
-            self._hungry()
-        self._sated = sated
-
-    def _is_sated(self, project_id: str) -> bool:
-        return self._ready.of(project_id) >= self._flying.slots or self._held_of[project_id] >= _MOST_BYTES
-
     async def _work_a_slot(self, job: Job) -> None:
         while True:
             # Between its turn and now, which is a step of the loop, its batch may have been stopped.
-            if self._may_go_on(job):
+            if self._leaving.may_go_on(job):
                 await self._attempt(job)
             else:
                 self._flying.land(job, None)
@@ -244,7 +215,7 @@ class Dispatcher:
             self._metrics.upstream_seconds.observe(self._flying.land(job, told))
         self._quarantine.came_back(job)
         if isinstance(outcome, Failure) and not job.fits:
-            self._settle(job, outcome)
+            self._leaving.settle(job, outcome)
         elif isinstance(outcome, Setback) and outcome.kind == FaultKind.BROKEN:
             self._broke(job, outcome)
         else:
@@ -267,22 +238,17 @@ class Dispatcher:
         return await idle
 
     def _next(self) -> Job | None:
-        if self._draining or self._recorder.full or self._quarantine.crash_seen or self._flying.full:
+        if self._leaving.draining or self._recorder.full or self._quarantine.crash_seen or self._flying.full:
             return None
         now = self._clock.now()
         while (job := self._candidate()) is not None:
             if now < job.batch.expires_at:
                 self._flying.add(job)
-                self._took(job)
+                self._appetite.took(job.batch.project_id)
                 return job
             self._quarantine.came_back(job)
             self._overdue.append(job)
         return None
-
-    def _took(self, job: Job) -> None:
-        project_id = job.batch.project_id
-        if project_id in self._sated and not self._is_sated(project_id):
-            self._tell_hunger()
 
     def _candidate(self) -> Job | None:
         """While suspects are tried apart nothing else runs, except to probe an upstream that is gone."""
@@ -311,7 +277,7 @@ class Dispatcher:
         if together:
             self._gate.crashed()
             self._alarm.set()
-            self._quarantine.suspect([job for job in broken if self._may_go_on(job)])
+            self._quarantine.suspect([job for job in broken if self._leaving.may_go_on(job)])
         else:
             for job in broken:
                 self._apply(job, _last_setback(job))
@@ -321,18 +287,17 @@ class Dispatcher:
         self._metrics.attempts[_result_label(outcome)] += 1
         if isinstance(outcome, Setback) and outcome.gone:
             was_paused = self._gate.paused
-            self._gate.gone_answer((job.batch.id, job.line.index), outcome.kind)
+            self._gate.gone_answer((job.batch.id, job.line.index), outcome.kind, throttled=outcome.throttled)
             if self._gate.paused and not was_paused:
                 self._empty_for_others()
         else:
             job.suspect = False
             self._gate.real_answer()
-            if _NOTHING_IS_WANTED in self._sated:
-                self._tell_hunger()
+            self._appetite.upstream_answered()
         if isinstance(outcome, Setback):
             self._set_back(job, outcome)
         else:
-            self._settle(job, outcome)
+            self._leaving.settle(job, outcome)
         if self._gate.paused:
             self._alarm.set()
 
@@ -342,12 +307,12 @@ class Dispatcher:
         if not forgiven:
             job.throttles += setback.throttled
             job.attempts += not setback.throttled
-        if not self._may_go_on(job):
+        if not self._leaving.may_go_on(job):
             return
         if forgiven:
             self._make_ready(job)
         elif job.throttles > self._policy.max_throttles or job.attempts >= self._policy.max_attempts:
-            self._settle(job, setback.as_failure(job.attempts))
+            self._leaving.settle(job, setback.as_failure(job.attempts))
         else:
             self._wait_for_retry(job, setback)
 
@@ -367,15 +332,15 @@ class Dispatcher:
             job.body, endpoint=job.batch.endpoint, project_id=job.batch.project_id, catalog=self._catalog
         )
         if isinstance(checked, Failure):
-            if self._may_go_on(job):
-                self._settle(job, checked)
+            if self._leaving.may_go_on(job):
+                self._leaving.settle(job, checked)
             return
         job.model, job.body = checked, addressed(job.body, checked)
         job.fits = checked.max_tokens is None or job.batch.endpoint != CHAT
         self._make_ready(job)
 
     def _make_ready(self, job: Job) -> None:
-        if not self._may_go_on(job):
+        if not self._leaving.may_go_on(job):
             return
         if self._gate.paused and self._ready and self._hand_over(job):
             return
@@ -388,7 +353,7 @@ class Dispatcher:
 
     def adopt(self, job: Job) -> None:
         """Take a line from another upstream of its model."""
-        self._held_of[job.batch.project_id] += len(job.line.body)
+        self._leaving.came(job)
         job.fits = job.model.max_tokens is None or job.batch.endpoint != CHAT
         self._make_ready(job)
         self.pump()
@@ -397,7 +362,7 @@ class Dispatcher:
         """A ready line that this other upstream could run as well."""
         fitting = self._ready.withdraw(lambda job: upstream in job.model.upstreams, most=1)
         for job in fitting:
-            self._release_bytes(job)
+            self._leaving.went(job)
         return fitting[0] if fitting else None
 
     def _hand_over(self, job: Job) -> bool:
@@ -405,7 +370,7 @@ class Dispatcher:
         other = None if job.suspect else self._elsewhere(job)
         if other is None:
             return False
-        self._release_bytes(job)
+        self._leaving.went(job)
         other.adopt(job)
         return True
 
@@ -414,51 +379,6 @@ class Dispatcher:
         for job in self._ready.withdraw(lambda job: self._elsewhere(job) is not None):
             if not self._ready or not self._hand_over(job):
                 self._ready.add(job)
-
-    def _may_go_on(self, job: Job) -> bool:
-        """False when the job ended here: its shard is lost, its batch stopped, its key revoked, its organization out
-        of money, or we go down."""
-        if job.shard.lost or self._draining:
-            self._let_go(job)
-        elif job.batch.stop is not None:
-            self._end_without_attempt(job)
-        elif job.batch.key_revoked:
-            self._settle(job, KEY_UNAVAILABLE)
-        elif job.batch.budget.spent:
-            self._settle(job, OUT_OF_QUOTA)
-        else:
-            return True
-        return False
-
-    def _end_without_attempt(self, job: Job) -> None:
-        if job.last is not None:
-            self._settle(job, job.last.as_failure(max(1, job.attempts)))
-        else:
-            self._let_go(job)
-            self._recorder.look_again()
-            self._changed()
-
-    def _settle(self, job: Job, outcome: Success | Failure) -> None:
-        self._let_go(job)
-        if job.shard.lost:
-            return
-        line_id = ids.line_id(job.batch.id, job.line.index)
-        if isinstance(outcome, Success):
-            line = output_line(line_id, job.line.custom_id, outcome)
-            usage = reported_usage(outcome.body)
-            charge = self._tariff.charge(job.model.id, job.model.price, usage, waited_for=False)
-            self._recorder.add(job, line, charge=charge)
-        else:
-            self._recorder.add(job, error_line(line_id, job.line.custom_id, outcome), charge=None)
-
-    def _let_go(self, job: Job) -> None:
-        job.batch.unanswered -= 1
-        self._release_bytes(job)
-
-    def _release_bytes(self, job: Job) -> None:
-        self._held_of[job.batch.project_id] -= len(job.line.body)
-        if not self._held_of[job.batch.project_id]:
-            del self._held_of[job.batch.project_id]
 
     def _withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
         """Take jobs out from wherever they wait."""
@@ -476,7 +396,7 @@ class Dispatcher:
             for job in self._waiting.due(now):
                 self._make_ready(job)
             self.pump()
-            self._tell_hunger()
+            self._appetite.tell()
             waits = [] if self._waiting.first is None else [self._waiting.first - now]
             if (probe := self._gate.wait()) is not None and (self._ready or self._quarantine.occupied):
                 waits.append(max(probe, _SHORTEST_NAP))

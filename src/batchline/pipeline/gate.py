@@ -3,7 +3,7 @@
 ::
 
     open ──(the last 16 answers, from 4 lines or more, were all of a gone upstream; or it crashed)──> paused
-    paused ──(the first real answer)──> open
+    paused ──(the first real answer; after a crash a 429 too)──> open
     paused ──(patience ran out)──> impatient: lines run and faults count ──(the first real answer)──> open
 """
 
@@ -19,7 +19,6 @@ from batchline.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 _ANSWERS = 16
-_THROTTLED = "http_429"
 _LINES = 4
 _FIRST_PROBES = 2.0
 _LONGEST_PROBE = 15.0
@@ -57,11 +56,10 @@ class Gate:
         self._end_pause()
         self._impatient = False
 
-    def gone_answer(self, line: Hashable, reason: str) -> None:
-        """One more sign that the upstream is gone; but one that asks for patience has not crashed, or is back."""
-        if self._crashed and reason == _THROTTLED:
+    def gone_answer(self, line: Hashable, reason: str, *, throttled: bool = False) -> None:
+        """One more sign that the upstream is gone. But one that asks for patience has not crashed, or is back."""
+        if self._crashed and throttled:
             self._end_pause()
-            self._crashed = False
         self._recent.append(line)
         if len(self._recent) == _ANSWERS and len(set(self._recent)) >= _LINES:
             self._pause(reason)
@@ -112,6 +110,7 @@ class Gate:
         if self._paused_at is not None:
             self._metrics.upstream_paused.remove(self._upstream, self._reason)
         self._paused_at = None
+        self._crashed = False
 
     def _schedule_probe(self) -> None:
         self._next_probe = self._clock.steady() + self._random.uniform(0.5, 1.0) * self._interval
