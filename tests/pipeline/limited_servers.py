@@ -243,9 +243,7 @@ class Limits(Protocol):
     @property
     def limit(self) -> int: ...
 
-    def admits(self, now: float) -> bool: ...
-
-    def wait(self, now: float) -> float | None: ...
+    def wait(self, now: float) -> float: ...
 
     def started(self, now: float) -> Start: ...
 
@@ -259,11 +257,8 @@ class Fixed:
         self.limit = limit
         self._in_flight = 0
 
-    def admits(self, now: float) -> bool:
-        return self._in_flight < self.limit
-
-    def wait(self, now: float) -> float | None:
-        return None
+    def wait(self, now: float) -> float:
+        return 0.0 if self._in_flight < self.limit else inf
 
     def started(self, now: float) -> Start:
         self._in_flight += 1
@@ -323,8 +318,7 @@ class Drive:
         """To the next moment at which something happens."""
         most = self._ready(self.now)
         self._pump(most)
-        wait = self.limiter.wait(self.now) if self.in_flight < most else None
-        woken = inf if wait is None else self.now + wait + 1e-6
+        woken = self.now + self.limiter.wait(self.now) + 1e-6 if self.in_flight < most else inf
         self._advance(min(self.server.due, woken, len(self._seconds) + 1.0))
 
     def span(self, since: float, until: float) -> Span:
@@ -334,7 +328,7 @@ class Drive:
         return span
 
     def _pump(self, most: float) -> None:
-        while self.in_flight < most and self.limiter.admits(self.now):
+        while self.in_flight < most and not self.limiter.wait(self.now):
             self.in_flight += 1
             self.server.take(Sent(next(self._order), self.now, self.limiter.started(self.now)))
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from engine_bench import Bench
 
 from batchline.domain.records import Batch
 from batchline.domain.replies import Answer, Reply
+from batchline.pipeline.limiter.pace import Pace
 from batchline.ports import Upstream
 from batchline.upstream.scripted import Plan
 
@@ -143,3 +145,17 @@ def test_faults_cost_little_time_and_no_line(tmp_path: Path) -> None:
             assert (batch.completed, batch.failed) == (10_000, 0)
             taken.append(seconds)
     assert taken[1] < 1.5 * taken[0]
+
+
+def test_a_paced_line_starts_also_when_its_time_comes_between_two_looks_at_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else may be under way that would look again."""
+    real, looks = Pace.wait, count()
+    monkeypatch.setattr(Pace, "wait", lambda pace, now: real(pace, now) or 1e-6 * (next(looks) % 2 == 0))
+    with closing(Bench(tmp_path, retry_base_seconds=0)) as bench:
+
+        async def scene() -> Batch:
+            return await bench.ended(await bench.batch(["[[status=429]]"] * 3))
+
+        assert bench.play(scene()).failed == 3

@@ -266,7 +266,7 @@ def test_never_over_the_cap_and_never_under_one(cap: int, answered: int) -> None
     starts = []
     for _ in range(20_000):
         now += random.expovariate(100)
-        while limiter.admits(now):
+        while not limiter.wait(now):
             starts.append(limiter.started(now))
         assert 1 <= limiter.limit <= cap
         assert len(starts) <= cap
@@ -289,29 +289,27 @@ def test_a_refusal_in_the_first_second_does_not_stop_everything(now: float) -> N
 
 
 def test_wait_tells_the_pace_apart_from_the_slots() -> None:
-    """None while a slot must come free first or nothing is held back; seconds when the pace holds the next one up."""
+    """Forever while a slot must come free first; seconds when the pace holds the next one up."""
     limiter: Limits = Limiter(cap=4)
     starts = [limiter.started(0.0) for _ in range(4)]
-    assert not limiter.admits(0.0)
-    assert limiter.wait(0.0) is None
+    assert limiter.wait(0.0) == inf
     limiter.ended(starts.pop(), Sign.ANSWERED, 0.1)
-    assert limiter.admits(0.1)
-    assert limiter.wait(0.1) is None
+    assert limiter.wait(0.1) == 0
     drive = Drive(Limiter(cap=4), RateLimited(10, steady(0.01), burst=1, refusal_seconds=0.01)).run(30)
     limiter = drive.limiter
     started = limiter.started(drive.now)
     limiter.ended(started, Sign.ANSWERED, drive.now)
     wait = limiter.wait(drive.now)
-    assert wait is not None
-    assert not limiter.admits(drive.now + 0.9 * wait)
-    assert limiter.admits(drive.now + 1.01 * wait)
+    assert 0 < wait < inf
+    assert limiter.wait(drive.now + 0.9 * wait) > 0
+    assert limiter.wait(drive.now + 1.01 * wait) == 0
 
 
 def test_a_cap_that_changes_is_kept_and_a_larger_one_is_used() -> None:
     """F2: a share of a fleet's cap may be none at first, and grows and shrinks."""
     limiter = Limiter(cap=64)
     limiter.allow(0)
-    assert not limiter.admits(0.0)
+    assert limiter.wait(0.0) == inf
     limiter.allow(12)
     assert limiter.limit == 12
     drive = Drive(limiter, Queueing(inf, steady(0.1))).run(5)

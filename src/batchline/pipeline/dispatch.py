@@ -5,6 +5,7 @@ quarantine. It leaves with an outcome for the recorder, or without one when its 
 """
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
@@ -182,12 +183,17 @@ class Dispatcher:
                 self._idle.popleft().set_result(job)
             else:
                 self._group.create_task(self._work_a_slot(job))
-        self._keep_pace()
 
-    def _keep_pace(self) -> None:
-        """Where an upstream takes so many a second, the next one starts when it is time."""
-        if self._pace is None and self._ready and (wait := self._flying.wait()) is not None:
+    @property
+    def _some_could_start(self) -> bool:
+        return not self._leaving.draining and (bool(self._ready) or self._quarantine.occupied)
+
+    def _is_time(self) -> bool:
+        """Whether one may start now. Where an upstream takes so many a second, the next one starts when it is time."""
+        wait = self._flying.wait()
+        if self._pace is None and 0 < wait < math.inf:
             self._pace = asyncio.get_running_loop().call_later(wait, self._resume)
+        return not wait
 
     def _resume(self) -> None:
         self._pace = None
@@ -238,7 +244,7 @@ class Dispatcher:
         return await idle
 
     def _next(self) -> Job | None:
-        if self._leaving.draining or self._recorder.full or self._quarantine.crash_seen or self._flying.full:
+        if not self._some_could_start or self._recorder.full or self._quarantine.crash_seen or not self._is_time():
             return None
         now = self._clock.now()
         while (job := self._candidate()) is not None:
@@ -398,7 +404,7 @@ class Dispatcher:
             self.pump()
             self._appetite.tell()
             waits = [] if self._waiting.first is None else [self._waiting.first - now]
-            if (probe := self._gate.wait()) is not None and (self._ready or self._quarantine.occupied):
+            if (probe := self._gate.wait()) is not None and self._some_could_start:
                 waits.append(max(probe, _SHORTEST_NAP))
             try:
                 async with asyncio.timeout(min(waits, default=None)):

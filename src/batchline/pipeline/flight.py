@@ -44,15 +44,11 @@ class InFlight:
         return self._limiter.rate
 
     @property
-    def full(self) -> bool:
-        return not self._limiter.admits(self._clock.steady(), beside=self._beside)
-
-    @property
     def live(self) -> int:
         return self._count_live()
 
-    def wait(self) -> float | None:
-        """Seconds until the upstream's pace lets the next one start, where it is that which holds it up."""
+    def wait(self) -> float:
+        """Seconds until one more may start; forever, unless one lands, while every slot is taken."""
         return self._limiter.wait(self._clock.steady(), beside=self._beside)
 
     @property

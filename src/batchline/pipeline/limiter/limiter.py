@@ -1,6 +1,7 @@
 """One for each upstream and process: asked before every start, told of every end, with the time handed in."""
 
 from enum import Enum
+from math import inf
 
 from batchline.pipeline.limiter.climb import Climb
 from batchline.pipeline.limiter.flow import Flow, Start
@@ -64,13 +65,13 @@ class Limiter:
         """How many may be in flight now with the slow ones, which the limit does not count."""
         return min(self._cap, self._climb.limit + self._flow.slow)
 
-    def admits(self, now: float, *, beside: int = 0) -> bool:
-        """Whether one more may start, with so many others ``beside`` what is known here."""
-        return self._has_slot(beside) and (self._pace.rate is None or not self._pace.wait(now))
-
-    def wait(self, now: float, *, beside: int = 0) -> float | None:
-        """Seconds until the pace lets one start; None when it need not be waited for, or a slot must be free first."""
-        return None if self._pace.rate is None or not self._has_slot(beside) else self._pace.wait(now) or None
+    def wait(self, now: float, *, beside: int = 0) -> float:
+        """Seconds until one more may start, with so many others ``beside`` what is known here: none, those of the pace,
+        or forever, unless one ends."""
+        taken = self._flow.in_flight + beside
+        if taken >= self._climb.limit or taken + self._flow.slow >= self._cap:
+            return inf
+        return 0.0 if self._pace.rate is None else self._pace.wait(now)
 
     def started(self, now: float) -> Start:
         """To be handed back when it ends."""
@@ -86,10 +87,6 @@ class Limiter:
             self._throttled(start, now)
         elif sign is Sign.OVERLOADED and start.at >= self._cut_at:
             self._overloaded(now)
-
-    def _has_slot(self, beside: int) -> bool:
-        taken = self._flow.in_flight + beside
-        return taken < self._climb.limit and taken + self._flow.slow < self._cap
 
     def _answered(self, start: Start, now: float) -> None:
         self._pace.accepted()
