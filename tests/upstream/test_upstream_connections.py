@@ -237,6 +237,29 @@ def test_bytes_nobody_asked_for_end_the_connection(run: Run) -> None:
     assert run(main()) == (FINE, 2)
 
 
+def test_each_post_on_a_kept_connection_has_the_whole_timeout(run: Run) -> None:
+    """D2: though one timer serves them all."""
+    waited: list[float] = []
+
+    async def scene() -> None:
+        async with serving(answers_then(hangs)) as wire, client(wire.port, request_timeout=0.2) as upstream:
+            loop = asyncio.get_running_loop()
+            assert await post(upstream) == FINE
+            # Its timer is due in the middle of the next one.
+            await asyncio.sleep(0.1)
+            since = loop.time()
+            assert kind_of(await post(upstream)) is FaultKind.TIMEOUT
+            waited.append(loop.time() - since)
+
+    run(scene())
+    assert waited[0] > 0.19
+
+
+async def hangs(peer: Peer) -> None:
+    await peer.request()
+    await peer.left()
+
+
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"], ids=["silent", "begun"])
 def test_a_timeout_closes_the_connection(run: Run, start: bytes) -> None:
     """D2: the whole answer must be there in time, and a late one meets nobody."""

@@ -67,7 +67,8 @@ class Connection(asyncio.Protocol):
         self._events: Events | None = None
         self._exchanges = 0
         self._sent_at = 0.0
-        self._timeout = 0.0
+        self._timeout = self._deadline = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
         self._begun = False
         self._overhead = 0
         self._head_bytes = 0
@@ -91,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._timeout = timeout
         self._begun = False
         self._overhead = 0
-        timer = self._loop.call_later(timeout, self._time_out)
+        self._be_woken_at(self._loop.time() + timeout)
         self._transport.write(request)
         try:
             return await waiter
@@ -99,8 +100,6 @@ class Connection(asyncio.Protocol):
             # The rest of this answer must never be taken for the answer to a later request.
             self.close()
             raise
-        finally:
-            timer.cancel()
 
     def close(self) -> None:
         self.reusable = False
@@ -142,6 +141,8 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         if self._waiter is not None or self._events is not None:
             self._settle_lost(clean=exc is None)
+        if self._alarm is not None:
+            self._alarm.cancel()
         self.lost.set_result(None)
         self._on_lost(self)
 
@@ -229,7 +230,22 @@ class Connection(asyncio.Protocol):
         else:
             self._fail(FaultKind.BROKEN, "the connection ended before an answer came")
 
-    def _time_out(self) -> None:
+    def _be_woken_at(self, deadline: float) -> None:
+        """One timer serves many exchanges: most end long before it is due, and to set one for each takes 2 us."""
+        self._deadline = deadline
+        if self._alarm is not None and self._alarm.when() > deadline:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._alarm is None:
+            self._alarm = self._loop.call_at(deadline, self._look_at_the_time)
+
+    def _look_at_the_time(self) -> None:
+        self._alarm = None
+        if self._waiter is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._be_woken_at(self._deadline)
+            return
         self._fail(FaultKind.TIMEOUT, f"no complete answer within {self._timeout:.3g} s")
 
     def _fail_oversized_head(self) -> None:
