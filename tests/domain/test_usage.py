@@ -5,7 +5,7 @@ import json
 import pytest
 from openai.types import BatchUsage
 
-from batchline.domain.usage import NOTHING, Usage, reported_usage
+from batchline.domain.usage import NOTHING, Usage, reported_usage, total
 
 
 def body(**usage: object) -> bytes:
@@ -43,7 +43,7 @@ def test_nothing_and_nonsense_count_nothing(answer: bytes) -> None:
 
 
 def test_the_sum_has_the_shape_the_official_client_reads() -> None:
-    total = Usage(input_tokens=12, cached_tokens=8, output_tokens=3, reasoning_tokens=2) + Usage(input_tokens=1)
-    read = BatchUsage.model_validate(total.wire(), strict=True)
+    answers = [Usage(input_tokens=12, cached_tokens=8, output_tokens=3, reasoning_tokens=2), Usage(input_tokens=1)]
+    read = BatchUsage.model_validate(total(answers).wire(), strict=True)
     assert (read.input_tokens, read.output_tokens, read.total_tokens) == (13, 3, 16)
     assert (read.input_tokens_details.cached_tokens, read.output_tokens_details.reasoning_tokens) == (8, 2)

@@ -1,10 +1,12 @@
 """What the system keeps: files, batches, shards, segments, keys. Plain frozen values."""
 
+from collections.abc import Iterable
+
 from msgspec import Raw, Struct
 from msgspec.json import encode as encode_json
 
 from batchline.domain.states import BatchStatus, Stop
-from batchline.domain.usage import NOTHING, Usage
+from batchline.domain.usage import NOTHING, Usage, total
 
 BATCH = "batch"
 BATCH_OUTPUT = "batch_output"
@@ -45,13 +47,21 @@ class Charge(Struct, frozen=True, kw_only=True):
     usage: Usage
     cost: int
 
-    def __add__(self, other: "Charge") -> "Charge":
-        return Charge(
-            model=self.model,
-            requests=self.requests + other.requests,
-            usage=self.usage + other.usage,
-            cost=self.cost + other.cost,
+
+def by_model(charges: Iterable[Charge]) -> list[Charge]:
+    """Added up, one a model, in the order in which everybody locks their sums."""
+    groups: dict[str, list[Charge]] = {}
+    for charge in charges:
+        groups.setdefault(charge.model, []).append(charge)
+    return [
+        Charge(
+            model=model,
+            requests=sum(charge.requests for charge in group),
+            usage=total([charge.usage for charge in group]),
+            cost=sum(charge.cost for charge in group),
         )
+        for model, group in sorted(groups.items())
+    ]
 
 
 class LedgerEntry(Struct, frozen=True, kw_only=True):

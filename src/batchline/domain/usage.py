@@ -1,5 +1,7 @@
 """Tokens: what an answer says it took, and their sum over a batch."""
 
+from collections.abc import Collection
+
 from msgspec import DecodeError, Struct
 from msgspec.json import Decoder
 
@@ -13,14 +15,6 @@ class Usage(Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     reasoning_tokens: int = 0
 
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
-            input_tokens=self.input_tokens + other.input_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
-        )
-
     def wire(self) -> dict[str, object]:
         """``usage`` of the Batch object, in OpenAI's shape."""
         return {
@@ -33,6 +27,15 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 NOTHING = Usage()
+
+
+def total(usages: Collection[Usage]) -> Usage:
+    return Usage(
+        input_tokens=sum(usage.input_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+    )
 
 
 class _InputDetails(Struct):

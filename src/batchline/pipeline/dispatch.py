@@ -244,7 +244,9 @@ class Dispatcher:
         return await idle
 
     def _next(self) -> Job | None:
-        if not self._some_could_start or self._recorder.full or self._quarantine.crash_seen or not self._is_time():
+        if self._flying.full or not self._some_could_start or self._recorder.full or self._quarantine.crash_seen:
+            return None
+        if not self._is_time():
             return None
         now = self._clock.now()
         while (job := self._candidate()) is not None:

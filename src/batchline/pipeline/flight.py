@@ -47,6 +47,11 @@ class InFlight:
     def live(self) -> int:
         return self._count_live()
 
+    @property
+    def full(self) -> bool:
+        """Whether nothing can start before one lands, whatever the time. Cheap, as it is asked after every line."""
+        return len(self._starts) >= self._limiter.most
+
     def wait(self) -> float:
         """Seconds until one more may start; forever, unless one lands, while every slot is taken."""
         return self._limiter.wait(self._clock.steady(), beside=self._beside)

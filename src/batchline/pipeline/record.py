@@ -14,7 +14,7 @@ from msgspec import Struct
 from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
 from batchline.domain.progress import count_errors
 from batchline.domain.records import Charge, Segment, ShardProgress
-from batchline.domain.usage import NOTHING
+from batchline.domain.usage import total
 from batchline.pipeline.claim import Claims, HeldBatch, HeldShard, Job
 from batchline.ports import Clock, Objects, Work
 from batchline.telemetry.metrics import Metrics
@@ -203,7 +203,7 @@ class Recorder:
                 progress=_progress(entries),
                 segment=segment,
                 errors=count_errors(entry.line for entry in entries if entry.charge is None),
-                charges=_charges(entries),
+                charges=[entry.charge for entry in entries if entry.charge is not None],
                 at=int(self._clock.now()),
             )
         batch.budget.paid(_cost(entries), left=left)
@@ -248,20 +248,11 @@ def _progress(entries: list[_Entry]) -> list[ShardProgress]:
                 settled=settled.to_bytes((shard.lines + 7) // 8, "little"),
                 completed=len(charges),
                 failed=len(own) - len(charges),
-                usage=sum((charge.usage for charge in charges), NOTHING),
+                usage=total([charge.usage for charge in charges]),
                 done=settled == (1 << shard.lines) - 1,
             )
         )
     return progress
-
-
-def _charges(entries: list[_Entry]) -> list[Charge]:
-    """One a model."""
-    by_model: dict[str, Charge] = {}
-    for charge in (entry.charge for entry in entries if entry.charge is not None):
-        so_far = by_model.get(charge.model)
-        by_model[charge.model] = charge if so_far is None else so_far + charge
-    return list(by_model.values())
 
 
 def _cost(entries: list[_Entry]) -> int:

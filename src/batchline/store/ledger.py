@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import convert
 from msgspec.structs import asdict
 
-from batchline.domain.records import Charge, LedgerEntry, Organization, Owner, UsageEntry
+from batchline.domain.records import Charge, LedgerEntry, Organization, Owner, UsageEntry, by_model
 from batchline.store.sql import Database, Script, change, change_many, one, rows
 
 _HOUR = 3600
@@ -75,7 +75,7 @@ def charge_account(
     row = (yield from rows("lock_organization" if taken else "organization", organization_id=organization_id))[0]
     balance, credits = row["balance"], row["credits"]
     used = []
-    for charge in _one_a_model(charges):
+    for charge in by_model(charges):
         from_credits = min(charge.cost, max(credits, 0))
         credits, balance = credits - from_credits, balance - (charge.cost - from_credits)
         used.append(
@@ -101,14 +101,6 @@ def charge_account(
         )
     funds: int = balance + credits
     return funds
-
-
-def _one_a_model(charges: Sequence[Charge]) -> list[Charge]:
-    """In the order in which everybody locks them."""
-    by_model: dict[str, Charge] = {}
-    for charge in charges:
-        by_model[charge.model] = by_model[charge.model] + charge if charge.model in by_model else charge
-    return [by_model[model] for model in sorted(by_model)]
 
 
 def _grant(organization_id: str, *, balance: int, credits: int, at: int) -> Script[None]:
