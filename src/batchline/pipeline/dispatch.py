@@ -208,8 +208,12 @@ class Dispatcher:
                 self._flying.land(job, None)
                 self._quarantine.came_back(job)
             following = self._next()
-            self.pump()
-            job = following or await self._wait_for_turn()
+            if following is None:
+                job = await self._wait_for_turn()
+            else:
+                # The limit may have grown.
+                self.pump()
+                job = following
 
     async def _attempt(self, job: Job) -> None:
         outcome: Outcome | None = None
@@ -292,22 +296,31 @@ class Dispatcher:
         self.pump()
 
     def _apply(self, job: Job, outcome: Outcome) -> None:
-        self._metrics.attempts[_result_label(outcome)] += 1
-        if isinstance(outcome, Setback) and outcome.gone:
+        if isinstance(outcome, Setback):
+            self._suffer(job, outcome)
+            return
+        self._metrics.attempts.counts["success" if isinstance(outcome, Success) else "refused"] += 1
+        self._hear_from_upstream(job)
+        self._leaving.settle(job, outcome)
+
+    def _suffer(self, job: Job, setback: Setback) -> None:
+        self._metrics.attempts.counts["throttled" if setback.throttled else "fault"] += 1
+        if setback.gone:
             was_paused = self._gate.paused
-            self._gate.gone_answer((job.batch.id, job.line.index), outcome.kind, throttled=outcome.throttled)
+            line = (job.batch.id, job.line.index)
+            self._gate.gone_answer(line, setback.kind, throttled=setback.throttled)
             if self._gate.paused and not was_paused:
                 self._empty_for_others()
         else:
-            job.suspect = False
-            self._gate.real_answer()
-            self._appetite.upstream_answered()
-        if isinstance(outcome, Setback):
-            self._set_back(job, outcome)
-        else:
-            self._leaving.settle(job, outcome)
+            self._hear_from_upstream(job)
+        self._set_back(job, setback)
         if self._gate.paused:
             self._alarm.set()
+
+    def _hear_from_upstream(self, job: Job) -> None:
+        job.suspect = False
+        self._gate.real_answer()
+        self._appetite.upstream_answered()
 
     def _set_back(self, job: Job, setback: Setback) -> None:
         job.last = setback
@@ -417,11 +430,3 @@ class Dispatcher:
 
 def _last_setback(job: Job) -> Setback:
     return job.last or Setback(FaultKind.BROKEN, "the connection broke", gone=True)
-
-
-def _result_label(outcome: Outcome) -> str:
-    if isinstance(outcome, Success):
-        return "success"
-    if isinstance(outcome, Failure):
-        return "refused"
-    return "throttled" if outcome.throttled else "fault"

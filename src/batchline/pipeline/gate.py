@@ -32,16 +32,13 @@ class Gate:
         self._clock, self._random, self._metrics = clock, random, metrics
         self._patience = patience_seconds
         self._recent: deque[Hashable] = deque(maxlen=_ANSWERS)
-        self._paused_at: float | None = None
+        self.paused = False
+        self._paused_at = 0.0
         self._since = 0
         self._reason = ""
         self._crashed = self._impatient = False
         self._next_probe = 0.0
         self._interval = _FIRST_PROBES
-
-    @property
-    def paused(self) -> bool:
-        return self._paused_at is not None
 
     @property
     def pause(self) -> Pause | None:
@@ -50,7 +47,7 @@ class Gate:
     def real_answer(self) -> None:
         """The upstream is there."""
         self._recent.clear()
-        if self._paused_at is None and not self._impatient:
+        if not self.paused and not self._impatient:
             return
         log.info("the upstream answers again", extra={"upstream": self._upstream})
         self._end_pause()
@@ -67,7 +64,7 @@ class Gate:
 
     def crashed(self) -> None:
         """It broke off everything at once, and will most likely be back."""
-        if self._paused_at is None and not self._impatient:
+        if not self.paused and not self._impatient:
             self._pause("crashed")
             self._crashed = True
 
@@ -77,8 +74,9 @@ class Gate:
         return self.paused and (not self._crashed or kind == FaultKind.REFUSED)
 
     def _pause(self, reason: str) -> None:
-        if self._paused_at is not None or self._impatient:
+        if self.paused or self._impatient:
             return
+        self.paused = True
         self._paused_at, self._since = self._clock.steady(), int(self._clock.now())
         self._reason = reason
         self._metrics.upstream_paused.labels(self._upstream, reason).set(1)
@@ -88,7 +86,7 @@ class Gate:
 
     def admits(self) -> bool:
         """Whether an attempt may start now: always while open, one probe at a time while paused."""
-        if self._paused_at is None:
+        if not self.paused:
             return True
         now = self._clock.steady()
         if now - self._paused_at >= self._patience:
@@ -104,12 +102,12 @@ class Gate:
 
     def wait(self) -> float | None:
         """Seconds until the next probe is due; None while open."""
-        return None if self._paused_at is None else max(0.0, self._next_probe - self._clock.steady())
+        return None if not self.paused else max(0.0, self._next_probe - self._clock.steady())
 
     def _end_pause(self) -> None:
-        if self._paused_at is not None:
+        if self.paused:
             self._metrics.upstream_paused.remove(self._upstream, self._reason)
-        self._paused_at = None
+        self.paused = False
         self._crashed = False
 
     def _schedule_probe(self) -> None:

@@ -10,21 +10,15 @@ from prometheus_client.registry import Collector
 
 
 class Tally(Collector):
-    """A counter by one label: ``tally["success"] += 1``."""
+    """A counter by one label: ``tally.counts["success"] += 1``."""
 
     def __init__(self, name: str, text: str, label: str) -> None:
         self.name, self.label, self._text = name, label, text
-        self._counts: Counter[str] = Counter()
-
-    def __getitem__(self, value: str) -> int:
-        return self._counts[value]
-
-    def __setitem__(self, value: str, count: int) -> None:
-        self._counts[value] = count
+        self.counts: Counter[str] = Counter()
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(self.name, self._text, labels=[self.label])
-        for value, count in self._counts.items():
+        for value, count in self.counts.items():
             family.add_metric([value], count)
         yield family
 

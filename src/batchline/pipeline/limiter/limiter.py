@@ -89,7 +89,8 @@ class Limiter:
             self._overloaded(now)
 
     def _answered(self, start: Start, now: float) -> None:
-        self._pace.accepted()
+        if self._pace.lately:
+            self._pace.accepted()
         if start.at >= self._accepted_since:
             self._accepted += 1
             self._most_accepted = max(self._most_accepted, start.in_flight)

@@ -89,7 +89,8 @@ class Pace:
         self._before: float | None = None
         """The rate before the trial."""
         self._deaf_until = 0.0
-        self._lately = self._lately_before = 0.0
+        self.lately = self._lately_before = 0.0
+        """The share that was refused of the last ends; nothing needs to be heard of answers while there is none."""
         self.background = 0.0
         """The share that is refused whatever the rate."""
 
@@ -115,15 +116,15 @@ class Pace:
             self._space(now, self.rate)
 
     def accepted(self) -> None:
-        self._lately -= _LATELY * self._lately
-        self.background = min(self.background, self.background + _SLOWLY * (self._lately - self.background))
+        self.lately -= _LATELY * self.lately
+        self.background = min(self.background, self.background + _SLOWLY * (self.lately - self.background))
 
     def refused(self, *, started: float, now: float) -> None:
-        self._lately += _LATELY * (1 - self._lately)
+        self.lately += _LATELY * (1 - self.lately)
         if self._trial is not None:
             self._trial.refused(started, now)
             self._review(self._trial, now)
-        elif started >= self._deaf_until and self._lately > self._tolerated:
+        elif started >= self._deaf_until and self.lately > self._tolerated:
             self._begin_trial(seconds=now - started, now=now)
 
     @property
@@ -158,7 +159,7 @@ class Pace:
             self.rate = rate = max(_LEAST_RATE, rate * max(_DEEPEST_CUT, accepted) * _BELOW)
         self._due = self._last_start + 1 / rate
         if accepted >= _ROUGH:
-            self._checking, self._lately_before = True, max(self._lately, 1 - accepted)
+            self._checking, self._lately_before = True, max(self.lately, 1 - accepted)
             size = int(max(_LEAST_CHECK, min(_CHECK, rate * _CHECK_SECONDS)))
             self._trial = Trial(size=size, since=now, seconds=trial.seconds)
 
