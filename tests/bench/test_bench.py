@@ -148,7 +148,7 @@ def test_the_cpu_of_children_is_counted_also_when_they_ended(tmp_path: Path) -> 
 
 def test_a_batchline_and_a_script_are_measured(tmp_path: Path, upstream: Upstream) -> None:
     """Both get every line back through the faults, and the figures say what the upstream saw."""
-    plan = Plan(latency_ms=5, internal=5)
+    plan = Plan(latency_ms=5, internal=10)
     with running_backend(EMBEDDED, tmp_path) as backend:
         ours = run_batchline(tmp_path, backend, upstream, plan, lines=300, retry_base_seconds=0.01)
     script = run_script("AsyncOpenAI script", tmp_path, upstream, plan, lines=30)
