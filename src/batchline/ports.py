@@ -355,9 +355,10 @@ class Work(Protocol):
     async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
         """Hand (shard, epoch) back, unfinished and without a strike."""
 
-    async def rescue(self, *, owner: str) -> int:
+    async def rescue(self, *, alive: Callable[[], Sequence[str]]) -> int:
         """Reopen the shards of holders that died, which is a strike: a shard is split, and one with a single line
-        left is closed at its third strike."""
+        left is closed at its third strike. Who is ``alive`` is asked, from any thread, once nobody can claim
+        meanwhile: none of them is dead, and in a folder everybody else is."""
 
     async def interrupt(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
         """Fail batches whose validation died."""
@@ -395,8 +396,8 @@ class Work(Protocol):
     async def is_running(self, batch_id: str) -> bool: ...
 
 
-class Fleet(Protocol):
-    """Processes that work on the same batches."""
+class Sharing(Protocol):
+    """Caps that several processes keep together."""
 
     async def tell(self, report: Report, *, caps: Mapping[str, int], lease: float) -> dict[str, int]:
         """Say what a process does, for as long as the lease; how many lines it may have in flight to each upstream
@@ -404,6 +405,10 @@ class Fleet(Protocol):
 
     async def leave(self, owner: str) -> None:
         """Its share is free for the others."""
+
+
+class Fleet(Sharing, Protocol):
+    """Processes that work on the same batches."""
 
     async def reports(self) -> list[Report]:
         """What each of them does."""

@@ -129,6 +129,12 @@ class Settings(BaseSettings):
         ge=1,
         description="Most lines in flight to one upstream; as many as make it faster if not given.",
     )
+    worker_processes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Processes of serve that run lines, at most; one a core if not given. More than one run only while "
+        "one cannot keep up.",
+    )
     request_timeout_seconds: float = Field(
         default=600, gt=0, description="How long the upstream may take for one answer."
     )

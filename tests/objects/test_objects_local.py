@@ -38,6 +38,22 @@ def test_a_folder_keeps_only_objects(tmp_path: Path) -> None:
     assert list((tmp_path / "work").iterdir()) == []
 
 
+def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path) -> None:
+    """B2: what one process knows of folders is not for ever, and what it puts is on the disk all the same."""
+
+    async def story() -> None:
+        async with folder(tmp_path) as serving, folder(tmp_path) as hand:
+            await hand.put("segments/batch_1/a-1", b"1")
+            await serving.delete_all("segments/batch_1")
+            await hand.put("segments/batch_1/a-2", b"2")
+            await serving.delete_all("segments")
+            await hand.put("segments/batch_2/a-3", b"3")
+            await hand.put("segments/batch_1/a-4", b"4")
+
+    asyncio.run(story())
+    assert files_below(tmp_path) == ["segments/batch_1/a-4", "segments/batch_2/a-3"]
+
+
 def test_what_an_earlier_life_left_is_cleared(tmp_path: Path) -> None:
     """B2: half-written files go at start; objects stay; the folder for temporary files is not a prefix."""
 

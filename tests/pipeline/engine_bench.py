@@ -14,7 +14,7 @@ from batchline.domain.models import DEFAULT_UPSTREAM
 from batchline.domain.records import Batch, File, Owner
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.domain.states import TERMINAL
-from batchline.engine import Engine
+from batchline.engine import Engine, Ground
 from batchline.objects.local import LocalObjects
 from batchline.pipeline.enqueue import CreateRequest
 from batchline.pipeline.fit import Fitting
@@ -116,18 +116,19 @@ class Bench:
         self.traffic = Traffic(clock=clock)
         upstreams = {name: self._upstream(machine) for name, machine in self.machines.items()}
         self.upstream = upstreams[DEFAULT_UPSTREAM]
-        self.engine = Engine(
+        ground = Ground(
             settings=self._settings,
             store=self.store,
             objects=self.objects,
             upstreams=upstreams,
             fitting=Fitting(tokens=dict.fromkeys(self.machines, _Words())),
             traffic=self.traffic,
-            validator=InlineValidator(threads),
             clock=clock,
             random=chance,
             metrics=Metrics(),
+            owner=chance.bytes(8).hex(),
         )
+        self.engine = Engine(ground, validator=InlineValidator(threads))
         self._running = self.loop.create_task(self.engine.run())
 
     def _upstream(self, machine: Machine) -> Any:

@@ -54,7 +54,7 @@ def test_a_worker_whose_leases_were_taken_does_not_stand_still(tmp_path: Path, l
             batch = await bench.batch(f"line {n}" for n in range(lines))
             await asyncio.sleep(0.2)
             bench.take_store_away(2 * LEASE)
-            assert await bench.rows.rescue(owner="another") > 0
+            assert await bench.rows.rescue(alive=lambda: ["another"]) > 0
             await _come_back(bench, first=first)
             assert await bench.failures(await bench.ended(batch)) == {}
 

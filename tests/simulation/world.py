@@ -16,7 +16,7 @@ from batchline import engine
 from batchline.domain.errors import ApiError, LeaseLost, ObjectsDown, StoreDown
 from batchline.domain.records import Batch, File, Owner
 from batchline.domain.states import TERMINAL, BatchStatus
-from batchline.engine import Engine
+from batchline.engine import Engine, Ground
 from batchline.objects.local import LocalObjects
 from batchline.pipeline import record
 from batchline.pipeline.enqueue import CreateRequest
@@ -139,18 +139,19 @@ class Life:
         self.store = SqlStore(self.database)
         rand = SeededRandom(world.source)
         self.objects = LocalObjects(world.folder / "objects", threads, rand)
-        self.engine = Engine(
+        ground = Ground(
             settings=world.plan.settings,
             store=self.store,
             objects=self.objects,
             upstreams={name: self._upstream(machine) for name, machine in world.machines.items()},
             fitting=Fitting(tokens={}),
             traffic=Traffic(clock=self.clock),
-            validator=InlineValidator(threads),
             clock=self.clock,
             random=rand,
             metrics=Metrics(),
+            owner=rand.bytes(8).hex(),
         )
+        self.engine = Engine(ground, validator=InlineValidator(threads))
         self.killed = self.stopped = self.over = False
         self.frozen_until = 0.0
         self.dies_at: float | None = None

@@ -16,7 +16,7 @@ from batchline.system import SystemClock
 from postgres import Postgres
 from stores.postgres_world import asynchronous, opened
 from stores.wires import wired
-from stores.world import LEASE, ME, NOW, OTHER, key
+from stores.world import LEASE, NOW, OTHER, key
 
 
 def through(postgres: Postgres, url: str, port: int) -> str:
@@ -224,13 +224,13 @@ async def test_an_outage_of_the_database_strikes_nobody(postgres_url: str) -> No
             "UPDATE shards SET lease_until = lease_until - interval '1 hour'; "
             "UPDATE watch SET seen = seen - interval '1 hour', since = since - interval '1 hour'"
         )
-        assert await world.store.rescue(owner=ME) == 0
+        assert await world.rescue() == 0
         await world.pass_time(LEASE - 1)
-        assert await world.store.rescue(owner=ME) == 0
+        assert await world.rescue() == 0
         assert await world.store.renew_shards(owner=OTHER, lease=LEASE) == {key(shard)}
         await world.record(shard, [0])
         await world.pass_time(LEASE + 1)
-        assert await world.store.rescue(owner=ME) == 1
+        assert await world.rescue() == 1
         assert (await world.seen(batch)).completed == 1
 
 

@@ -89,7 +89,7 @@ async def test_what_is_rescued_during_a_cancel_never_runs(postgres_url: str, mon
         await world.die(OTHER)
         async with held_after(world, "insert_shard", monkeypatch) as held:
             await asyncio.gather(
-                world.store.rescue(owner=ME),
+                world.rescue(),
                 held.meanwhile(world.store.cancel_batch(batch.project_id, batch.id, at=NOW)),
             )
         assert await world.claim() == []
@@ -192,7 +192,7 @@ async def test_only_the_databases_clock_ends_a_lease(postgres_url: str) -> None:
 
         async def taken_over() -> tuple[int, int, list[str], bool]:
             return (
-                await world.store.rescue(owner=ME),
+                await world.rescue(),
                 await world.store.interrupt(owner=ME, errors=b"[]", answer=b"{}", at=NOW),
                 await world.store.lapse_files(owner=ME, at=NOW, limit=9),
                 await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is not None,

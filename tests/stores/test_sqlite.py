@@ -227,6 +227,70 @@ async def _writes_again(embedded: Embedded) -> int:
     return len(keys)
 
 
+def test_who_lives_is_asked_when_nobody_can_claim_any_more(embedded: Embedded) -> None:
+    """D5: a process that began while a rescue waited for the database, and claimed, is not taken for a dead one."""
+    world = embedded.world
+
+    async def play() -> None:
+        await world.running(shards=[1])
+        living = ["serve"]
+        writing, go_on = await embedded.hold_writer()
+        claiming = asyncio.create_task(world.claim(holder="hand"))
+        await asyncio.sleep(0)
+        rescuing = asyncio.create_task(embedded.store.rescue(alive=lambda: list(living)))
+        await asyncio.sleep(0)
+        living.append("hand")
+        go_on.set()
+        await writing
+        assert len(await claiming) == 1
+        assert await rescuing == 0
+
+    asyncio.run(play())
+
+
+_WRITER = """
+import asyncio
+import sys
+from pathlib import Path
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.system import SystemClock, ThreadPool
+
+
+async def write():
+    pools = [ThreadPool(1, name="writer"), ThreadPool(1, name="reader")]
+    store = SqlStore(SqliteDatabase(Path(sys.argv[1]), clock=SystemClock(), writer=pools[0], reader=pools[1]))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(200):
+        await store.check()
+    for pool in pools:
+        pool.close()
+    print("written", flush=True)
+
+
+asyncio.run(write())
+"""
+
+
+def test_processes_that_write_all_the_time_wait_for_each_other(tmp_path: Path) -> None:
+    """F1: that another is busy is no outage, for none of them."""
+    path = tmp_path / "store.sqlite"
+    Embedded(path).close()
+    command = [sys.executable, "-c", _WRITER, str(path)]
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    try:
+        assert [_line_from(writer) for writer in writers] == ["ready"] * 3
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+        assert [_line_from(writer) for writer in writers] == ["written"] * 3
+    finally:
+        for writer in writers:
+            writer.communicate()
+
+
 def test_a_locked_database_is_down_until_it_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B2, F5: what StoreDown was said of never happened; reads go on; then all is as before."""
     monkeypatch.setattr(sqlite_database, "_BUSY_MILLISECONDS", 20)

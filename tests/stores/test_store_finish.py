@@ -286,7 +286,7 @@ async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) ->
         store.record(batch.id, progress=[moved_on(shard, [0])[1]], segment=segment(1), at=NOW),
         store.release(batch.id, shards=[(shard.n, shard.epoch)]),
         store.renew_shards(owner=ME, lease=LEASE),
-        store.rescue(owner=OTHER),
+        world.rescue(OTHER),
         store.interrupt(owner=OTHER, errors=b"[]", answer=b"late", at=later),
         store.expire(at=later),
         store.claim(owner=OTHER, lease=LEASE, lines=99, bytes=1 << 30, alone=True, at=NOW),

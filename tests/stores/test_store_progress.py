@@ -8,7 +8,7 @@ from batchline.domain.errors import LeaseLost
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import Batch
 from batchline.ports import Standing
-from stores.world import ME, NOW, OTHER, World, cut, moved_on, scenario, segment
+from stores.world import NOW, OTHER, World, cut, moved_on, scenario, segment
 
 
 def _errors(code: str, count: int, sample: bytes = b"{}") -> LineErrors:
@@ -61,7 +61,7 @@ async def test_what_a_zombie_records_counts_nowhere(world: World) -> None:
     batch = await world.running()
     (shard,) = await world.claim(holder=OTHER)
     await world.die(OTHER)
-    await world.store.rescue(owner=ME)
+    await world.rescue()
     _, progress = moved_on(shard, [0], failed=1)
     with pytest.raises(LeaseLost):
         await world.store.record(

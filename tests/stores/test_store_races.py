@@ -95,7 +95,7 @@ class Fleet:
 
     async def _rescue(self) -> None:
         while not self.over:
-            await self._world.store.rescue(owner=ME)
+            await self._world.rescue()
             await self._world.store.expire(at=SOON)
             await asyncio.sleep(0.01)
 

@@ -30,7 +30,7 @@ async def die(world: World, shards: int = 1) -> None:
     """A worker takes what it can get and dies; another finds what it left."""
     assert len(await world.claim(holder=OTHER)) == shards
     await world.die(OTHER)
-    assert await world.store.rescue(owner=ME) == shards
+    assert await world.rescue() == shards
 
 
 @scenario
@@ -40,9 +40,25 @@ async def test_what_a_dead_worker_held_is_found_at_once(world: World) -> None:
     (mine,) = await world.claim(lines=1)
     await world.claim(holder=OTHER, lines=1)
     await world.die(OTHER)
-    assert await world.store.rescue(owner=ME) == 1
-    assert await world.store.rescue(owner=ME) == 0
+    assert await world.rescue() == 1
+    assert await world.rescue() == 0
     assert await world.store.renew_shards(owner=ME, lease=LEASE) == {key(mine)}
+
+
+@scenario
+async def test_who_lives_keeps_what_it_holds(world: World) -> None:
+    """D5: every process of a service that is there, however long its lease could not be renewed."""
+    await world.running(shards=[1, 1, 1])
+    (mine,) = await world.claim(lines=1)
+    (its,) = await world.claim(holder="hand", lines=1)
+    await world.claim(holder=OTHER, lines=1)
+    for holder in ("hand", OTHER):
+        await world.die(holder)
+    assert await world.rescue(ME, "hand") == 1
+    assert await world.store.renew_shards(owner=ME, lease=LEASE) == {key(mine)}
+    assert await world.store.renew_shards(owner="hand", lease=LEASE) == {key(its)}
+    await world.die("hand")
+    assert await world.rescue() == 1
 
 
 @pytest.mark.parametrize("lines", [2, 3, 4, 5, 8, 9, 63, 256])
@@ -55,7 +71,7 @@ async def test_a_dead_workers_shard_is_split_without_losing_or_doubling_a_line(w
     await world.record(shard, settled, failed=len(settled) // 2)
     before = await world.seen(batch)
     await world.die(OTHER)
-    assert await world.store.rescue(owner=ME) == 2
+    assert await world.rescue() == 2
     pieces = [piece for piece in await open_shards(world) if piece.offset == shard.offset]
     expected = [(shard.offset, position) for position in range(lines) if position not in settled]
     assert sorted(lines_left(pieces)) == expected
@@ -75,7 +91,7 @@ async def test_pieces_end_a_batch_with_every_line_counted_once(world: World) -> 
     (shard,) = await world.claim(holder=OTHER)
     await world.record(shard, [4])
     await world.die(OTHER)
-    assert await world.store.rescue(owner=ME) == 1
+    assert await world.rescue() == 1
     await die(world, shards=4)
     await die(world)
     await world.record_all(await open_shards(world))
@@ -97,7 +113,7 @@ async def test_a_piece_that_kills_again_is_split_again_until_its_line_is_alone(
         if guilty in left:
             held_at_death.append(len(left))
             await world.die(OTHER)
-            assert await world.store.rescue(owner=ME) == len(shards)
+            assert await world.rescue() == len(shards)
         else:
             await world.record_all(shards)
     finish = await world.finish()
@@ -131,7 +147,7 @@ async def test_a_living_owners_lease_never_lapses(world: World, renewed: bool) -
         await world.pass_time(LEASE + 1)
         if renewed:
             assert await world.store.renew_shards(owner=ME, lease=LEASE) == {key(shard)}
-        assert await world.store.rescue(owner=ME) == 0
+        assert await world.rescue() == 0
     await world.record(shard, [1])
     await world.store.release(batch.id, shards=[(shard.n, shard.epoch)])
     (again,) = await world.claim(alone=False)
@@ -146,7 +162,7 @@ async def test_a_stopped_batchs_lost_shard_is_closed(world: World) -> None:
     await world.record(shard, [3])
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
     await world.die(OTHER)
-    assert await world.store.rescue(owner=ME) == 1
+    assert await world.rescue() == 1
     assert await world.claim() == []
     (left,) = (await world.finish()).leftovers
     assert (left.strikes, unsettled(left.settled, left.lines)) == (0, [0, 1, 2])
@@ -158,7 +174,7 @@ async def test_a_death_after_the_last_record_strikes_nobody(world: World) -> Non
     batch = await world.running(shards=[2])
     await world.record_all(await world.claim(holder=OTHER))
     await world.die(OTHER)
-    assert await world.store.rescue(owner=ME) == 0
+    assert await world.rescue() == 0
     assert (await world.finish()).batch.id == batch.id
 
 

@@ -21,7 +21,7 @@ async def struck(world: World, *, times: int = 2, expires_at: int = NOW + DAY) -
     for _ in range(times):
         assert [shard.batch_id for shard in await world.claim(holder=OTHER)] == [batch.id]
         await world.die(OTHER)
-        assert await world.store.rescue(owner=ME) == 1
+        assert await world.rescue() == 1
     return batch
 
 
@@ -217,7 +217,7 @@ async def _leased_anew(world: World, shard: Shard) -> Shard:
 
 async def _rescued(world: World, shard: Shard) -> Shard:
     await world.die(OTHER)
-    assert await world.store.rescue(owner=ME)
+    assert await world.rescue()
     return shard
 
 

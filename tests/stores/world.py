@@ -129,6 +129,10 @@ class World:
         assert {batch.id for batch in claim.batches} == {shard.batch_id for shard in claim.shards}
         return claim.shards
 
+    async def rescue(self, *alive: str) -> int:
+        """How many shards are found that none of those who live holds; without a name, only we do."""
+        return await self.store.rescue(alive=lambda: alive or (ME,))
+
     async def record(
         self, shard: Shard, positions: Sequence[int], *, failed: int = 0, charges: Sequence[Charge] = (), at: int = NOW
     ) -> Shard:

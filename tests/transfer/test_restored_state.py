@@ -35,7 +35,7 @@ def test_work_goes_on_where_it_was_without_a_strike(restored: Target, busy: Busy
     nobody has to wait for a lease to lapse."""
 
     async def claim(store: Store) -> list[Shard]:
-        assert await store.rescue(owner=ME) == 0
+        assert await store.rescue(alive=lambda: [ME]) == 0
         claim = await store.claim(owner=ME, lease=LEASE, lines=99, bytes=1 << 30, alone=True, at=NOW)
         return sorted(claim.shards, key=lambda shard: (shard.batch_id, shard.n))
 

@@ -68,16 +68,22 @@ async def restore_backup(settings: Settings, archive: Archive, progress: Progres
 
 @asynccontextmanager
 async def open_objects(settings: Settings) -> AsyncIterator[Objects]:
-    random, disk = SystemRandom(), ThreadPool(_DISK_THREADS, name="disk")
+    """For the process that holds the folder's lock: it clears what an earlier one left there."""
     make_folder(settings.data_dir)
     clear_workspace(settings.data_dir)
+    async with hold_objects(settings) as objects:
+        await objects.clear_temporary()
+        yield objects
+
+
+@asynccontextmanager
+async def hold_objects(settings: Settings) -> AsyncIterator[LocalObjects | BucketObjects]:
+    """Also beside the process that holds the folder's lock."""
+    disk = ThreadPool(_DISK_THREADS, name="disk")
     if settings.storage_url is None:
-        folder = LocalObjects(settings.data_dir / "objects", disk, random)
-        await folder.clear_temporary()
-        yield folder
+        yield LocalObjects(settings.data_dir / "objects", disk, SystemRandom())
     else:
         bucket = _open_bucket(settings.storage_url, scratch=settings.data_dir / "scratch", disk=disk)
-        await bucket.clear_temporary()
         yield bucket
         bucket.close()
     disk.close()

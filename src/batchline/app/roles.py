@@ -14,7 +14,10 @@ import uvloop
 
 from batchline.api.server import Server, Services, build, build_health
 from batchline.app.backends import migrate_store, open_objects, open_store
+from batchline.app.crew import Crew, most_processes
+from batchline.app.roster import Roster
 from batchline.app.sites import Site, fitting_of, open_sites
+from batchline.app.staffing import Staffing
 from batchline.app.startup import (
     StartupError,
     folder_lock,
@@ -26,12 +29,10 @@ from batchline.app.startup import (
 )
 from batchline.children import ValidationChildren
 from batchline.domain.money import nano
-from batchline.engine import Desk, Engine, Works
+from batchline.engine import Desk, Engine, Ground, Works
 from batchline.loops.share import LiveCalls
-from batchline.pipeline.fit import Fitting
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.traffic import Traffic
-from batchline.ports import Objects, Store
 from batchline.settings import Settings
 from batchline.system import SystemClock, SystemRandom
 from batchline.telemetry.logs import configure_logs
@@ -43,17 +44,11 @@ _SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class Parts(Ground):
     """What every role stands on."""
 
-    settings: Settings
-    store: Store
-    objects: Objects
     sites: dict[str, Site]
     sock: socket.socket
-    clock: SystemClock
-    random: SystemRandom
-    metrics: Metrics
 
 
 def run(role: Coroutine[Any, Any, None]) -> None:
@@ -66,38 +61,29 @@ def run(role: Coroutine[Any, Any, None]) -> None:
 
 
 async def serve(settings: Settings, progress: Progress) -> None:
-    """API and worker in one process, on any backend."""
+    """API and worker in one process, on any backend; on SQLite more may run lines with it."""
     make_folder(settings.data_dir)
     with _own_folder(settings) as lock:
         if settings.database_url is not None:
             await migrate_store(settings)
         async with _parts(settings, progress) as parts:
-            traffic, fitting = Traffic(clock=parts.clock), fitting_of(parts.sites)
-            validator = ValidationChildren()
+            validator, roster = ValidationChildren(), Roster()
             await _start_metering(parts)
-            engine = Engine(
-                settings=settings,
-                store=parts.store,
-                objects=parts.objects,
-                upstreams=parts.sites,
-                fitting=fitting,
-                traffic=traffic,
-                validator=validator,
-                clock=parts.clock,
-                random=parts.random,
-                metrics=parts.metrics,
-                fleet=settings.database_url is not None,
-            )
-            server = _api_server(parts, engine.desk, traffic, fitting)
+            most = most_processes(settings)
+            shared, hands = settings.database_url is not None, roster if most > 1 else None
+            engine = Engine(parts, validator=validator, shared=shared, hands=hands)
+            crew = _crew(parts, engine, roster, most)
+            server = _api_server(parts, engine.desk)
 
             def stop() -> None:
                 server.stop()
                 engine.stop()
+                crew.stop()
 
             stop_on_signals(stop)
             if lock is not None:
                 write_lock(lock, os.getpid(), url_of(parts.sock))
-            await _until_stopped("batchline", parts, server.serve(), engine.run())
+            await _until_stopped("batchline", parts, server.serve(), engine.run(), crew.run())
             validator.close()
 
 
@@ -105,21 +91,11 @@ async def api(settings: Settings, progress: Progress) -> None:
     """Takes batches in and hands results out, beside any number of others."""
     _require_shared(settings, role="api")
     async with _parts(settings, progress) as parts:
-        traffic, validator = Traffic(clock=parts.clock), ValidationChildren()
-        owner = parts.random.bytes(8).hex()
+        validator = ValidationChildren()
         await _start_metering(parts)
-        desk = Desk(
-            settings=settings,
-            store=parts.store,
-            objects=parts.objects,
-            validator=validator,
-            workers=parts.store,
-            clock=parts.clock,
-            random=parts.random,
-            owner=owner,
-            calls=LiveCalls(fleet=parts.store, traffic=traffic, owner=owner, settings=settings),
-        )
-        server = _api_server(parts, desk, traffic, fitting_of(parts.sites))
+        calls = LiveCalls(fleet=parts.store, traffic=parts.traffic, owner=parts.owner, settings=settings)
+        desk = Desk(parts, validator=validator, workers=parts.store, calls=calls)
+        server = _api_server(parts, desk)
         stop_on_signals(server.stop)
         async with asyncio.TaskGroup() as group:
             pulses = group.create_task(desk.run())
@@ -132,19 +108,7 @@ async def worker(settings: Settings, progress: Progress) -> None:
     """Runs batches, beside any number of others; answers only whether it is well."""
     _require_shared(settings, role="worker")
     async with _parts(settings, progress) as parts:
-        works = Works(
-            settings=settings,
-            store=parts.store,
-            objects=parts.objects,
-            upstreams=parts.sites,
-            fitting=fitting_of(parts.sites),
-            traffic=Traffic(clock=parts.clock),
-            clock=parts.clock,
-            random=parts.random,
-            metrics=parts.metrics,
-            owner=parts.random.bytes(8).hex(),
-            fleet=True,
-        )
+        works = Works(parts, shared=True)
         server = _health_server(parts)
         stop_on_signals(works.stop)
 
@@ -159,16 +123,21 @@ async def worker(settings: Settings, progress: Progress) -> None:
 async def _parts(settings: Settings, progress: Progress) -> AsyncIterator[Parts]:
     with listening_socket(settings) as sock:
         sites = await open_sites(settings, progress)
+        clock, random = SystemClock(), SystemRandom()
         async with open_store(settings) as store, open_objects(settings) as objects:
             yield Parts(
                 settings=settings,
                 store=store,
                 objects=objects,
+                upstreams=sites,
+                fitting=fitting_of(sites),
+                traffic=Traffic(clock=clock),
+                clock=clock,
+                random=random,
+                metrics=Metrics(),
+                owner=random.bytes(8).hex(),
                 sites=sites,
                 sock=sock,
-                clock=SystemClock(),
-                random=SystemRandom(),
-                metrics=Metrics(),
             )
         for site in sites.values():
             await site.close()
@@ -188,7 +157,19 @@ async def _start_metering(parts: Parts) -> None:
     )
 
 
-def _api_server(parts: Parts, desk: Desk, traffic: Traffic, fitting: Fitting) -> Server:
+def _crew(parts: Parts, engine: Engine, roster: Roster, most: int) -> Crew:
+    return Crew(
+        settings=parts.settings,
+        works=engine.works,
+        roster=roster,
+        staffing=Staffing(most=most),
+        metrics=parts.metrics,
+        clock=parts.clock,
+        random=parts.random,
+    )
+
+
+def _api_server(parts: Parts, desk: Desk) -> Server:
     settings = parts.settings
     services = Services(
         settings=settings,
@@ -202,10 +183,10 @@ def _api_server(parts: Parts, desk: Desk, traffic: Traffic, fitting: Fitting) ->
         inference=Inference(
             sites=parts.sites,
             catalog=settings.catalog,
-            fitting=fitting,
+            fitting=parts.fitting,
             ledger=parts.store,
             tariff=settings.tariff,
-            traffic=traffic,
+            traffic=parts.traffic,
             clock=parts.clock,
         ),
         sites=parts.sites,
@@ -232,7 +213,7 @@ def _health_server(parts: Parts) -> Server:
 
 @contextmanager
 def _own_folder(settings: Settings) -> Iterator[TextIO | None]:
-    """What is kept in the folder is kept by one process."""
+    """What is kept in the folder is kept by one process and those it starts."""
     shared = settings.database_url is not None and settings.storage_url is not None
     with nullcontext() if shared else folder_lock(settings.data_dir) as lock:
         yield lock

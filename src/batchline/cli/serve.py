@@ -1,4 +1,4 @@
-"""``batchline serve``: everything in one process."""
+"""``batchline serve``: everything on one machine."""
 
 from typing import Any
 
@@ -11,5 +11,5 @@ from batchline.cli.roles import be
 @click.command()
 @settings_options()
 def serve(**flags: Any) -> None:
-    """Run the service: API, worker, database and files in one process."""
+    """Run the service: API, worker, database and files on one machine, in one process while that keeps up."""
     be("serve", flags)

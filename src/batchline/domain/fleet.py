@@ -30,6 +30,14 @@ class Report(Struct, frozen=True, kw_only=True):
     """Lines in flight by batch."""
 
 
+class Member(Struct, frozen=True, kw_only=True):
+    """A process as the others know it."""
+
+    report: Report
+    reserved: Mapping[str, int] = {}
+    """Of each cap, what nobody else may have."""
+
+
 class Share(Struct, frozen=True, kw_only=True):
     """A worker's part of a cap."""
 
@@ -37,6 +45,22 @@ class Share(Struct, frozen=True, kw_only=True):
     """How many may be in flight."""
     reserved: int
     """How many may not be given to others yet, as they still are."""
+
+
+def shares_of(report: Report, *, caps: Mapping[str, int], others: Sequence[Member]) -> dict[str, Share]:
+    """A worker's part of every cap, by upstream."""
+    workers = [report.owner, *(other.report.owner for other in others if other.report.works)]
+    return {
+        name: share_of(
+            cap,
+            workers=workers,
+            owner=report.owner,
+            using=report.stations[name].in_flight,
+            reserved_by_others=sum(other.reserved.get(name, 0) for other in others),
+            live=sum(other.report.stations[name].live for other in others if name in other.report.stations),
+        )
+        for name, cap in caps.items()
+    }
 
 
 def share_of(cap: int, *, workers: Sequence[str], owner: str, using: int, reserved_by_others: int, live: int) -> Share:

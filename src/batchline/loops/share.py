@@ -1,11 +1,11 @@
-"""On many machines: tell the others what this process does, and keep to its share of every cap."""
+"""Among several processes: tell the others what this process does, and keep to its share of every cap."""
 
 import asyncio
 
 from batchline.domain.fleet import Report, Station
 from batchline.loops.worker import Worker
 from batchline.pipeline.traffic import Traffic
-from batchline.ports import Fleet
+from batchline.ports import Sharing
 from batchline.settings import Settings
 
 _TRUSTED = 0.8
@@ -16,7 +16,7 @@ class Share:
     """Of a worker. Where there is a cap, it starts nothing until it heard of its share, nor once the others may take it
     for dead."""
 
-    def __init__(self, *, fleet: Fleet, worker: Worker, settings: Settings) -> None:
+    def __init__(self, *, fleet: Sharing, worker: Worker, settings: Settings) -> None:
         self._fleet, self._worker = fleet, worker
         self._lease = settings.lease_seconds
         self._caps = {name: cap for name in worker.upstreams if (cap := settings.cap(name)) is not None}
@@ -45,7 +45,7 @@ class Share:
 class LiveCalls:
     """Of a process that only answers calls: those that somebody waits for leave less to batches."""
 
-    def __init__(self, *, fleet: Fleet, traffic: Traffic, owner: str, settings: Settings) -> None:
+    def __init__(self, *, fleet: Sharing, traffic: Traffic, owner: str, settings: Settings) -> None:
         self._fleet, self._traffic, self._owner = fleet, traffic, owner
         self._names, self._lease = list(settings.sites), settings.lease_seconds
         self._told = False

@@ -20,7 +20,8 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class LocalObjects:
-    """Objects of one process: a lock elsewhere keeps others from the folder."""
+    """Objects of one process and those it started: a lock elsewhere keeps others from the folder. All of them read and
+    put; only the one that holds the lock removes, and clears what an earlier life left."""
 
     def __init__(self, root: Path, threads: Threads, random: Random) -> None:
         self._folder = _Folder(root.absolute())
@@ -137,9 +138,12 @@ class _Folder:
         self.publish(path, target)
 
     def publish(self, temporary: Path, target: Path) -> None:
-        with self._shape:
-            self._make_lasting(target.parent)
-            temporary.replace(target)
+        try:
+            self._place(temporary, target)
+        except FileNotFoundError:
+            # What is known of folders is not known to be so any more: another process removes them too.
+            self._forget(target.parent)
+            self._place(temporary, target)
         _sync_path(target.parent)
 
     @_writing()
@@ -168,6 +172,15 @@ class _Folder:
                 raise OSError("What was written is not what is read")
         finally:
             path.unlink(missing_ok=True)
+
+    def _place(self, temporary: Path, target: Path) -> None:
+        with self._shape:
+            self._make_lasting(target.parent)
+            temporary.replace(target)
+
+    def _forget(self, folder: Path) -> None:
+        with self._shape:
+            self._lasting -= {folder, *folder.parents}
 
     def _make_lasting(self, folder: Path) -> None:
         # That a folder exists does not say that its name was synced: whoever made it may have died before that.

@@ -1,20 +1,12 @@
 """Processes that work together: what each does, and its part of every cap."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from msgspec import Struct
 from msgspec.json import decode as decode_json
 from msgspec.json import encode as encode_json
 
-from batchline.domain.fleet import Report, Share, share_of
+from batchline.domain.fleet import Member, Report, shares_of
 from batchline.store.sql import Database, Row, Script, change, rows
-
-
-class _Process(Struct, frozen=True):
-    report: Report
-    reserved: dict[str, int]
-    """Of each cap, what nobody else may have."""
 
 
 class SqlFleet:
@@ -25,9 +17,9 @@ class SqlFleet:
         def script() -> Script[dict[str, int]]:
             yield from rows("lock_fleet")
             yield from change("forget_processes")
-            processes = [_process(row) for row in (yield from rows("processes"))]
-            others = [process for process in processes if process.report.owner != report.owner]
-            shares = {name: _share(name, cap, report, others) for name, cap in caps.items()}
+            members = [_member(row) for row in (yield from rows("processes"))]
+            others = [member for member in members if member.report.owner != report.owner]
+            shares = shares_of(report, caps=caps, others=others)
             reserved = {name: share.reserved for name, share in shares.items()}
             yield from change(
                 "put_process",
@@ -45,20 +37,8 @@ class SqlFleet:
 
     async def reports(self) -> list[Report]:
         found = await self._database.read(lambda: rows("processes"))
-        return [_process(row).report for row in found]
+        return [_member(row).report for row in found]
 
 
-def _share(name: str, cap: int, report: Report, others: list[_Process]) -> Share:
-    return share_of(
-        cap,
-        workers=[report.owner, *(other.report.owner for other in others if other.report.works)],
-        owner=report.owner,
-        using=report.stations[name].in_flight,
-        reserved_by_others=sum(other.reserved.get(name, 0) for other in others),
-        live=sum(other.report.stations[name].live for other in others if name in other.report.stations),
-    )
-
-
-def _process(row: Row) -> _Process:
-    reserved: Any = decode_json(row["reserved"])
-    return _Process(decode_json(row["report"], type=Report), reserved)
+def _member(row: Row) -> Member:
+    return Member(report=decode_json(row["report"], type=Report), reserved=decode_json(row["reserved"]))

@@ -1,6 +1,6 @@
 """Leases on shards and batches, and every write that follows one, fenced by its epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import convert
@@ -97,10 +97,10 @@ class SqlWork:
 
         await self._database.write(script)
 
-    async def rescue(self, *, owner: str) -> int:
-        rescued = found = await self._database.write(lambda: _rescue(owner))
+    async def rescue(self, *, alive: Callable[[], Sequence[str]]) -> int:
+        rescued = found = await self._database.write(lambda: _rescue(alive))
         while found == _MOST_RESCUES:
-            found = await self._database.write(lambda: _rescue(owner))
+            found = await self._database.write(lambda: _rescue(alive))
             rescued += found
         return rescued
 
@@ -239,8 +239,8 @@ def _keep_sample(batch_id: str, lines: int, *, at: int) -> Script[None]:
     yield from change("forget_samples", batch_id=batch_id, until=bucket - KEPT_SECONDS)
 
 
-def _rescue(owner: str) -> Script[int]:
-    lapsed = yield from rows("lapsed_shards", owner=owner, limit=_MOST_RESCUES)
+def _rescue(alive: Callable[[], Sequence[str]]) -> Script[int]:
+    lapsed = yield from rows("lapsed_shards", alive=encode_json(alive()).decode(), limit=_MOST_RESCUES)
     batch_ids = sorted({row["batch_id"] for row in lapsed})
     batches = yield from rows_of_many("lock_batch", [{"batch_id": batch_id} for batch_id in batch_ids])
     stops = {batch["id"]: batch["stop"] for batch in batches}

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from batchline.telemetry.elsewhere import Elsewhere, Together
 from batchline.telemetry.tallies import Durations, Tally
 
 _UPSTREAM_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
@@ -15,6 +16,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.elsewhere = Elsewhere()
 
         self.lines = self._counter("lines", "Lines recorded.", "outcome")
         self.attempts = Tally("batchline_attempts", "Attempts at the upstream.", "result")
@@ -49,8 +51,8 @@ class Metrics:
             (gauge.labels(*labels) if labels else gauge).set_function(reading)
 
     def render(self) -> bytes:
-        """All of it in Prometheus' text format."""
-        return generate_latest(self.registry)
+        """All of it, with what others of this service told, in Prometheus' text format."""
+        return generate_latest(Together(self.registry, self.elsewhere))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, namespace="batchline", registry=self.registry)

@@ -14,7 +14,7 @@ from batchline.store.sql import Result, Row, Script, Statement, load_queries
 
 T = TypeVar("T")
 _PACKAGE = "batchline.store.sqlite"
-_BUSY_MILLISECONDS = 1000
+_BUSY_MILLISECONDS = 5000
 _WAL_ATTEMPTS = 20
 
 

@@ -406,9 +406,9 @@ WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased'
 RETURNING project_id, model, expires_at, batch_id, n, state;
 
 -- name: lapsed_shards
--- The folder's lock is ours, so the holder of a lease of another owner is dead; our own leases are alive with us.
+-- The folder's lock is ours, so that whoever holds a lease and is neither this process nor one of its own is dead.
 SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes
-FROM shards WHERE state = 'leased' AND owner <> :owner
+FROM shards WHERE state = 'leased' AND owner NOT IN (SELECT value FROM json_each(:alive))
 ORDER BY batch_id, n LIMIT :limit;
 
 -- name: reopen_shard

@@ -1,0 +1,91 @@
+"""A fleet in memory: what holds for one in a store holds here, but for time: who is over is known."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from batchline.app.roster import Roster
+from batchline.domain.fleet import Report, Station
+
+_LEASE = 30.0
+
+
+def _report(owner: str, *, in_flight: int = 0, live: int = 0) -> Report:
+    return Report(owner=owner, works=True, stations={"gpu": Station(in_flight=in_flight, live=live)})
+
+
+async def _tell(roster: Roster, report: Report, *, cap: int = 10) -> int:
+    return (await roster.tell(report, caps={"gpu": cap}, lease=_LEASE))["gpu"]
+
+
+def _play(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scene)
+
+
+def test_who_is_alone_has_the_whole_cap_at_once() -> None:
+    """F2: nothing changes for a process that never has a hand."""
+
+    async def scene() -> None:
+        assert await _tell(Roster(), _report("serve")) == 10
+
+    _play(scene())
+
+
+def test_a_cap_is_shared_and_never_passed() -> None:
+    """F2: room is made when a hand is sent for; it gets what was given back, and waits for the rest."""
+
+    async def scene() -> None:
+        roster = Roster()
+        await _tell(roster, _report("serve", in_flight=10))
+        roster.join("hand")
+        assert await _tell(roster, _report("serve", in_flight=8)) == 5
+        assert await _tell(roster, _report("hand")) == 2
+        assert await _tell(roster, _report("serve", in_flight=5)) == 5
+        assert await _tell(roster, _report("hand", in_flight=2)) == 5
+
+    _play(scene())
+
+
+def test_a_silent_one_keeps_its_share_until_it_is_over() -> None:
+    """F2: it may still have in flight what it was allowed."""
+
+    async def scene() -> None:
+        roster = Roster()
+        for owner in ("serve", "hand", "serve", "hand"):
+            await _tell(roster, _report(owner))
+        for _ in range(3):
+            assert await _tell(roster, _report("serve")) == 5
+        await roster.leave("hand")
+        assert await _tell(roster, _report("serve")) == 10
+        await roster.leave("nobody")
+
+    _play(scene())
+
+
+def test_calls_that_somebody_waits_for_leave_less_to_hands() -> None:
+    """D8: they are made in the serving process, and are not its lines."""
+
+    async def scene() -> None:
+        roster = Roster()
+        roster.join("hand")
+        await _tell(roster, _report("serve", live=4))
+        assert await _tell(roster, _report("hand")) == 3
+
+    _play(scene())
+
+
+def test_who_was_sent_for_lives_before_it_says_a_word() -> None:
+    """D5: and until it is over, so that its leases are nobody else's."""
+
+    async def scene() -> None:
+        roster = Roster()
+        roster.join("hand")
+        assert roster.living() == ["hand"]
+        told = _report("hand", in_flight=3)
+        await _tell(roster, told)
+        assert roster.living() == ["hand"]
+        assert await roster.reports() == [told]
+        await roster.leave("hand")
+        assert (roster.living(), await roster.reports()) == ([], [])
+
+    _play(scene())
