@@ -243,3 +243,21 @@ def test_a_cancel_that_meets_a_claim_starts_nothing(tmp_path: Path, which: int) 
 
         bench.play(scene(), seconds=60)
         assert bench.attempts(f"batch-{which}") == 0
+
+
+def test_a_shard_that_ends_while_leases_are_renewed_is_not_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D5: whoever reads that leases were lost looks for a process that took them."""
+    with closing(Bench(tmp_path, latency=0.01, lease_seconds=1, max_concurrency=8)) as bench:
+
+        async def slowly(*_: object, **__: object) -> None:
+            await asyncio.sleep(0.2)
+
+        bench.store.trouble["renew_shards"] = slowly
+
+        async def scene() -> None:
+            await bench.ended(await bench.batch(f"line {n}" for n in range(3000)))
+
+        bench.play(scene())
+    assert "leases were lost" not in caplog.text

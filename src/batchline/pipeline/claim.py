@@ -50,6 +50,11 @@ class HeldShard:
         self.lost = self.damaged = False
 
     @property
+    def is_held(self) -> bool:
+        """Until it has ended here, or is somebody else's."""
+        return self.batch.shards.get(self.n) is self
+
+    @property
     def key(self) -> tuple[str, int, int]:
         return self.batch.id, self.n, self.epoch
 
@@ -125,7 +130,8 @@ class Claims:
         """Prolong what is held; what turns out to be lost is dropped and returned."""
         before = self.shards
         kept = await self._work.renew_shards(owner=self._owner, lease=self._lease)
-        lost = [shard for shard in before if shard.key not in kept and not shard.lost]
+        # One that is not held any more has ended meanwhile.
+        lost = [shard for shard in before if shard.key not in kept and shard.is_held]
         for shard in lost:
             shard.lost = True
             self.forget(shard)
@@ -140,7 +146,7 @@ class Claims:
         await self._release_keys(keys)
 
     def forget(self, shard: HeldShard) -> None:
-        if shard.batch.shards.get(shard.n) is shard:
+        if shard.is_held:
             del shard.batch.shards[shard.n]
         if not shard.batch.shards and self.batches.get(shard.batch.id) is shard.batch:
             del self.batches[shard.batch.id]
