@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 import serving
-from batchline import app
+from batchline.app import roles
 from batchline.cli import main
 from batchline.domain.limits import InputLimits
 from batchline.pipeline import validate
@@ -115,7 +115,7 @@ class _FileOrder:
 
 def _serve_in_file_order() -> None:
     vars(validate)["prompt_prefix"] = lambda _: ()
-    vars(app)["ValidationChildren"] = _FileOrder
+    vars(roles)["ValidationChildren"] = _FileOrder
     main()
 
 
