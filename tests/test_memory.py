@@ -59,8 +59,8 @@ def resident_bytes(service: Service) -> int:
 
 @pytest.mark.parametrize("timed", [False, pytest.param(True, marks=pytest.mark.proof)])
 def test_a_batch_of_95_megabytes(tmp_path: Path, timed: bool) -> None:
-    """B1, C6, C12: the service may hold none of it whole, in one process that runs lines. How soon others are answered is
-    asserted only where the machine is not shared."""
+    """B1, C6, C12: the service, with one process that runs lines, may hold none of it whole. How soon others are
+    answered is asserted only where the machine is not shared."""
     path = tmp_path / "large.jsonl"
     _write_large(path)
     with running_mock() as mock, running_service(tmp_path, mock.url, worker_processes=1) as service:
