@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_bench import Bench
@@ -159,3 +160,21 @@ def test_a_paced_line_starts_also_when_its_time_comes_between_two_looks_at_the_c
             return await bench.ended(await bench.batch(["[[status=429]]"] * 3))
 
         assert bench.play(scene()).failed == 3
+
+
+def test_a_fast_pace_is_kept_without_counting_microseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event loops count milliseconds: with shorter waits the process would go round and round until the next start."""
+    real, waits = asyncio.BaseEventLoop.call_later, []
+
+    def call_later(loop: asyncio.BaseEventLoop, delay: float, callback: Any, *rest: Any, **named: Any) -> Any:
+        if getattr(callback, "__name__", "") == "_resume":
+            waits.append(delay)
+        return real(loop, delay, callback, *rest, **named)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", call_later)
+    with closing(Bench(tmp_path, upstream=lambda inner, now: Refusing(inner, rate=3000, now=now))) as bench:
+        batch, seconds = _play(bench, 30_000)
+        assert batch.completed == 30_000
+        assert seconds < 1.5 * 30_000 / 3000
+    assert waits
+    assert min(waits) >= 0.001

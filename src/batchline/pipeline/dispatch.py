@@ -31,6 +31,9 @@ from batchline.pipeline.waiting import Waiting
 from batchline.ports import Clock, Random, Upstream
 from batchline.telemetry.metrics import Metrics
 
+_SHORTEST_WAIT = 0.001
+"""Event loops count milliseconds: less would be no time at all, again and again. Who is late starts several."""
+
 _SHORTEST_NAP = 0.1
 """A probe may be due and yet unable to start."""
 
@@ -192,7 +195,7 @@ class Dispatcher:
         """Whether one may start now. Where an upstream takes so many a second, the next one starts when it is time."""
         wait = self._flying.wait()
         if self._pace is None and 0 < wait < math.inf:
-            self._pace = asyncio.get_running_loop().call_later(wait, self._resume)
+            self._pace = asyncio.get_running_loop().call_later(max(wait, _SHORTEST_WAIT), self._resume)
         return not wait
 
     def _resume(self) -> None:
