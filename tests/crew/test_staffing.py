@@ -18,8 +18,10 @@ def _changes(staffing: Staffing, looks: Sequence[Sequence[float]], *, runs_lines
     return [staffing.look(busy, runs_lines=runs_lines, at=float(at)) for at, busy in enumerate(looks)]
 
 
-def test_one_that_cannot_keep_up_gets_help_at_the_second_look() -> None:
-    assert _changes(Staffing(most=2), [[0.84], [0.85], [0.84], [0.85], [1.2]]) == [0, 0, 0, 0, 1]
+def test_one_that_cannot_keep_up_for_four_seconds_gets_help() -> None:
+    """A shorter time would not repay what it takes to begin."""
+    looks = [[0.85], [0.9], [1.0], [0.84], [0.85], [1.0], [1.2], [0.9]]
+    assert _changes(Staffing(most=2), looks) == [0, 0, 0, 0, 0, 0, 0, 1]
 
 
 def test_busy_with_other_things_needs_no_help() -> None:
@@ -35,8 +37,8 @@ def test_there_are_never_more_than_may_be() -> None:
 def test_a_further_one_comes_only_when_all_of_them_are_busy() -> None:
     """One that has just begun is not, and must show what it can do; on a machine with fewer free cores than it says,
     none of them ever is."""
-    assert _changes(Staffing(most=8), [[1.0, 0.0], [1.0, 0.5], [0.6, 0.6], [0.6, 0.6]]) == [0] * 4
-    assert _changes(Staffing(most=8), [[1.0, 0.0], [1.0, 0.9], [0.9, 0.9]]) == [0, 0, 1]
+    assert _changes(Staffing(most=8), [[1.0, 0.0], [1.0, 0.5], *[[0.6, 0.6]] * 6]) == [0] * 8
+    assert _changes(Staffing(most=8), [[1.0, 0.0]] + [[1.0, 0.9]] * 4) == [0, 0, 0, 0, 1]
 
 
 def test_who_is_not_needed_for_ten_seconds_goes() -> None:

@@ -7,7 +7,8 @@ from batchline.ports import Clock
 
 _BUSY = 0.85
 """Of a core. Beyond it a process is what lines wait for."""
-_BUSY_LOOKS = 2
+_BUSY_LOOKS = 4
+"""To begin takes a process half a second of a core, which a few seconds of work would not repay."""
 _ROOM = 0.6
 """Of a core, for each of one fewer: what is taken away must not be called back at once."""
 _IDLE_SECONDS = 10.0
