@@ -1,9 +1,10 @@
 """What the pipeline needs of the world: small protocols, each with one suite that every implementation passes."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -80,8 +81,9 @@ class Stream(Protocol):
 
 
 class Upstream(Protocol):
-    async def post(self, path: str, body: bytes) -> Reply:
-        """One attempt. Every way it can go wrong is a reply, never an exception."""
+    def post(self, path: str, body: bytes) -> asyncio.Future[Reply] | Coroutine[Any, Any, Reply]:
+        """One attempt, which a future has begun already. Every way it can go wrong is a reply, never an exception, and
+        cancelling it ends it."""
 
 
 class LiveUpstream(Upstream, Protocol):

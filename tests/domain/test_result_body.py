@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchline.domain.outcomes import Success, output_line, result_body
+from batchline.domain.outcomes import Success, output_line, read_result
 
 CHAT, EMBED = "/v1/chat/completions", "/v1/embeddings"
 FINGERPRINT = b',"system_fingerprint":null}'
+
+
+def result_body(answer: bytes, *, endpoint: str) -> bytes | None:
+    result = read_result(answer, endpoint=endpoint)
+    return None if result is None else result[0]
 
 
 def chat(answer: bytes) -> bytes | None:

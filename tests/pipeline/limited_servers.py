@@ -243,9 +243,11 @@ class Limits(Protocol):
     @property
     def limit(self) -> int: ...
 
+    def room(self) -> int: ...
+
     def wait(self, now: float) -> float: ...
 
-    def started(self, now: float) -> Start: ...
+    def started(self, now: float, count: int) -> list[Start]: ...
 
     def ended(self, start: Start, sign: Sign, now: float) -> None: ...
 
@@ -257,12 +259,15 @@ class Fixed:
         self.limit = limit
         self._in_flight = 0
 
-    def wait(self, now: float) -> float:
-        return 0.0 if self._in_flight < self.limit else inf
+    def room(self) -> int:
+        return self.limit - self._in_flight
 
-    def started(self, now: float) -> Start:
-        self._in_flight += 1
-        return Start(now, self._in_flight, 0)
+    def wait(self, now: float) -> float:
+        return 0.0
+
+    def started(self, now: float, count: int) -> list[Start]:
+        self._in_flight += count
+        return [Start(now, self._in_flight, 0) for _ in range(count)]
 
     def ended(self, start: Start, sign: Sign, now: float) -> None:
         self._in_flight -= 1
@@ -318,7 +323,8 @@ class Drive:
         """To the next moment at which something happens."""
         most = self._ready(self.now)
         self._pump(most)
-        woken = self.now + self.limiter.wait(self.now) + 1e-6 if self.in_flight < most else inf
+        could_start = self.in_flight < most and self.limiter.room() > 0
+        woken = self.now + self.limiter.wait(self.now) + 1e-6 if could_start else inf
         self._advance(min(self.server.due, woken, len(self._seconds) + 1.0))
 
     def span(self, since: float, until: float) -> Span:
@@ -328,9 +334,10 @@ class Drive:
         return span
 
     def _pump(self, most: float) -> None:
-        while self.in_flight < most and not self.limiter.wait(self.now):
+        while self.in_flight < most and self.limiter.room() > 0 and not self.limiter.wait(self.now):
             self.in_flight += 1
-            self.server.take(Sent(next(self._order), self.now, self.limiter.started(self.now)))
+            (start,) = self.limiter.started(self.now, 1)
+            self.server.take(Sent(next(self._order), self.now, start))
 
     def _advance(self, moment: float) -> None:
         self._second.area += self.in_flight * (moment - self.now)

@@ -9,7 +9,7 @@ from engine_bench import Bench
 from test_engine_outages import _batch_with_damage
 
 from batchline.domain.lines import decode_lines
-from batchline.domain.states import BatchStatus, Stop
+from batchline.domain.states import BatchStatus
 
 
 def test_a_damaged_batch_and_two_deaths_do_not_stop_the_service(tmp_path: Path) -> None:
@@ -51,30 +51,3 @@ def test_a_batch_whose_lines_are_lost_never_ends_as_if_they_were_not(tmp_path: P
             assert (await bench.seen(damaged.id)).status is BatchStatus.CANCELLING
 
         bench.play(scene(), seconds=300)
-
-
-@pytest.mark.parametrize("how", ["cancel", "stop"])
-def test_nothing_starts_between_being_handed_out_and_a_stop(tmp_path: Path, how: str) -> None:
-    """C11, F5: a line that has its turn and not yet begun is not in flight."""
-    with closing(Bench(tmp_path)) as bench:
-        worker = bench.engine.works.worker
-        (dispatcher,) = worker._dispatchers.values()
-        pump = dispatcher.pump
-
-        def pump_then_stop() -> None:
-            in_flight = dispatcher.in_flight
-            pump()
-            if dispatcher.in_flight > in_flight:
-                if how == "stop":
-                    bench.engine.stop()
-                for batch_id in list(worker._claims.batches) if how == "cancel" else []:
-                    worker.batch_stopped(batch_id, Stop.CANCELLED)
-
-        dispatcher.pump = pump_then_stop  # type: ignore[method-assign]
-
-        async def scene() -> None:
-            await bench.batch(f"good {n}" for n in range(3))
-            await asyncio.sleep(3)
-
-        bench.play(scene(), seconds=300)
-        assert bench.attempts("good") == 0

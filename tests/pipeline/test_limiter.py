@@ -266,8 +266,8 @@ def test_never_over_the_cap_and_never_under_one(cap: int, answered: int) -> None
     starts = []
     for _ in range(20_000):
         now += random.expovariate(100)
-        while not limiter.wait(now):
-            starts.append(limiter.started(now))
+        while limiter.room() > 0 and not limiter.wait(now):
+            starts += limiter.started(now, random.randint(1, limiter.room()) if limiter.rate is None else 1)
         assert 1 <= limiter.limit <= cap
         assert len(starts) <= cap
         if len(starts) > (cap > 1):
@@ -281,24 +281,25 @@ def test_a_refusal_in_the_first_second_does_not_stop_everything(now: float) -> N
     limiter = Limiter(cap=None)
     for _ in range(100):
         now += 0.001
-        start = limiter.started(now)
+        (start,) = limiter.started(now, 1)
         limiter.ended(start, Sign.ANSWERED, now)
-    limiter.ended(limiter.started(now), Sign.THROTTLED, now + 0.001)
+    (start,) = limiter.started(now, 1)
+    limiter.ended(start, Sign.THROTTLED, now + 0.001)
     assert limiter.rate is not None
     assert limiter.rate > 500
 
 
-def test_wait_tells_the_pace_apart_from_the_slots() -> None:
-    """Forever while a slot must come free first; seconds when the pace holds the next one up."""
+def test_the_pace_is_told_apart_from_the_slots() -> None:
+    """No room while a slot must come free first; seconds when the pace holds the next one up."""
     limiter: Limits = Limiter(cap=4)
-    starts = [limiter.started(0.0) for _ in range(4)]
-    assert limiter.wait(0.0) == inf
+    starts = limiter.started(0.0, 4)
+    assert limiter.room() == 0
     limiter.ended(starts.pop(), Sign.ANSWERED, 0.1)
-    assert limiter.wait(0.1) == 0
+    assert (limiter.room(), limiter.wait(0.1)) == (1, 0)
     drive = Drive(Limiter(cap=4), RateLimited(10, steady(0.01), burst=1, refusal_seconds=0.01)).run(30)
     limiter = drive.limiter
-    started = limiter.started(drive.now)
-    limiter.ended(started, Sign.ANSWERED, drive.now)
+    (start,) = limiter.started(drive.now, 1)
+    limiter.ended(start, Sign.ANSWERED, drive.now)
     wait = limiter.wait(drive.now)
     assert 0 < wait < inf
     assert limiter.wait(drive.now + 0.9 * wait) > 0
@@ -309,7 +310,7 @@ def test_a_cap_that_changes_is_kept_and_a_larger_one_is_used() -> None:
     """F2: a share of a fleet's cap may be none at first, and grows and shrinks."""
     limiter = Limiter(cap=64)
     limiter.allow(0)
-    assert limiter.wait(0.0) == inf
+    assert limiter.room() <= 0
     limiter.allow(12)
     assert limiter.limit == 12
     drive = Drive(limiter, Queueing(inf, steady(0.1))).run(5)

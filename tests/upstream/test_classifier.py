@@ -64,7 +64,10 @@ class Asked:
         return self._runner.run(work)
 
     def post(self, path: str, body: object) -> Answer:
-        return answered(self.run(self.upstream.post(path, encoded(body))))
+        async def asked() -> Reply:
+            return await self.upstream.post(path, encoded(body))
+
+        return answered(self.run(asked()))
 
     def document(self, text: str) -> dict[str, Any]:
         """Without its usage."""
@@ -334,9 +337,7 @@ def test_a_text_means_the_same_every_time(asked: Asked) -> None:
     alone = [asked.document(text) for text in texts]
 
     async def together() -> list[Reply]:
-        async with asyncio.TaskGroup() as group:
-            posts = [group.create_task(asked.upstream.post(CLASSIFY, encoded({"text": text}))) for text in texts]
-        return [post.result() for post in posts]
+        return await asyncio.gather(*(asked.upstream.post(CLASSIFY, encoded({"text": text})) for text in texts))
 
     beside = [json.loads(answered(reply).body) for reply in asked.run(together())]
     assert [document | {"usage": None} for document in beside] == [document | {"usage": None} for document in alone]

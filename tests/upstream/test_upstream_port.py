@@ -176,11 +176,9 @@ def test_posts_at_once_get_their_own_answers(player: Player) -> None:
     """C12: answers never meet the wrong line, whatever their order."""
 
     async def main() -> list[Reply]:
-        async with player(Script(), timeout=30, crashes=[]) as upstream, asyncio.TaskGroup() as posts:
-            tasks = [
-                posts.create_task(upstream.post(CHAT, chat(f"line {n} [[delay={(n % 5) / 1000}]]"))) for n in range(100)
-            ]
-        return [task.result() for task in tasks]
+        async with player(Script(), timeout=30, crashes=[]) as upstream:
+            posts = (upstream.post(CHAT, chat(f"line {n} [[delay={(n % 5) / 1000}]]")) for n in range(100))
+            return await asyncio.gather(*posts)
 
     for n, reply in enumerate(asyncio.run(main())):
         assert f"line {n} " in json.loads(answered(reply).body)["choices"][0]["message"]["content"]

@@ -11,7 +11,7 @@ from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder, encode
 
 from batchline.domain.errors import ApiError, StreamBroken
-from batchline.domain.usage import NOTHING, Usage, reported_usage
+from batchline.domain.usage import NOTHING, Usage, reported_usage, usage_in
 
 MAX_EVENT_BYTES = 1024 * 1024
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
@@ -81,7 +81,7 @@ def read_chat_event(event: bytes) -> Chunk:
         raise StreamBroken("an event that is no JSON object") from None
     if bytes(fields.get("error", _NULL)) != b"null":
         raise StreamBroken("an event that tells of an error")
-    usage = reported_usage(data)
+    usage = usage_in(fields.get("usage", _NULL))
     return Chunk(
         event=_event(fields | {"system_fingerprint": _NULL}),
         usage=usage,

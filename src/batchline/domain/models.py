@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -39,6 +40,12 @@ class Model(Struct, frozen=True, kw_only=True):
         return self.projects is None or project_id in self.projects
 
 
+@lru_cache(maxsize=16)
+def _unlisted(model_id: str) -> Model:
+    """Kept, since nearly all lines of a batch name the same."""
+    return Model(id=model_id, name=model_id)
+
+
 class Catalog:
     """The models that are configured; where none are, any id goes to the default upstream."""
 
@@ -52,7 +59,7 @@ class Catalog:
     def find(self, model_id: str, project_id: str) -> Model | None:
         """None when there is no such model, or none for this project, which must look the same."""
         if self.takes_any:
-            return Model(id=model_id, name=model_id)
+            return _unlisted(model_id)
         model = self._models.get(model_id)
         return model if model is not None and model.is_open_to(project_id) else None
 

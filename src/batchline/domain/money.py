@@ -5,7 +5,6 @@ from fractions import Fraction
 
 from msgspec import Struct
 
-from batchline.domain.records import Charge
 from batchline.domain.usage import Usage
 
 NANO = 10**9
@@ -49,8 +48,6 @@ class Tariff(Struct, frozen=True, kw_only=True):
     metered: bool
     batch_percent: int
 
-    def charge(self, model: str, price: Price, usage: Usage, *, waited_for: bool) -> Charge:
-        """For one answer."""
-        percent = 100 if waited_for else self.batch_percent
-        cost = price.cost(usage, percent=percent) if self.metered else 0
-        return Charge(model=model, requests=1, usage=usage, cost=cost)
+    def cost(self, price: Price, usage: Usage, *, waited_for: bool) -> int:
+        """Of one answer."""
+        return price.cost(usage, percent=100 if waited_for else self.batch_percent) if self.metered else 0

@@ -24,6 +24,7 @@ from msgspec import Raw, Struct
 from batchline.domain.models import ModelKind
 from batchline.domain.records import escape_line_breaks, json_text
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
+from batchline.domain.usage import NOTHING, Usage, usage_in
 
 _CODES = {
     401: "authentication_error",
@@ -50,6 +51,7 @@ class Success(Struct, frozen=True):
     status: int
     request_id: str | None
     body: bytes
+    usage: Usage = NOTHING
 
 
 class Failure(Struct, frozen=True):
@@ -104,38 +106,43 @@ def judge(reply: Reply, *, endpoint: str, kind: ModelKind = ModelKind.CHAT) -> O
     if isinstance(reply, Fault):
         return Setback(reply.kind, reply.detail, gone=reply.kind is not FaultKind.GARBLED)
     if 200 <= reply.status < 300:
-        body = result_body(reply.body, endpoint=endpoint)
-        if body is None:
+        result = read_result(reply.body, endpoint=endpoint)
+        if result is None:
             return Setback("not_json", f"upstream returned {reply.status} with a body that is not JSON")
+        success = Success(reply.status, reply.request_id, *result)
         if kind is ModelKind.CLASSIFICATION and endpoint == _CHAT:
-            return _judge_classification(reply, body)
-        return Success(reply.status, reply.request_id, body)
+            return _judge_classification(success)
+        return success
     return _judge_refusal(reply)
 
 
-def result_body(answer: bytes, *, endpoint: str) -> bytes | None:
-    """The answer as one line of JSON, values untouched; None when it is no JSON."""
+def read_result(answer: bytes, *, endpoint: str) -> tuple[bytes, Usage] | None:
+    """The answer as one line of JSON, values untouched, and what it says it took; None when it is no JSON."""
     try:
         if not answer.isascii():
             answer.decode()
         document = _top_level.decode(answer) if answer.lstrip().startswith(b"{") else _anything.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if endpoint == _CHAT and isinstance(document, dict):
-        document["system_fingerprint"] = _NULL
-        answer = _encode(document)
+    usage = NOTHING
+    if isinstance(document, dict):
+        if "usage" in document:
+            usage = usage_in(document["usage"])
+        if endpoint == _CHAT:
+            document["system_fingerprint"] = _NULL
+            answer = _encode(document)
     if b"\n" in answer or b"\r" in answer:
         # In valid JSON a raw line end can only stand between tokens: strings must escape it.
         answer = answer.replace(b"\n", b" ").replace(b"\r", b" ")
-    return escape_line_breaks(answer.strip())
+    return escape_line_breaks(answer.strip()), usage
 
 
-def _judge_classification(answer: Answer, body: bytes) -> Outcome:
+def _judge_classification(success: Success) -> Outcome:
     try:
-        classified = _with_document_as_text(body)
+        classified = _with_document_as_text(success.body)
     except (msgspec.DecodeError, RecursionError, KeyError):
-        return Setback("not_json", f"upstream returned {answer.status} with a classification that is not JSON")
-    return Success(answer.status, answer.request_id, escape_line_breaks(classified))
+        return Setback("not_json", f"upstream returned {success.status} with a classification that is not JSON")
+    return msgspec.structs.replace(success, body=escape_line_breaks(classified))
 
 
 def _with_document_as_text(body: bytes) -> bytes:

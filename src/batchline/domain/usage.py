@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from msgspec import DecodeError, Struct
+from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 
 _MOST_TOKENS = 2**31
@@ -60,19 +60,26 @@ class _Reported(Struct):
 
 
 class _Answer(Struct):
-    usage: _Reported | None = None
+    usage: Raw = Raw(b"null")
 
 
 _answer = Decoder(_Answer)
+_reported = Decoder(_Reported)
 
 
 def reported_usage(body: bytes) -> Usage:
     """What an answer reports; nothing where it reports nothing, or nonsense."""
     try:
-        reported = _answer.decode(body).usage
+        return usage_in(_answer.decode(body).usage)
     except DecodeError:
         return NOTHING
-    if reported is None:
+
+
+def usage_in(report: Raw) -> Usage:
+    """Of the field ``usage`` of an answer."""
+    try:
+        reported = _reported.decode(report)
+    except DecodeError:
         return NOTHING
     before = reported.prompt_tokens_details or reported.input_tokens_details
     after = reported.completion_tokens_details or reported.output_tokens_details

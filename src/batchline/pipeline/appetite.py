@@ -55,9 +55,9 @@ class Appetite:
             self._hungry()
         self._told = sated
 
-    def took(self, project_id: str) -> None:
-        """A line of theirs is not ready any more."""
-        if project_id in self._told and not self._is_sated(project_id):
+    def took(self, project_ids: set[str]) -> None:
+        """Lines of theirs are not ready any more."""
+        if any(not self._is_sated(project_id) for project_id in project_ids & self._told):
             self.tell()
 
     def upstream_answered(self) -> None:

@@ -45,7 +45,7 @@ class HeldShard:
         self.epoch = shard.epoch
         self.lines = shard.lines
         self.model = shard.model
-        self.settled = int.from_bytes(shard.settled, "little")
+        self.settled, self.all_settled = int.from_bytes(shard.settled, "little"), (1 << shard.lines) - 1
         self.alone = runs_alone(shard.strikes)
         self.lost = self.damaged = False
 

@@ -5,19 +5,19 @@ quarantine. It leaves with an outcome for the recorder, or without one when its 
 """
 
 import asyncio
-import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from batchline.domain.chat import CHAT, addressed, check_request
 from batchline.domain.fleet import Station
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
-from batchline.domain.outcomes import KEY_UNAVAILABLE, Failure, Outcome, Setback, Success, judge
+from batchline.domain.outcomes import KEY_UNAVAILABLE, Failure, Outcome, Setback, Success
 from batchline.domain.replies import FaultKind
 from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
 from batchline.pipeline.appetite import Appetite
+from batchline.pipeline.attempts import Attempts
 from batchline.pipeline.claim import HeldBatch, Job
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.flight import InFlight
@@ -61,9 +61,8 @@ class Dispatcher:
     ) -> None:
         """``live`` tells how many slots are taken by calls that somebody waits for, ``elsewhere`` who else serves a
         line's model and is there."""
-        self._name = name
-        self._upstream, self._recorder, self._gate = upstream, recorder, gate
-        self._catalog, self._fitting, self._policy = catalog, fitting, policy
+        self._recorder, self._gate = recorder, gate
+        self._catalog, self._policy = catalog, policy
         self._clock, self._random, self._metrics = clock, random, metrics
         self._elsewhere = elsewhere
         self._quarantine = Quarantine()
@@ -71,10 +70,10 @@ class Dispatcher:
         self._waiting = Waiting()
         self._overdue: list[Job] = []
         """Past their batch's window: not started any more, and ended when the store says that it expired."""
-        self._idle: deque[asyncio.Future[Job]] = deque()
         self._pace: asyncio.TimerHandle | None = None
         self._alarm = asyncio.Event()
         self._group = asyncio.TaskGroup()
+        self._attempts = Attempts(upstream, name=name, fitting=fitting, clock=clock, group=self._group)
         self._flying = InFlight(limiter, clock=clock, live=live)
         self._leaving = Leaving(recorder=recorder, tariff=tariff, changed=changed)
         self._appetite = Appetite(
@@ -87,8 +86,12 @@ class Dispatcher:
         )
 
     async def run(self) -> None:
-        async with self._group:
-            self._group.create_task(self._keep_time())
+        try:
+            async with self._group:
+                self._group.create_task(self._keep_time())
+                self._group.create_task(self._keep_landing())
+        finally:
+            self._attempts.cancel()
 
     @property
     def wanted(self) -> int:
@@ -180,98 +183,79 @@ class Dispatcher:
             self._leaving.let_go(job)
 
     def pump(self) -> None:
-        """Hand ready lines to idle slots, as far as anything may start."""
-        while (job := self._next()) is not None:
-            if self._idle:
-                self._idle.popleft().set_result(job)
-            else:
-                self._group.create_task(self._work_a_slot(job))
+        """Start ready lines, as many as may be."""
+        touched: set[str] = set()
+        while jobs := self._take(self._room()):
+            now = self._clock.now()
+            started = [job for job in jobs if self._may_start(job, now)]
+            self._flying.add(started)
+            for job in started:
+                self._attempts.send(job)
+            touched.update([job.batch.project_id for job in jobs])
+        self._appetite.took(touched)
 
     @property
     def _some_could_start(self) -> bool:
         return not self._leaving.draining and (bool(self._ready) or self._quarantine.occupied)
 
-    def _is_time(self) -> bool:
-        """Whether one may start now. Where an upstream takes so many a second, the next one starts when it is time."""
+    def _room(self) -> int:
+        """How many may start now. Where an upstream takes so many a second, the next one starts when it is time."""
+        if not self._some_could_start or self._recorder.full or self._quarantine.crash_seen:
+            return 0
+        room = self._flying.room
+        return room if room <= 0 or self._flying.rate is None else self._paced()
+
+    def _paced(self) -> int:
         wait = self._flying.wait()
-        if self._pace is None and 0 < wait < math.inf:
+        if wait and self._pace is None:
             self._pace = asyncio.get_running_loop().call_later(max(wait, _SHORTEST_WAIT), self._resume)
-        return not wait
+        return 0 if wait else 1
 
     def _resume(self) -> None:
         self._pace = None
         self.pump()
 
-    async def _work_a_slot(self, job: Job) -> None:
-        while True:
-            # Between its turn and now, which is a step of the loop, its batch may have been stopped.
-            if self._leaving.may_go_on(job):
-                await self._attempt(job)
-            else:
-                self._flying.land(job, None)
-                self._quarantine.came_back(job)
-            following = self._next()
-            if following is None:
-                job = await self._wait_for_turn()
-            else:
-                # The limit may have grown.
-                self.pump()
-                job = following
-
-    async def _attempt(self, job: Job) -> None:
-        outcome: Outcome | None = None
-        try:
-            outcome = await self._ask(job)
-        finally:
-            # How an upstream that is gone answers tells nothing of how much it takes.
-            told = None if self._gate.paused else outcome
-            self._metrics.upstream_seconds.observe(self._flying.land(job, told))
-        self._quarantine.came_back(job)
-        if isinstance(outcome, Failure) and not job.fits:
-            self._leaving.settle(job, outcome)
-        elif isinstance(outcome, Setback) and outcome.kind == FaultKind.BROKEN:
-            self._broke(job, outcome)
-        else:
-            self._apply(job, outcome)
-
-    async def _ask(self, job: Job) -> Outcome:
-        if not job.fits:
-            fitted = await self._fitting.fit(job.body, job.model, upstream=self._name)
-            if isinstance(fitted, Failure):
-                return fitted
-            if not isinstance(fitted, bytes):
-                return judge(fitted, endpoint=job.batch.endpoint, kind=job.model.kind)
-            job.body, job.fits = fitted, True
-        reply = await self._upstream.post(job.batch.endpoint, job.body)
-        return judge(reply, endpoint=job.batch.endpoint, kind=job.model.kind)
-
-    async def _wait_for_turn(self) -> Job:
-        idle: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-        self._idle.append(idle)
-        return await idle
-
-    def _next(self) -> Job | None:
-        if self._flying.full or not self._some_could_start or self._recorder.full or self._quarantine.crash_seen:
-            return None
-        if not self._is_time():
-            return None
-        now = self._clock.now()
-        while (job := self._candidate()) is not None:
-            if now < job.batch.expires_at:
-                self._flying.add(job)
-                self._appetite.took(job.batch.project_id)
-                return job
-            self._quarantine.came_back(job)
-            self._overdue.append(job)
-        return None
-
-    def _candidate(self) -> Job | None:
+    def _take(self, room: int) -> list[Job]:
         """While suspects are tried apart nothing else runs, except to probe an upstream that is gone."""
-        if self._ready and (self._gate.paused or not self._quarantine.occupied):
-            return self._ready.pop(self._flying) if self._gate.admits() else None
-        if self._quarantine.occupied and self._gate.admits():
-            return self._quarantine.next(in_flight=self.in_flight)
-        return None
+        probing = self._gate.paused
+        if room <= 0 or (probing and not self._gate.admits()):
+            return []
+        if self._ready and (probing or not self._quarantine.occupied):
+            most = 1 if probing else room
+            return self._ready.take(most, in_flight=self._flying.by_project, each=self._flying.most_of_one)
+        suspect = self._quarantine.next(in_flight=self.in_flight)
+        return [] if suspect is None else [suspect]
+
+    def _may_start(self, job: Job, now: float) -> bool:
+        if now >= job.batch.expires_at:
+            self._overdue.append(job)
+        elif self._leaving.may_go_on(job):
+            return True
+        self._quarantine.came_back(job)
+        return False
+
+    async def _keep_landing(self) -> None:
+        while True:
+            outcomes = await self._attempts.outcomes()
+            now = self._clock.steady()
+            for job, outcome in outcomes:
+                self._land(job, outcome, now)
+            self.pump()
+
+    def _land(self, job: Job, outcome: Outcome, now: float) -> None:
+        # How an upstream that is gone answers tells nothing of how much it takes.
+        told = None if self._gate.paused else outcome
+        self._metrics.upstream_seconds.observe(self._flying.land(job, told, now))
+        if job.suspect:
+            self._quarantine.came_back(job)
+        if isinstance(outcome, Success):
+            self._end(job, outcome, "success")
+        elif isinstance(outcome, Setback):
+            (self._broke if outcome.kind == FaultKind.BROKEN else self._suffer)(job, outcome)
+        elif job.fits:
+            self._end(job, outcome, "refused")
+        else:
+            self._leaving.settle(job, outcome)
 
     def _broke(self, job: Job, setback: Setback) -> None:
         job.last = setback
@@ -284,7 +268,7 @@ class Dispatcher:
             # If the upstream crashed, it was this line, and no other has to pay.
             job.suspect = True
             self._gate.crashed()
-        self._apply(job, setback)
+        self._suffer(job, setback)
 
     async def _judge_breaks(self) -> None:
         await self._clock.sleep(WINDOW_SECONDS)
@@ -295,14 +279,11 @@ class Dispatcher:
             self._quarantine.suspect([job for job in broken if self._leaving.may_go_on(job)])
         else:
             for job in broken:
-                self._apply(job, _last_setback(job))
+                self._suffer(job, _last_setback(job))
         self.pump()
 
-    def _apply(self, job: Job, outcome: Outcome) -> None:
-        if isinstance(outcome, Setback):
-            self._suffer(job, outcome)
-            return
-        self._metrics.attempts.counts["success" if isinstance(outcome, Success) else "refused"] += 1
+    def _end(self, job: Job, outcome: Success | Failure, result: str) -> None:
+        self._metrics.attempts.counts[result] += 1
         self._hear_from_upstream(job)
         self._leaving.settle(job, outcome)
 

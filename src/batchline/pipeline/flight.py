@@ -48,13 +48,14 @@ class InFlight:
         return self._count_live()
 
     @property
-    def full(self) -> bool:
-        """Whether nothing can start before one lands, whatever the time. Cheap, as it is asked after every line."""
-        return len(self._starts) >= self._limiter.most
+    def room(self) -> int:
+        """How many more may be, whatever the pace. Whoever is waited for goes before batches, but never stops them."""
+        live = self._count_live()
+        return self._limiter.room(beside=max(0, min(live, self.slots - 1)) if live else 0)
 
     def wait(self) -> float:
-        """Seconds until one more may start; forever, unless one lands, while every slot is taken."""
-        return self._limiter.wait(self._clock.steady(), beside=self._beside)
+        """Seconds until the pace lets the next one start."""
+        return self._limiter.wait(self._clock.steady())
 
     @property
     def most_of_one(self) -> int:
@@ -66,25 +67,21 @@ class InFlight:
     def allow(self, most: int) -> None:
         self._limiter.allow(most)
 
-    def add(self, job: Job) -> None:
-        self._starts[job] = self._limiter.started(self._clock.steady())
-        self.by_project[job.batch.project_id] += 1
+    def add(self, jobs: list[Job]) -> None:
+        self._starts.update(zip(jobs, self._limiter.started(self._clock.steady(), len(jobs)), strict=True))
+        for job in jobs:
+            self.by_project[job.batch.project_id] += 1
 
-    def land(self, job: Job, outcome: Outcome | None) -> float:
-        """The line came back, with nothing if it was never sent; how many seconds it took."""
-        now, start = self._clock.steady(), self._starts.pop(job)
+    def land(self, job: Job, outcome: Outcome | None, now: float) -> float:
+        """The line came back, with something that tells nothing of its upstream if that is None; how many seconds it
+        took."""
+        start = self._starts.pop(job)
         self._limiter.ended(start, _sign_of(outcome), now)
         self.by_project[job.batch.project_id] -= 1
         seconds = now - start.at
-        before = seconds if math.isinf(self._typical_seconds) else self._typical_seconds
+        before = seconds if self._typical_seconds == math.inf else self._typical_seconds
         self._typical_seconds = before + _MEMORY * (seconds - before)
         return seconds
-
-    @property
-    def _beside(self) -> int:
-        """Whoever is waited for goes before batches, but never stops them."""
-        live = self._count_live()
-        return max(0, min(live, self.slots - 1)) if live else 0
 
 
 def _sign_of(outcome: Outcome | None) -> Sign:

@@ -26,9 +26,9 @@ from batchline.domain.events import (
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff
 from batchline.domain.outcomes import Failure, Setback, Success, judge
-from batchline.domain.records import Owner
+from batchline.domain.records import Charge, Owner
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
-from batchline.domain.usage import NOTHING, Usage, reported_usage
+from batchline.domain.usage import NOTHING, Usage
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.traffic import Traffic
 from batchline.ports import Clock, Ledger, LiveUpstream, Stream
@@ -164,12 +164,13 @@ class Inference:
         outcome = judge(reply, endpoint=call.path, kind=kind)
         if not isinstance(outcome, Success):
             raise _refusal(reply, outcome)
-        await self._charge(call, reported_usage(outcome.body))
+        await self._charge(call, outcome.usage)
         return outcome if call.path == CHAT else replace(outcome, body=reply.body)
 
     async def _charge(self, call: Call, usage: Usage) -> None:
         model, price = ("", Price()) if call.model is None else (call.model.id, call.model.price)
-        charge = self._tariff.charge(model, price, usage, waited_for=True)
+        cost = self._tariff.cost(price, usage, waited_for=True)
+        charge = Charge(model=model, requests=1, usage=usage, cost=cost)
         await _carried_through(self._ledger.charge(call.owner, charge, at=int(self._clock.now())))
 
 

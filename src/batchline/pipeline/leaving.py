@@ -7,7 +7,6 @@ from collections.abc import Callable
 from batchline.domain import ids
 from batchline.domain.money import Tariff
 from batchline.domain.outcomes import KEY_UNAVAILABLE, OUT_OF_QUOTA, Failure, Success, error_line, output_line
-from batchline.domain.usage import reported_usage
 from batchline.pipeline.claim import Job
 from batchline.pipeline.record import Recorder
 
@@ -26,8 +25,10 @@ class Leaving:
     def went(self, job: Job) -> None:
         """To another upstream, or for good."""
         project_id = job.batch.project_id
-        self.bytes_of[project_id] -= len(job.line.body)
-        if not self.bytes_of[project_id]:
+        left = self.bytes_of[project_id] - len(job.line.body)
+        if left:
+            self.bytes_of[project_id] = left
+        else:
             del self.bytes_of[project_id]
 
     def may_go_on(self, job: Job) -> bool:
@@ -61,11 +62,10 @@ class Leaving:
         line_id = ids.line_id(job.batch.id, job.line.index)
         if isinstance(outcome, Success):
             line = output_line(line_id, job.line.custom_id, outcome)
-            usage = reported_usage(outcome.body)
-            charge = self._tariff.charge(job.model.id, job.model.price, usage, waited_for=False)
-            self._recorder.add(job, line, charge=charge)
+            cost = self._tariff.cost(job.model.price, outcome.usage, waited_for=False)
+            self._recorder.add(job, line, usage=outcome.usage, cost=cost)
         else:
-            self._recorder.add(job, error_line(line_id, job.line.custom_id, outcome), charge=None)
+            self._recorder.add(job, error_line(line_id, job.line.custom_id, outcome), usage=None)
 
     def let_go(self, job: Job) -> None:
         """Without a word to the recorder."""

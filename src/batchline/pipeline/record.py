@@ -6,16 +6,15 @@ the batch is left to wait for.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 
-from msgspec import Struct
-
 from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
-from batchline.domain.progress import count_errors
-from batchline.domain.records import Charge, Segment, ShardProgress
-from batchline.domain.usage import total
-from batchline.pipeline.claim import Claims, HeldBatch, HeldShard, Job
+from batchline.domain.records import Segment
+from batchline.domain.usage import Usage
+from batchline.pipeline.claim import Claims, HeldBatch, Job
+from batchline.pipeline.draft import Draft
 from batchline.ports import Clock, Objects, Work
 from batchline.telemetry.metrics import Metrics
 
@@ -29,25 +28,20 @@ _MOST_SEGMENT_BYTES = 8 * 1024 * 1024
 _RETRY_SECONDS = 1.0
 
 
-class _Entry(Struct, frozen=True):
-    shard: HeldShard
-    position: int
-    line: bytes
-    charge: Charge | None
-    """What the line's answer cost; None for a line that failed."""
-
-
 class _Buffer:
-    def __init__(self, batch: HeldBatch, *, since: float) -> None:
+    """Of one batch: what was not recorded yet, in the order in which it came. The last draft takes what comes next."""
+
+    def __init__(self, batch: HeldBatch) -> None:
         self.batch = batch
-        self.since = since
-        self.entries: list[_Entry] = []
-        self.bytes = 0
+        self.drafts: deque[Draft] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        draft = self.drafts[0]
+        return draft.lines >= _LINES or draft.bytes >= _BYTES or self.batch.unanswered == 0
 
     def due_in(self, now: float) -> float:
-        if self.batch.unanswered == 0 or len(self.entries) >= _LINES or self.bytes >= _BYTES:
-            return 0.0
-        return self.since + _SECONDS - now
+        return 0.0 if self.is_full else self.drafts[0].since + _SECONDS - now
 
 
 class Recorder:
@@ -87,16 +81,16 @@ class Recorder:
     def holds(self, batch: HeldBatch) -> bool:
         return batch.id in self._buffers
 
-    def add(self, job: Job, line: bytes, *, charge: Charge | None) -> None:
+    def add(self, job: Job, line: bytes, *, usage: Usage | None, cost: int = 0) -> None:
+        """A line as it will stand in the output, with what its answer took; or among the errors, with nothing."""
         buffer = self._buffers.get(job.batch.id)
-        if buffer is None:
-            buffer = self._buffers[job.batch.id] = _Buffer(job.batch, since=self._clock.steady())
-            self._changed.set()
-        buffer.entries.append(_Entry(job.shard, job.position, line, charge))
-        buffer.bytes += len(line)
+        if buffer is None or not buffer.drafts or buffer.drafts[-1].bytes >= _MOST_SEGMENT_BYTES:
+            buffer = self._begin_draft(job.batch)
+        buffer.drafts[-1].add(job, line, usage=usage, cost=cost)
         self._held_bytes += len(line)
-        job.batch.budget.owe(0 if charge is None else charge.cost)
-        if job.batch.unanswered == 0 or len(buffer.entries) >= _LINES or buffer.bytes >= _BYTES:
+        if cost:
+            job.batch.budget.owe(cost)
+        if buffer.is_full:
             self._changed.set()
 
     def look_again(self) -> None:
@@ -133,42 +127,40 @@ class Recorder:
         self._recorded()
 
     async def _flush_batch(self, buffer: _Buffer) -> None:
-        taken = _first_bytes(buffer.entries)
-        started = self._clock.steady()
-        entries = await self._record_held(buffer.batch, taken)
-        buffer.batch.budget.forgive(_cost(taken) - _cost(entries))
-        for shard, bits in _bits_by_shard(entries).items():
-            shard.settled |= bits
-            if _all_settled(shard):
+        draft, budget = buffer.drafts.popleft(), buffer.batch.budget
+        started, size, owed = self._clock.steady(), draft.bytes, draft.cost
+        await self._record_held(buffer.batch, draft)
+        budget.forgive(owed - draft.cost)
+        draft.settle_shards()
+        for shard in draft.shards:
+            if shard.settled == shard.all_settled:
                 self._claims.forget(shard)
                 self._shard_done()
-        self._drop_recorded(buffer, taken)
+        self._held_bytes -= size
+        if not buffer.drafts:
+            del self._buffers[buffer.batch.id]
         self._metrics.flush_seconds.observe(self._clock.steady() - started)
 
-    def _drop_recorded(self, buffer: _Buffer, taken: list[_Entry]) -> None:
-        """What came in while the segment was written stays for the next one."""
-        size = sum(len(entry.line) for entry in taken)
-        self._held_bytes -= size
-        buffer.bytes -= size
-        buffer.entries = buffer.entries[len(taken) :]
-        buffer.since = self._clock.steady()
-        if not buffer.entries:
-            del self._buffers[buffer.batch.id]
+    def _begin_draft(self, batch: HeldBatch) -> _Buffer:
+        buffer = self._buffers.setdefault(batch.id, _Buffer(batch))
+        buffer.drafts.append(Draft(since=self._clock.steady()))
+        self._changed.set()
+        return buffer
 
-    async def _record_held(self, batch: HeldBatch, entries: list[_Entry]) -> list[_Entry]:
-        """Record those entries whose shards are still ours, however long the disk takes to come back."""
-        while held := [entry for entry in entries if not entry.shard.lost]:
+    async def _record_held(self, batch: HeldBatch, draft: Draft) -> None:
+        """Record the lines whose shards are still ours, however long the disk takes to come back."""
+        draft.drop_lost()
+        while draft.lines:
             try:
-                await self._write_segment(batch, held)
+                await self._write_segment(batch, draft)
             except LeaseLost:
                 await self._find_lost_shards()
             except (StoreDown, ObjectsDown) as error:
                 await self._wait_for_disk(error)
             else:
-                self._stuck = False
-                return held
+                break
+            draft.drop_lost()
         self._stuck = False
-        return []
 
     async def _find_lost_shards(self) -> None:
         try:
@@ -184,9 +176,8 @@ class Recorder:
         self._stuck = True
         await self._clock.sleep(_RETRY_SECONDS)
 
-    async def _write_segment(self, batch: HeldBatch, entries: list[_Entry]) -> None:
-        output = b"".join(entry.line for entry in entries if entry.charge is not None)
-        errors = b"".join(entry.line for entry in entries if entry.charge is None)
+    async def _write_segment(self, batch: HeldBatch, draft: Draft) -> None:
+        output, errors = b"".join(draft.output), b"".join(draft.errors)
         data, key = output + errors, None
         if len(data) >= _INLINE_BYTES:
             key = f"segments/{batch.id}/{self._owner}-{next(self._names)}"
@@ -200,60 +191,15 @@ class Recorder:
         with batch.budget.recording():
             left = await self._work.record(
                 batch.id,
-                progress=_progress(entries),
+                progress=draft.progress,
                 segment=segment,
-                errors=count_errors(entry.line for entry in entries if entry.charge is None),
-                charges=[entry.charge for entry in entries if entry.charge is not None],
+                errors=draft.failures,
+                charges=draft.charges,
                 at=int(self._clock.now()),
             )
-        batch.budget.paid(_cost(entries), left=left)
-        failed = sum(entry.charge is None for entry in entries)
+        batch.budget.paid(draft.cost, left=left)
+        failed = len(draft.errors)
         self._metrics.lines.labels("failed").inc(failed)
-        self._metrics.lines.labels("succeeded").inc(len(entries) - failed)
+        self._metrics.lines.labels("succeeded").inc(draft.lines - failed)
         self._metrics.segments.inc()
         self._metrics.segment_bytes.inc(len(data))
-
-
-def _first_bytes(entries: list[_Entry]) -> list[_Entry]:
-    """As many entries as one segment takes; after an outage there may be many more."""
-    size = 0
-    for n, entry in enumerate(entries):
-        size += len(entry.line)
-        if size >= _MOST_SEGMENT_BYTES:
-            return entries[: n + 1]
-    return list(entries)
-
-
-def _bits_by_shard(entries: list[_Entry]) -> dict[HeldShard, int]:
-    bits: dict[HeldShard, int] = {}
-    for entry in entries:
-        bits[entry.shard] = bits.get(entry.shard, 0) | 1 << entry.position
-    return bits
-
-
-def _all_settled(shard: HeldShard) -> bool:
-    return shard.settled == (1 << shard.lines) - 1
-
-
-def _progress(entries: list[_Entry]) -> list[ShardProgress]:
-    progress = []
-    for shard, bits in _bits_by_shard(entries).items():
-        own = [entry for entry in entries if entry.shard is shard]
-        charges = [entry.charge for entry in own if entry.charge is not None]
-        settled = shard.settled | bits
-        progress.append(
-            ShardProgress(
-                n=shard.n,
-                epoch=shard.epoch,
-                settled=settled.to_bytes((shard.lines + 7) // 8, "little"),
-                completed=len(charges),
-                failed=len(own) - len(charges),
-                usage=total([charge.usage for charge in charges]),
-                done=settled == (1 << shard.lines) - 1,
-            )
-        )
-    return progress
-
-
-def _cost(entries: list[_Entry]) -> int:
-    return sum(entry.charge.cost for entry in entries if entry.charge is not None)

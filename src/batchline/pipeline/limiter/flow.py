@@ -95,16 +95,17 @@ class Flow:
         self._to_skip = window.round if window.settle else 0
         self._begin()
 
-    def started(self, now: float) -> Start:
+    def started(self, now: float, count: int) -> list[Start]:
         if not self.in_flight and not self._answers:
             # Nothing was asked, so that nothing could be answered.
             self._since = now
         self._area += self.in_flight * (now - self._now)
         self._now = now
-        self.in_flight += 1
-        start = Start(now, self.in_flight, self._all_answers + _SLOW_ROUNDS * self._window.round)
-        self._under_way.append(start)
-        return start
+        slow_after = self._all_answers + _SLOW_ROUNDS * self._window.round
+        starts = [Start(now, self.in_flight + nth, slow_after) for nth in range(1, count + 1)]
+        self.in_flight += count
+        self._under_way += starts
+        return starts
 
     def ended(self, start: Start, now: float) -> None:
         self._area += self.in_flight * (now - self._now)
@@ -114,30 +115,31 @@ class Flow:
             self.slow -= 1
         else:
             self.in_flight -= 1
-        self._set_slow_aside()
+        under_way = self._under_way
+        while under_way and ((first := under_way[0]).ended or first.slow_after < self._all_answers):
+            under_way.popleft()
+            if not first.ended:
+                self._set_aside(first)
 
-    def answered(self, latency: float) -> Measure | None:
+    def answered(self, start: Start) -> Measure | None:
         """What ended last was answered. The measure, when its window is complete."""
         self._all_answers += 1
         if self._to_skip:
             self._to_skip -= 1
             self._begin()
             return None
-        seconds = self._now - self._since
+        now = self._now
         self._answers += 1
+        seconds = now - self._since
         self._times += seconds
         self._weighted_times += seconds * self._answers
-        self._log_latencies += log(latency) if latency > 0 else _NO_LATENCY
+        self._log_latencies += log(now - start.at) if now > start.at else _NO_LATENCY
         return self._measure(seconds) if self._answers >= self._wanted else None
 
-    def _set_slow_aside(self) -> None:
-        under_way = self._under_way
-        while under_way and (under_way[0].ended or under_way[0].slow_after < self._all_answers):
-            start = under_way.popleft()
-            if not start.ended:
-                start.slow = True
-                self.slow += 1
-                self.in_flight -= 1
+    def _set_aside(self, start: Start) -> None:
+        start.slow = True
+        self.slow += 1
+        self.in_flight -= 1
 
     def _begin(self) -> None:
         self._since, self._area_before = self._now, self._area

@@ -1,10 +1,9 @@
 """One for each upstream and process: asked before every start, told of every end, with the time handed in."""
 
 from enum import Enum
-from math import inf
 
 from batchline.pipeline.limiter.climb import Climb
-from batchline.pipeline.limiter.flow import Flow, Start
+from batchline.pipeline.limiter.flow import Flow, Measure, Start
 from batchline.pipeline.limiter.pace import Pace
 
 _MOST = 1024
@@ -65,18 +64,19 @@ class Limiter:
         """How many may be in flight now with the slow ones, which the limit does not count."""
         return min(self._cap, self._climb.limit + self._flow.slow)
 
-    def wait(self, now: float, *, beside: int = 0) -> float:
-        """Seconds until one more may start, with so many others ``beside`` what is known here: none, those of the pace,
-        or forever, unless one ends."""
+    def room(self, *, beside: int = 0) -> int:
+        """How many more may be in flight, with so many others ``beside`` what is known here."""
         taken = self._flow.in_flight + beside
-        if taken >= self._climb.limit or taken + self._flow.slow >= self._cap:
-            return inf
+        return min(self._climb.limit - taken, self._cap - self._flow.slow - taken)
+
+    def wait(self, now: float) -> float:
+        """Seconds until the pace lets the next one start."""
         return 0.0 if self._pace.rate is None else self._pace.wait(now)
 
-    def started(self, now: float) -> Start:
-        """To be handed back when it ends."""
-        self._pace.started(now)
-        return self._flow.started(now)
+    def started(self, now: float, count: int) -> list[Start]:
+        """To be handed back one by one as they end."""
+        self._pace.started(now, count)
+        return self._flow.started(now, count)
 
     def ended(self, start: Start, sign: Sign, now: float) -> None:
         self._flow.ended(start, now)
@@ -94,9 +94,11 @@ class Limiter:
         if start.at >= self._accepted_since:
             self._accepted += 1
             self._most_accepted = max(self._most_accepted, start.in_flight)
-        measure = self._flow.answered(now - start.at)
-        if measure is None:
-            return
+        measure = self._flow.answered(start)
+        if measure is not None:
+            self._consider(measure, now)
+
+    def _consider(self, measure: Measure, now: float) -> None:
         few = (_FEW_REFUSED + 2 * self._pace.background) * measure.answers
         if self._refusals > few or measure.load < _FULL * self._climb.limit:
             self._climb.disturbed(now)

@@ -103,11 +103,12 @@ class Pace:
         """Seconds until the next one may start."""
         return self._due - now if self._due > now else 0.0
 
-    def started(self, now: float) -> None:
+    def started(self, now: float, count: int) -> None:
+        """So many at once, which is one wherever they are spaced."""
         if now - self._counted_from > 1:
             self._counted_before, self._before_from = self._counted, self._counted_from
             self._counted, self._counted_from = 0, now
-        self._counted += 1
+        self._counted += count
         if self._trial is not None:
             self._review(self._trial, now)
         if self._trial is not None:
