@@ -1,20 +1,17 @@
 """``python -m bench``: measure, print tables, write everything as JSON."""
 
-import os
-import platform
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import click
-import psutil  # type: ignore[import-untyped]
-from msgspec.json import encode, format
 
-from bench.course import FULL, QUICK, Course, say
+from bench.course import FULL, QUICK, Course
 from bench.parts import PARTS
+from bench.results import Results, say
 from bench.services import BACKENDS, running_backend
 from bench.upstream import CompiledUpstream, running_upstream
 
@@ -23,7 +20,7 @@ _SWITCH_SECONDS = 0.0005
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A minute or two, to see whether something broke; not to be quoted.")
+@click.option("--quick", is_flag=True, help="Three or four minutes, to see whether something broke; not to be quoted.")
 @click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="This part alone; may be repeated.")
 @click.option(
     "--backend",
@@ -42,33 +39,28 @@ def main(quick: bool, only: tuple[str, ...], backends: tuple[str, ...], output: 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # The thread that looks at the memory must not keep a poll waiting.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    results = Results(output, quick=quick)
     with ExitStack() as stack:
+        # What is known is shown also when something breaks.
+        stack.callback(lambda: print(results.scoreboard().text(), flush=True))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batchline-bench-")))
         upstream = stack.enter_context(running_upstream(folder))
         running = [stack.enter_context(running_backend(name, folder)) for name in backends]
-        course = Course(folder, upstream, running, QUICK if quick else FULL)
+        results.upstream = upstream.name
         if not isinstance(upstream, CompiledUpstream):
-            course.leave_out("upstream.c", f"it cannot be compiled here; {upstream.name} stands in and is slower")
-        told = {name: _measure(name, course) for name in only or PARTS}
-    document = {"machine": _machine(), "quick": quick, "upstream": upstream.name, "left_out": course.left_out}
-    output.write_bytes(format(encode(document | {"parts": told}), indent=1))
-    say(f"Written to {output}")
+            results.leave_out("upstream.c", f"it cannot be compiled here; {upstream.name} stands in and is slower")
+        _measure(Course(folder, upstream, running, QUICK if quick else FULL, results), only or tuple(PARTS), results)
+    results.write(whole=True)
+    say(f"Written to {output} after {results.clock()}")
 
 
-def _measure(name: str, course: Course) -> Any:
-    data, tables = PARTS[name](course)
-    for table in tables:
-        print(table.text(), flush=True)
-    return data
-
-
-def _machine() -> dict[str, object]:
-    return {
-        "cores": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
+def _measure(course: Course, names: Sequence[str], results: Results) -> None:
+    for place, name in enumerate(names, 1):
+        results.begin_part(name, place=place, of=len(names))
+        told = PARTS[name](course)
+        results.add_part(told)
+        for table in told.tables:
+            print(table.text(), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from time import sleep
 
 from msgspec import Struct
 
@@ -24,6 +25,8 @@ SCRIPTS = {"AsyncOpenAI script": ("openai", "openai_client"), "aiohttp script": 
 WRK = "wrk"
 
 _WARM_UP_LINES = 250
+_AFTERWARDS_SECONDS = 1.0
+"""After the download, so that what a service puts off until then is in its cost."""
 _ROOT = Path(__file__).parents[1]
 _WRK_SCRIPT = Path(__file__).with_name("wrk.lua")
 
@@ -36,7 +39,7 @@ class Run(Struct, frozen=True, kw_only=True):
     lines: int
     seconds: float
     cpu_seconds: float
-    """Of its processes, from the first byte sent to the last received."""
+    """Of its processes, from the first byte sent to the last received, and of a service for a second more."""
     machine_cores: float
     peak: Peak
     servers_cpu_seconds: float = 0
@@ -65,13 +68,25 @@ def why_not(contestant: str) -> str | None:
     return None
 
 
+def ours(backend: Backend) -> str:
+    """batchline as a contestant."""
+    return f"batchline, {backend.name}"
+
+
 def run_batchline(
-    folder: Path, backend: Backend, upstream: Upstream, plan: Plan, *, lines: int, **settings: object
+    folder: Path,
+    backend: Backend,
+    upstream: Upstream,
+    plan: Plan,
+    *,
+    lines: int,
+    line_bytes: int = 0,
+    **settings: object,
 ) -> Run:
-    """A whole trip through a service that has just made a little one. ``folder`` may hold a filled data folder."""
-    with running_batchline(folder / "data", backend, upstream.url, **settings) as service:
+    """A whole trip through a new service that has just made a little one."""
+    with running_batchline(backend.places(folder / "data"), backend, upstream.url, **settings) as service:
         warm_up(service, upstream, folder, plan)
-        return travel(service, upstream, folder, plan, lines=lines)
+        return travel(service, upstream, folder, plan, lines=lines, line_bytes=line_bytes)
 
 
 def warm_up(service: Batchline, upstream: Upstream, folder: Path, plan: Plan) -> None:
@@ -82,13 +97,15 @@ def warm_up(service: Batchline, upstream: Upstream, folder: Path, plan: Plan) ->
     trip.check()
 
 
-def travel(service: Batchline, upstream: Upstream, folder: Path, plan: Plan, *, lines: int) -> Run:
-    trip = Trip(service, upstream, folder, lines=lines)
+def travel(service: Batchline, upstream: Upstream, folder: Path, plan: Plan, *, lines: int, line_bytes: int = 0) -> Run:
+    trip = Trip(service, upstream, folder, lines=lines, line_bytes=line_bytes)
     upstream.follow(plan)
     with metering(*service.backend.pids) as servers, metering(service.pid) as meter:
         travelled = trip.run()
+        meter.lap()
+        sleep(_AFTERWARDS_SECONDS)
     return Run(
-        contestant=f"batchline, {service.backend.name}",
+        contestant=ours(service.backend),
         plan=plan,
         lines=lines,
         seconds=travelled.seconds,

@@ -1,6 +1,5 @@
 """What a part of the run has to work with: the upstream, the backends, how much is to be done, folders of its own."""
 
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,19 +8,26 @@ from pathlib import Path
 from msgspec import Struct
 
 from bench.contestants import Run
+from bench.results import Results, say
 from bench.services import Backend
 from bench.upstream import Upstream
 
 
 class Sizes(Struct, frozen=True, kw_only=True):
     rounds: int
-    """Of what is told as a median."""
+    """Of what is promised as a median."""
+    waiting_rounds: int
+    """Of what is told beside it, with an upstream that takes its time."""
     batchline_lines: int
     script_lines: dict[str, int]
     wrk_seconds: int
     """Of wrk as a contestant."""
     sending_seconds: int
     """Of batchline beside wrk."""
+    sending_rounds: int
+    long_line_bytes: int
+    polls: int
+    """At least so many."""
     growth: dict[int, int]
     """How often a batchline gets how many lines."""
     finished_batches: int
@@ -31,35 +37,45 @@ class Sizes(Struct, frozen=True, kw_only=True):
 
 FULL = Sizes(
     rounds=5,
+    waiting_rounds=3,
     batchline_lines=50_000,
     script_lines={"AsyncOpenAI script": 2_000, "aiohttp script": 10_000},
     wrk_seconds=5,
     sending_seconds=20,
-    growth={1_000: 5, 10_000: 5, 100_000: 3, 1_000_000: 1},
+    sending_rounds=2,
+    long_line_bytes=2_048,
+    polls=200,
+    growth={1_000: 5, 10_000: 5, 100_000: 3, 1_000_000: 2},
     finished_batches=10_000,
     history_lines=20_000,
-    idle_seconds=10,
+    idle_seconds=5,
 )
 QUICK = Sizes(
     rounds=1,
-    batchline_lines=2_000,
+    waiting_rounds=1,
+    batchline_lines=3_000,
     script_lines={"AsyncOpenAI script": 200, "aiohttp script": 1_000},
     wrk_seconds=1,
     sending_seconds=3,
-    growth={1_000: 1, 10_000: 1},
-    finished_batches=1_000,
+    sending_rounds=1,
+    long_line_bytes=2_048,
+    polls=10,
+    growth={1_000: 1, 10_000: 1, 30_000: 1},
+    finished_batches=500,
     history_lines=3_000,
-    idle_seconds=3,
+    idle_seconds=1,
 )
 
 
 class Course:
-    def __init__(self, folder: Path, upstream: Upstream, backends: Sequence[Backend], sizes: Sizes) -> None:
+    def __init__(
+        self, folder: Path, upstream: Upstream, backends: Sequence[Backend], sizes: Sizes, results: Results
+    ) -> None:
         self._folder = folder
         self.upstream = upstream
         self.backends = backends
         self.sizes = sizes
-        self.left_out: dict[str, str] = {}
+        self._results = results
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
@@ -68,16 +84,11 @@ class Course:
             yield Path(name)
 
     def leave_out(self, what: str, why: str) -> None:
-        if what not in self.left_out:
-            self.left_out[what] = why
-            say(f"{what} is left out: {why}")
+        self._results.leave_out(what, why)
 
-
-def note(run: Run, what: str) -> Run:
-    """Tell of a run while others are still to come."""
-    say(f"{what}: {run.contestant}, {run.lines:,} lines, {run.lines_per_second:,.0f}/s, {run.cpu_us:,.1f} us a line")
-    return run
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    def note(self, run: Run, what: str) -> Run:
+        """Write a run down, and tell of it while others are still to come."""
+        self._results.add_run(run, what)
+        pace = f"{run.lines:,} lines, {run.lines_per_second:,.0f}/s, {run.cpu_us:,.1f} us a line"
+        say(f"{self._results.clock()} {what}: {run.contestant}, {pace}")
+        return run

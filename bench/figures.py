@@ -19,6 +19,7 @@ class Way(Struct, frozen=True, kw_only=True):
     download_mb_per_second: float
     tail_ms: float | None
     """From the upstream's last answer to the state ``completed``."""
+    longest_tail_ms: float | None
     polls: int
     poll_p50_ms: float
     poll_p99_ms: float
@@ -26,7 +27,7 @@ class Way(Struct, frozen=True, kw_only=True):
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """Medians over the runs of one contestant under one plan; the worst of all where something should not be."""
+    """Medians over the runs of one contestant under one plan; the most of all where there is a bound."""
 
     contestant: str
     runs: int
@@ -42,7 +43,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     uss_mb: float
     pss_mb: float
     servers_pss_mb: float
-    peak_in_flight: float
+    peak_in_flight: int
     failed: int
     repeated: int
     way: Way | None
@@ -68,7 +69,7 @@ def figures(runs: Sequence[Run]) -> Figures:
         uss_mb=middle(lambda run: run.peak.uss / MB),
         pss_mb=middle(lambda run: run.peak.pss / MB),
         servers_pss_mb=middle(lambda run: run.servers_peak.pss / MB),
-        peak_in_flight=middle(lambda run: run.seen.peak_in_flight),
+        peak_in_flight=max(run.seen.peak_in_flight for run in runs),
         failed=max(run.outcome.failed if run.outcome else 0 for run in runs),
         repeated=max(run.seen.repeated for run in runs),
         way=_way(travelled, lines=runs[0].lines) if travelled else None,
@@ -87,6 +88,7 @@ def _way(trips: Sequence[Travelled], *, lines: int) -> Way:
         create_lines_per_second=median(lines / trip.create.seconds for trip in trips),
         download_mb_per_second=median(_speed(trip.download) for trip in trips),
         tail_ms=median(tails) if tails else None,
+        longest_tail_ms=max(tails, default=None),
         polls=len(polls),
         poll_p50_ms=share_of(polls, 0.5),
         poll_p99_ms=share_of(polls, 0.99),

@@ -1,19 +1,20 @@
-"""A data folder as it is after many batches: made through the store, in seconds, without sending anything."""
+"""A service's places as they are after many batches: made through the store, without sending anything."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from pathlib import Path
 from typing import Any
 
-from batchline.app import open_store
+from batchline.app import migrate_store, open_store
+from batchline.app.backends import hold_objects
 from batchline.cli.secrets import new_key, new_secret
 from batchline.domain import ids
 from batchline.domain.records import BATCH, BATCH_OUTPUT, Batch, File, NewShard, Owner, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus
-from batchline.ports import NewBatch, Store
+from batchline.ports import NewBatch, Objects, Store
 from batchline.settings import DAY, Settings
 from batchline.system import SystemClock, SystemRandom
 from bench.lines import CHAT
+from bench.services import Places
 
 _OWNER = "filling"
 _LEASE = 600.0
@@ -25,21 +26,23 @@ _ONE_LINE = NewShard(offset=0, length=len(_LINE), lines=1, model="bench")
 _random, _clock = SystemRandom(), SystemClock()
 
 
-def fill(data_dir: Path, batches: int) -> None:
+def fill(places: Places, batches: int) -> None:
     """Add so many completed batches of one line each, with their files."""
-    asyncio.run(_fill(data_dir, batches))
+    asyncio.run(_fill(Settings(**places), batches))
 
 
-async def _fill(data_dir: Path, batches: int) -> None:
-    async with open_store(Settings(data_dir=data_dir)) as store:
+async def _fill(settings: Settings, batches: int) -> None:
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    await migrate_store(settings)
+    async with open_store(settings) as store, hold_objects(settings) as objects:
         owner = await store.create_key(new_key(new_secret(), project="default", organization="default"))
-        filling = _Filling(store, data_dir / "objects", owner)
+        filling = _Filling(store, objects, owner)
         for first in range(0, batches, _AT_ONCE):
             await filling.add(min(_AT_ONCE, batches - first))
 
 
 class _Filling:
-    def __init__(self, store: Store, objects: Path, owner: Owner) -> None:
+    def __init__(self, store: Store, objects: Objects, owner: Owner) -> None:
         self._store, self._objects, self._owner = store, objects, owner
 
     async def add(self, count: int) -> None:
@@ -48,7 +51,7 @@ class _Filling:
         await _together(self._finish() for _ in range(count))
 
     async def _start(self) -> None:
-        file = self._file(f"uploads/{_random.bytes(8).hex()}", purpose=BATCH)
+        file = await self._file(f"uploads/{_random.bytes(8).hex()}", purpose=BATCH)
         await self._store.begin_upload(file, owner=_OWNER, lease=_LEASE)
         await self._store.finish_upload(file, owner=_OWNER)
         batch = self._batch(file)
@@ -78,15 +81,12 @@ class _Filling:
         finish = await self._store.next_finish(owner=_OWNER, lease=_LEASE, at=_now())
         assert finish is not None
         batch = finish.batch
-        file = self._file(f"results/{batch.id}/{finish.epoch}-output", purpose=BATCH_OUTPUT)
+        file = await self._file(f"results/{batch.id}/{finish.epoch}-output", purpose=BATCH_OUTPUT)
         await self._store.publish(batch.id, epoch=finish.epoch, files=[file], completed=1, failed=0, at=_now())
         await self._store.forget_work(batch.id)
 
-    def _file(self, key: str, *, purpose: str) -> File:
-        """Not synced, as the service would: nothing of it has to last."""
-        path = self._objects / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(_LINE)
+    async def _file(self, key: str, *, purpose: str) -> File:
+        await self._objects.put(key, _LINE)
         return File(
             id=ids.file_id(_random.bytes(12)),
             project_id=self._owner.project_id,

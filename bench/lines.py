@@ -20,17 +20,25 @@ class WrongResults(Exception):
     """Lines are missing, doubled, foreign, or have the answer to another."""
 
 
-def request_body(number: int) -> dict[str, object]:
-    messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _PROMPT.format(number)}]
+def request_body(number: int, more: str = "") -> dict[str, object]:
+    messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _PROMPT.format(number) + more}]
     return {"model": "bench", "messages": messages, "max_tokens": 64}
 
 
-def write_input(path: Path, numbers: range) -> None:
-    """An input file with these lines, which the upstream and the check know by their numbers."""
+def write_input(path: Path, numbers: range, *, line_bytes: int = 0) -> None:
+    """An input file with these lines, which the upstream and the check know by their numbers.
+
+    Lines are as long as the prompt makes them, or so many bytes if that is more.
+    """
     with path.open("w") as file:
         for n in numbers:
-            line = {"custom_id": f"line-{n}", "method": "POST", "url": CHAT, "body": request_body(n)}
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            line = _line(n, "")
+            file.write(line if len(line) >= line_bytes else _line(n, " " + "x" * (line_bytes - len(line) - 1)))
+
+
+def _line(number: int, more: str) -> str:
+    line = {"custom_id": f"line-{number}", "method": "POST", "url": CHAT, "body": request_body(number, more)}
+    return json.dumps(line, separators=(",", ":")) + "\n"
 
 
 def batches_of(lines: int) -> list[range]:

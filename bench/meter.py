@@ -38,10 +38,15 @@ class Meter:
         """Busy on average, whoever kept them so: near what the processes themselves used if nobody disturbed."""
         self._thread.start()
 
-    def stop(self) -> None:
-        self.cpu_seconds = self._cpu() - self._cpu_before
+    def lap(self) -> None:
+        """What follows belongs to the cost, no more to the time it took."""
         self.seconds = monotonic() - self._began
         self.machine_cores = (_busy_seconds() - self._busy_before) / self.seconds
+
+    def stop(self) -> None:
+        if not self.seconds:
+            self.lap()
+        self.cpu_seconds = self._cpu() - self._cpu_before
         self._over.set()
         self._thread.join()
 

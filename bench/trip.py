@@ -21,7 +21,7 @@ POLL_SECONDS = 0.2
 _PATIENCE = 3600.0
 """Ends a run that hangs."""
 _LOOK_SECONDS = 0.01
-_HURRIED_SECONDS = 0.004
+_HURRIED_SECONDS = 0.01
 _BOUNDARY = "bench-boundary"
 
 
@@ -70,14 +70,16 @@ class Client:
 class Trip:
     """Input is written before, and results are checked after what is measured."""
 
-    def __init__(self, service: Batchline, upstream: Upstream, folder: Path, *, lines: int) -> None:
+    def __init__(
+        self, service: Batchline, upstream: Upstream, folder: Path, *, lines: int, line_bytes: int = 0
+    ) -> None:
         self._client = Client(service)
         self._upstream = upstream
         self._folder = folder
         self._lines = lines
         self._numbers = batches_of(lines)
         for part, numbers in enumerate(self._numbers):
-            write_input(self._input(part), numbers)
+            write_input(self._input(part), numbers, line_bytes=line_bytes)
 
     def run(self) -> Travelled:
         parts = range(len(self._numbers))
@@ -127,17 +129,18 @@ class Trip:
         return batch_id
 
     def _wait(self, batch_ids: Sequence[str]) -> tuple[list[float], list[Any], float]:
-        """Polls at the usual pace, and at a quicker one, which is not counted, once the upstream answered all lines."""
+        """Polls at the usual pace, and others, which are not counted, between them once the upstream answered all."""
         polls: list[float] = []
         over: list[Any] = []
         give_up = monotonic() + _PATIENCE
         due, hurried = monotonic(), False
         while monotonic() < give_up:
             hurried = hurried or self._upstream.seen().answered >= self._lines
-            if hurried or monotonic() >= due:
-                due = monotonic() + POLL_SECONDS
+            usual = monotonic() >= due
+            if usual or hurried:
+                due = max(due + POLL_SECONDS, monotonic()) if usual else due
                 batch, seconds = self._poll(batch_ids[len(over)])
-                polls += [] if hurried else [seconds]
+                polls += [seconds] if usual else []
                 over += [batch] if batch["status"] == "completed" else []
             if len(over) == len(batch_ids):
                 return polls, over, monotonic()

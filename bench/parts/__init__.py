@@ -1,17 +1,16 @@
-"""The parts of a run. Each measures something and tells it as data and as tables."""
+"""The parts of a run. Each measures something and tells it as data, as tables, and as promises kept or not."""
 
 from collections.abc import Callable
-from typing import Any
 
 from bench.course import Course
-from bench.figures import Table
-from bench.parts import growth, history, trip, wrk
+from bench.parts import growth, history, memory, polls, trip, wrk
+from bench.results import Told
 
-Part = Callable[[Course], tuple[Any, list[Table]]]
-
-PARTS: dict[str, Part] = {
+PARTS: dict[str, Callable[[Course], Told]] = {
     "trip": trip.measure,
     "wrk": wrk.measure,
+    "memory": memory.measure,
+    "polls": polls.measure,
     "growth": growth.measure,
     "history": history.measure,
 }

@@ -4,21 +4,23 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import monotonic, sleep
-from typing import Any
 
 from msgspec import Struct
 
 from bench.contestants import Run, travel, warm_up
-from bench.course import Course, note
+from bench.course import Course
 from bench.figures import Table, figures, number, ratio
 from bench.filling import fill
 from bench.meter import metering
-from bench.services import EMBEDDED, Backend, Batchline, running_batchline
+from bench.promises import Promise
+from bench.results import Told
+from bench.services import Backend, Batchline, Places, running_batchline
 from bench.trip import Client
 from bench.upstream import Plan
 
 _PLAN = Plan()
 _CALLS = 50
+_PROMISED_RATIO = 1.1
 _LISTED = 2
 """Batches on a page, which even the empty service has by then."""
 
@@ -33,31 +35,40 @@ class Look(Struct, frozen=True, kw_only=True):
     idle_cpu_ms_per_second: float
 
 
-def measure(course: Course) -> tuple[Any, list[Table]]:
-    """Only on the embedded parts, whose folder can be filled from outside."""
-    backend = next((each for each in course.backends if each.name == EMBEDDED), None)
-    if backend is None:
-        course.leave_out("history", "it is measured on the embedded parts")
-        return None, []
-    many = course.sizes.finished_batches
+_Both = tuple[list[Look], list[Look]]
+"""Empty services, and filled ones."""
+
+
+def measure(course: Course) -> Told:
+    looks = {backend.name: _compare(course, backend) for backend in course.backends}
+    return Told(
+        figures=looks,
+        tables=[_table(name, *both) for name, both in looks.items()],
+        promises=[_promise(name, *both) for name, both in looks.items()],
+    )
+
+
+def _compare(course: Course, backend: Backend) -> _Both:
+    """In turns, so that a slower moment meets both."""
+    many, without, with_them = course.sizes.finished_batches, [], []
     with course.folder() as filled:
-        fill(filled / "data", many)
-        looks: dict[int, list[Look]] = {0: [], many: []}
+        places = backend.places(filled / "data")
+        fill(places, many)
         for _ in range(course.sizes.rounds):
             with course.folder() as empty:
-                looks[0].append(_look(course, backend, empty, batches=0))
-            looks[many].append(_look(course, backend, filled, batches=many))
-    return looks, [_table(looks[0], looks[many])]
+                without.append(_look(course, backend, backend.places(empty / "data"), empty, batches=0))
+            with_them.append(_look(course, backend, places, filled, batches=many))
+    return without, with_them
 
 
-def _look(course: Course, backend: Backend, folder: Path, *, batches: int) -> Look:
-    with running_batchline(folder / "data", backend, course.upstream.url) as service:
+def _look(course: Course, backend: Backend, places: Places, folder: Path, *, batches: int) -> Look:
+    with running_batchline(places, backend, course.upstream.url) as service:
         warm_up(service, course.upstream, folder, _PLAN)
         run = travel(service, course.upstream, folder, _PLAN, lines=course.sizes.history_lines)
         client = Client(service)
         return Look(
             batches=batches,
-            run=note(run, f"after {batches:,} batches"),
+            run=course.note(run, f"after {batches:,} batches"),
             list_batches_ms=_milliseconds(lambda: client.call("GET", f"/v1/batches?limit={_LISTED}")),
             list_files_ms=_milliseconds(lambda: client.call("GET", f"/v1/files?limit={_LISTED}")),
             idle_cpu_ms_per_second=_idle(service, course.sizes.idle_seconds),
@@ -79,9 +90,20 @@ def _idle(service: Batchline, seconds: float) -> float:
     return meter.cpu_seconds / meter.seconds * 1000
 
 
-def _table(empty: list[Look], filled: list[Look]) -> Table:
+def _promise(backend: str, empty: list[Look], filled: list[Look]) -> Promise:
+    before, after = (figures([look.run for look in looks]).cpu_us for looks in (empty, filled))
+    return Promise(
+        what=f"CPU a line, with {filled[0].batches:,} finished batches against none",
+        backend=backend,
+        reached=after / before,
+        unit="x",
+        at_most=_PROMISED_RATIO,
+    )
+
+
+def _table(backend: str, empty: list[Look], filled: list[Look]) -> Table:
     return Table(
-        title=f"A service with {filled[0].batches:,} finished batches",
+        title=f"A service with {filled[0].batches:,} finished batches, {backend}",
         heads=("", "empty", "with them", "ratio"),
         rows=[
             (name, number(before), number(after), ratio(after, before))

@@ -2,21 +2,26 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.client import IncompleteRead
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
-from bench.contestants import run_batchline, run_script
+from bench.contestants import Run, run_batchline, run_script
 from bench.figures import Table, figures
 from bench.filling import fill
 from bench.lines import MOST_LINES, WrongResults, batches_of, check_results, write_input
-from bench.meter import metering
+from bench.meter import Peak, metering
+from bench.parts.growth import in_turns
 from bench.parts.trip import PLANS
-from bench.services import EMBEDDED, running_backend, running_batchline
+from bench.promises import Promise, scoreboard
+from bench.results import Results, Told
+from bench.services import BACKENDS, EMBEDDED, running_backend, running_batchline
 from bench.trip import Client
-from bench.upstream import CompiledUpstream, Plan, ScriptedUpstream, Upstream, running_upstream
+from bench.upstream import CompiledUpstream, Plan, ScriptedUpstream, Seen, Upstream, running_upstream
 from serving import Program, call, running_mock
 
 _NUMBERS = range(10, 13)
@@ -175,13 +180,14 @@ def test_without_a_compiler_the_mock_stands_in(tmp_path: Path) -> None:
     assert run.outcome.answered == run.seen.answered == run.seen.requests == 60
 
 
-def test_a_filled_service_has_its_batches_and_runs_more(tmp_path: Path, upstream: Upstream) -> None:
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_filled_service_has_its_batches_and_runs_more(name: str, tmp_path: Path, upstream: Upstream) -> None:
     """C8, B7: what was made through the store is what the service would have made."""
-    fill(tmp_path / "data", 7)
-    with (
-        running_backend(EMBEDDED, tmp_path) as backend,
-        running_batchline(tmp_path / "data", backend, upstream.url) as service,
-    ):
+    with ExitStack() as stack:
+        backend = stack.enter_context(running_backend(name, tmp_path))
+        places = backend.places(tmp_path / "data")
+        fill(places, 7)
+        service = stack.enter_context(running_batchline(places, backend, upstream.url))
         client = Client(service)
         batches = client.call("GET", "/v1/batches?limit=100")["data"]
         assert [batch["status"] for batch in batches] == ["completed"] * 7
@@ -196,6 +202,86 @@ def test_input_lines_are_numbered(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "in.jsonl").read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == ["line-3", "line-4"]
     assert all(f"[line {n}]" in line["body"]["messages"][1]["content"] for n, line in enumerate(lines, 3))
+
+
+def test_lines_are_made_as_long_as_is_wanted(tmp_path: Path) -> None:
+    """The memory is that of lines of so many bytes, the end of the line among them, and still numbered."""
+    write_input(tmp_path / "in.jsonl", range(8, 12), line_bytes=2048)
+    lines = (tmp_path / "in.jsonl").read_bytes().splitlines(keepends=True)
+    assert [len(line) for line in lines] == [2048] * 4
+    assert all(f"[line {n}]" in json.loads(line)["body"]["messages"][1]["content"] for n, line in enumerate(lines, 8))
+
+
+def test_what_is_done_after_the_last_byte_costs_but_takes_no_time() -> None:
+    """A service cannot make a line cheaper by putting work off until the results are fetched."""
+    program = Program("-c", _CHILD + "print('burnt', flush=True); time.sleep(600)")
+    try:
+        with metering(program.pid) as meter:
+            meter.lap()
+            seconds = meter.seconds
+            program.told(r"(burnt)\n")
+    finally:
+        program.end()
+    assert meter.seconds == seconds
+    assert meter.cpu_seconds > _BURNT_SECONDS / 2
+
+
+def test_sizes_take_turns() -> None:
+    """No size is measured at one end of the run and what it is compared with at the other."""
+    assert list(in_turns({1: 4, 10: 4, 100: 2, 1000: 1})) == [10, 1, 100, 10, 1, 10, 1, 1000, 100, 10, 1]
+
+
+@pytest.mark.parametrize(
+    ("reached", "bound", "kept"),
+    [
+        (39.9, {"at_least": 40}, False),
+        (40, {"at_least": 40}, True),
+        (60, {"at_most": 60}, True),
+        (60.1, {"at_most": 60}, False),
+        (200, {"under": 200}, False),
+        (199.9, {"under": 200}, True),
+        (7, {}, None),
+    ],
+)
+def test_a_promise_is_kept_up_to_its_bound(reached: float, bound: dict[str, Any], kept: bool | None) -> None:
+    assert Promise(what="it", backend=EMBEDDED, reached=reached, **bound).kept is kept
+
+
+def test_goals_stand_beside_what_was_reached() -> None:
+    """Nobody has to know by heart what was promised, and what was not measured is not told as kept."""
+    promises = [
+        Promise(what="pace", backend="a", reached=50.0, unit="x", at_least=40),
+        Promise(what="cost", backend="a", reached=70.0, unit=" us", at_most=60),
+        Promise(what="polls", backend="a", reached=1234),
+        Promise(what="pace", backend="b", reached=20.0, unit="x", at_least=40),
+    ]
+    table = scoreboard(promises, title="")
+    assert table.heads == ("figure", "goal", "a", "kept", "b", "kept")
+    assert table.rows == [
+        ("pace", "at least 40x", "50.0x", "yes", "20.0x", "NO"),
+        ("cost", "at most 60 us", "70.0 us", "NO", "-", ""),
+        ("polls", "", "1,234", "", "-", ""),
+    ]
+
+
+def test_what_is_known_is_on_the_disk_at_once(tmp_path: Path) -> None:
+    """A break late in the hour loses nothing."""
+    path = tmp_path / "results.json"
+    results = Results(path, quick=True)
+    results.begin_part("one", place=1, of=2)
+    seen = Seen(requests=1, answered=1, lines=1, repeated=0, peak_in_flight=1)
+    run = Run(
+        contestant="x", plan=Plan(), lines=1, seconds=1, cpu_seconds=1, machine_cores=1, peak=Peak(rss=5), seen=seen
+    )
+    results.add_run(run, "0 ms")
+    first = json.loads(path.read_bytes())
+    assert [(each["part"], each["what"], each["run"]["peak"]["rss"]) for each in first["runs"]] == [("one", "0 ms", 5)]
+    promise = Promise(what="pace", backend=EMBEDDED, reached=50, unit="x", at_least=40)
+    results.add_part(Told(figures={"pace": 50}, tables=[], promises=[promise]))
+    second = json.loads(path.read_bytes())
+    assert second["parts"] == {"one": {"pace": 50}}
+    assert [(each["goal"], each["kept"]) for each in second["promises"]] == [("at least 40x", True)]
+    assert not second["whole"]
 
 
 def test_a_table_is_markdown() -> None:
