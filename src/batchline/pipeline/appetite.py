@@ -8,6 +8,9 @@ from batchline.pipeline.leaving import Leaving
 from batchline.pipeline.ready import Ready
 from batchline.pipeline.waiting import Waiting
 
+_CLAIM_SECONDS = 0.025
+"""What a claim may take; as one costs as much as many lines, there should not be many more either."""
+
 _MOST_WAITING = 4096
 """Lines that may wait for their next attempt before no more are claimed."""
 
@@ -41,11 +44,16 @@ class Appetite:
             return 0
         if self._gate.paused:
             return 0 if self._ready else 1
-        return 2 * self._flying.slots
+        return 2 * self._enough
+
+    @property
+    def _enough(self) -> int:
+        """Lines that keep every slot busy until the next claim, also where they land in no time."""
+        return max(self._flying.slots, self._flying.within(_CLAIM_SECONDS))
 
     @property
     def sated(self) -> set[str]:
-        """Projects whose lines keep every slot busy until the next claim, and need no more."""
+        """Projects that have enough lines, and need no more."""
         return {project_id for project_id in self._leaving.bytes_of if self._is_sated(project_id)}
 
     def tell(self) -> None:
@@ -65,4 +73,4 @@ class Appetite:
             self.tell()
 
     def _is_sated(self, project_id: str) -> bool:
-        return self._ready.of(project_id) >= self._flying.slots or self._leaving.bytes_of[project_id] >= _MOST_BYTES
+        return self._ready.of(project_id) >= self._enough or self._leaving.bytes_of[project_id] >= _MOST_BYTES

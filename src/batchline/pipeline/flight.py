@@ -12,6 +12,7 @@ from batchline.ports import Clock
 
 _QUICK_SECONDS = 0.5
 """Slots with quicker answers than this are free again before anybody minds."""
+_SHORTEST_SECONDS = 0.001
 _FEW_SLOTS = 8
 _MEMORY = 0.1
 _OVERLOADS = frozenset({"http_502", "http_503", "http_504", FaultKind.TIMEOUT})
@@ -56,6 +57,10 @@ class InFlight:
     def wait(self) -> float:
         """Seconds until the pace lets the next one start."""
         return self._limiter.wait(self._clock.steady())
+
+    def within(self, seconds: float) -> int:
+        """How many will land in that time, by how long they took lately."""
+        return int(self.slots * seconds / max(self._typical_seconds, _SHORTEST_SECONDS))
 
     @property
     def most_of_one(self) -> int:

@@ -1,7 +1,7 @@
 """Record outcomes: first their bytes as a segment, durably; then, in one fenced transaction, that they count.
 
-Outcomes gather per batch and are flushed at 256 lines, 1 MiB, a second after the first, or at once when nothing of
-the batch is left to wait for.
+Outcomes gather per batch. They are flushed a second after the first, or after 50 ms where they are 256 lines by then;
+sooner when they are 1 MiB, and at once when nothing of the batch is left to wait for.
 """
 
 import asyncio
@@ -20,9 +20,10 @@ from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_LINES = 256
-_BYTES = 1024 * 1024
 _SECONDS = 1.0
+_LINES, _SECONDS_OF_MANY = 256, 0.05
+"""A flush costs as much as hundreds of lines, so that a fast upstream would have too many."""
+_BYTES = 1024 * 1024
 _INLINE_BYTES = 64 * 1024
 _MOST_SEGMENT_BYTES = 8 * 1024 * 1024
 _RETRY_SECONDS = 1.0
@@ -35,13 +36,11 @@ class _Buffer:
         self.batch = batch
         self.drafts: deque[Draft] = deque()
 
-    @property
-    def is_full(self) -> bool:
-        draft = self.drafts[0]
-        return draft.lines >= _LINES or draft.bytes >= _BYTES or self.batch.unanswered == 0
-
     def due_in(self, now: float) -> float:
-        return 0.0 if self.is_full else self.drafts[0].since + _SECONDS - now
+        draft = self.drafts[0]
+        if self.batch.unanswered == 0 or draft.bytes >= _BYTES:
+            return 0.0
+        return draft.since + (_SECONDS_OF_MANY if draft.lines >= _LINES else _SECONDS) - now
 
 
 class Recorder:
@@ -86,11 +85,12 @@ class Recorder:
         buffer = self._buffers.get(job.batch.id)
         if buffer is None or not buffer.drafts or buffer.drafts[-1].bytes >= _MOST_SEGMENT_BYTES:
             buffer = self._begin_draft(job.batch)
-        buffer.drafts[-1].add(job, line, usage=usage, cost=cost)
+        draft = buffer.drafts[-1]
+        draft.add(job, line, usage=usage, cost=cost)
         self._held_bytes += len(line)
         if cost:
             job.batch.budget.owe(cost)
-        if buffer.is_full:
+        if job.batch.unanswered == 0 or draft.lines == _LINES or draft.bytes >= _BYTES:
             self._changed.set()
 
     def look_again(self) -> None:
