@@ -1,30 +1,10 @@
 """Finding the line that kills the upstream: SPEC D5."""
 
 import pytest
+from held_jobs import make_jobs
 
-from batchline.domain.lines import Line
-from batchline.domain.records import LeasedBatch, Shard
-from batchline.pipeline.budget import Budgets
-from batchline.pipeline.claim import HeldBatch, HeldShard, Job
+from batchline.pipeline.claim import Job
 from batchline.pipeline.quarantine import Quarantine
-
-
-def make_jobs(count: int) -> list[Job]:
-    leased = LeasedBatch(
-        id="batch_1",
-        project_id="p",
-        organization_id="o",
-        endpoint="/v1",
-        expires_at=1,
-        work_key="w",
-        key_revoked=False,
-        funds=0,
-    )
-    shard = Shard(
-        batch_id="batch_1", n=0, offset=0, length=1, lines=count, model="", settled=bytes(99), epoch=1, strikes=0
-    )
-    held = HeldShard(shard, HeldBatch(leased, budget=Budgets(metered=False).of("o")))
-    return [Job(Line(n, b'"%d"' % n, b"{}"), position=n, shard=held) for n in range(count)]
 
 
 def numbers(jobs: list[Job]) -> list[int]:
