@@ -22,6 +22,7 @@ from batchline.pipeline.claim import HeldBatch, Job
 from batchline.pipeline.fit import Fitting
 from batchline.pipeline.flight import InFlight
 from batchline.pipeline.gate import Gate
+from batchline.pipeline.handover import Handover, Taker
 from batchline.pipeline.leaving import Leaving
 from batchline.pipeline.limiter import Limiter
 from batchline.pipeline.quarantine import WINDOW_SECONDS, Quarantine
@@ -57,14 +58,13 @@ class Dispatcher:
         live: Callable[[], int],
         changed: Callable[[], None],
         hungry: Callable[[], None],
-        elsewhere: Callable[[Job], "Dispatcher | None"],
+        elsewhere: Callable[[Job], Taker | None],
     ) -> None:
         """``live`` tells how many slots are taken by calls that somebody waits for, ``elsewhere`` who else serves a
         line's model and is there."""
         self._recorder, self._gate = recorder, gate
         self._catalog, self._policy = catalog, policy
         self._clock, self._random, self._metrics = clock, random, metrics
-        self._elsewhere = elsewhere
         self._quarantine = Quarantine()
         self._ready = Ready()
         self._waiting = Waiting()
@@ -76,6 +76,7 @@ class Dispatcher:
         self._attempts = Attempts(upstream, name=name, fitting=fitting, clock=clock, group=self._group)
         self._flying = InFlight(limiter, clock=clock, live=live)
         self._leaving = Leaving(recorder=recorder, tariff=tariff, changed=changed)
+        self._handover = Handover(ready=self._ready, leaving=self._leaving, elsewhere=elsewhere)
         self._appetite = Appetite(
             ready=self._ready,
             waiting=self._waiting,
@@ -294,7 +295,7 @@ class Dispatcher:
             line = (job.batch.id, job.line.index)
             self._gate.gone_answer(line, setback.kind, throttled=setback.throttled)
             if self._gate.paused and not was_paused:
-                self._empty_for_others()
+                self._handover.take_all()
         else:
             self._hear_from_upstream(job)
         self._set_back(job, setback)
@@ -347,7 +348,7 @@ class Dispatcher:
     def _make_ready(self, job: Job) -> None:
         if not self._leaving.may_go_on(job):
             return
-        if self._gate.paused and self._ready and self._hand_over(job):
+        if self._gate.paused and self._handover.take(job):
             return
         if job.suspect:
             self._quarantine.suspect([job])
@@ -365,25 +366,7 @@ class Dispatcher:
 
     def lend(self, upstream: str) -> Job | None:
         """A ready line that this other upstream could run as well."""
-        fitting = self._ready.withdraw(lambda job: upstream in job.model.upstreams, most=1)
-        for job in fitting:
-            self._leaving.went(job)
-        return fitting[0] if fitting else None
-
-    def _hand_over(self, job: Job) -> bool:
-        """Whether another upstream that is there took the line. One stays, to be the next probe."""
-        other = None if job.suspect else self._elsewhere(job)
-        if other is None:
-            return False
-        self._leaving.went(job)
-        other.adopt(job)
-        return True
-
-    def _empty_for_others(self) -> None:
-        """An upstream that was found to be gone keeps nothing that others can run, but a line to be probed with."""
-        for job in self._ready.withdraw(lambda job: self._elsewhere(job) is not None):
-            if not self._ready or not self._hand_over(job):
-                self._ready.add(job)
+        return self._handover.lend(upstream)
 
     def _withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
         """Take jobs out from wherever they wait."""
