@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -179,6 +180,26 @@ def test_it_is_sent_again_only_once_and_only_afresh(run: Run) -> None:
     assert kind_of(run(main())) is FaultKind.BROKEN
 
 
+def test_a_server_that_is_gone_after_it_took_a_request_is_broken(run: Run) -> None:
+    """D5: it may have gone down over the line, so this is no refusal of a connection."""
+
+    async def dies(peer: Peer) -> None:
+        await peer.request()
+
+    async def main() -> Reply:
+        async with AsyncExitStack() as server:
+            wire = await server.enter_async_context(serving(answers_then(dies)))
+            async with client(wire.port) as upstream, asyncio.TaskGroup() as group:
+                await post(upstream)
+                group.create_task(server.aclose())
+                # From here on it listens no more; its last connection waits for the request that it ends over.
+                await asyncio.sleep(0)
+                return await post(upstream)
+
+    reply = run(main())
+    assert reply == Fault(kind=FaultKind.BROKEN, detail="cannot connect to the upstream: connection refused")
+
+
 def test_a_fresh_connection_that_ends_is_broken(run: Run) -> None:
     """D2: the first request of a connection is not sent again: the server took it."""
 
@@ -213,6 +234,58 @@ def test_a_server_that_took_its_time_took_the_request(run: Run) -> None:
 
     reply, accepted = run(post_twice(answers_then(dies_late), clock=clock))
     assert (kind_of(reply), accepted) == (FaultKind.BROKEN, 1)
+
+
+def test_a_connection_that_is_ending_is_not_sent_to(run: Run) -> None:
+    """D2: if no other can be made either, nothing was sent."""
+
+    async def main() -> tuple[Reply, int]:
+        async with serving(answers_for_ever) as wire, client(wire.port) as upstream:
+            await post(upstream)
+            (ending,) = upstream._idle
+            ending.data_received(b"?")
+            reply = await post(upstream)
+            assert ending._exchanges == 1
+            return reply, wire.accepted
+
+    assert run(main()) == (FINE, 2)
+
+
+def test_an_answer_says_nothing_about_the_next(run: Run) -> None:
+    """D2: one without length or body, and then a line's end and no more: half an answer is never taken for one."""
+
+    async def behave(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 204 None\r\n\r\n")
+        await peer.request()
+        await peer.send(b"\r\n")
+
+    async def main() -> Reply:
+        async with serving(behave) as wire, client(wire.port) as upstream:
+            assert await post(upstream) == Answer(status=204, body=b"")
+            return await post(upstream)
+
+    assert kind_of(run(main())) is FaultKind.BROKEN
+
+
+def test_a_post_is_on_its_way_before_anybody_waits_for_it(run: Run) -> None:
+    """Over a new connection and over a kept one; and an answer that came early is not lost."""
+    asked: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def behave(peer: Peer) -> None:
+        while True:
+            asked.put_nowait(await peer.request())
+            await peer.send(answer())
+
+    async def main() -> int:
+        async with serving(behave) as wire, client(wire.port) as upstream:
+            for _ in range(2):
+                posted = upstream.post(PATH, BODY)
+                await asked.get()
+                assert await asyncio.ensure_future(posted) == FINE
+            return wire.accepted
+
+    assert run(main()) == 1
 
 
 def test_bytes_nobody_asked_for_end_the_connection(run: Run) -> None:

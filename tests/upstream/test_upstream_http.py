@@ -134,6 +134,26 @@ def test_what_is_sent(run: Run, base: str, target: str) -> None:
     ]
 
 
+def test_every_path_is_its_own(run: Run) -> None:
+    """D1: one upstream serves lines of several endpoints in turn."""
+    paths = ["/v1/chat/completions", "/v1/embeddings", "/v1/chat/completions"]
+    seen: list[bytes] = []
+
+    async def behave(peer: Peer) -> None:
+        while True:
+            seen.append(await peer.request())
+            await peer.send(answer())
+
+    async def main() -> None:
+        async with serving(behave) as wire, client(wire.port) as upstream:
+            for n, path in enumerate(paths):
+                await upstream.post(path, b"x" * n)
+
+    run(main())
+    assert [request.split(b" ")[1].decode() for request in seen] == paths
+    assert [request.partition(b"\r\n\r\n")[2] for request in seen] == [b"", b"x", b"xx"]
+
+
 def test_without_a_key_nothing_is_claimed(run: Run) -> None:
     seen: list[bytes] = []
 
@@ -294,12 +314,13 @@ def test_an_answer_of_exactly_the_limit_is_taken(run: Run, make: Callable[[bytes
     assert reply == Answer(status=200, body=b"x" * 1000)
 
 
-def test_bytes_past_the_announced_length_are_no_part_of_any_answer(run: Run) -> None:
+@pytest.mark.parametrize("surplus", [answer(b'"surplus"'), b"HTTP/1.1 20", b"H", b"{}"], ids=repr)
+def test_bytes_past_the_announced_length_are_no_part_of_any_answer(run: Run, surplus: bytes) -> None:
     """C12: a Content-Length that lies costs the connection; the surplus is not read as the next line's answer."""
 
     async def behave(peer: Peer) -> None:
         await peer.request()
-        await peer.send(answer(b"{}") + answer(b'"surplus"'))
+        await peer.send(answer(b"{}") + surplus)
         await peer.left()
 
     async def main() -> tuple[list[Reply], int]:

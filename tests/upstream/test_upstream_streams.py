@@ -537,6 +537,31 @@ def test_a_connection_is_used_again_after_a_reply(run: Run) -> None:
     assert run(main()) == 1
 
 
+def test_leaving_a_whole_stream_leaves_its_connection_alone(run: Run) -> None:
+    """C12: once its end came, the connection may be another's already."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def behave(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(HEAD + chunk(b"data") + END)
+        await peer.request()
+        asked.set()
+        await go_on.wait()
+        await peer.send(answer())
+
+    async def main() -> tuple[Reply, int]:
+        async with serving(behave) as wire, client(wire.port) as upstream:
+            async with upstream.stream(PATH, BODY) as answered:
+                assert b"".join([piece async for piece in streaming(answered)]) == b"data"
+                following = upstream.post(PATH, BODY)
+                await asked.wait()
+                streaming(answered)._give_up()
+            go_on.set()
+            return await following, wire.accepted
+
+    assert run(main()) == (FINE, 1)
+
+
 def test_a_whole_stream_left_unread_leaves_a_connection_that_reads(run: Run) -> None:
     """E1: one that came in a single read and was too much to hold must not go back to the others paused."""
 

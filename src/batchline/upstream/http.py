@@ -5,9 +5,9 @@ import re
 import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from functools import partial
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
@@ -15,10 +15,8 @@ from msgspec import Struct
 from batchline import __version__
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.ports import Clock
-from batchline.upstream.connection import Connection, NeverTaken
+from batchline.upstream.connection import CLOSED, Connection, Events, Exchange
 from batchline.upstream.streaming import EventStream
-
-T = TypeVar("T")
 
 _MAX_IDLE_SECONDS = 60.0
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
@@ -49,6 +47,7 @@ class HttpUpstream:
         self._get_fields = _header_fields(self._site, own, _ACCEPT_JSON)
         self._post_fields = _header_fields(self._site, own, _SEND_JSON, _ACCEPT_JSON)
         self._stream_fields = _header_fields(self._site, own, _SEND_JSON, _ACCEPT_EVENTS)
+        self._post_heads: dict[str, bytes] = {}
         self._connect_timeout = min(connect_timeout, request_timeout)
         self._request_timeout = request_timeout
         self._max_answer_bytes = max_answer_bytes
@@ -56,102 +55,110 @@ class HttpUpstream:
         self._tls = ssl.create_default_context() if self._site.tls else None
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
 
-    async def post(self, path: str, body: bytes) -> Reply:
-        """One attempt. Every way it can go wrong is a Fault; cancelling it closes its connection."""
-        return await self._ask(self._post(path, self._post_fields, body), self._exchange)
+    def post(self, path: str, body: bytes) -> Exchange:
+        """One attempt, which has begun. Every way it can go wrong is a Fault; cancelling it closes its connection."""
+        head = self._post_heads.get(path)
+        if head is None:
+            head = self._post_heads[path] = self._post_head(path, self._post_fields)
+        return self._send(b"%b%d\r\n\r\n%b" % (head, len(body), body))
 
     async def get(self, path: str) -> Reply:
         target = (self._site.prefix + path).encode()
-        return await self._ask(b"GET %b HTTP/1.1\r\n%b\r\n" % (target, self._get_fields), self._exchange)
+        return await self._send(b"GET %b HTTP/1.1\r\n%b\r\n" % (target, self._get_fields))
 
     @asynccontextmanager
     async def stream(self, path: str, body: bytes) -> AsyncIterator[EventStream | Reply]:
         """As ``post``, where an answer of events is not waited for. Leaving before its end closes its connection."""
-        answer = await self._ask(self._post(path, self._stream_fields, body), self._begin)
-        if not isinstance(answer, EventStream):
-            yield answer
-            return
+        stream = EventStream(stall_seconds=self._request_timeout)
+        head = self._post_head(path, self._stream_fields)
         try:
-            yield answer
+            reply = await self._send(b"%b%d\r\n\r\n%b" % (head, len(body), body), stream)
+            yield stream if stream.begun else reply
         finally:
-            self._take_back(answer.connection)
+            stream.leave()
 
     async def close(self) -> None:
         """Close every connection; requests still in flight end as broken."""
+        for connecting in self._connecting:
+            connecting.cancel()
         connections = list(self._open)
         for connection in connections:
             connection.close()
-        await asyncio.gather(*(connection.lost for connection in connections))
+        if ending := [*self._connecting, *(connection.lost for connection in connections)]:
+            await asyncio.wait(ending)
 
-    def _post(self, path: str, fields: bytes, body: bytes) -> bytes:
-        target = (self._site.prefix + path).encode()
-        return b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (target, fields, len(body), body)
+    def _post_head(self, path: str, fields: bytes) -> bytes:
+        """Up to the length of what is posted."""
+        return b"POST %b HTTP/1.1\r\n%bContent-Length: " % ((self._site.prefix + path).encode(), fields)
 
-    async def _ask(self, request: bytes, exchange: Callable[[Connection, bytes, float], Awaitable[T]]) -> T | Fault:
-        started = self._clock.steady()
-        kept = self._take_idle(started)
-        if kept is not None:
-            try:
-                return await exchange(kept, request, self._request_timeout)
-            except NeverTaken:
-                pass
-        fresh = await self._connect()
-        if isinstance(fresh, Fault):
-            # Where a connection was just lost under the request, the server may have gone down over it.
-            return fresh if kept is None else Fault(kind=FaultKind.BROKEN, detail=fresh.detail)
-        return await exchange(fresh, request, started + self._request_timeout - self._clock.steady())
-
-    async def _exchange(self, connection: Connection, request: bytes, timeout: float) -> Reply:
-        reply = await connection.exchange(request, timeout=timeout)
-        if connection.reusable:
-            self._keep(connection)
-        return reply
-
-    async def _begin(self, connection: Connection, request: bytes, timeout: float) -> EventStream | Reply:
-        stream = EventStream(connection, stall_seconds=self._request_timeout)
-        reply = await connection.exchange(request, timeout=timeout, events=stream)
-        if stream.begun:
-            return stream
-        self._take_back(connection)
-        return reply
-
-    def _take_back(self, connection: Connection) -> None:
-        if connection.reusable:
-            self._keep(connection)
+    def _send(self, request: bytes, events: Events | None = None) -> Exchange:
+        exchange = Exchange()
+        exchange.request = request
+        exchange.events = events
+        exchange.started = self._clock.steady()
+        kept = self._take_idle(exchange.started)
+        if kept is None:
+            self._connect_for(exchange, FaultKind.REFUSED)
         else:
-            connection.close()
+            kept.send(exchange, timeout=self._request_timeout)
+        return exchange
 
-    async def _connect(self) -> Connection | Fault:
-        site = self._site
+    def _send_again(self, exchange: Exchange) -> None:
+        # Where a connection was just lost under the request, the server may have gone down over it.
+        self._connect_for(exchange, FaultKind.BROKEN)
+
+    def _connect_for(self, exchange: Exchange, refusal: FaultKind) -> None:
+        connecting = asyncio.get_running_loop().create_task(self._send_afresh(exchange, refusal))
+        exchange.abandon = connecting.cancel
+        self._connecting.add(connecting)
+        connecting.add_done_callback(partial(self._end_connecting, exchange))
+
+    async def _send_afresh(self, exchange: Exchange, refusal: FaultKind) -> None:
         try:
-            async with asyncio.timeout(self._connect_timeout):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    self._new_connection, site.host, site.port, ssl=self._tls
-                )
+            connection = await self._connect()
         except OSError as error:
             why = _explain(error, self._connect_timeout)
-            return Fault(kind=FaultKind.REFUSED, detail=f"cannot connect to the upstream: {why}")
+            exchange.set_result(Fault(kind=refusal, detail=f"cannot connect to the upstream: {why}"))
+            return
         self._open.add(connection)
+        connection.lost.add_done_callback(lambda _: self._open.discard(connection))
+        connection.send(exchange, timeout=exchange.started + self._request_timeout - self._clock.steady())
+
+    def _end_connecting(self, exchange: Exchange, connecting: asyncio.Task[None]) -> None:
+        self._connecting.discard(connecting)
+        if exchange.done():
+            return
+        if connecting.cancelled():
+            exchange.set_result(CLOSED)
+        elif (error := connecting.exception()) is not None:
+            exchange.set_exception(error)
+
+    async def _connect(self) -> Connection:
+        site = self._site
+        async with asyncio.timeout(self._connect_timeout):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                self._new_connection, site.host, site.port, ssl=self._tls
+            )
         return connection
 
     def _new_connection(self) -> Connection:
-        return Connection(clock=self._clock, max_answer_bytes=self._max_answer_bytes, on_lost=self._forget)
+        return Connection(
+            clock=self._clock,
+            max_answer_bytes=self._max_answer_bytes,
+            idle=self._idle,
+            on_never_taken=self._send_again,
+        )
 
     def _take_idle(self, now: float) -> Connection | None:
         """The connection used last, so that those a smaller load does not need grow old and go."""
         while self._idle and now - self._idle[0].idle_since > _MAX_IDLE_SECONDS:
             self._idle.popleft().close()
-        return self._idle.pop() if self._idle else None
-
-    def _keep(self, connection: Connection) -> None:
-        connection.idle_since = self._clock.steady()
-        self._idle.append(connection)
-
-    def _forget(self, connection: Connection) -> None:
-        self._open.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        while self._idle:
+            if (connection := self._idle.pop()).reusable:
+                return connection
+        return None
 
 
 class _Site(Struct, frozen=True, kw_only=True):

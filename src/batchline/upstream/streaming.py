@@ -12,8 +12,9 @@ _MOST_HELD_BYTES = 64 * 1024
 class EventStream:
     """What came and was not taken yet: 64 KiB and one read from the socket at most, then the connection waits."""
 
-    def __init__(self, connection: Connection, *, stall_seconds: float) -> None:
-        self.connection = connection
+    connection: Connection
+
+    def __init__(self, *, stall_seconds: float) -> None:
         self.request_id: str | None = None
         self.begun = False
         self._stall_seconds = stall_seconds
@@ -22,7 +23,8 @@ class EventStream:
         self._end: Reply | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def begin(self, head: Answer) -> None:
+    def begin(self, head: Answer, connection: Connection) -> None:
+        self.connection = connection
         self.begun = True
         self.request_id = head.request_id
 
@@ -37,6 +39,11 @@ class EventStream:
         self.connection.resume_reading()
         self._end = outcome
         self._wake()
+
+    def leave(self) -> None:
+        """Nobody reads on. After the end the connection is no longer this one's to close."""
+        if self.begun and self._end is None:
+            self.connection.close()
 
     def __aiter__(self) -> "EventStream":
         return self
@@ -53,19 +60,23 @@ class EventStream:
     def _take(self) -> bytes:
         piece = bytes(self._held)
         self._held.clear()
-        if len(piece) > _MOST_HELD_BYTES:
+        if len(piece) > _MOST_HELD_BYTES and self._end is None:
             self.connection.resume_reading()
         return piece
 
     async def _wait(self) -> None:
         """Until something is held or the end is known; the time counts from when somebody wanted more."""
         self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(self._stall_seconds, self.connection.give_up, self._stall_seconds)
+        timer = self._loop.call_later(self._stall_seconds, self._give_up)
         try:
             await self._waiter
         finally:
             timer.cancel()
             self._waiter = None
+
+    def _give_up(self) -> None:
+        if self._end is None:
+            self.connection.give_up(self._stall_seconds)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
