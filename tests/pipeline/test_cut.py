@@ -135,6 +135,9 @@ def test_the_file_is_synced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (b'{"a":1}', ""),
         (b'{"model":1}', ""),
         (b'{"model":null}', ""),
+        (b'{"model":1e400}', ""),
+        (b'{"model":' + b"9" * 10_000 + b"}", ""),
+        (b'{"model":' + b"[" * 100 + b"]" * 100 + b"}", ""),
         (b'{"model":{"model":"m"}}', ""),
         (b'{"model":"' + b"m" * MAX_MODEL_CHARACTERS + b'"}', "m" * MAX_MODEL_CHARACTERS),
         (b'{"model":"' + b"m" * (MAX_MODEL_CHARACTERS + 1) + b'"}', ""),
@@ -193,6 +196,14 @@ def test_a_prefix_is_what_prompts_have_in_common(shared: int) -> None:
     assert prefix_of(one)[:step] == prefix_of(other)[:step]
     assert not set(prefix_of(one)[step:]) & set(prefix_of(other)[step:])
     assert prefix_of(one)[:step] != prefix_of(one.replace(b"xa", b"aa"))[:step]
+
+
+@pytest.mark.parametrize(("step", "size"), list(enumerate(PREFIX_BYTES, start=1)))
+def test_a_step_is_reached_by_its_last_byte(step: int, size: int) -> None:
+    """A prompt of just that many bytes has the step, one that is a byte shorter has not."""
+    text = b'["' + b"x" * (size - 4) + b'"]'
+    assert len(prefix_of(text)) == step
+    assert len(prefix_of(text.replace(b"xx", b"x", 1))) == max(step - 1, 1)
 
 
 def test_short_prompts_are_alike_only_when_they_are_the_same() -> None:

@@ -78,6 +78,17 @@ def test_custom_ids_are_unique(bench: Bench) -> None:
     assert bench.faults(line("é"), line("é").replace(escaped, raw)) == [('Line 2 duplicates custom_id "é"', 2)]
 
 
+@pytest.mark.parametrize("length", [1, 39, 40, 41, 500])
+@pytest.mark.parametrize("letter", ["x", "é", "😀"])
+def test_custom_ids_are_compared_whole(bench: Bench, letter: str, length: int) -> None:
+    """C5: to the last character, however long they are and however they are remembered."""
+    one, other = (letter * (length - 1) + last for last in "ab")
+    assert len(bench.kept(line(one), line(other))) == 2
+    assert bench.faults(line(one), line(other), line(one)) == [
+        (f'Line 3 duplicates custom_id "{one[:200]}"', 3),
+    ]
+
+
 def test_an_offending_line_has_used_its_custom_id(bench: Bench) -> None:
     """C2: a previous line already used it, whatever else was wrong there."""
     assert bench.faults(line("a", method="GET"), line("a")) == [
@@ -100,8 +111,9 @@ def test_method_in_any_case(bench: Bench, good: str) -> None:
 
 @pytest.mark.parametrize("bad", [..., None, 1, [CHAT], {}], ids=shown)
 def test_url_is_a_string(bench: Bench, bad: object) -> None:
-    """C2."""
+    """C2: also where no line has said yet what the url of the file is."""
     assert bench.faults(line("0"), line(url=bad)) == [("Line 2 is missing url", 2)]
+    assert bench.faults(line(url=bad)) == [("Line 1 is missing url", 1)]
 
 
 @pytest.mark.parametrize("bad", ["", EMBED, CHAT + "/", CHAT.upper(), " " + CHAT, "https://h" + CHAT])

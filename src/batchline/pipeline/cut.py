@@ -7,12 +7,11 @@ A single pass in bounded memory: prompts are compared within the last 16 MiB of 
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
-from operator import itemgetter
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, BinaryIO
 
-from msgspec import Raw
+from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
 
 from batchline.domain.limits import ShardLimits
@@ -36,10 +35,10 @@ def grouping_key(body: Mapping[str, Raw]) -> str:
     A name that no model has would be kept once a shard, and a file can hold 200 MB of such names: those lines are
     grouped as if they named none. Their bodies keep it.
     """
-    model = body.get("model")
-    if model is None or memoryview(model)[0] != ord('"'):
+    try:
+        name = _read_text(body["model"])
+    except (KeyError, DecodeError):
         return ""
-    name = _read_text(model)
     return name if len(name) <= MAX_MODEL_CHARACTERS else ""
 
 
@@ -49,28 +48,45 @@ def prompt_prefix(body: Mapping[str, Raw]) -> Prefix:
     The messages are compared as they are written: to read 4 KB of them would take another third of all validation.
     Hashes that collide cost a line its place and nothing else.
     """
-    text = memoryview(body.get("messages", b""))
-    reached = bisect_right(PREFIX_BYTES, len(text)) or 1
-    return tuple([hash(text[:size].tobytes()) for size in PREFIX_BYTES[:reached]])
+    text = bytes(body.get("messages", b""))
+    short, middle, long = PREFIX_BYTES
+    if len(text) < middle:
+        return (hash(text[:short]),)
+    if len(text) < long:
+        return hash(text[:short]), hash(text[:middle])
+    return hash(text[:short]), hash(text[:middle]), hash(text[:long])
 
 
 class _Block:
     """Lines of one model that will stand side by side in the work file."""
 
     def __init__(self) -> None:
-        self._lines: list[tuple[tuple[int, ...], bytes]] = []
-        self._seen: dict[int, int] = {}
+        self._records: list[bytes] = []
+        self._prefixes: dict[Prefix, int] = {}
+        self._prefix_of = array("Q")
         self.size = 0
 
     def append(self, prefix: Prefix, record: bytes) -> None:
-        seen = self._seen
-        self._lines.append((tuple([seen.setdefault(step, len(seen)) for step in prefix]), record))
+        prefixes = self._prefixes
+        self._prefix_of.append(prefixes.setdefault(prefix, len(prefixes)))
+        self._records.append(record)
         self.size += len(record)
 
     def records(self) -> list[bytes]:
         """Prefixes in the order of their first lines, and else as the lines came."""
-        self._lines.sort(key=itemgetter(0))
-        return [record for _, record in self._lines]
+        if len(self._prefixes) == 1:
+            return self._records
+        places = self._places()
+        place_of = [places[prefix] for prefix in self._prefix_of]
+        return [self._records[line] for line in sorted(range(len(place_of)), key=place_of.__getitem__)]
+
+    def _places(self) -> Sequence[Any]:
+        """What to sort the prefixes by: how early each of their steps was met."""
+        # Short prompts are the many: their prefixes stand in that order as they are.
+        if all(len(prefix) == 1 for prefix in self._prefixes):
+            return range(len(self._prefixes))
+        seen: dict[int, int] = {}
+        return [tuple([seen.setdefault(step, len(seen)) for step in prefix]) for prefix in self._prefixes]
 
 
 class Cutter:
@@ -85,12 +101,13 @@ class Cutter:
         self._closed: list[tuple[str, int]] = []
 
     def add(self, model: str, prefix: Prefix, record: bytes) -> None:
-        self._make_room(model, len(record))
+        size = len(record)
         block = self._open.get(model)
-        if block is None:
-            block = self._open[model] = _Block()
+        if block is None or self._buffered + size > MAX_BUFFERED_BYTES:
+            self._make_room(model, size)
+            block = self._open.setdefault(model, _Block())
         block.append(prefix, record)
-        self._buffered += len(record)
+        self._buffered += size
 
     def finish(self) -> list[NewShard]:
         """Make the work file durable; its shards, in the file's order."""
@@ -112,9 +129,8 @@ class Cutter:
     def _close(self, model: str) -> None:
         block = self._open.pop(model)
         records = block.records()
-        for record in records:
-            self._out.write(record)
-            self._bounds.append(self._bounds[-1] + len(record))
+        self._out.writelines(records)
+        self._bounds.extend(accumulate(map(len, records), initial=self._bounds.pop()))
         self._buffered -= block.size
         self._closed.append((model, len(records)))
 

@@ -1,6 +1,6 @@
 """Validation of an input file: one streaming pass that checks every line and writes the batch's own work file.
 
-Memory is bounded by a line, the open blocks of the work file and 16 bytes for each custom_id, whatever the file.
+Memory is bounded by a line, the open blocks of the work file and 40 bytes for each custom_id, whatever the file.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ from batchline.ports import Verdict
 _CHUNK_BYTES = 256 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANK = b" \t\r"
+_LONGEST_KEPT_ID = 40
 _DEFAULT_SHARDS = ShardLimits()
 
 
@@ -64,13 +65,19 @@ def _refusal(faults: list[InputFault]) -> Verdict:
 
 
 def _non_blank_lines(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes | None]]:
-    """Physical lines by number, without their ends; None for one that is too long, which is never held whole."""
+    """Physical lines by number; None for one that is too long, which is never held whole.
+
+    Nearly all keep their ends, which are white space to a reader of JSON too.
+    """
     if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
         file.seek(0)
     most = longest + len(b"\r\n")
     number = 0
     while piece := file.readline(most):
         number += 1
+        if len(piece) <= longest and not piece.isspace():
+            yield number, piece
+            continue
         line = _without_end(piece)
         blank = not line.strip(_BLANK)
         if len(piece) == most and not piece.endswith(b"\n"):
@@ -99,7 +106,7 @@ class _Check:
     def __init__(self, limits: InputLimits, cutter: Cutter) -> None:
         self._limits = limits
         self._cutter = cutter
-        self._custom_ids: set[bytes] = set()
+        self._custom_ids: set[str | bytes] = set()
         self.lines = 0
         self.url: str | None = None
 
@@ -128,7 +135,8 @@ class _Check:
         if line is None:
             raise _Offence(f"exceeds maximum size of {self._limits.max_line_bytes} bytes")
         request = _parse(line)
-        self._note_url(request.url)
+        if self.url is None:
+            self._note_url(request.url)
         self._check_custom_id(request.custom_id)
         # Not upper(), which makes an S of U+017F too.
         if request.method.lower() != "post":
@@ -140,16 +148,16 @@ class _Check:
     def _note_url(self, url: str | None) -> None:
         # Where the first line is too broken to have an allowed url, the first line that has one speaks for the file:
         # so the others are measured against something they can match.
-        if self.url is None and url in self._limits.endpoints:
+        if url in self._limits.endpoints:
             self.url = url
 
     def _check_custom_id(self, custom_id: str) -> None:
         if not custom_id:
             raise _Offence("is missing custom_id")
-        digest = blake2b(custom_id.encode(), digest_size=16).digest()
-        if digest in self._custom_ids:
+        kept = _kept_id(custom_id)
+        if kept in self._custom_ids:
             raise _Offence(f"duplicates custom_id {_quoted(custom_id)}")
-        self._custom_ids.add(digest)
+        self._custom_ids.add(kept)
 
     def _check_url(self, url: str | None) -> None:
         if url is None:
@@ -160,10 +168,17 @@ class _Check:
             raise _Offence(f"url {_quoted(url)} does not match the batch endpoint {_quoted(self.url or '')}")
 
 
+def _kept_id(custom_id: str) -> str | bytes:
+    """What stands for a custom_id among those that were used: a UUID is kept as it is, a megabyte as its digest."""
+    if len(custom_id) <= _LONGEST_KEPT_ID and custom_id.isascii():
+        return custom_id
+    return blake2b(custom_id.encode(), digest_size=16).digest()
+
+
 def _check_body(body: dict[str, Raw]) -> None:
     if not body:
         raise _Offence("is missing body")
-    if bytes(body.get("stream", b"")) == b"true":
+    if "stream" in body and bytes(body["stream"]) == b"true":
         raise _Offence("has stream=true; streaming is not supported in batch mode")
 
 
@@ -180,18 +195,14 @@ def _parse(line: bytes) -> _Request:
     try:
         if not line.isascii():
             line.decode()  # the decoder looks at no UTF-8 inside Raw values
-        return _read_strictly(line)
+        try:
+            return _read_request(line)
+        except ValidationError:
+            # Some value has the wrong type, and what follows it was not read: it may still not be JSON at all.
+            _read_any(line)
+            return _read_loosely(line)
     except (DecodeError, UnicodeDecodeError, RecursionError):
         raise _Offence("is not valid JSON") from None
-
-
-def _read_strictly(line: bytes) -> _Request:
-    try:
-        return _read_request(line)
-    except ValidationError:
-        # Some value has the wrong type, and what follows it was not read: it may still not be JSON at all.
-        _read_any(line)
-        return _read_loosely(line)
 
 
 def _read_loosely(line: bytes) -> _Request:
