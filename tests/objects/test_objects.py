@@ -232,6 +232,26 @@ def test_names_are_those_one_level_below(tell: Tell) -> None:
     tell(story)
 
 
+def test_keys_are_all_below_some_at_a_time(tell: Tell) -> None:
+    """What sweeps go through where there are many: each once, whole, and none of a neighbour."""
+
+    async def story(objects: Objects) -> None:
+        below = {f"results/batch_{n}/{name}" for n in range(150) for name in ("output", "errors")} | {"results/alone"}
+        for key in (*below, "result/x", "results.x/y"):
+            await objects.put(key, b"")
+        pages = [page async for page in objects.keys("results")]
+        found = [key for page in pages for key in page]
+        assert sorted(found) == sorted(below)
+        assert max(map(len, pages)) <= 1000
+        assert [key for page in [page async for page in objects.keys("results/batch_7")] for key in page] == [
+            "results/batch_7/errors",
+            "results/batch_7/output",
+        ]
+        assert [page async for page in objects.keys("nothing/here") if page] == []
+
+    tell(story)
+
+
 def test_delete_all_takes_what_is_below_and_nothing_else(tell: Tell) -> None:
     """The work of a batch goes with one call, also in layers; its neighbours stay; the prefix can be used again."""
 

@@ -40,7 +40,7 @@ Trouble = Callable[..., Awaitable[None]]
 
 STORE_CALLS = (
     *("claim", "renew_shards", "notices", "record", "release", "rescue", "interrupt", "expire", "next_finish"),
-    *("renew_batch", "segments", "publish", "finished", "forget_work", "lapse_files", "is_running", "is_kept"),
+    *("renew_batch", "segments", "publish", "finished", "forget_work", "lapse_files", "running", "kept"),
 )
 """What a running engine asks of its store by itself."""
 

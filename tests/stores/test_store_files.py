@@ -180,7 +180,7 @@ async def test_an_upload_that_was_given_up_cannot_be_finished(world: World, give
     with pytest.raises(LeaseLost):
         await world.store.finish_upload(file, owner=ME)
     assert await world.store.file(owner.project_id, file.id, at=NOW) is None
-    assert not await world.store.is_kept(file.object_key)
+    assert not await world.store.kept([file.object_key])
 
 
 @scenario
@@ -236,4 +236,5 @@ async def test_an_object_is_kept_while_a_row_stands_for_it(world: World) -> None
     expired = await world.stored(owner, expires_at=NOW)
     await world.store.lapse_files(owner=ME, at=NOW, limit=10)
     asked = [begun.object_key, kept.object_key, deleted.object_key, expired.object_key, "uploads/unknown"]
-    assert [await world.store.is_kept(key) for key in asked] == [True, True, False, False, False]
+    assert await world.store.kept(asked) == {begun.object_key, kept.object_key}
+    assert await world.store.kept([]) == set()

@@ -170,7 +170,7 @@ async def test_files_counts_and_state_are_published_at_once(world: World) -> Non
     finish = await world.finish()
     output, errors = world.file(owner, purpose="batch_output"), world.file(owner, purpose="batch_output", is_error=True)
     assert await world.store.file(owner.project_id, output.id, at=NOW) is None
-    assert not await world.store.is_kept(output.object_key)
+    assert not await world.store.kept([output.object_key])
     await world.publish(finish, files=[output, errors])
     seen = await world.seen(batch)
     assert (seen.output_file_id, seen.error_file_id) == (output.id, errors.id)
@@ -179,7 +179,7 @@ async def test_files_counts_and_state_are_published_at_once(world: World) -> Non
         owner.project_id, purpose="batch_output", ascending=True, after=None, limit=9, at=NOW
     )
     assert listed == [output, errors]
-    assert await world.store.is_kept(output.object_key)
+    assert await world.store.kept([output.object_key])
 
 
 @pytest.mark.parametrize("is_error", [True, False])
@@ -253,10 +253,9 @@ async def test_a_batch_runs_until_it_is_published(world: World, reach: Reach, en
     """What the sweep of objects asks before it removes a batch's work."""
     batch = await reach(world)
     finish = await world.finish()
-    assert await world.store.is_running(batch.id)
+    assert await world.store.running([batch.id, "batch_unknown"]) == {batch.id}
     await world.publish(finish)
-    assert not await world.store.is_running(batch.id)
-    assert not await world.store.is_running("batch_unknown")
+    assert not await world.store.running([batch.id, "batch_unknown"])
 
 
 async def _failed(world: World) -> Batch:

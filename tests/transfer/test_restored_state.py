@@ -162,7 +162,7 @@ def test_an_upload_that_was_not_finished_is_dropped(restored: Target, folder: Fo
     """B2: nobody will ever finish it."""
 
     async def is_kept(store: Store) -> bool:
-        return await store.is_kept("uploads/file-unfinished")
+        return bool(await store.kept(["uploads/file-unfinished"]))
 
     assert folder.play(lambda world: is_kept(world.store))
     assert not restored.in_store(is_kept)

@@ -7,6 +7,8 @@ committed by anyone.
 from batchline.ports import Clock, Objects, Store
 
 _AT_ONCE = 100
+_BREATH_SECONDS = 0.25
+"""Between two looks at many objects, of which there can be millions."""
 
 
 class Prune:
@@ -21,26 +23,42 @@ class Prune:
         for batch_id in batches:
             await self._objects.delete_all(f"segments/{batch_id}")
             await self._objects.delete_all(f"work/{batch_id}")
-            await self._delete_unkept(f"results/{batch_id}")
+            async for keys in self._objects.keys(f"results/{batch_id}"):
+                await self._delete_unkept(keys)
             await self._store.forget_work(batch_id)
         return len(files) >= _AT_ONCE or len(batches) >= _AT_ONCE
 
     async def sweep(self) -> bool:
         """The slow second look: objects of processes that died between two steps, or came back too late."""
-        await self._delete_unkept("uploads")
-        for folder in ("segments", "work", "results"):
-            for batch_id in await self._objects.names(folder):
-                if not await self._store.is_running(batch_id):
-                    await self._delete_leftovers(folder, batch_id)
+        for folder in ("segments", "work"):
+            await self._delete_works(folder)
+        async for keys in self._objects.keys("uploads"):
+            await self._delete_unkept(keys)
+            await self._clock.sleep(_BREATH_SECONDS)
+        async for keys in self._objects.keys("results"):
+            await self._delete_results(keys)
+            await self._clock.sleep(_BREATH_SECONDS)
         return False
 
-    async def _delete_leftovers(self, folder: str, batch_id: str) -> None:
-        if folder == "results":
-            await self._delete_unkept(f"results/{batch_id}")
-        else:
-            await self._objects.delete_all(f"{folder}/{batch_id}")
+    async def _delete_works(self, folder: str) -> None:
+        found = await self._objects.names(folder)
+        running = await self._store.running(found)
+        for batch_id in found:
+            if batch_id not in running:
+                await self._objects.delete_all(f"{folder}/{batch_id}")
 
-    async def _delete_unkept(self, prefix: str) -> None:
-        for name in await self._objects.names(prefix):
-            if not await self._store.is_kept(f"{prefix}/{name}"):
-                await self._objects.delete(f"{prefix}/{name}")
+    async def _delete_results(self, keys: list[str]) -> None:
+        # First who is running: what a batch that is over has no row for will never have one.
+        running = await self._store.running(list({_batch_of(key) for key in keys}))
+        await self._delete_unkept([key for key in keys if _batch_of(key) not in running])
+
+    async def _delete_unkept(self, keys: list[str]) -> None:
+        kept = await self._store.kept(keys)
+        for key in keys:
+            if key not in kept:
+                await self._objects.delete(key)
+
+
+def _batch_of(key: str) -> str:
+    """Of ``results/BATCH/NAME``."""
+    return key.split("/")[1]

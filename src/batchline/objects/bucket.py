@@ -118,12 +118,8 @@ class BucketObjects:
         await self._delete([_checked(key)])
 
     async def delete_all(self, prefix: str) -> None:
-        pages = obstore.list(self._store, _checked(prefix), chunk_size=_LISTED_AT_ONCE)
-        try:
-            async for page in pages:
-                await self._delete([found["path"] for found in page])
-        except FAULTS as fault:
-            raise explained(fault, doing=f"Listing {prefix}") from None
+        async for keys in self.keys(prefix):
+            await self._delete(keys)
 
     async def names(self, prefix: str) -> list[str]:
         try:
@@ -131,8 +127,16 @@ class BucketObjects:
         except FAULTS as fault:
             raise explained(fault, doing=f"Listing {prefix}") from None
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
-        # Some stores list a marker of the prefix itself.
         return sorted({path.rpartition("/")[2] for path in paths if path.startswith(f"{prefix}/")})
+
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        pages = obstore.list(self._store, _checked(prefix), chunk_size=_LISTED_AT_ONCE)
+        try:
+            async for page in pages:
+                # Some stores list a marker of the prefix itself.
+                yield [path for found in page if (path := found["path"]).startswith(f"{prefix}/")]
+        except FAULTS as fault:
+            raise explained(fault, doing=f"Listing {prefix}") from None
 
     async def check(self) -> None:
         key = f"{TEMPORARY}/{self._random.bytes(16).hex()}"

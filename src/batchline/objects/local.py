@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 
@@ -16,6 +17,7 @@ from batchline.objects.keys import TEMPORARY, components
 from batchline.ports import Random, Threads
 
 _CHUNK_BYTES = 256 * 1024
+_LISTED_AT_ONCE = 200
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -71,6 +73,11 @@ class LocalObjects:
 
     async def names(self, prefix: str) -> list[str]:
         return await self._threads.run(partial(_names, self._folder.path(prefix)))
+
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        keys = _keys(self._folder.path(prefix), prefix)
+        while page := await self._threads.run(lambda: list(islice(keys, _LISTED_AT_ONCE))):
+            yield page
 
     async def check(self) -> None:
         await self._threads.run(partial(self._folder.probe, self._temporary_path()))
@@ -322,6 +329,15 @@ def _delete(path: Path) -> None:
 
 
 @_writing()
+def _keys(path: Path, prefix: str) -> Iterator[str]:
+    for name in _names(path):
+        key = f"{prefix}/{name}"
+        if (path / name).is_dir():
+            yield from _keys(path / name, key)
+        else:
+            yield key
+
+
 def _names(path: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in path.iterdir())

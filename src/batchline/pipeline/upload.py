@@ -153,7 +153,7 @@ class _Row:
         if not self._begun or self._finished:
             return False
         await self._files.abandon_upload(self.file_id, owner=self._owner)
-        return not await self._files.is_kept(self.object_key)
+        return not await self._files.kept([self.object_key])
 
 
 @contextmanager

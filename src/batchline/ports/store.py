@@ -105,8 +105,8 @@ class Files(Protocol):
     async def lapse_files(self, *, owner: str, at: int, limit: int) -> list[str]:
         """Mark expired files and dead uploads; the keys of objects that must go."""
 
-    async def is_kept(self, object_key: str) -> bool:
-        """Whether a row still stands for the object of an upload."""
+    async def kept(self, object_keys: Sequence[str]) -> set[str]:
+        """Those objects of uploads and results that a row still stands for."""
 
 
 class NewBatch(Struct, frozen=True, kw_only=True):
@@ -277,7 +277,8 @@ class Work(Protocol):
 
     async def forget_work(self, batch_id: str) -> None: ...
 
-    async def is_running(self, batch_id: str) -> bool: ...
+    async def running(self, batch_ids: Sequence[str]) -> set[str]:
+        """Those that are not over yet."""
 
 
 class Sharing(Protocol):

@@ -121,5 +121,8 @@ class Objects(Protocol):
     async def names(self, prefix: str) -> list[str]:
         """The names one level below a prefix."""
 
+    def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        """All keys below a prefix, at most 1,000 at a time."""
+
     async def check(self) -> None:
         """Write, read and remove a few bytes."""

@@ -1,10 +1,12 @@
 """Files: uploads with a lease until they are whole, results, pages, and their end."""
 
+from collections.abc import Sequence
+
 from msgspec import convert
 from msgspec.structs import asdict
 
 from batchline.domain.records import File
-from batchline.store.sql import Database, Row, Script, change, fenced, one, rows
+from batchline.store.sql import Database, Row, Script, change, fenced, one, rows, rows_of_many
 
 
 class SqlFiles:
@@ -60,8 +62,9 @@ class SqlFiles:
 
         return await self._database.write(script)
 
-    async def is_kept(self, object_key: str) -> bool:
-        return await self._database.read(lambda: one("kept_object", object_key=object_key)) is not None
+    async def kept(self, object_keys: Sequence[str]) -> set[str]:
+        asked = [{"object_key": object_key} for object_key in object_keys]
+        return {row["object_key"] for row in await self._database.read(lambda: rows_of_many("kept_object", asked))}
 
 
 def _file(row: Row) -> File:

@@ -198,8 +198,9 @@ class SqlWork:
 
         await self._database.write(script)
 
-    async def is_running(self, batch_id: str) -> bool:
-        return await self._database.read(lambda: one("running_batch", batch_id=batch_id)) is not None
+    async def running(self, batch_ids: Sequence[str]) -> set[str]:
+        asked = [{"batch_id": batch_id} for batch_id in batch_ids]
+        return {row["id"] for row in await self._database.read(lambda: rows_of_many("running_batch", asked))}
 
 
 def _lease(chosen: Sequence[Shard], *, owner: str, lease: float) -> Script[list[Shard]]:

@@ -200,7 +200,7 @@ WHERE state = 'uploading' AND lease_until < clock_timestamp()
 RETURNING object_key;
 
 -- name: kept_object
-SELECT 1 FROM files WHERE object_key = :object_key AND state IN ('uploading', 'stored');
+SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]) AND state IN ('uploading', 'stored');
 
 -- name: insert_batch
 INSERT INTO batches
@@ -588,8 +588,8 @@ DELETE FROM samples WHERE batch_id = :batch_id;
 UPDATE batches SET work_key = NULL WHERE id = :batch_id;
 
 -- name: running_batch
-SELECT 1 FROM batches
-WHERE id = :batch_id AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
+SELECT id FROM batches
+WHERE id = ANY(:batch_id::text[]) AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 
 -- name: probe
 UPDATE probe SET at = clock_timestamp() WHERE id = 1;

@@ -183,7 +183,7 @@ WHERE state = 'uploading' AND (owner <> :owner OR lease_until < :now)
 RETURNING object_key;
 
 -- name: kept_object
-SELECT 1 FROM files WHERE object_key = :object_key AND state IN ('uploading', 'stored');
+SELECT object_key FROM files WHERE object_key = :object_key AND state IN ('uploading', 'stored');
 
 -- name: insert_batch
 INSERT INTO batches
@@ -477,7 +477,7 @@ DELETE FROM samples WHERE batch_id = :batch_id;
 UPDATE batches SET work_key = NULL WHERE id = :batch_id;
 
 -- name: running_batch
-SELECT 1 FROM batches
+SELECT id FROM batches
 WHERE id = :batch_id AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 
 -- name: probe
