@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from io import FileIO
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 
@@ -72,7 +73,8 @@ class LocalObjects:
         await self._threads.run(partial(self._folder.delete_all, self._folder.path(prefix)))
 
     async def names(self, prefix: str) -> list[str]:
-        return await self._threads.run(partial(_names, self._folder.path(prefix)))
+        path = self._folder.path(prefix)
+        return await self._threads.run(lambda: [entry.name for entry in _entries(path)])
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         keys = _keys(self._folder.path(prefix), prefix)
@@ -329,17 +331,18 @@ def _delete(path: Path) -> None:
 
 
 @_writing()
-def _keys(path: Path, prefix: str) -> Iterator[str]:
-    for name in _names(path):
-        key = f"{prefix}/{name}"
-        if (path / name).is_dir():
-            yield from _keys(path / name, key)
+def _keys(path: str | Path, prefix: str) -> Iterator[str]:
+    for entry in _entries(path):
+        key = f"{prefix}/{entry.name}"
+        if entry.is_dir():
+            yield from _keys(entry.path, key)
         else:
             yield key
 
 
-def _names(path: Path) -> list[str]:
+def _entries(path: str | Path) -> list[os.DirEntry[str]]:
     try:
-        return sorted(entry.name for entry in path.iterdir())
+        with os.scandir(path) as entries:
+            return sorted(entries, key=attrgetter("name"))
     except _ABSENT:
         return []
