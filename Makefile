@@ -47,7 +47,7 @@ proof: setup mutations
 	$(BIN)/pytest -q -m proof
 	$(MAKE) --no-print-directory simulate SEEDS=1000
 
-# Beside what a user would pick instead; about an hour. BENCH=--quick takes two minutes.
+# Beside what a user would pick instead; about 45 minutes. BENCH=--quick takes four.
 bench: setup
 	$(BIN)/python -m bench $(BENCH)
 

@@ -47,7 +47,7 @@ FULL = Sizes(
     polls=200,
     growth={1_000: 5, 10_000: 5, 100_000: 3, 1_000_000: 2},
     finished_batches=10_000,
-    history_lines=20_000,
+    history_lines=50_000,
     idle_seconds=5,
 )
 QUICK = Sizes(
