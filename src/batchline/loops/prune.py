@@ -7,7 +7,7 @@ committed by anyone.
 from batchline.ports import Clock, Objects, Store
 
 _AT_ONCE = 100
-_BREATH_SECONDS = 0.5
+_BREATH_SECONDS = 1.0
 """Between two looks at many objects, of which there can be millions."""
 
 

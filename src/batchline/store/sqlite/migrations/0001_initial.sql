@@ -119,8 +119,8 @@ CREATE INDEX batches_of_project ON batches (project_id, seq);
 CREATE INDEX batches_by_digest ON batches (key_id, digest, seq);
 CREATE UNIQUE INDEX batches_by_idempotency_key ON batches (project_id, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
-CREATE INDEX batches_running ON batches (status, expires_at)
-    WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
+CREATE INDEX batches_validating ON batches (id) WHERE status = 'validating';
+CREATE INDEX batches_running ON batches (expires_at) WHERE status = 'in_progress' AND stop IS NULL AND drained = 0;
 CREATE INDEX batches_to_finish ON batches (expires_at)
     WHERE drained = 1 AND status IN ('in_progress', 'finalizing', 'cancelling');
 CREATE INDEX batches_with_work ON batches (seq)
