@@ -1,13 +1,26 @@
 """Posts that nobody waits for any more: nothing goes on for them, and nothing of theirs meets another."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 import pytest
-from wire import BODY, FINE, PATH, Peer, Run, answer, client, serving
+import uvloop
+from wire import BODY, Peer, answer, client, serving
 
-from batchline.domain.replies import Reply
+from batchline.domain.replies import Answer, Reply
 from batchline.upstream.connection import CLOSED
+
+PATH = "/v1/chat/completions"
+FINE = Answer(status=200, body=b"{}")
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("start", [b"", answer()[:30], answer()[:-1]], ids=["silent", "half a head", "half a body"])

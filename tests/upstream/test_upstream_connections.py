@@ -1,14 +1,26 @@
 """The HTTP client's connections: made, kept, given up, and never mixed up."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from wire import BODY, FINE, KEY, PATH, Behaviour, ManualClock, Peer, Run, answer, client, serving
+import uvloop
+from wire import BODY, KEY, Behaviour, ManualClock, Peer, answer, client, serving
 
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.http import HttpUpstream
+
+PATH = "/v1/chat/completions"
+FINE = Answer(status=200, body=b"{}")
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param  # type: ignore[no-any-return]
 
 
 def kind_of(reply: Reply) -> FaultKind | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import repeat
 from typing import Any
 
@@ -10,18 +10,21 @@ import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire import BODY, KEY, PATH, Behaviour, Peer, Run, answer, chunked, client, serving
+from wire import BODY, KEY, Behaviour, Peer, answer, chunked, client, serving
 
 from batchline import __version__
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.connection import Connection
 from batchline.upstream.http import HttpUpstream
 
+PATH = "/v1/chat/completions"
 EXPECTED = Answer(status=200, body=b'{"a":"b"}', request_id="req_1")
 PLAIN = answer(EXPECTED.body, "X-Request-Id: req_1", "Server: wire")
 CHUNKED = chunked(b'{"a":', b'"b"}').replace(b"\r\n\r\n", b"\r\nX-Request-Id: req_1\r\n\r\n", 1)
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
 HEAD_LIMIT = 64 * 1024
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class Arrivals:
@@ -59,6 +62,11 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
     monkeypatch.setattr(Connection, "data_received", data_received)
     monkeypatch.setattr(Connection, "connection_lost", connection_lost)
     return arrivals
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param  # type: ignore[no-any-return]
 
 
 def sends(*pieces: bytes) -> Behaviour:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from wire import BODY, FINE, KEY, PATH, Behaviour, Peer, Run, answer, client, serving
+import uvloop
+from wire import BODY, KEY, Behaviour, Peer, answer, client, serving
 
 from batchline import __version__
 from batchline.domain.errors import StreamBroken
@@ -15,9 +16,13 @@ from batchline.upstream.connection import Connection
 from batchline.upstream.http import HttpUpstream
 from batchline.upstream.streaming import EventStream
 
+PATH = "/v1/chat/completions"
+FINE = Answer(status=200, body=b"{}")
 HELD_LIMIT = 64 * 1024
 ONE_READ = 256 * 1024
 END = b"0\r\n\r\n"
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def head(*fields: str, status: str = "200 OK", kind: str = "text/event-stream") -> bytes:
@@ -30,6 +35,11 @@ HEAD = head("Transfer-Encoding: chunked")
 
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param  # type: ignore[no-any-return]
 
 
 def sends(*pieces: bytes) -> Behaviour:

@@ -3,22 +3,16 @@
 import asyncio
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from socket import SO_LINGER, SOL_SOCKET
-from typing import Any
 
-from batchline.domain.replies import Answer
 from batchline.ports import Clock
 from batchline.system import SystemClock
 from batchline.upstream.http import HttpUpstream
 
 KEY = "sk-not-to-be-told"
 BODY = b'{"prompt":"not to be told either"}'
-PATH = "/v1/chat/completions"
-FINE = Answer(status=200, body=b"{}")
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class ManualClock:
