@@ -22,10 +22,6 @@ class Ready:
         queue = self._queues.get(project_id)
         return 0 if queue is None else queue.size
 
-    @property
-    def projects(self) -> list[str]:
-        return list(self._queues)
-
     def add(self, job: Job) -> None:
         queue = self._queues.get(job.batch.project_id)
         if queue is None:
