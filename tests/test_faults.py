@@ -155,6 +155,7 @@ def test_a_fault_that_passes_costs_nothing(faulty: Setting) -> None:
         assert record["response"]["request_id"].endswith("_2")
 
 
+@pytest.mark.rule("D3", "A 429 spends no attempt but has a budget of its own.")
 def test_throttling_spends_no_attempts_but_has_a_budget(faulty: Setting) -> None:
     """D3, D2: more 429 than there are attempts are borne; more than the budget are not."""
     assert _THROTTLES > _ATTEMPTS
@@ -197,6 +198,7 @@ def test_an_upstream_that_never_comes_is_given_up(tmp_path: Path) -> None:
     assert all("connection refused" in record["error"]["message"] for record in records)
 
 
+@pytest.mark.rule("D3", "A line that was told to wait is not sent again before its time.")
 def test_retry_after_is_honoured_and_holds_no_slot(tmp_path: Path) -> None:
     """D3: with one slot, others run while a line waits, and it does not come back before its time."""
     with (
@@ -254,6 +256,8 @@ def _own_upstream() -> Iterator[_Upstream]:
             serving.join()
 
 
+@pytest.mark.rule("C11", "A line waiting for its next attempt ends with its last fault.")
+@pytest.mark.rule("C12", "A line that was recorded is not written as a leftover too.")
 def test_a_cancelled_batch_starts_nothing_more(plain: Setting) -> None:
     """C10, C11, C12: what was in flight counts, what never ran is told so, what waited ends with its last fault."""
     # Lines so short that a worker which hears of the cancel a little late has started more by then.
@@ -281,6 +285,7 @@ def test_a_cancelled_batch_starts_nothing_more(plain: Setting) -> None:
     assert client.batches.cancel(batch_id) == batch
 
 
+@pytest.mark.rule("C13", "What never ran is told as batch_expired.")
 def test_an_expired_batch_keeps_what_it_has(tmp_path: Path) -> None:
     """C11, C13: nothing starts after the window, what is in flight at its end counts, the rest is ``batch_expired``."""
     lines = chat_lines(
@@ -305,6 +310,7 @@ def test_an_expired_batch_keeps_what_it_has(tmp_path: Path) -> None:
     assert set(_codes(records, *(f"line-{n}" for n in range(4, 13)))) == {"batch_expired"}
 
 
+@pytest.mark.rule("B9", "Deleting the input of a running batch changes nothing for it.")
 def test_an_input_deleted_while_its_batch_runs_is_not_missed(plain: Setting) -> None:
     """B9: also not by a process that has to read the lines again."""
     lines = chat_lines(f"[[delay=0.3]] {n}" for n in range(24))

@@ -341,6 +341,7 @@ def test_metrics_repeat_nothing(drive: _Drive) -> None:
     assert _marked(drive.metrics) == []
 
 
+@pytest.mark.rule("A6", "An upstream's trouble is told without its words.")
 def test_a_fault_of_the_service_repeats_nothing(drive: _Drive) -> None:
     """A6: a 5xx tells neither what was asked nor what the upstream said."""
     for reply in drive.replies:

@@ -31,6 +31,7 @@ def toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.rule("F2", "Flag over environment over file over default.")
 @pytest.mark.usefixtures("toml")
 def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(
     monkeypatch: pytest.MonkeyPatch,
@@ -51,6 +52,9 @@ def test_the_flag_config_beats_the_one_of_the_environment(toml: Path) -> None:
     assert read(config=other).port == 8004
 
 
+@pytest.mark.rule("B4", "Files expire 30 days after the upload.")
+@pytest.mark.rule("E2", "They are never batchable.")
+@pytest.mark.rule("F2", "The defaults are the contract's.")
 def test_the_defaults_are_the_contracts() -> None:
     """B2, C14, D3 and F2 name these numbers."""
     settings = read()
@@ -67,6 +71,7 @@ def test_the_defaults_are_the_contracts() -> None:
     assert (settings.header_timeout_seconds, settings.body_timeout_seconds) == (15, 30)
 
 
+@pytest.mark.rule("C14", "More endpoints can be allowed.")
 def test_lists_are_written_with_commas_in_flags_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """C14: more endpoints can be allowed by hand, with or without spaces."""
     expected = ("/v1/chat/completions", "/v1/embeddings")
@@ -94,6 +99,9 @@ def test_secrets_do_not_show_in_the_settings_own_text() -> None:
     assert "hidden" not in f"{settings!r} {settings}"
 
 
+@pytest.mark.rule("A13", "It is off by default.")
+@pytest.mark.rule("F2", "Metering is off by default.")
+@pytest.mark.rule("F2", "The free credits are 5.")
 def test_the_defaults_of_money_are_the_contracts() -> None:
     """F2, A13: nobody is metered, and no bearer token opens anything, unless somebody says so."""
     settings = read()
@@ -112,6 +120,7 @@ def test_without_models_any_id_goes_to_the_default_upstream() -> None:
     assert key.get_secret_value() == "sk"
 
 
+@pytest.mark.rule("F2", "A table of the file is a model.")
 def test_a_table_of_the_file_is_a_model(toml: Path) -> None:
     """D6, D4: prices as they are written, to the nano-unit, whether they are numbers or text."""
     toml.write_text(

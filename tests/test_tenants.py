@@ -227,6 +227,10 @@ def test_the_walk_knows_every_route() -> None:
     assert set(_routes()) == set(_WALK) | _OPEN
 
 
+@pytest.mark.rule("A8", "On every route: a file of another project cannot be deleted.")
+@pytest.mark.rule("A8", "On every route: a file of another project is no cursor.")
+@pytest.mark.rule("A8", "On every route: a model of another project does not exist.")
+@pytest.mark.rule("A8", "A lost answer is given again only to the key it was for.")
 @pytest.mark.parametrize("asker", ["sibling", "stranger"])
 @pytest.mark.parametrize("route", [route for route, probes in _WALK.items() if probes])
 def test_what_another_has_does_not_exist(tenants: _Tenants, estate: _Estate, route: str, asker: str) -> None:
@@ -281,6 +285,7 @@ def _seen(reply: Reply, named: str) -> tuple[int, list[tuple[str, str]], bytes]:
     return reply.status, told, reply.body.replace(named.encode(), b"ID")
 
 
+@pytest.mark.rule("A8", "A list of files shows only one's own.")
 @pytest.mark.parametrize("asker", ["sibling", "stranger"])
 @pytest.mark.parametrize(
     "path",
@@ -308,6 +313,7 @@ def test_routes_for_everybody_tell_of_nobody(tenants: _Tenants, estate: _Estate,
     assert [name for name in names if name in told] == []
 
 
+@pytest.mark.rule("A8", "An Idempotency-Key is its project's own.")
 @pytest.mark.parametrize("organization", ["first", "second"])
 def test_an_idempotency_key_is_of_its_project(tenants: _Tenants, estate: _Estate, organization: str) -> None:
     """A8, A11: used elsewhere, it is new here; at home it is known."""
@@ -377,6 +383,7 @@ def test_only_the_administrator_sees_metrics_from_elsewhere(tenants: _Tenants) -
     assert statuses == [401, 403, 403, 401, 200]
 
 
+@pytest.mark.rule("A8", "Usage is counted for the project that used.")
 def test_usage_is_counted_for_the_project_that_used(tenants: _Tenants) -> None:
     """A8, D4: projects of one organization apart, and so are projects of the same name."""
     service = tenants.service

@@ -30,6 +30,8 @@ MISSING = {"message": "Missing authentication headers", "type": "authentication_
 INVALID = {"message": "Invalid credentials", "type": "authentication_error", "code": None, "param": None}
 
 
+@pytest.mark.rule("A1", "Without both headers, or with a blank one, a request is answered with 401.")
+@pytest.mark.rule("E1", "The same auth as everywhere.")
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_every_route_wants_both_headers(api: Api, method: str, path: str) -> None:
     """A1"""
@@ -49,6 +51,8 @@ def test_a_blank_header_is_a_missing_one(api: Api, name: str, blank: str) -> Non
     assert reply.error == MISSING
 
 
+@pytest.mark.rule("A1", "A bearer token alone is a missing key.")
+@pytest.mark.rule("A13", "A bearer token is enough only where that was switched on.")
 def test_a_bearer_token_alone_is_a_missing_key(api: Api) -> None:
     """A1: the SDKs always send one, and it is ignored."""
     bearer = {"authorization": f"Bearer {api.account.key}"}
@@ -63,6 +67,7 @@ def bearing(shared: Callable[..., Api]) -> Api:
     return shared(bearer=True)
 
 
+@pytest.mark.rule("A13", "Where it is on, a key alone authenticates.")
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer  "])
 def test_a_bearer_token_is_enough_where_that_is_switched_on(bearing: Api, scheme: str) -> None:
     """A13: with the key's own project."""
@@ -73,6 +78,7 @@ def test_a_bearer_token_is_enough_where_that_is_switched_on(bearing: Api, scheme
     assert bearing.call("GET", f"/v1/files/{mine}", anonymous=True, headers=stranger).status == 404
 
 
+@pytest.mark.rule("A13", "A project that is named beside the token must be the key's.")
 def test_a_project_named_beside_a_bearer_token_must_be_the_keys(bearing: Api) -> None:
     """A13, A2"""
     bearer = {"authorization": f"Bearer {bearing.account.key}"}
@@ -111,6 +117,8 @@ def test_a_project_is_a_uuid_in_either_case(api: Api) -> None:
     assert api.call("GET", "/v1/files", headers={"x-project-id": api.account.project_id.upper()}).status == 200
 
 
+@pytest.mark.rule("A2", "Whatever is wrong with credentials looks the same: 403, after one lookup.")
+@pytest.mark.rule("A2", "A key opens its own project and no other.")
 def test_everything_wrong_looks_the_same_and_costs_one_lookup(serve: Callable[..., Api]) -> None:
     """A2"""
     counting: list[Counting] = []
@@ -156,6 +164,7 @@ def test_a_rotated_key_works_and_its_old_secret_does_not(api: Api) -> None:
     assert api.call("GET", "/v1/files", account=Account("bl-new", "", account.project_id)).status == 200
 
 
+@pytest.mark.rule("A8", "What belongs to another project is answered as if it did not exist.")
 @pytest.mark.parametrize(
     ("method", "path"),
     [

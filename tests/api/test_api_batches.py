@@ -48,6 +48,7 @@ def test_a_create_is_answered_with_the_batch(api: Api, file_id: str) -> None:
     assert api.call("GET", f"/v1/batches/{batch['id']}").json == batch
 
 
+@pytest.mark.rule("C1", "What is null counts as not given.")
 @pytest.mark.parametrize("extra", [{}, {"completion_window": None, "metadata": None}, {"output_expires_after": {}}])
 def test_what_is_null_counts_as_not_given_and_what_is_unknown_is_ignored(
     api: Api, file_id: str, extra: dict[str, Any]
@@ -61,6 +62,7 @@ def test_what_is_null_counts_as_not_given_and_what_is_unknown_is_ignored(
 GOOD = {"input_file_id": "file-x", "endpoint": CHAT}
 
 
+@pytest.mark.rule("C1", "completion_window is 24h or not given.")
 @pytest.mark.parametrize(
     ("change", "message", "param"),
     [
@@ -147,6 +149,7 @@ METADATA = [
 ]
 
 
+@pytest.mark.rule("C1", "Metadata is echoed unchanged, byte for byte.")
 @pytest.mark.parametrize("metadata", METADATA)
 def test_metadata_is_echoed_byte_for_byte(api: Api, file_id: str, metadata: bytes) -> None:
     """C1: echoed unchanged, on every route that shows it."""
@@ -166,6 +169,7 @@ def test_the_last_of_a_repeated_field_counts() -> None:
         create_request(b'{"input_file_id":"a","endpoint":"e","endpoint":null}')
 
 
+@pytest.mark.rule("C2", "An input that is not there is 404, as it was named.")
 def test_an_unknown_input_is_404_as_it_was_named(api: Api) -> None:
     """C2, B10"""
     for file_id in ("file-nothing", "file_nothing", "anything"):
@@ -174,6 +178,7 @@ def test_an_unknown_input_is_404_as_it_was_named(api: Api) -> None:
         assert reply.error["message"] == f"Input file not found: {file_id}"
 
 
+@pytest.mark.rule("C3", "A refused file is 400 with its first offending line, and its batch is kept as failed.")
 def test_an_invalid_input_is_400_and_its_batch_can_be_looked_up(api: Api, bad_file_id: str) -> None:
     """C3"""
     reply = api.create(input_file_id=bad_file_id, endpoint=CHAT)
@@ -214,6 +219,7 @@ def test_a_batch_is_listed_while_it_is_validated_and_can_be_cancelled(serve: Cal
     assert reply.json["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
 
 
+@pytest.mark.rule("C8", "A batch that is not there is 404, an empty id 400.")
 def test_an_unknown_batch_is_404(api: Api) -> None:
     """C8, A12"""
     for method, path in (("GET", "/v1/batches/batch_x"), ("POST", "/v1/batches/batch_x/cancel")):
@@ -246,6 +252,8 @@ def test_cancelling_is_idempotent(api: Api) -> None:
     assert api.call("POST", f"/v1/batches/{batch_id}/cancel", headers=headers).body == first.body
 
 
+@pytest.mark.rule("A12", "Cancelling what is over is batch_not_cancellable.")
+@pytest.mark.rule("C10", "Completed, failed and expired batches are 409.")
 def test_a_batch_that_is_over_cannot_be_cancelled(api: Api, bad_file_id: str) -> None:
     """C10, A10, A12"""
     batch_id = api.create(input_file_id=bad_file_id, endpoint=CHAT).headers["x-batch-id"]
@@ -269,6 +277,7 @@ def many(api: Api) -> tuple[Account, list[str]]:
     return account, [new_batch(api, account) for _ in range(22)][::-1]
 
 
+@pytest.mark.rule("C9", "Newest first, 20 a page, clamped to 1 to 100.")
 @pytest.mark.parametrize(
     ("query", "shown"), [("", 20), ("?limit=5", 5), ("?limit=0", 1), ("?limit=-3", 1), ("?limit=1000", 22)]
 )
@@ -288,6 +297,7 @@ def test_a_limit_that_is_no_integer_is_400(api: Api, limit: str) -> None:
     assert (reply.error["code"], reply.error["param"]) == ("invalid_limit", "limit")
 
 
+@pytest.mark.rule("C9b", "Pages stay exact while rows are added.")
 def test_pages_are_exact_while_batches_are_added(api: Api) -> None:
     """C9b: paging with the id of the last item."""
     account = api.new_account(f"growing-{uuid4()}")

@@ -21,6 +21,8 @@ def refused(sock: socket.socket, status: int) -> None:
     assert read_to_end(sock) == b""
 
 
+@pytest.mark.rule("A5", "Answers that are given below the routes carry one too.")
+@pytest.mark.rule("A14", "Headers that do not come in time are 408.")
 @pytest.mark.parametrize("start", [b"", b"GET /healthz HTT", b"GET /healthz HTTP/1.1\r\nhost: te", b"\r\n"])
 def test_headers_that_do_not_end_are_408(shared: Callable[..., Api], start: bytes) -> None:
     """A14"""

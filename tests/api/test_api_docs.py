@@ -40,6 +40,7 @@ def test_nothing_is_loaded_from_elsewhere(name: str) -> None:
     assert not re.search(r"https?:|[\"'(]//|@import|\burl\(", text)
 
 
+@pytest.mark.rule("B3", "No page may be harmed: /docs runs nothing but its own files.")
 @pytest.mark.parametrize("path", ["/docs", "/docs/docs.js", "/openapi.json"])
 def test_the_policy_allows_nothing_but_the_services_own_files(api: Api, path: str) -> None:
     """No part of an answer that is shown, a file's name for one, can become a script (B3)."""

@@ -19,6 +19,7 @@ def path(api: Api) -> str:
     return f"/v1/files/{api.upload(DATA).json['id']}/content"
 
 
+@pytest.mark.rule("B7", "A download has its type, its name and its length.")
 def test_a_download_is_the_whole_file_with_its_headers(api: Api, path: str) -> None:
     """B7"""
     reply = api.call("GET", path)
@@ -44,6 +45,7 @@ def test_a_large_download_arrives_whole(api: Api) -> None:
     assert api.call("GET", f"/v1/files/{file_id}/content").body == data
 
 
+@pytest.mark.rule("B7", "Range is honoured.")
 @pytest.mark.parametrize(
     ("wanted", "start", "end"),
     [
@@ -121,6 +123,7 @@ def test_no_filename_can_break_the_header(name: str) -> None:
         assert seen.strip(". ")
 
 
+@pytest.mark.rule("B3", "A filename cannot break a header.")
 @pytest.mark.parametrize(
     ("name", "header"),
     [

@@ -41,6 +41,7 @@ def test_only_the_body_has_a_deadline() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.rule("A14", "A body may not stall.")
 def test_a_body_that_does_not_come_is_given_up() -> None:
     """A14"""
 

@@ -14,6 +14,7 @@ def test_an_empty_list(api: Api) -> None:
     assert reply.json == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
+@pytest.mark.rule("B5", "Pages hold every file once, in order.")
 @pytest.mark.parametrize("order", ["asc", "desc", None])
 @pytest.mark.parametrize("limit", [1, 2, 5, 7])
 def test_pages_hold_every_file_once_and_in_order(api: Api, order: str | None, limit: int) -> None:
@@ -45,6 +46,7 @@ def test_a_page_is_not_moved_by_files_that_come_later(api: Api) -> None:
     assert [file["id"] for file in rest["data"]] == [old[1], old[0]]
 
 
+@pytest.mark.rule("B5", "A deleted file still is a cursor, an unknown one is 400.")
 def test_a_deleted_file_is_still_a_cursor_and_an_unknown_one_is_not(api: Api) -> None:
     """B5"""
     account = api.new_account(f"cursor-{uuid4()}")
@@ -58,6 +60,7 @@ def test_a_deleted_file_is_still_a_cursor_and_an_unknown_one_is_not(api: Api) ->
         assert reply.error["param"] == "after"
 
 
+@pytest.mark.rule("B5", "A limit that is no positive integer is 400.")
 @pytest.mark.parametrize("limit", ["0", "-1", "ten", "1.0", "", "1_0", "%2B5", "٣", "0x10"])
 def test_a_limit_that_is_no_positive_integer_is_400(api: Api, limit: str) -> None:
     """B5"""

@@ -9,6 +9,7 @@ from api_server import BOUNDARY, CHAT, FORM, LINE, Api, field, file_part, form, 
 PURPOSE = field("purpose", "batch")
 
 
+@pytest.mark.rule("A9", "Times are integer Unix seconds.")
 def test_an_upload_is_answered_with_the_file_object(api: Api) -> None:
     """B1, A9: exactly these fields, with the bytes measured here."""
     reply = api.upload(LINE * 3)
@@ -27,6 +28,7 @@ def test_an_upload_is_answered_with_the_file_object(api: Api) -> None:
     }
 
 
+@pytest.mark.rule("B1", "Bytes are stored as they came, with the fields in either order.")
 @pytest.mark.parametrize("data", [b"\x00\xff not even text \r\n--", b"\r\n", b"--" + BOUNDARY.encode(), b"x" * 300_000])
 @pytest.mark.parametrize("purpose_first", [True, False])
 def test_bytes_are_stored_as_they_came_in_either_order(api: Api, data: bytes, purpose_first: bool) -> None:
@@ -47,6 +49,7 @@ def test_a_chunked_upload_without_a_length_is_fine(api: Api) -> None:
         assert b'"bytes":%d' % len(LINE) in sock.recv(65536)
 
 
+@pytest.mark.rule("B1", "An upload is never held in memory whole.")
 def test_an_upload_goes_to_the_disk_while_it_comes_in(serve: Callable[..., Api]) -> None:
     """B1: never in memory whole."""
     api = serve()
@@ -67,6 +70,7 @@ def test_an_upload_goes_to_the_disk_while_it_comes_in(serve: Callable[..., Api])
     assert api.uploading() == 0
 
 
+@pytest.mark.rule("B2", "What is no form is invalid_content_type.")
 @pytest.mark.parametrize(
     ("content_type", "code"),
     [
@@ -89,6 +93,7 @@ def many_fields(count: int) -> bytes:
     return form(*(field(f"f{n}", "v") for n in range(count)), PURPOSE, file_part(LINE))
 
 
+@pytest.mark.rule("B2", "A form that is cut off is invalid_multipart.")
 @pytest.mark.parametrize(
     "body",
     [
@@ -121,6 +126,8 @@ def test_fields_nobody_knows_are_ignored(api: Api) -> None:
     assert reply.status == 200
 
 
+@pytest.mark.rule("B2", "Any purpose but batch is invalid_purpose.")
+@pytest.mark.rule("B2", "A form without a file is missing_file, an empty one empty_file.")
 @pytest.mark.parametrize(
     ("parts", "code", "param"),
     [
@@ -146,6 +153,7 @@ def test_a_form_without_its_parts_is_refused_and_leaves_nothing(
     assert api.uploading() == 0
 
 
+@pytest.mark.rule("B2", "The largest file fits, one byte more is 413.")
 def test_the_largest_file_fits_and_one_byte_more_does_not(shared: Callable[..., Api]) -> None:
     """B2"""
     api = shared(max_file_bytes=1000)
@@ -158,6 +166,7 @@ def test_the_largest_file_fits_and_one_byte_more_does_not(shared: Callable[..., 
     assert api.uploading() == 0
 
 
+@pytest.mark.rule("B2", "413 is answered as soon as it is known.")
 def test_too_large_is_known_from_the_length_before_a_byte_came(shared: Callable[..., Api]) -> None:
     """B2"""
     api = shared(max_file_bytes=1000)
@@ -198,6 +207,7 @@ def test_fields_cannot_smuggle_in_what_a_file_may_not(serve: Callable[..., Api])
     assert api.stored() == []
 
 
+@pytest.mark.rule("B2", "Nothing of a broken upload stays on disk.")
 def test_a_client_that_leaves_leaves_nothing(serve: Callable[..., Api]) -> None:
     """B2"""
     api = serve()
@@ -222,6 +232,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.rule("B3", "A filename is kept as the client sent it.")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_filename_is_kept_as_it_was_sent(api: Api, name: str) -> None:
     """B3"""
@@ -255,6 +266,7 @@ def test_a_file_without_a_name_is_named_after_its_id(api: Api, disposition: str)
     assert file["filename"] == f"{file['id']}.jsonl"
 
 
+@pytest.mark.rule("B4", "expires_after is honoured, within its bounds.")
 def test_expires_after_is_honoured(api: Api) -> None:
     """B4"""
     for seconds in (3600, 2_592_000):
@@ -298,6 +310,7 @@ def test_an_expired_file_is_gone_on_every_route(serve: Callable[..., Api]) -> No
     assert api.create(input_file_id=file_id, endpoint=CHAT).status == 404
 
 
+@pytest.mark.rule("B6", "A file that is not there is 404 file_not_found.")
 def test_an_unknown_file_is_404(api: Api) -> None:
     """B6"""
     for path in ("", "/content"):
@@ -319,6 +332,7 @@ def test_ids_that_are_none_are_404_too(api: Api, file_id: str) -> None:
     assert reply.error["code"] == "file_not_found"
 
 
+@pytest.mark.rule("A12", "An empty id is 400.")
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "/v1/files/"), ("DELETE", "/v1/files/"), ("GET", "/v1/files//content")]
 )
@@ -329,6 +343,7 @@ def test_an_empty_file_id_is_400(api: Api, method: str, path: str) -> None:
     assert reply.error["param"] == "file_id"
 
 
+@pytest.mark.rule("B8", "A deleted file's object leaves storage at once.")
 def test_a_deleted_file_is_gone_at_once_and_only_once(serve: Callable[..., Api]) -> None:
     """B8"""
     api = serve()
@@ -349,6 +364,7 @@ def test_deleting_the_input_changes_nothing_for_its_batch(api: Api) -> None:
     assert api.call("GET", f"/v1/batches/{batch['id']}").json == batch
 
 
+@pytest.mark.rule("B10", "The prefix file_ names the same file on every route.")
 def test_the_legacy_prefix_names_the_same_file_everywhere(api: Api) -> None:
     """B10"""
     file_id = api.upload().json["id"]

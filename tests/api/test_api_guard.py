@@ -20,6 +20,7 @@ ANY_REQUEST = [
 ]
 
 
+@pytest.mark.rule("A5", "Every answer carries an x-request-id of its own.")
 @pytest.mark.parametrize(("method", "path", "status"), ANY_REQUEST)
 def test_every_answer_has_a_new_request_id(api: Api, method: str, path: str, status: int) -> None:
     """A5"""
@@ -31,6 +32,7 @@ def test_every_answer_has_a_new_request_id(api: Api, method: str, path: str, sta
     assert first != second
 
 
+@pytest.mark.rule("A6", "Unknown routes and wrong methods are told in the envelope too.")
 def test_unknown_routes_are_answered_in_the_envelope(api: Api) -> None:
     """A6"""
     reply = api.call("GET", "/v1/nothing", anonymous=True)
@@ -58,6 +60,7 @@ def test_wrong_methods_are_told_the_right_ones(api: Api, path: str, allow: str) 
     assert reply.error["type"] == "invalid_request_error"
 
 
+@pytest.mark.rule("A12", "Routes take no trailing slash and redirect nothing.")
 @pytest.mark.parametrize("path", ["/v1/files/file-x/", "/v1/batches/batch_x/", "/healthz/", "/v1/batches/x/cancel/"])
 def test_a_trailing_slash_is_another_route_and_redirects_nowhere(api: Api, path: str) -> None:
     """A12"""
@@ -66,6 +69,7 @@ def test_a_trailing_slash_is_another_route_and_redirects_nowhere(api: Api, path:
     assert "location" not in reply.headers
 
 
+@pytest.mark.rule("A6", "A fault of ours is 500 and shows no internals.")
 def test_a_fault_of_ours_shows_no_internals_and_logs_no_contents(
     serve: Callable[..., Api], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,6 +86,7 @@ def test_a_fault_of_ours_shows_no_internals_and_logs_no_contents(
     assert "salaries" not in str([record.__dict__ for record in caplog.records])
 
 
+@pytest.mark.rule("A10", "An outage says when to come again.")
 @pytest.mark.parametrize("fault", [StoreDown("disk I/O error"), ObjectsDown("no route to host")])
 def test_storage_that_is_down_is_503_and_asks_to_come_again(
     serve: Callable[..., Api], fault: Exception, caplog: pytest.LogCaptureFixture
@@ -115,6 +120,7 @@ def test_the_access_line_names_the_request_but_no_query_and_no_key(api: Api, cap
     assert api.account.key not in str(line)
 
 
+@pytest.mark.rule("A7", "A preflight needs no credentials and allows the two auth headers.")
 def test_preflight_needs_no_credentials_and_allows_what_sdks_send(api: Api) -> None:
     """A7"""
     reply = api.call(
@@ -145,6 +151,7 @@ def test_errors_too_can_be_read_across_origins(api: Api) -> None:
     assert {"x-request-id", "x-batch-id", "x-batchline-replayed"} <= exposed
 
 
+@pytest.mark.rule("A7", "Which origins are allowed is a setting.")
 def test_only_the_origins_of_the_setting_are_allowed(serve: Callable[..., Api]) -> None:
     """A7"""
     api = serve(cors_origins="https://a.example, https://b.example")
@@ -190,6 +197,7 @@ def test_a_slow_answer_is_no_stalled_body(serve: Callable[..., Api]) -> None:
         assert read_reply(waiting).status == 200
 
 
+@pytest.mark.rule("B2", "A refusal is seen by clients, not a reset connection.")
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

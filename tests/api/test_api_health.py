@@ -24,6 +24,7 @@ def test_a_ready_service_says_so_to_anyone(api: Api) -> None:
     assert (reply.status, reply.json) == (200, {"status": "ready", "database": "ok", "storage": "ok"})
 
 
+@pytest.mark.rule("F5", "/healthz and /readyz need no credentials, and a part that fails is named.")
 @pytest.mark.parametrize(
     ("broken", "red", "green"),
     [
@@ -90,6 +91,7 @@ def test_requests_are_counted(serve: Callable[..., Api]) -> None:
 TOKEN = "a-long-admin-token"
 
 
+@pytest.mark.rule("F5", "/metrics is open on loopback, else it needs the token.")
 @pytest.mark.parametrize(
     ("authorization", "status"),
     [

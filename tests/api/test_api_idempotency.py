@@ -19,6 +19,7 @@ def file_id(api: Api) -> str:
     return str(api.upload().json["id"])
 
 
+@pytest.mark.rule("A11", "The same Idempotency-Key gets the first answer again, byte for byte.")
 def test_the_same_key_gets_the_same_answer_byte_for_byte(api: Api, file_id: str) -> None:
     """A11"""
     key = {"idempotency-key": str(uuid4())}
@@ -29,6 +30,7 @@ def test_the_same_key_gets_the_same_answer_byte_for_byte(api: Api, file_id: str)
     assert second.headers["x-batchline-replayed"] == "true"
 
 
+@pytest.mark.rule("A11", "A 400 is repeated too.")
 def test_a_refusal_is_repeated_too(api: Api) -> None:
     """A11, C3"""
     bad = api.upload(b"not json").json["id"]
@@ -40,6 +42,8 @@ def test_a_refusal_is_repeated_too(api: Api) -> None:
     assert second.headers["x-batchline-replayed"] == "true"
 
 
+@pytest.mark.rule("A10", "A conflict tells the SDKs not to retry.")
+@pytest.mark.rule("A11", "The same key with another body is 409.")
 def test_the_same_key_with_another_body_is_409(api: Api, file_id: str) -> None:
     """A10, A11"""
     key = {"idempotency-key": str(uuid4())}
@@ -50,6 +54,7 @@ def test_the_same_key_with_another_body_is_409(api: Api, file_id: str) -> None:
     assert reply.error["type"] == "invalid_request_error"
 
 
+@pytest.mark.rule("A11", "A key belongs to its project.")
 def test_a_key_is_of_its_project(api: Api, file_id: str) -> None:
     """A8, A11"""
     key = {"idempotency-key": str(uuid4())}
@@ -75,6 +80,7 @@ def test_a_key_without_measure_is_refused(api: Api, file_id: str) -> None:
     assert reply.error["param"] == "Idempotency-Key"
 
 
+@pytest.mark.rule("A11", "A retry of what was answered is a new create.")
 def test_a_retry_of_what_was_answered_is_a_new_create(serve: Callable[..., Api]) -> None:
     """A11: the answer was fully sent, so its client knows that batch."""
     api = serve()
@@ -88,6 +94,7 @@ def test_a_retry_of_what_was_answered_is_a_new_create(serve: Callable[..., Api])
     assert "x-batchline-replayed" not in retry.headers
 
 
+@pytest.mark.rule("A11", "A retry gets the answer that was never fully sent.")
 def test_a_retry_gets_the_answer_that_its_client_did_not_wait_for(serve: Callable[..., Api]) -> None:
     """A11: the client leaves while its input is validated; the create goes on, and its answer is kept for it."""
     held: list[Held] = []

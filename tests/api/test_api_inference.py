@@ -27,6 +27,7 @@ def asked(api: Api) -> int:
     return sum(api.script.tries.values())
 
 
+@pytest.mark.rule("D7", "system_fingerprint is null in a synchronous answer.")
 def test_a_chat_is_answered_as_its_line_in_a_batch_would_be(api: Api) -> None:
     """E1, D7: the upstream's answer, with the fingerprint null."""
     reply = api.post(CHAT, chat("say it"))
@@ -37,6 +38,7 @@ def test_a_chat_is_answered_as_its_line_in_a_batch_would_be(api: Api) -> None:
     assert reply.json["system_fingerprint"] is None
 
 
+@pytest.mark.rule("E1", "Of a repeated key the last counts, and is what is sent.")
 def test_values_of_a_chat_keep_their_bytes_both_ways(serve: Callable[..., Api], hand: HandUpstream) -> None:
     """E1, C4, D1: big numbers and key order survive; of a repeated key the last counts, and is what is sent."""
     api = serve(upstream_url=hand.url)
@@ -56,6 +58,7 @@ def test_values_of_a_chat_keep_their_bytes_both_ways(serve: Callable[..., Api], 
     assert calling.result().body == answer.replace(b'"fp"', b"null")
 
 
+@pytest.mark.rule("D6", "A call's rules are checked without asking the upstream.")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -111,6 +114,8 @@ def test_only_post_is_answered(api: Api, path: str, method: str) -> None:
     assert reply.headers["allow"] == "OPTIONS, POST"
 
 
+@pytest.mark.rule("E2", "The other routes are reachable synchronously.")
+@pytest.mark.rule("E2", "Their answers come back as they are.")
 @pytest.mark.parametrize("path", OTHERS)
 def test_other_routes_are_handed_to_the_upstream_that_serves_them(
     serve: Callable[..., Api], hand: HandUpstream, path: str
@@ -151,6 +156,11 @@ TROUBLES = [
 WHOLE_ONLY = {"cut", "huge=2000000"}
 
 
+@pytest.mark.rule("A10", "An upstream's 408 or 409 is no reason to call again.")
+@pytest.mark.rule("E1", "The same answer as a line gets: what is no JSON is the upstream's fault.")
+@pytest.mark.rule("E2", "Synchronous calls are not retried.")
+@pytest.mark.rule("E2", "The upstream's 4xx is passed on.")
+@pytest.mark.rule("E2", "A 5xx is 502.")
 @pytest.mark.parametrize(
     ("stream", "directive", "status", "kind", "code"),
     [(False, *trouble) for trouble in TROUBLES]
@@ -171,6 +181,7 @@ def test_what_went_wrong_is_told_in_the_envelope_and_not_tried_again(
     assert (reply.headers["x-should-retry"] == "false") == final
 
 
+@pytest.mark.rule("A10", "An upstream's throttling is passed on with its wait, a minute at most.")
 def test_throttling_tells_when_to_try_again(api: Api) -> None:
     """A4, A10: as the upstream says, and never more than a minute."""
     for told, passed_on in [("7", "7"), ("0.2", "1"), ("500", "60")]:
@@ -178,6 +189,7 @@ def test_throttling_tells_when_to_try_again(api: Api) -> None:
         assert reply.headers["retry-after"] == passed_on
 
 
+@pytest.mark.rule("E2", "An unreachable upstream is 502.")
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_upstream_that_cannot_be_reached_is_502(serve: Callable[..., Api], hand: HandUpstream, stream: bool) -> None:
     """E2"""
@@ -188,6 +200,7 @@ def test_an_upstream_that_cannot_be_reached_is_502(serve: Callable[..., Api], ha
     assert reply.error["message"] == "The upstream cannot be reached"
 
 
+@pytest.mark.rule("E2", "A timeout is 504.")
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_upstream_that_takes_too_long_is_504(shared: Callable[..., Api], stream: bool) -> None:
     """E2"""
@@ -228,12 +241,14 @@ def test_the_upstream_hears_its_own_name_of_a_model(serve: Callable[..., Api], h
     assert calling.result().status == 200
 
 
+@pytest.mark.rule("D6", "A call's input is held against the limit.")
 def test_an_input_over_the_models_limit_is_refused(shared: Callable[..., Api]) -> None:
     """D6"""
     reply = shared(models=MODELS).post(CHAT, chat("a " * 2000) | {"model": "short"})
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
+@pytest.mark.rule("E2", "A request without a model goes to the one that serves its route.")
 def test_a_route_without_a_model_goes_to_the_one_that_serves_it(shared: Callable[..., Api]) -> None:
     """E2: and is booked on it."""
     api = shared(models=MODELS)
@@ -253,6 +268,7 @@ def test_a_route_that_nobody_serves_says_what_to_do(shared: Callable[..., Api]) 
         assert reply.error["message"].startswith(f"No model serves {path}. Set upstream_url, or give a model")
 
 
+@pytest.mark.rule("D7", "A call's classification is held to it.")
 @pytest.mark.parametrize(
     ("content", "passed_on"),
     [
@@ -278,6 +294,8 @@ def test_a_classification_is_a_document_in_a_string(
         assert reply.json["choices"][0]["message"]["content"] == passed_on
 
 
+@pytest.mark.rule("E1", "A call is charged before its answer is sent.")
+@pytest.mark.rule("E1", "A call costs the whole price.")
 def test_an_answer_is_charged_for_before_it_is_sent(shared: Callable[..., Api]) -> None:
     """E1, D4: at the full price, cached input at its own; the books and the funds agree."""
     api = shared(models=MODELS, metering=True)
@@ -299,6 +317,7 @@ def test_a_call_without_a_model_is_booked_under_no_name(shared: Callable[..., Ap
     assert [(entry.model, entry.requests, entry.cost) for entry in api.usage(account)] == [("", 1, 0)]
 
 
+@pytest.mark.rule("D4", "A refused call is not charged.")
 def test_a_refused_call_is_not_charged(shared: Callable[..., Api]) -> None:
     """D4"""
     api = shared(models=MODELS, metering=True)
@@ -308,6 +327,7 @@ def test_a_refused_call_is_not_charged(shared: Callable[..., Api]) -> None:
     assert api.usage(account) == []
 
 
+@pytest.mark.rule("E2", "A client that leaves ends the upstream's request.")
 def test_a_client_that_leaves_ends_the_upstreams_request(serve: Callable[..., Api], hand: HandUpstream) -> None:
     """E2: nobody waits for the answer any more; it is not charged, and its place is free."""
     api = serve(upstream_url=hand.url, max_project_calls=1)

@@ -99,6 +99,7 @@ def test_no_more_is_taken_of_the_upstream_than_the_client_takes() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.rule("E2", "A charge is made once, however often the call is cut off.")
 @pytest.mark.parametrize("cancels", [1, 2, 3])
 def test_a_charge_is_made_once_however_often_the_call_is_cut_off(cancels: int) -> None:
     """E2, D4: by its client and by the server's end at once; the upstream is left first."""

@@ -79,6 +79,7 @@ def booked(api: Api) -> tuple[int, int, int]:
     return entry.requests, entry.input_tokens, entry.output_tokens
 
 
+@pytest.mark.rule("E1", "Events are passed on as they come.")
 def test_events_are_passed_on_as_they_come(serve: Callable[..., Api], hand: HandUpstream) -> None:
     """E1: the first is there before the second was sent; also where an event comes in pieces."""
     with streaming(serve(upstream_url=hand.url), hand, CHAT, chat()) as (client, peer, _):
@@ -92,6 +93,7 @@ def test_events_are_passed_on_as_they_come(serve: Callable[..., Api], hand: Hand
         assert client.rest() == []
 
 
+@pytest.mark.rule("E1", "stream: true streams server-sent events.")
 def test_a_stream_says_what_it_is(api: Api) -> None:
     """E1, A5: for clients and for proxies in between."""
     client = Client(api, CHAT, chat())
@@ -119,6 +121,8 @@ def test_the_fingerprint_is_null_in_every_chunk_and_nothing_else_changes(
         assert client.next() == b'data: {"z":1,"system_fingerprint":null}\n\n'
 
 
+@pytest.mark.rule("E1", "Usage is asked for, so that a stream can be charged.")
+@pytest.mark.rule("E1", "And shown only to who wanted it.")
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [({}, False), ({"stream_options": None}, False), ({"stream_options": {"x": 1}}, False)]
@@ -152,6 +156,7 @@ def test_a_stream_is_charged_before_its_end(serve: Callable[..., Api]) -> None:
     assert api.funds() == before - entry.cost == before - (2 * 1000 + 5 * 10_000)
 
 
+@pytest.mark.rule("E2", "Or for what was sent.")
 def test_a_stream_that_tells_no_usage_is_charged_for_what_was_sent(
     serve: Callable[..., Api], hand: HandUpstream
 ) -> None:
@@ -165,6 +170,8 @@ def test_a_stream_that_tells_no_usage_is_charged_for_what_was_sent(
     assert booked(api) == (1, 3, 2)
 
 
+@pytest.mark.rule("E2", "A stream that the client leaves is charged.")
+@pytest.mark.rule("E2", "For what the upstream reported.")
 @pytest.mark.parametrize(("reported", "charged"), [({}, (1, 3, 2)), ({"usage": USAGE}, (1, 11, 7))])
 def test_a_stream_that_the_client_leaves_ends_at_once_and_is_charged(
     serve: Callable[..., Api], hand: HandUpstream, reported: dict[str, Any], charged: tuple[int, int, int]
@@ -216,6 +223,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.rule("E2", "A stream that breaks says so.")
 @pytest.mark.parametrize("broken", BREAKS, ids=["text", "array", "utf8", "error", "huge", "cut"])
 def test_a_stream_that_breaks_says_so_and_is_charged_for_what_was_sent(
     serve: Callable[..., Api], hand: HandUpstream, broken: bytes | None

@@ -20,6 +20,8 @@ def listed(model_id: str, **more: Any) -> dict[str, Any]:
     return {"id": model_id, "object": "model", "created": 0, "owned_by": "batchline"} | more
 
 
+@pytest.mark.rule("E3", "The list shows the models enabled for the project.")
+@pytest.mark.rule("E3", "In OpenAI's shape.")
 def test_the_list_shows_what_is_enabled_for_the_project(shared: Callable[..., Api]) -> None:
     """E3"""
     reply = shared(models=MODELS).call("GET", "/v1/models")
@@ -27,6 +29,7 @@ def test_the_list_shows_what_is_enabled_for_the_project(shared: Callable[..., Ap
     assert reply.json == {"object": "list", "data": [listed("small"), listed("vendor/large:v1")]}
 
 
+@pytest.mark.rule("E3", "A model is found by its id, slashes and all.")
 @pytest.mark.parametrize("path", ["small", "vendor/large:v1", "vendor%2Flarge%3Av1"])
 def test_one_model_is_found_by_its_id_slashes_and_all(shared: Callable[..., Api], path: str) -> None:
     """E3"""

@@ -40,6 +40,12 @@ def create(api: Api, account: Account, file_id: str, **headers: str) -> Reply:
     return api.call("POST", "/v1/batches", body=body, account=account, headers=headers)
 
 
+@pytest.mark.rule("A3", "Nothing left is exactly nothing.")
+@pytest.mark.rule("A3", "It is 429, with type and code insufficient_quota.")
+@pytest.mark.rule("A3", "Uploads ask for something left.")
+@pytest.mark.rule("A3", "Creating a batch asks for something left.")
+@pytest.mark.rule("A3", "Synchronous calls ask for something left.")
+@pytest.mark.rule("A10", "insufficient_quota tells the SDKs not to retry.")
 @pytest.mark.parametrize("funds", [0, -5])
 def test_who_has_nothing_left_can_neither_store_nor_spend(metered: Api, account: Account, funds: int) -> None:
     """A3, A10"""
@@ -59,6 +65,8 @@ def test_a_nano_unit_is_something(metered: Api, account: Account) -> None:
     assert call(metered, CHAT, account).status == 200
 
 
+@pytest.mark.rule("A3", "Downloads stay open to who has nothing left.")
+@pytest.mark.rule("A3", "Cancelling stays open.")
 def test_what_is_there_stays_open(metered: Api, account: Account) -> None:
     """A3: reads, downloads, cancel and delete."""
     file_id = metered.upload(account=account).json["id"]
@@ -77,6 +85,7 @@ def test_what_is_there_stays_open(metered: Api, account: Account) -> None:
         assert metered.call(method, path, account=account).status == 200
 
 
+@pytest.mark.rule("A3", "An answer that was given before is given again though nothing is left.")
 def test_an_answer_is_given_again_though_nothing_is_left(metered: Api, account: Account) -> None:
     """A11, A3: a batch that was created is no new spending; a key that was never used is."""
     file_id = metered.upload(account=account).json["id"]
@@ -113,6 +122,7 @@ def test_a_retry_gets_its_answer_though_nothing_is_left(serve: Callable[..., Api
     assert (again.status, again.headers["x-batchline-replayed"]) == (200, "true")
 
 
+@pytest.mark.rule("F2", "Where it is off, nobody is refused for quota.")
 def test_nobody_runs_out_where_nothing_is_metered(api: Api) -> None:
     """A3, F2"""
     account = api.new_account("unmetered")
@@ -130,6 +140,7 @@ def test_credentials_come_before_quota(metered: Api, account: Account) -> None:
     assert metered.post(CHAT, {}, **wrong).status == 403
 
 
+@pytest.mark.rule("F3", "A key that opened something was used.")
 def test_a_key_that_opened_something_was_used(metered: Api, account: Account) -> None:
     """F3: and one that was refused was not."""
     metered.call("GET", "/v1/files", account=Account("bl-wrong", "", account.project_id))

@@ -11,6 +11,7 @@ from batchline.api.throttle import Throttle
 from batchline.domain.errors import RateLimited
 
 
+@pytest.mark.rule("A4", "A project with too much under way is 429 with Retry-After, and no other.")
 def test_a_project_over_its_places_is_throttled_and_no_other(serve: Callable[..., Api]) -> None:
     """A4: 429 of the transient kind, with a time to try again, and only for the project that has too much under way."""
     held: list[Held] = []
@@ -37,6 +38,7 @@ def test_a_project_over_its_places_is_throttled_and_no_other(serve: Callable[...
     assert api.create(**create).status == 200
 
 
+@pytest.mark.rule("A4", "A place is free again however it was left.")
 def test_a_place_is_free_again_however_it_was_left() -> None:
     """A4: a request that fails gives its place back."""
     throttle = Throttle(1, of="things")

@@ -28,6 +28,7 @@ def failing(**faults: Exception) -> Wrap:
     return lambda part: Faulty(part, **faults)
 
 
+@pytest.mark.rule("B2", "A store that fails is 500 storage_error.")
 @pytest.mark.parametrize(
     "broken",
     [

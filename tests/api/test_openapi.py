@@ -106,6 +106,7 @@ def test_every_reference_leads_somewhere_and_nothing_named_is_unused(document: D
     assert {f"securitySchemes/{name}" for name in required} == schemes
 
 
+@pytest.mark.rule("E2", "Every synchronous route is described.")
 def test_the_document_and_the_router_know_the_same_operations(api: Api, document: Document) -> None:
     """Every route is described, and everything described is a route. HEAD comes with GET, OPTIONS with any path."""
     routed = set()
@@ -224,6 +225,7 @@ def _kinds(root: type[ApiError]) -> Iterator[type[ApiError]]:
         yield from _kinds(kind)
 
 
+@pytest.mark.rule("A6", "Every error code of the service stands in its OpenAPI document.")
 def test_every_error_code_of_the_source_is_described_and_no_other(document: Document) -> None:
     """A6, A12."""
     operations = [operation["responses"] for _, _, operation in _operations(document)]

@@ -18,6 +18,7 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path / "data")
 
 
+@pytest.mark.rule("F3", "A created key opens its project.")
 def test_a_created_key_opens_its_project(shell: Shell) -> None:
     """F3, A2: what create prints is what authenticates."""
     made = shell.json("keys", "create")
@@ -49,6 +50,7 @@ def test_projects_are_made_by_name_once(shell: Shell) -> None:
     assert first["api_key"] != again["api_key"]
 
 
+@pytest.mark.rule("F3", "A project's name is its organization's own.")
 def test_organizations_are_made_by_name_and_share_no_project(shell: Shell) -> None:
     """F3: a project's name is its organization's own."""
     first = shell.json("keys", "create", "--org", "acme", "--project", "search")
@@ -96,6 +98,7 @@ def test_list_tells_keys_apart_and_never_shows_one(shell: Shell) -> None:
         assert made["api_key"] not in text + json.dumps(listed)
 
 
+@pytest.mark.rule("F3", "keys list tells when a key was last used.")
 def test_list_tells_when_a_key_was_last_used(shell: Shell) -> None:
     """So that keys nobody needs any more can be found."""
     used, unused = shell.json("keys", "create"), shell.json("keys", "create")
@@ -109,6 +112,7 @@ def test_list_tells_when_a_key_was_last_used(shell: Shell) -> None:
     assert told == {used["key_id"]: "2026-11-01T00:00:00Z", unused["key_id"]: "never"}
 
 
+@pytest.mark.rule("F3", "Keys are stored hashed.")
 def test_no_file_of_the_data_folder_holds_a_secret(shell: Shell) -> None:
     """F3: keys are stored hashed, also right after they were made or rotated."""
     made = shell.json("keys", "create")
@@ -120,6 +124,7 @@ def test_no_file_of_the_data_folder_holds_a_secret(shell: Shell) -> None:
         assert bytes.fromhex(secret.removeprefix("bl-")) not in stored
 
 
+@pytest.mark.rule("F3", "A revoked key opens nothing.")
 @pytest.mark.parametrize("field", ["key_id", "api_key"])
 def test_a_revoked_key_opens_nothing(shell: Shell, field: str) -> None:
     """A2, F3: by id or by the key itself; its neighbour in the project lives on."""
@@ -133,6 +138,7 @@ def test_a_revoked_key_opens_nothing(shell: Shell, field: str) -> None:
     assert revoked[neighbour["key_id"]] is None
 
 
+@pytest.mark.rule("F3", "A rotated key is the same key with another secret.")
 @pytest.mark.parametrize("field", ["key_id", "api_key"])
 def test_a_rotated_key_keeps_its_id_and_changes_its_secret(shell: Shell, field: str) -> None:
     """F3: new secret, same key, so batches that run under it go on."""

@@ -15,6 +15,8 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path / "data")
 
 
+@pytest.mark.rule("F3", "set-balance sets what an organization has.")
+@pytest.mark.rule("F3", "An organization is named by its id or name.")
 @pytest.mark.parametrize("field", ["name", "organization_id"])
 def test_a_balance_is_set_by_name_or_id_and_no_other_is_touched(shell: Shell, field: str) -> None:
     """F3: the new state is printed, and it is what the service reads (A3)."""
@@ -39,6 +41,7 @@ def test_a_balance_is_set_by_name_or_id_and_no_other_is_touched(shell: Shell, fi
     assert owner.funds == 12_500_000_001
 
 
+@pytest.mark.rule("F3", "--credits sets the free credits.")
 def test_credits_are_set_only_when_they_are_given(shell: Shell) -> None:
     shell.json("keys", "create", "--org", "acme")
     assert shell.json("orgs", "set-balance", "acme", "1", "--credits", "0.25")["credits_nano"] == 250_000_000
@@ -61,6 +64,7 @@ def test_the_text_says_what_the_json_says(shell: Shell) -> None:
     assert shown["organization_id"] == made["organization_id"]
 
 
+@pytest.mark.rule("F3", "What is no amount changes nothing.")
 @pytest.mark.parametrize(
     "amount",
     ["-1", "-0.000000001", "0.0000000001", "1.00000000000000000000000000001", "1e10", "NaN", "inf", "five", ""],
@@ -89,6 +93,7 @@ def test_a_misspelt_option_is_refused(shell: Shell) -> None:
     assert shell.json("orgs", "list")[0]["balance_nano"] == 0
 
 
+@pytest.mark.rule("F3", "A balance takes effect on a running service.")
 def test_a_balance_takes_effect_on_a_running_service(tmp_path: Path) -> None:
     """F3, A3: an organization with nothing left is refused, and let in once it was given something."""
     form = upload_form(chat_line("line-0", "hello"))

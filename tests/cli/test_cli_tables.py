@@ -97,6 +97,7 @@ def test_an_id_with_dots_is_told_to_stand_in_quotes(file: Path) -> None:
     assert told.endswith('a name with dots stands in quotes, as in [models."small-1.5"]')
 
 
+@pytest.mark.rule("F2", "A model of an upstream that is nowhere is told.")
 def test_a_model_of_an_upstream_that_is_nowhere_is_told(file: Path) -> None:
     """Every table is right by itself, and they do not fit."""
     [told] = _told(file, _UPSTREAM + "[models.small]\nupstream = 'there'\n")
@@ -114,6 +115,7 @@ def test_every_fault_of_every_table_is_told_at_once(file: Path) -> None:
     assert sorted(places) == ["models.a.max_tokens", "models.b.name", "port", "upstreams.c.url"]
 
 
+@pytest.mark.rule("F2", "A refused value is never repeated.")
 @pytest.mark.parametrize(
     "text",
     [

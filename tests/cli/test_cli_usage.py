@@ -90,6 +90,7 @@ def test_rows_are_by_project_and_model_and_a_name_is_no_project(shell: Shell, bo
     ]
 
 
+@pytest.mark.rule("F3", "Usage sums what was used, group by group.")
 @pytest.mark.parametrize(
     ("by", "expected"),
     [
@@ -201,6 +202,7 @@ def test_a_models_name_cannot_steer_the_terminal_or_fill_it(shell: Shell, books:
     assert max(map(len, text.splitlines())) < 160
 
 
+@pytest.mark.rule("F2", "A service that is switched to metering gives them.")
 def test_batches_and_synchronous_calls_of_a_service_are_told_apart(tmp_path: Path) -> None:
     """D4, E1: a batch's lines at half the price, a call at the whole of it, and the balance is what is left."""
     with running_mock() as mock:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import openai
+import pytest
 
 from serving import (
     Program,
@@ -17,6 +18,8 @@ from serving import (
 )
 
 
+@pytest.mark.rule("F1", "One service a folder: a second one refuses.")
+@pytest.mark.rule("F1", "A second service says which process serves the folder.")
 def test_a_second_service_on_a_folder_refuses_and_names_it(tmp_path: Path) -> None:
     """F1: it ends with 1, says who serves the folder, and the first goes on as if nothing had been."""
     with running_mock() as mock, running_service(tmp_path, mock.url) as service:

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from serving import (
     Mock,
     await_end,
@@ -17,6 +19,7 @@ from serving import (
 _RESCUED = "took over from a dead process"
 
 
+@pytest.mark.rule("F5", "SIGTERM: what is in flight finishes, the rest is handed back.")
 def test_lines_in_flight_finish_and_none_runs_twice(tmp_path: Path) -> None:
     """F5: the process ends by itself with 0, and its leases are handed back, not left to lapse."""
     lines = chat_lines(f"[[delay=1]] {n}" for n in range(12))

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
+
 from batchline.app.roster import Roster
 from batchline.domain.fleet import Report, Station
 
@@ -31,6 +33,7 @@ def test_who_is_alone_has_the_whole_cap_at_once() -> None:
     _play(scene())
 
 
+@pytest.mark.rule("F2", "A cap holds over all processes of a service.")
 def test_a_cap_is_shared_and_never_passed() -> None:
     """F2: room is made when a hand is sent for; it gets what was given back, and waits for the rest."""
 
@@ -74,6 +77,7 @@ def test_calls_that_somebody_waits_for_leave_less_to_hands() -> None:
     _play(scene())
 
 
+@pytest.mark.rule("D5", "A further process lives before it can claim anything.")
 def test_who_was_sent_for_lives_before_it_says_a_word() -> None:
     """D5: and until it is over, so that its leases are nobody else's."""
 

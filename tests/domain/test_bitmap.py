@@ -1,5 +1,6 @@
 """Which lines of a shard are settled: SPEC C12 leans on every bit."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ def test_the_lowest_bit_of_the_first_byte_is_the_first_line() -> None:
     assert all_but([0, 9], 10) == b"\xfe\x01"
 
 
+@pytest.mark.rule("C12", "The bits of a shard stand for its lines one by one.")
 @given(SHARDS)
 def test_all_but_some_leaves_exactly_those(shard: tuple[int, set[int]]) -> None:
     """C12: no line is lost and none is run that is not meant."""

@@ -22,6 +22,8 @@ def test_a_known_role_passes(role: str) -> None:
     assert check({"model": "m", "messages": [{"role": role}], "other": [1]}) == MODEL
 
 
+@pytest.mark.rule("D6", "Empty messages are refused.")
+@pytest.mark.rule("D6", "An unknown role is refused.")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -47,6 +49,7 @@ def test_a_broken_rule_is_an_invalid_request(body: object, param: str) -> None:
     assert refused.param == param
 
 
+@pytest.mark.rule("D6", "A model that is not enabled is not_found_error.")
 def test_a_model_that_is_not_enabled_is_not_found() -> None:
     refused = check({"model": "other", "messages": [USER]})
     assert isinstance(refused, Failure)

@@ -19,6 +19,7 @@ def answer(content: bytes) -> bytes:
     return b'{"n":1.10,"choices":[{"x":1.0,"message":{"role":"assistant","content":%b,"r":null}},{"y":2}]}' % content
 
 
+@pytest.mark.rule("D7", "A classification is a JSON document as a string.")
 @pytest.mark.parametrize(
     ("content", "text"),
     [
@@ -38,6 +39,7 @@ def test_the_content_is_a_document_in_a_string(content: bytes, text: str) -> Non
     assert outcome.body == body
 
 
+@pytest.mark.rule("D7", "A text that is no JSON is no classification.")
 @pytest.mark.parametrize(
     "body",
     [

@@ -69,6 +69,7 @@ def test_what_is_no_chunk_is_left_alone(event: bytes) -> None:
     assert read_chat_event(event) == Chunk(event=event)
 
 
+@pytest.mark.rule("D7", "And in every chunk of a stream.")
 @pytest.mark.parametrize(
     ("event", "passed_on"),
     [

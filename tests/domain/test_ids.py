@@ -35,6 +35,7 @@ def test_batch_ids_sort_by_time(early: float, late: float) -> None:
         assert ids.batch_id(early, b"\xff" * 10) < ids.batch_id(late, bytes(10))
 
 
+@pytest.mark.rule("D1", "A line's id is the same however often it is tried.")
 def test_a_lines_id_is_its_own_and_stays() -> None:
     """D1: the same however often the line is tried, and no other line's."""
     assert ids.line_id("batch_01A", 7) == ids.line_id("batch_01A", 7) == "batch_req_01A_7"

@@ -1,5 +1,7 @@
 """Which models may be asked, and by whom: SPEC D6, E3, F2."""
 
+import pytest
+
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, lanes_of
 from batchline.domain.records import Lane
 
@@ -7,6 +9,7 @@ OPEN = Model(id="open", name="org/open-7b", upstreams=("gpu", "spare"))
 CLOSED = Model(id="closed", name="closed", projects=frozenset({"alpha"}), paths=frozenset({"/gliner"}))
 
 
+@pytest.mark.rule("F2", "With no models configured, any id goes to the default upstream.")
 def test_without_models_any_id_goes_to_the_default_upstream() -> None:
     """F2."""
     found = Catalog().find("whatever", "alpha")

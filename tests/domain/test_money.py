@@ -33,6 +33,7 @@ def test_no_amount_is_lost_between_units_and_nano_units(amount: int) -> None:
     assert nano(Decimal(units(amount))) == amount
 
 
+@pytest.mark.rule("D4", "Money is whole nano-units: what takes rounding is refused.")
 @pytest.mark.parametrize("text", ["0.0000000001", "1e-10", "1.00000000000000000000000000001", "NaN", "Infinity"])
 def test_what_is_no_whole_number_of_nano_units_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="nine decimal places"):
@@ -59,6 +60,7 @@ def test_more_cached_tokens_than_input_are_no_discount() -> None:
     assert PRICE.cost(usage, percent=100) == PRICE.cost(Usage(input_tokens=10, cached_tokens=10), percent=100)
 
 
+@pytest.mark.rule("D4", "A line costs the batch's share of the price.")
 def test_a_line_of_a_batch_costs_half_of_a_call_that_somebody_waits_for() -> None:
     """By default; and nothing where nobody is metered."""
     usage = Usage(input_tokens=1000, output_tokens=1000)

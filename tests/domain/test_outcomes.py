@@ -40,6 +40,8 @@ def set_back(status: int, body: object = b"", **fields: Any) -> Setback:
     return outcome
 
 
+@pytest.mark.rule("D2", "401 and 403 are authentication_error.")
+@pytest.mark.rule("D2", "404 is not_found_error.")
 @pytest.mark.parametrize(
     ("status", "code"),
     [
@@ -68,6 +70,7 @@ def test_what_an_upstream_says_of_the_services_credentials_is_not_repeated(statu
     assert "sk-operator" not in str(outcome)
 
 
+@pytest.mark.rule("D2", "A 429 that says quota is insufficient_quota.")
 @pytest.mark.parametrize(
     "error",
     [
@@ -93,6 +96,8 @@ def test_any_other_429_is_throttling(body: object) -> None:
     assert setback.as_failure(4) == Failure("rate_limit_exceeded", "http_429", setback.reason)
 
 
+@pytest.mark.rule("D2", "408, 409, 3xx and 5xx are tried again.")
+@pytest.mark.rule("D2", "After the last attempt: how many there were.")
 @pytest.mark.parametrize("status", [301, 304, 307, 408, 409, 500, 501, 502, 503, 504, 529, 599])
 def test_trouble_is_worth_another_attempt(status: int) -> None:
     """D2, D3: and after the last one an internal_error that tells how many there were."""
@@ -117,6 +122,7 @@ def test_a_fault_is_worth_another_attempt(kind: FaultKind) -> None:
     )
 
 
+@pytest.mark.rule("D2", "A line that workers died on is dlq_exhausted.")
 @pytest.mark.parametrize(
     ("failure", "code", "legacy"),
     [
@@ -156,6 +162,7 @@ def test_the_upstreams_words_are_handed_on(body: object, message: str) -> None:
     assert refused(400, body) == Failure("invalid_request_error", "http_400", message)
 
 
+@pytest.mark.rule("D2", "param is the upstream's when it names one.")
 @pytest.mark.parametrize(
     ("error", "param"),
     [({"param": "messages[0]"}, "messages[0]"), ({"param": None}, None), ({"param": 7}, None), ({}, None)],
@@ -165,6 +172,7 @@ def test_param_is_the_upstreams_where_it_names_one(error: dict[str, object], par
     assert refused(400, {"error": {"message": "m", **error}}).param == param
 
 
+@pytest.mark.rule("D2", "context_length_exceeded when the upstream says so.")
 @pytest.mark.parametrize(
     "body",
     [
@@ -255,6 +263,7 @@ def test_an_answer_is_a_success(status: int) -> None:
     assert (outcome.status, outcome.request_id) == (status, "req-1")
 
 
+@pytest.mark.rule("D1", "A 2xx that is not JSON is a fault.")
 @pytest.mark.parametrize("body", [b"", b"<html></html>", b'{"a":'])
 def test_a_200_that_is_no_json_is_a_fault_of_the_upstream(body: bytes) -> None:
     """D1: tried again, and not taken for an upstream that is gone."""
@@ -262,6 +271,7 @@ def test_a_200_that_is_no_json_is_a_fault_of_the_upstream(body: bytes) -> None:
     assert judged(200, body) == Setback(kind="not_json", reason=reason)
 
 
+@pytest.mark.rule("D1", "A line of the output file has the contract's fields.")
 def test_an_output_line_has_the_contracts_fields() -> None:
     """D1."""
     line = output_line("batch_req_1", '"é\\u2028"'.encode(), Success(200, None, b'{"a":1}'))
@@ -273,6 +283,7 @@ def test_an_output_line_has_the_contracts_fields() -> None:
     assert other["response"] == {"status_code": 201, "request_id": 'a"\u2028', "body": []}
 
 
+@pytest.mark.rule("D2", "Messages begin with the old word.")
 def test_an_error_line_has_the_contracts_fields() -> None:
     """D2."""
     failure = Failure("not_found_error", "http_404", 'no "model"\n\u2028', "model")

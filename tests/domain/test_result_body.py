@@ -22,6 +22,7 @@ def chat(answer: bytes) -> bytes | None:
     return result_body(answer, endpoint=CHAT)
 
 
+@pytest.mark.rule("D1", "The body is one line of JSON.")
 def test_pretty_printed_json_becomes_one_line() -> None:
     """D1: whatever its line ends; nothing inside a string changes."""
     answer = b'{\r\n  "a": [\n 1,\r2 ],\n\t"b": "x  \\n\\r y"\n}\n'
@@ -31,6 +32,7 @@ def test_pretty_printed_json_becomes_one_line() -> None:
     assert len(body.decode().splitlines()) == 1
 
 
+@pytest.mark.rule("D1", "U+2028, U+2029 and U+0085 are escaped.")
 @pytest.mark.parametrize("endpoint", [CHAT, EMBED])
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\u0085"])
 def test_what_others_take_for_a_lines_end_is_escaped(endpoint: str, character: str) -> None:
@@ -42,6 +44,7 @@ def test_what_others_take_for_a_lines_end_is_escaped(endpoint: str, character: s
     assert {**json.loads(body), "system_fingerprint": 0} == {**document, "system_fingerprint": 0}
 
 
+@pytest.mark.rule("D1", "system_fingerprint is null in chat completions.")
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -61,6 +64,7 @@ def test_only_the_top_level_fingerprint_is_touched() -> None:
     assert chat(b'{"a":{"system_fingerprint":"fp"}}') == b'{"a":{"system_fingerprint":"fp"}' + FINGERPRINT
 
 
+@pytest.mark.rule("D1", "Every other value keeps its bytes.")
 def test_values_keep_their_bytes_and_keys_their_order() -> None:
     """D1: numbers as they were written, escapes as they were chosen."""
     inside = '"z":1.10,"a":123456789012345678901234567890,"e":1E+2,"n":-0.0,"u":"\\u00e9é\\/","o":{"b":1,"a":[ 2 ]}'

@@ -13,17 +13,20 @@ def waits(policy: RetryPolicy, *, jitter: float, retry_after: float | None = Non
     return [policy.wait(tries=tries, retry_after=retry_after, jitter=jitter) for tries in range(1, 9)]
 
 
+@pytest.mark.rule("D3", "Exponential backoff.")
 def test_the_longest_wait_doubles_up_to_a_minute() -> None:
     """D3: exponential backoff."""
     assert waits(POLICY, jitter=1.0) == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
+@pytest.mark.rule("D3", "Full jitter.")
 def test_the_jitter_is_full() -> None:
     """D3: anything between nothing and the longest wait."""
     assert waits(POLICY, jitter=0.0) == [0] * 8
     assert waits(POLICY, jitter=0.25)[:4] == [0.25, 0.5, 1, 2]
 
 
+@pytest.mark.rule("D3", "Retry-After is honoured, up to 300 s.")
 @pytest.mark.parametrize(("told", "obeyed"), [(0.0, 0.0), (7.5, 7.5), (300.0, 300.0), (301.0, 300.0), (1e9, 300.0)])
 def test_retry_after_is_honoured(told: float, obeyed: float) -> None:
     """D3: never earlier, spread a little after it, and no longer than 300 s."""
@@ -43,6 +46,7 @@ def test_no_number_of_tries_is_too_many(tries: int) -> None:
     assert isfinite(POLICY.wait(tries=tries, retry_after=None, jitter=1.0))
 
 
+@pytest.mark.rule("D3", "4 attempts and 12 throttles by default.")
 def test_the_defaults_are_the_contracts() -> None:
     """D3."""
     assert RetryPolicy() == RetryPolicy(max_attempts=4, max_throttles=12, base_seconds=1.0)

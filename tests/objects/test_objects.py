@@ -98,6 +98,7 @@ def test_a_missing_object_is_told(tell: Tell) -> None:
     tell(story)
 
 
+@pytest.mark.rule("C12", "An object is seen only when it is whole.")
 def test_an_object_appears_whole_at_commit(tell: Tell) -> None:
     """B1, C12: nothing is to be seen of it before."""
 
@@ -189,6 +190,7 @@ def test_ranges(tell: Tell, start: int, length: int) -> None:
     tell(story)
 
 
+@pytest.mark.rule("B9", "Who has begun to read an object reads to its end.")
 def test_a_delete_does_not_cut_a_stream(tell: Tell) -> None:
     """B8, B9: who has begun to read reads to the end."""
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from held_jobs import make_jobs
 
 from batchline.domain.models import Model
@@ -79,6 +80,7 @@ def test_answers_come_in_groups_that_let_others_go_between() -> None:
     play(scene)
 
 
+@pytest.mark.rule("F5", "What is still in flight when the grace is over is cut.")
 def test_what_is_under_way_can_be_ended() -> None:
     """F5: a line that outlasts the grace is cut."""
 

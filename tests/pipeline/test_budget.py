@@ -1,5 +1,7 @@
 """What an organization has left, as a process knows it: SPEC D4."""
 
+import pytest
+
 from batchline.pipeline.budget import Budget, Budgets
 
 
@@ -36,6 +38,7 @@ def test_a_record_tells_what_is_left() -> None:
     assert one.spent
 
 
+@pytest.mark.rule("D4", "A balance that was read before a record is not believed after it.")
 def test_a_balance_read_beside_a_record_is_not_believed() -> None:
     """It may have what was recorded in it or not: believed, the same answer would count twice, or not at all."""
     budgets, one = budget(10)

@@ -14,6 +14,7 @@ from batchline.upstream.scripted import Plan
 CRASHES = "[[crash delay=0.02]]"
 
 
+@pytest.mark.rule("D5", "Lines beside the one that crashes the upstream do not fail.")
 @pytest.mark.parametrize("guilty", [0, 13, 40, 63])
 def test_one_line_that_crashes_the_upstream_is_found_with_few_crashes(tmp_path: Path, guilty: int) -> None:
     """D5: those in flight beside it are tried again apart from it, not with it, so that nobody else fails and the

@@ -18,6 +18,7 @@ async def _timed(bench: Bench, batch: Batch) -> float:
     return bench.time.now - began
 
 
+@pytest.mark.rule("D8", "Slots are shared by project.")
 def test_a_small_batch_beside_a_large_one_is_soon_done(tmp_path: Path) -> None:
     """D8: 5 lines of a second beside 20,000 of another project, with 16 slots."""
     with closing(Bench(tmp_path, latency=1, max_concurrency=16)) as bench:
@@ -53,6 +54,7 @@ def test_a_batch_takes_at_most_twice_its_time_alone_and_a_line(tmp_path: Path, l
     assert beside <= 2 * alone + 0.5 + 0.5, (alone, beside)
 
 
+@pytest.mark.rule("D8", "Hanging lines keep no other project's from starting.")
 def test_lines_that_hang_keep_nobody_from_starting(tmp_path: Path) -> None:
     """D8: within about a second, though every slot that their project may have is taken."""
     with closing(Bench(tmp_path, latency=0.2, max_concurrency=16, request_timeout_seconds=300)) as bench:

@@ -61,6 +61,7 @@ def _play(bench: Bench, lines: int) -> tuple[Batch, float]:
     return bench.play(scene()), bench.time.now - since
 
 
+@pytest.mark.rule("F2", "Where no cap is set, no more lines are in flight than make the upstream faster.")
 def test_a_server_that_queues_in_silence_is_not_buried(tmp_path: Path) -> None:
     """Of one that serves 32 at once, 28 to 48 are asked at once after 20 seconds, it is told how many, and it is never
     idle."""
@@ -80,6 +81,7 @@ def test_a_server_that_queues_in_silence_is_not_buried(tmp_path: Path) -> None:
         bench.play(scene())
 
 
+@pytest.mark.rule("D3", "429 makes lines start at a pace that is hardly ever refused.")
 def test_a_server_that_refuses_by_rate_is_used_and_hardly_annoyed(tmp_path: Path) -> None:
     """Of one that takes 40 a second, 90 % are used and under 5 % of the requests refused, from 30 seconds on; no line
     fails."""
@@ -116,6 +118,7 @@ def test_an_upstream_that_is_gone_for_two_minutes_costs_no_line(tmp_path: Path) 
         bench.play(scene(), seconds=200)
 
 
+@pytest.mark.rule("D3", "A storm of refusals slows a batch and fails nothing.")
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_storm_slows_a_batch_and_fails_nothing(tmp_path: Path, status: int) -> None:
     """D3: for a minute everything is refused."""
@@ -134,6 +137,7 @@ def test_a_storm_slows_a_batch_and_fails_nothing(tmp_path: Path, status: int) ->
         bench.play(scene(), seconds=300)
 
 
+@pytest.mark.rule("D3", "Refusals that no pace avoids do not slow a batch down.")
 def test_faults_cost_little_time_and_no_line(tmp_path: Path) -> None:
     """D3: 5 % 500, 5 % 429 with Retry-After 1 and 1 % cut off, in under 1.5 times the clean time."""
     faults = Plan(status={500: 5, 429: 5}, cut=1, retry_after=1)
@@ -148,6 +152,7 @@ def test_faults_cost_little_time_and_no_line(tmp_path: Path) -> None:
     assert taken[1] < 1.5 * taken[0]
 
 
+@pytest.mark.rule("D3", "A line that is held up by its upstream's pace starts when it is time.")
 def test_a_paced_line_starts_also_when_its_time_comes_between_two_looks_at_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ def tokens(record: dict[str, Any]) -> int:
     return total
 
 
+@pytest.mark.rule("D4", "A batch costs what the usage in its output file says.")
 def test_a_batch_costs_what_the_usage_in_its_output_file_says(tmp_path: Path) -> None:
     """D4: to the nano-unit, and nothing for lines that failed."""
     with closing(Bench(tmp_path, **ONE)) as bench:
@@ -47,6 +48,7 @@ def test_a_batch_costs_what_the_usage_in_its_output_file_says(tmp_path: Path) ->
         bench.play(scene())
 
 
+@pytest.mark.rule("F2", "Where it is off, nothing is charged.")
 def test_nothing_is_charged_where_nobody_is_metered(tmp_path: Path) -> None:
     """F2: what was used is booked all the same."""
     with closing(Bench(tmp_path, **ONE | {"metering": False})) as bench:
@@ -60,6 +62,9 @@ def test_nothing_is_charged_where_nobody_is_metered(tmp_path: Path) -> None:
         bench.play(scene())
 
 
+@pytest.mark.rule("D2", "A line of an organization out of quota is insufficient_quota, http_420.")
+@pytest.mark.rule("D4", "Quota is checked when a line runs; the rest fails and the batch completes.")
+@pytest.mark.rule("D4", "An overdraft is at most what was in flight.")
 @pytest.mark.parametrize("slots", [1, 8, 64])
 def test_when_the_money_runs_out_the_rest_fails_and_the_batch_completes(tmp_path: Path, slots: int) -> None:
     """D4: and the overdraft is at most what was in flight."""
@@ -81,6 +86,7 @@ def test_when_the_money_runs_out_the_rest_fails_and_the_batch_completes(tmp_path
         bench.play(scene())
 
 
+@pytest.mark.rule("D4", "One organization's empty purse stops nobody else.")
 def test_another_organizations_empty_purse_stops_nobody_else(tmp_path: Path) -> None:
     """Tenants are strictly apart."""
     with closing(Bench(tmp_path, max_concurrency=4, **ONE)) as bench:
@@ -110,6 +116,7 @@ def test_money_that_comes_in_is_noticed_while_the_batch_runs(tmp_path: Path) -> 
         bench.play(scene())
 
 
+@pytest.mark.rule("D4", "A balance is read again at least every 2 s.")
 def test_what_another_process_spends_is_noticed_while_the_batch_runs(tmp_path: Path) -> None:
     """D4: a line is checked against a balance at most 2 s old, though nothing of its own was recorded since."""
     with closing(Bench(tmp_path, plan=Plan(delay=10), max_concurrency=1, **ONE)) as bench:
@@ -125,6 +132,7 @@ def test_what_another_process_spends_is_noticed_while_the_batch_runs(tmp_path: P
         bench.play(scene())
 
 
+@pytest.mark.rule("D4", "Once, also across crashes.")
 def test_a_killed_process_charges_for_no_answer_twice(tmp_path: Path) -> None:
     """D4: what it answered and did not record is run again, and only then paid."""
     with closing(Bench(tmp_path, latency=0.5, max_concurrency=16, **ONE)) as bench:
@@ -152,6 +160,8 @@ def _is_further(done: int, batch: Batch) -> bool:
     return batch.completed > done
 
 
+@pytest.mark.rule("D6", "A missing model is invalid_request_error.")
+@pytest.mark.rule("D6", "A line's rules are checked without asking the upstream.")
 def test_a_line_that_breaks_the_rules_fails_without_asking_the_upstream(tmp_path: Path) -> None:
     """D6: also while the upstream is away."""
     user = {"role": "user", "content": "forbidden"}
@@ -179,6 +189,7 @@ def test_a_line_that_breaks_the_rules_fails_without_asking_the_upstream(tmp_path
         assert bench.attempts("forbidden") == 0
 
 
+@pytest.mark.rule("D6", "A model goes to its upstream under the name it has there.")
 def test_a_model_goes_to_its_upstream_under_the_name_it_has_there(tmp_path: Path) -> None:
     """D6: and another model's lines to theirs."""
     with closing(Bench(tmp_path, **TWO)) as bench:
@@ -195,6 +206,7 @@ def test_a_model_goes_to_its_upstream_under_the_name_it_has_there(tmp_path: Path
         assert [sum(machine.starts.values()) for machine in bench.machines.values()] == [20, 20]
 
 
+@pytest.mark.rule("D6", "A model must be enabled for the project.")
 def test_a_model_of_other_projects_does_not_exist(tmp_path: Path) -> None:
     """D6, A8."""
     settings: dict[str, Any] = {"models": {"m": {}, "n": {"projects": ["22222222-2222-4222-8222-222222222222"]}}}
@@ -250,6 +262,7 @@ def test_a_classification_models_line_needs_a_document(tmp_path: Path) -> None:
         assert bench.attempts("classify me") == 4
 
 
+@pytest.mark.rule("A8", "A busy upstream does not tell strangers of its models.")
 def test_a_busy_upstream_does_not_tell_strangers_of_its_models(tmp_path: Path) -> None:
     """D6, A8: a line for a model of other projects fails as soon as one for a model that does not exist."""
     private = {"upstream": "second", "projects": ["22222222-2222-4222-8222-222222222222"]}
@@ -265,6 +278,7 @@ def test_a_busy_upstream_does_not_tell_strangers_of_its_models(tmp_path: Path) -
         bench.play(scene())
 
 
+@pytest.mark.rule("D3", "An upstream that is gone keeps only its own models' lines waiting.")
 def test_an_upstream_that_is_away_keeps_no_other_models_lines_waiting(tmp_path: Path) -> None:
     """Each upstream has slots, a pause and a quarantine of its own, and work is claimed for those that want it."""
     with closing(Bench(tmp_path, max_concurrency=8, **TWO)) as bench:

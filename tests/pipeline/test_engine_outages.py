@@ -218,6 +218,7 @@ def test_a_stop_while_the_store_is_away_ends(tmp_path: Path, line: str) -> None:
         bench.play(next_life())
 
 
+@pytest.mark.rule("C11", "No attempt starts after a cancel that met a claim under way.")
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_cancel_that_meets_a_claim_starts_nothing(tmp_path: Path, which: int) -> None:
     """C11: where the lines of a batch are leased and just being read, or about to be, no attempt starts any more."""

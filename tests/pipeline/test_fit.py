@@ -93,6 +93,7 @@ def test_a_body_that_fits_for_sure_is_not_counted(spare: int, asked: int) -> Non
     assert len(tokens.asked) == asked
 
 
+@pytest.mark.rule("D6", "An input of exactly the limit is sent as it is.")
 @pytest.mark.parametrize("refuse", [True, False])
 def test_an_input_of_the_limit_is_sent_as_it_is(refuse: bool) -> None:
     """D6: the limit itself is allowed, and the bytes stay the same."""
@@ -101,6 +102,8 @@ def test_an_input_of_the_limit_is_sent_as_it_is(refuse: bool) -> None:
     assert tokens.asked == [body]
 
 
+@pytest.mark.rule("D6", "With error_on_max_token a longer input is refused.")
+@pytest.mark.rule("D6", "It is context_length_exceeded, HTTP 400.")
 def test_a_longer_input_is_refused() -> None:
     """D6: with error_on_max_token one token too many is context_length_exceeded, HTTP 400, with both numbers."""
     tokens = Characters()
@@ -112,6 +115,7 @@ def test_a_longer_input_is_refused() -> None:
     assert len(tokens.asked) == 1
 
 
+@pytest.mark.rule("D6", "The end of the text is cut.")
 @settings(deadline=None)
 @given(text=texts, limit=st.integers(1, 200))
 def test_as_little_as_possible_is_cut(text: str, limit: int) -> None:
@@ -119,6 +123,7 @@ def test_as_little_as_possible_is_cut(text: str, limit: int) -> None:
     assert sent(request(user(text)), limited(limit)) == [user(text[:limit])]
 
 
+@pytest.mark.rule("D6", "Until the input fits.")
 @settings(deadline=None)
 @given(text=texts.filter(bool), limit=st.integers(1, 200))
 def test_what_is_sent_was_counted_and_fits(text: str, limit: int) -> None:
@@ -143,6 +148,7 @@ def test_every_other_value_keeps_its_bytes() -> None:
     assert fit(whole, limited(6), Characters()) == cut
 
 
+@pytest.mark.rule("D6", "Of the last user text.")
 def test_the_last_user_message_is_cut() -> None:
     """D6: not the system's, not an answer's, not an earlier question, even where those are longer."""
     messages = [user("a" * 50), {"role": "assistant", "content": "b" * 9}, user("c" * 20)]
@@ -157,6 +163,7 @@ def test_the_last_text_among_parts_is_cut() -> None:
     assert parts == [first, IMAGE, second | {"text": "sec"}, IMAGE]
 
 
+@pytest.mark.rule("D6", "Where it cannot fit it is refused.")
 @pytest.mark.parametrize(
     "messages",
     [

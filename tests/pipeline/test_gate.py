@@ -52,6 +52,7 @@ def paused(**options: float) -> Bench:
     return bench
 
 
+@pytest.mark.rule("D3", "16 gone answers from 4 lines pause an upstream.")
 @pytest.mark.parametrize("lines", [4, 5, 16])
 def test_sixteen_gone_answers_from_four_lines_pause_it(lines: int) -> None:
     """D3: the sixteenth does, not the fifteenth."""
@@ -75,6 +76,7 @@ def test_a_pause_tells_of_itself_until_it_is_over() -> None:
     assert bench.gate.pause is None
 
 
+@pytest.mark.rule("D3", "Three lines alone never pause an upstream.")
 def test_three_lines_never_pause_it() -> None:
     """D3: they may be the ones to blame."""
     bench = Bench()
@@ -106,6 +108,7 @@ def test_an_open_gate_lets_everything_through() -> None:
     assert bench.gate.wait() is None
 
 
+@pytest.mark.rule("D3", "A paused upstream is probed every 1 to 15 s.")
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
 def test_probes_come_every_one_to_fifteen_seconds(chance: float) -> None:
     """D3: one at a time, less and less often, and never not at all."""
@@ -141,6 +144,7 @@ def test_gone_answers_to_probes_leave_it_paused() -> None:
     assert bench.gate.wait() == 4.0
 
 
+@pytest.mark.rule("D3", "The first real answer ends the pause.")
 def test_the_first_real_answer_ends_the_pause() -> None:
     """D3: everything may start at once, and a new pause needs sixteen new answers and begins with short waits."""
     bench = paused()
@@ -155,6 +159,8 @@ def test_the_first_real_answer_ends_the_pause() -> None:
     assert bench.gate.wait() == 2.0
 
 
+@pytest.mark.rule("D3", "Patience ends the pause, and faults count again.")
+@pytest.mark.rule("D3", "What fails while an upstream is paused spends nothing.")
 def test_patience_ends_the_pause() -> None:
     """D3: after it faults count again, however many there are, until the first real answer."""
     bench = paused(patience=100.0)
@@ -212,6 +218,7 @@ def test_after_a_crash_only_a_refused_connection_is_forgiven() -> None:
     assert bench.forgiven() == EVERYTHING, "it is gone, not crashed: nobody is to blame for that"
 
 
+@pytest.mark.rule("D3", "An upstream that says 429 after a crash is back.")
 def test_an_upstream_that_asks_for_patience_has_not_crashed() -> None:
     """D3, D5: after a crash a 429 ends the pause, or its lines would be sent one by one at the pace of probes. In an
     outage it does not: that may be all that is left of the upstream."""
@@ -236,6 +243,7 @@ def test_an_outage_is_no_crash() -> None:
     assert bench.forgiven() == EVERYTHING
 
 
+@pytest.mark.rule("D3", "Why it is paused stands in the metrics.")
 def test_the_reason_stands_in_the_metrics_while_it_lasts() -> None:
     """D3."""
     bench = Bench(patience=50)

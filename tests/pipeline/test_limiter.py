@@ -258,6 +258,7 @@ def test_a_few_slow_answers_among_quick_ones() -> None:
     assert settled.in_flight <= 48
 
 
+@pytest.mark.rule("F2", "The cap is never passed.")
 @pytest.mark.parametrize("cap", [1, 2, 5, 64])
 @pytest.mark.parametrize("answered", [1, 1000])
 def test_never_over_the_cap_and_never_under_one(cap: int, answered: int) -> None:

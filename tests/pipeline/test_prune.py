@@ -4,12 +4,14 @@ import asyncio
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from engine_bench import Bench
 
 from batchline.loops.prune import Prune
 from simulation.virtual import VirtualClock
 
 
+@pytest.mark.rule("B8", "What a running batch has written and not published yet is not swept.")
 def test_only_what_nobody_can_ever_need_is_swept(tmp_path: Path) -> None:
     """B8: uploads and results without a row, and the work of batches that are over; not what a running batch has."""
     with closing(Bench(tmp_path, latency=1000.0)) as bench:

@@ -26,6 +26,7 @@ def test_at_first_nobody_is_suspected() -> None:
     assert quarantine.next(in_flight=0) is None
 
 
+@pytest.mark.rule("D5", "A crash is told from a broken connection.")
 @pytest.mark.parametrize(
     ("in_flight", "broken", "together"),
     [
@@ -97,6 +98,7 @@ def test_a_crash_is_seen_as_soon_as_half_broke() -> None:
     assert not quarantine.crash_seen
 
 
+@pytest.mark.rule("D5", "Suspects are tried apart, in smaller and smaller groups.")
 @pytest.mark.parametrize(
     ("count", "sizes"),
     [(0, []), (1, [1]), (2, [1, 1]), (4, [1, 1, 1, 1]), (5, [2, 2, 1]), (16, [4] * 4), (64, [16] * 4)],
@@ -117,6 +119,7 @@ def test_suspects_are_tried_in_at_most_four_groups(count: int, sizes: list[int])
     assert not quarantine.occupied
 
 
+@pytest.mark.rule("D5", "A group begins only when nothing else is in flight.")
 def test_a_group_begins_only_when_nothing_else_is_in_flight() -> None:
     """D5: neither a line from before nor one of another group."""
     quarantine = Quarantine()

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from held_jobs import make_jobs
 
 from batchline.pipeline.claim import Job
@@ -15,6 +16,7 @@ def filled(*groups: list[Job]) -> Ready:
     return ready
 
 
+@pytest.mark.rule("D8", "Of a project's lines the earliest deadline is first.")
 def test_the_earliest_deadline_is_first_and_else_what_came_first() -> None:
     """D8: within a project, and over as many groups as it takes."""
     late, soon, later = (make_jobs(3, expires_at=at) for at in (30, 10, 20))

@@ -45,6 +45,9 @@ NOT_JSON = {
 }
 
 
+@pytest.mark.rule("C4", "Blank is only space, tab and CR.")
+@pytest.mark.rule("C4", "UTF-8 is required.")
+@pytest.mark.rule("C4", "Nesting that breaks a parser is not valid JSON, never a crash.")
 @pytest.mark.parametrize("bad", NOT_JSON.values(), ids=NOT_JSON)
 def test_what_is_not_rfc_8259_is_refused(bench: Bench, bad: bytes) -> None:
     """C2, C4: strict JSON in UTF-8, and a parser that breaks is a refusal, never a crash."""
@@ -61,12 +64,14 @@ def shown(value: object) -> str:
     return f"{value!r:.20}"
 
 
+@pytest.mark.rule("C2", "Messages are exactly the contract's: a missing custom_id.")
 @pytest.mark.parametrize("bad", [..., "", 1, None, [], {}], ids=shown)
 def test_custom_id_is_a_non_empty_string(bench: Bench, bad: object) -> None:
     """C2, C5."""
     assert bench.faults(line("0"), line(custom_id=bad)) == [("Line 2 is missing custom_id", 2)]  # type: ignore[arg-type]
 
 
+@pytest.mark.rule("C2", "Messages: a custom_id that was used before.")
 def test_custom_ids_are_unique(bench: Bench) -> None:
     """C2, C5: compared as text, however it is escaped."""
     assert bench.faults(line("é"), line("b"), b"{}", line("é")) == [
@@ -97,6 +102,7 @@ def test_an_offending_line_has_used_its_custom_id(bench: Bench) -> None:
     ]
 
 
+@pytest.mark.rule("C2", "Messages: a method that is not POST.")
 @pytest.mark.parametrize("bad", [..., "GET", "", " POST", "PO\u017fT", "po\u017ft", None, 1, ["POST"]], ids=shown)
 def test_method_is_post(bench: Bench, bad: object) -> None:
     """C2, C5."""
@@ -116,12 +122,14 @@ def test_url_is_a_string(bench: Bench, bad: object) -> None:
     assert bench.faults(line(url=bad)) == [("Line 1 is missing url", 1)]
 
 
+@pytest.mark.rule("C2", "Messages: a url that is no batch endpoint.")
 @pytest.mark.parametrize("bad", ["", EMBED, CHAT + "/", CHAT.upper(), " " + CHAT, "https://h" + CHAT])
 def test_url_is_exactly_an_allowed_endpoint(bench: Bench, bad: str) -> None:
     """C2, C5, C14."""
     assert bench.faults(line("0"), line(url=bad)) == [(f'Line 2 url "{bad}" is not an allowed batch endpoint', 2)]
 
 
+@pytest.mark.rule("C2", "Messages: a url that differs from the first line's.")
 def test_lines_share_one_url(bench: Bench) -> None:
     """C2, C4: Y is the first line's url."""
     lines = [line("0", url=EMBED), line("1"), line("2", url=EMBED)]
@@ -156,6 +164,7 @@ def test_body_is_a_non_empty_object(bench: Bench, bad: object) -> None:
     assert bench.faults(line("0"), line(body=bad)) == [("Line 2 is missing body", 2)]
 
 
+@pytest.mark.rule("C2", "Messages: stream=true.")
 @pytest.mark.parametrize("body", ['{"stream":true}', '{"a":1,"stream" :\ttrue }', '{"str\\u0065am":true}'])
 def test_streaming_is_refused(bench: Bench, body: str) -> None:
     """C2: on the body's own value, however it is written."""
@@ -169,6 +178,7 @@ def test_only_true_means_streaming(bench: Bench, body: str) -> None:
     assert len(bench.kept(with_body(body))) == 1
 
 
+@pytest.mark.rule("C4", "The size is checked first, then the order of C2.")
 def test_the_first_rule_that_fails_is_the_lines_error(bench: Bench) -> None:
     """C4: the size, then the order of C2; mending one fault brings out the next."""
     everything_wrong: dict[str, Any] = {"custom_id": "", "method": "GET", "url": None, "body": {}, "pad": "x" * 300}
@@ -190,6 +200,7 @@ def test_the_first_rule_that_fails_is_the_lines_error(bench: Bench) -> None:
     assert bench.faults(b"{" + b"x" * 300, limits=limits) == [("Line 1 exceeds maximum size of 300 bytes", 1)]
 
 
+@pytest.mark.rule("C4", "X and Y are cut at 200 characters.")
 def test_quotes_are_cut(bench: Bench) -> None:
     """C4: X and Y at 200 characters, not bytes."""
     long, other = "é" * 300, "/" + "y" * 300
@@ -205,12 +216,14 @@ def test_quotes_are_cut(bench: Bench) -> None:
     ]
 
 
+@pytest.mark.rule("C2", "Messages: a file without lines.")
 @pytest.mark.parametrize("data", [b"", b"\n", b"\n\n\n", b" \t\r\n\r\n \t", b"\r", BOM, BOM + b"\r\n"])
 def test_a_file_needs_a_line(bench: Bench, data: bytes) -> None:
     """C2, C4: blank is only space, tab and CR."""
     assert bench.faults(data) == [("Input file contains no JSONL lines", None)]
 
 
+@pytest.mark.rule("C2", "Messages: an endpoint that the file does not use.")
 def test_the_endpoint_is_compared_last(bench: Bench) -> None:
     """C2, C4: after every line passed, and it blames no line."""
     message = f'endpoint "{EMBED}" does not match the url "{CHAT}" used by the input file'
@@ -229,6 +242,7 @@ def test_a_file_too_large_is_not_read(bench: Bench) -> None:
     assert bench.faults(b"{" * (len(good) + 1), limits=limits) == [(message, None)]
 
 
+@pytest.mark.rule("C14", "Every limit is a setting, and noticed at the first line beyond.")
 def test_too_many_lines(bench: Bench) -> None:
     """C2, C4, C14: noticed at the first line beyond the limit; blank lines are not counted; earlier faults first."""
     limits = InputLimits(max_lines=2)
@@ -250,6 +264,7 @@ def test_lines_that_offend_are_counted(bench: Bench) -> None:
     ]
 
 
+@pytest.mark.rule("C14", "The limits are the contract's by default.")
 def test_the_contracts_limits_are_the_defaults() -> None:
     """C14."""
     assert InputLimits() == InputLimits(
@@ -257,6 +272,7 @@ def test_the_contracts_limits_are_the_defaults() -> None:
     )
 
 
+@pytest.mark.rule("C3", "Up to 100 offending lines are listed.")
 def test_up_to_a_hundred_faults_are_listed(bench: Bench) -> None:
     """C3: of the whole file, in its order."""
     faults = bench.faults(line("0"), *[b"1"] * 150)
@@ -273,6 +289,7 @@ LOSSLESS = [
 ]
 
 
+@pytest.mark.rule("C5", "body is handed on without loss.")
 @pytest.mark.parametrize("body", LOSSLESS, ids=range(len(LOSSLESS)))
 def test_bodies_lose_nothing(bench: Bench, body: str) -> None:
     """C4, C5: values keep their very bytes, keys their order."""
@@ -290,6 +307,7 @@ def test_of_a_repeated_key_the_last_counts_and_is_sent(bench: Bench) -> None:
     assert bench.faults(with_body('{"a":1},"body":{}')) == [("Line 1 is missing body", 1)]
 
 
+@pytest.mark.rule("C5", "custom_id is unique in the file and returned verbatim.")
 @pytest.mark.parametrize("custom_id", ["\u2028\u2029\u0085", '\x00\x1f"\\/', "é漢😀", " ", "x" * 900_000])
 def test_custom_ids_are_kept_verbatim(bench: Bench, custom_id: str) -> None:
     """C5, D1: any Unicode, any length the line allows, and nothing in it ends a line of a result file."""
@@ -298,6 +316,7 @@ def test_custom_ids_are_kept_verbatim(bench: Bench, custom_id: str) -> None:
     assert text.splitlines() == [text]
 
 
+@pytest.mark.rule("C7", "When a create is answered with 200, its work file is on the disk.")
 def test_the_work_file_is_durable_before_the_verdict(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """C7: synced when everything is in it; a refused file costs no sync."""
     synced: list[int] = []

@@ -16,6 +16,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
+@pytest.mark.rule("C4", "N counts physical lines from 1.")
 def test_numbers_count_physical_lines(bench: Bench) -> None:
     """C4: blank lines move them on; the index of a line in its batch does not see blank lines."""
     assert bench.faults(b"", b"\r", line("0"), b" \t ", b"1") == [("Line 5 must be a JSON object", 5)]
@@ -36,6 +37,7 @@ def test_cr_alone_ends_no_line(bench: Bench) -> None:
     assert bench.faults(line("0") + b"\r" + line("1")) == [("Line 1 is not valid JSON", 1)]
 
 
+@pytest.mark.rule("C4", "A line is measured without its end.")
 @pytest.mark.parametrize(
     ("data", "fits"),
     [
@@ -81,6 +83,7 @@ def test_lines_across_reads(bench: Bench, size: int) -> None:
     ]
 
 
+@pytest.mark.rule("C4", "A leading byte-order mark is skipped.")
 def test_a_leading_byte_order_mark_is_skipped(bench: Bench) -> None:
     """C4."""
     assert len(bench.kept(BOM + line("0"), line("1"))) == 2
@@ -121,6 +124,7 @@ def grown(folder: Path, name: str) -> tuple[int, int, int]:
     return lines, faults, kib
 
 
+@pytest.mark.rule("C6", "Validation streams: memory does not grow with the file.")
 def test_a_monstrous_line_is_not_held(tmp_path: Path) -> None:
     """C6: memory does not grow with a line."""
     with (tmp_path / "line").open("wb") as file:

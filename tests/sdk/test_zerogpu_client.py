@@ -90,6 +90,7 @@ def test_a_chat(client: Any) -> None:
     assert completion.usage.total_tokens > 0
 
 
+@pytest.mark.rule("E2", "Each goes to the upstream that serves its model.")
 def test_a_response(client: Any) -> None:
     """E2: handed to the upstream that serves the model, and its answer handed back."""
     response = client.responses.create_response(model="r", input=_PROMPT)

@@ -73,6 +73,7 @@ def locked(path: Path) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
+@pytest.mark.rule("C7", "A commit is on the disk before anyone hears of it.")
 def test_a_commit_is_on_the_disk_before_anyone_hears_of_it(embedded: Embedded) -> None:
     """C7: a 200 survives the loss of power."""
     writing = embedded.database._for_writing

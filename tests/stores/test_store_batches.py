@@ -36,6 +36,7 @@ async def test_a_batch_is_there_from_the_start_of_its_validation(world: World) -
     assert await world.claim() == []
 
 
+@pytest.mark.rule("C7", "A batch that was answered with 200 is in progress, with its counts.")
 @scenario
 async def test_a_started_batch_is_in_progress_and_answered_with_itself(world: World) -> None:
     """C7."""
@@ -123,6 +124,7 @@ async def test_a_batch_that_failed_stays_failed(world: World, go_on: Callable[..
     assert await world.store.created(batch.id) == told
 
 
+@pytest.mark.rule("C6", "Cancelled while validating: cancelled at once, and the create is answered with it.")
 @pytest.mark.parametrize("go_on", [start, fail])
 @scenario
 async def test_cancelled_while_validating_is_the_end_and_the_answer(
@@ -169,6 +171,7 @@ async def test_only_its_holder_renews_a_batch(world: World) -> None:
             await world.store.renew_batch(batch_id, epoch=epoch, owner=owner, lease=LEASE)
 
 
+@pytest.mark.rule("A11", "Creates with one key at the same moment make one batch.")
 @scenario
 async def test_two_creates_with_one_idempotency_key_make_one_batch(world: World) -> None:
     """A11: also when they come at the same moment."""
@@ -185,6 +188,7 @@ async def test_two_creates_with_one_idempotency_key_make_one_batch(world: World)
     assert [earlier for earlier in answers if earlier is not None] == [expected] * 7
 
 
+@pytest.mark.rule("A11", "A key is kept for 24 hours.")
 @scenario
 async def test_an_idempotency_key_is_its_projects_own_and_forgotten_in_time(world: World) -> None:
     """A11: kept for a day, then free to be used for something else."""
@@ -259,6 +263,7 @@ async def _expired(world: World) -> Batch:
     return batch
 
 
+@pytest.mark.rule("C10", "Cancel: cancelling from every state that is not over, once.")
 @pytest.mark.parametrize(
     ("reach", "before", "after"),
     [
@@ -287,6 +292,7 @@ async def test_cancel_in_every_state(
     assert await world.seen(batch) == cancelled
 
 
+@pytest.mark.rule("A8", "A batch of another project can be neither seen nor cancelled.")
 @scenario
 async def test_only_its_project_cancels_a_batch(world: World) -> None:
     """A8."""
@@ -312,6 +318,7 @@ async def test_batches_are_listed_newest_first(world: World) -> None:
     assert await world.store.batches(owner.project_id, after=theirs.id, limit=2) is None
 
 
+@pytest.mark.rule("C9", "Filters by state and time narrow the list.")
 @scenario
 async def test_lists_can_be_narrowed(world: World) -> None:
     """C9: by state and by time; the bounds themselves are outside."""

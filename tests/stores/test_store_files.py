@@ -117,6 +117,7 @@ async def test_a_project_sees_nothing_of_another(world: World) -> None:
     assert await world.store.file(owner.project_id, file.id, at=NOW) == file
 
 
+@pytest.mark.rule("B4", "Expired files are not found, to the second.")
 @scenario
 async def test_an_expired_file_is_gone_on_the_second(world: World) -> None:
     """B4: before anything swept it."""
@@ -129,6 +130,7 @@ async def test_an_expired_file_is_gone_on_the_second(world: World) -> None:
     assert await world.store.delete_file(owner.project_id, file.id, at=NOW + 10) is None
 
 
+@pytest.mark.rule("B4", "The service removes the objects of expired files.")
 @scenario
 async def test_expired_files_give_up_their_objects_once(world: World) -> None:
     """B4: so many at a time, each exactly once."""
@@ -141,6 +143,7 @@ async def test_expired_files_give_up_their_objects_once(world: World) -> None:
     assert {key for keys in swept for key in keys} == late
 
 
+@pytest.mark.rule("B8", "A second delete is 404.")
 @scenario
 async def test_a_deleted_file_is_gone_and_deleted_once(world: World) -> None:
     """B8: its owner is told what object must go; the sweep does not name it again."""

@@ -40,6 +40,7 @@ ENDINGS = [(_completed, "completed"), (_cancelled, "cancelled"), (_expired, "exp
 Reach = Callable[[World], Awaitable[Batch]]
 
 
+@pytest.mark.rule("C13", "On expiry what never ran is batch_expired, and what finished is kept.")
 @scenario
 async def test_a_batch_past_its_window_is_stopped_once(world: World) -> None:
     """C11, C13: open shards close, leased ones may be recorded."""
@@ -59,6 +60,7 @@ async def test_a_batch_past_its_window_is_stopped_once(world: World) -> None:
     assert finish.batch.completed == 1
 
 
+@pytest.mark.rule("C11", "A batch with nothing left to run does not expire.")
 @scenario
 async def test_only_what_has_work_left_expires(world: World) -> None:
     """C11: not what is all recorded, finalizing, cancelling, or still validated."""
@@ -96,6 +98,7 @@ async def test_a_batch_is_finished_when_no_shard_is_open_or_leased(world: World)
     assert (finish.batch.completed, finish.batch.failed, finish.epoch) == (4, 0, finish.batch.epoch)
 
 
+@pytest.mark.rule("C11", "Each time is set when its state is entered and never changes.")
 @scenario
 async def test_a_finish_is_leased_to_one(world: World) -> None:
     """C12: until its holder died or let the lease lapse; then under a higher epoch."""
@@ -117,6 +120,8 @@ async def test_a_finish_is_leased_to_one(world: World) -> None:
             await world.store.renew_batch(old.batch.id, epoch=old.epoch, owner=ME, lease=LEASE)
 
 
+@pytest.mark.rule("C11", "Only an unstopped batch passes through finalizing.")
+@pytest.mark.rule("C12", "In every terminal state completed + failed = total.")
 @pytest.mark.parametrize(("reach", "end"), ENDINGS)
 @scenario
 async def test_a_batch_ends_in_the_state_it_was_heading_for(world: World, reach: Reach, end: str) -> None:
@@ -143,6 +148,7 @@ async def test_a_batch_ends_in_the_state_it_was_heading_for(world: World, reach:
     assert {name: at for name, at in times.items() if at is not None} == {**entered, end: NOW + 200}
 
 
+@pytest.mark.rule("C11", "Cancelled while finalizing ends cancelled with all results.")
 @scenario
 async def test_cancelled_while_finalizing_ends_cancelled_with_all_results(world: World) -> None:
     """C11: though the finalizer had its lease already, or a new one takes over."""
@@ -182,6 +188,7 @@ async def test_files_counts_and_state_are_published_at_once(world: World) -> Non
     assert await world.store.kept([output.object_key])
 
 
+@pytest.mark.rule("C12", "A file id is set only where there is a file.")
 @pytest.mark.parametrize("is_error", [True, False])
 @scenario
 async def test_a_file_that_nothing_was_written_to_is_not_named(world: World, is_error: bool) -> None:
@@ -195,6 +202,7 @@ async def test_a_file_that_nothing_was_written_to_is_not_named(world: World, is_
     assert (seen.output_file_id, seen.error_file_id) == ((None, file.id) if is_error else (file.id, None))
 
 
+@pytest.mark.rule("C12", "Only the holder of the epoch publishes.")
 @scenario
 async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
     """C12: what a zombie brings leaves no trace, and a second publication neither."""
@@ -297,6 +305,7 @@ async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) ->
             await call
 
 
+@pytest.mark.rule("C11", "Nothing ever leaves a terminal state.")
 @pytest.mark.parametrize(("reach", "end"), [*ENDINGS, (_failed, "failed"), (_cancelled_at_once, "cancelled")])
 @pytest.mark.parametrize("forgotten", [False, True])
 @scenario

@@ -33,6 +33,8 @@ async def costs(world: World) -> list[int]:
     return [entry.cost for entry in await world.store.usage(since=0, until=NOW * 2)]
 
 
+@pytest.mark.rule("F2", "A new organization starts with the free credits.")
+@pytest.mark.rule("F2", "Nobody gets them twice.")
 @scenario
 async def test_a_new_organization_starts_with_the_free_credits(world: World) -> None:
     """F2: those made while nobody is metered get them when that changes, and nobody gets them twice."""
@@ -56,6 +58,7 @@ async def test_an_organization_that_was_given_money_gets_no_free_credits(world: 
     assert await money(world, owner) == (0, 0)
 
 
+@pytest.mark.rule("F3", "It sets and does not add.")
 @scenario
 async def test_balance_and_credits_are_set_each_by_itself(world: World) -> None:
     """F3: set-balance, with or without --credits."""
@@ -70,6 +73,7 @@ async def test_balance_and_credits_are_set_each_by_itself(world: World) -> None:
     assert await set_to("unknown", balance=1, credits=1, at=NOW) is None
 
 
+@pytest.mark.rule("D4", "Free credits are spent first.")
 @scenario
 async def test_credits_go_first_and_the_balance_may_go_below_zero(world: World) -> None:
     """D4: what was in flight when the money ran out is paid all the same."""
@@ -85,6 +89,7 @@ async def test_credits_go_first_and_the_balance_may_go_below_zero(world: World) 
     assert found.funds == -12
 
 
+@pytest.mark.rule("D4", "A line is charged in the transaction that records it.")
 @scenario
 async def test_a_line_is_charged_with_its_record(world: World) -> None:
     """D4: in one transaction, which tells what is left; a batch's organization pays."""
@@ -101,6 +106,7 @@ async def test_a_line_is_charged_with_its_record(world: World) -> None:
     assert await money(world, stranger) == (0, 0)
 
 
+@pytest.mark.rule("D4", "Work that was not recorded is not charged.")
 @scenario
 async def test_a_record_that_is_refused_charges_nothing(world: World) -> None:
     """D4, D5: what a zombie answered is not paid."""
@@ -139,6 +145,7 @@ async def test_usage_of_a_key_model_and_batch_shares_an_entry_an_hour(world: Wor
     assert (first.organization, first.project, first.project_id) == ("default", "alpha", owner.project_id)
 
 
+@pytest.mark.rule("F3", "Usage is told from since on, up to but not with until.")
 @scenario
 async def test_usage_is_told_for_a_time_and_a_project(world: World) -> None:
     """F3: from since on, up to but not with until."""
@@ -169,6 +176,7 @@ async def test_charges_made_at_once_all_count(world: World) -> None:
     assert await costs(world) == [1225]
 
 
+@pytest.mark.rule("F3", "And reaches whoever runs its batches.")
 @scenario
 async def test_whoever_holds_a_batch_hears_what_its_organization_has(world: World) -> None:
     """D4: with the lease, and again with every notice."""

@@ -33,6 +33,7 @@ async def die(world: World, shards: int = 1) -> None:
     assert await world.rescue() == shards
 
 
+@pytest.mark.rule("D5", "A dead worker's lines are found at once.")
 @scenario
 async def test_what_a_dead_worker_held_is_found_at_once(world: World) -> None:
     """D5: and only that; no lease of one's own, or already handed back."""
@@ -45,6 +46,7 @@ async def test_what_a_dead_worker_held_is_found_at_once(world: World) -> None:
     assert await world.store.renew_shards(owner=ME, lease=LEASE) == {key(mine)}
 
 
+@pytest.mark.rule("D5", "What a living process of the service holds is its own.")
 @scenario
 async def test_who_lives_keeps_what_it_holds(world: World) -> None:
     """D5: every process of a service that is there, however long its lease could not be renewed."""
@@ -61,6 +63,7 @@ async def test_who_lives_keeps_what_it_holds(world: World) -> None:
     assert await world.rescue() == 1
 
 
+@pytest.mark.rule("C12", "A split shard loses and doubles no line.")
 @pytest.mark.parametrize("lines", [2, 3, 4, 5, 8, 9, 63, 256])
 @scenario
 async def test_a_dead_workers_shard_is_split_without_losing_or_doubling_a_line(world: World, lines: int) -> None:
@@ -122,6 +125,7 @@ async def test_a_piece_that_kills_again_is_split_again_until_its_line_is_alone(
     assert finish.batch.completed == lines - 1
 
 
+@pytest.mark.rule("D5", "Three strikes, then a line is given up.")
 @scenario
 async def test_a_single_line_is_given_up_at_its_third_strike(world: World) -> None:
     """D2, D5: twice it is tried again."""
@@ -136,6 +140,7 @@ async def test_a_single_line_is_given_up_at_its_third_strike(world: World) -> No
     assert (finish.batch.id, finish.batch.status) == (batch.id, BatchStatus.FINALIZING)
 
 
+@pytest.mark.rule("D5", "Outages of the database are no strike.")
 @pytest.mark.parametrize("renewed", [True, False])
 @scenario
 async def test_a_living_owners_lease_never_lapses(world: World, renewed: bool) -> None:
@@ -178,6 +183,7 @@ async def test_a_death_after_the_last_record_strikes_nobody(world: World) -> Non
     assert (await world.finish()).batch.id == batch.id
 
 
+@pytest.mark.rule("C6", "A batch whose validating process died has failed.")
 @scenario
 async def test_a_validation_whose_process_died_has_failed(world: World) -> None:
     """C6, A11: with an answer to give again; the late process cannot start it."""

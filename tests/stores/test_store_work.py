@@ -56,6 +56,7 @@ async def test_a_claim_says_all_that_running_needs(world: World) -> None:
     assert claim.shards == [first, replace(first, n=1, offset=300, length=1000, lines=10, settled=b"\0\0")]
 
 
+@pytest.mark.rule("D8", "Within a project the earliest deadline is first.")
 @scenario
 async def test_the_earliest_deadline_is_claimed_first(world: World) -> None:
     """C11: whatever was created first."""
@@ -64,6 +65,7 @@ async def test_the_earliest_deadline_is_claimed_first(world: World) -> None:
     assert [shard.batch_id for shard in await world.claim()] == [soon.id, late.id, late.id]
 
 
+@pytest.mark.rule("C11", "From expires_at no attempt starts.")
 @scenario
 async def test_a_batch_past_its_window_is_not_claimed(world: World) -> None:
     """C11: from expires_at no attempt starts, though nothing has stopped the batch yet."""
@@ -127,6 +129,7 @@ async def test_the_epoch_rises_with_every_lease(world: World) -> None:
     assert epochs == sorted(set(epochs))
 
 
+@pytest.mark.rule("D5", "One death sets nothing apart.")
 @pytest.mark.parametrize("alone", [True, False])
 @scenario
 async def test_one_death_sets_nothing_apart(world: World, alone: bool) -> None:
@@ -137,6 +140,7 @@ async def test_one_death_sets_nothing_apart(world: World, alone: bool) -> None:
     assert [(shard.batch_id, shard.strikes) for shard in claimed] == [(once.id, 1), (fresh.id, 0), (fresh.id, 0)]
 
 
+@pytest.mark.rule("D5", "A shard struck twice runs alone.")
 @scenario
 async def test_a_shard_struck_twice_is_run_alone(world: World) -> None:
     """D5: with nothing beside it, so that the next death is its own."""
@@ -164,6 +168,7 @@ async def test_a_shard_struck_twice_does_not_starve(world: World) -> None:
     assert len(await world.claim(alone=False)) == 9
 
 
+@pytest.mark.rule("C8", "Counts are live while a batch runs.")
 @scenario
 async def test_lines_count_together_with_their_segment(world: World) -> None:
     """C8, C12: live counts are what is recorded."""
@@ -221,6 +226,7 @@ async def _rescued(world: World, shard: Shard) -> Shard:
     return shard
 
 
+@pytest.mark.rule("C12", "Every line is in exactly one file once: what is no longer held cannot be recorded.")
 @pytest.mark.parametrize("lose", [_released, _done, _of_another_epoch, _leased_anew, _rescued])
 @scenario
 async def test_what_is_no_longer_held_cannot_be_recorded(world: World, lose: Lose) -> None:
@@ -250,6 +256,7 @@ async def test_renewal_lists_exactly_what_is_held(world: World) -> None:
     assert await world.store.renew_shards(owner="nobody", lease=LEASE) == set()
 
 
+@pytest.mark.rule("D5", "What a worker recorded is not run again.")
 @scenario
 async def test_what_is_handed_back_is_open_again_without_a_strike(world: World) -> None:
     """F5: and its recorded lines stay recorded."""
@@ -276,6 +283,7 @@ async def test_what_is_handed_back_to_a_stopped_batch_never_runs(world: World) -
     assert unsettled(left.settled, left.lines) == [0, 1, 3]
 
 
+@pytest.mark.rule("C10", "After a cancel what is in flight counts, and what never ran does not start.")
 @scenario
 async def test_after_a_cancel_nothing_starts_and_what_is_in_flight_counts(world: World) -> None:
     """C10."""
@@ -323,6 +331,7 @@ async def test_a_claim_tells_of_a_revoked_key(world: World) -> None:
     assert [batch.key_revoked for batch in claim.batches] == [True]
 
 
+@pytest.mark.rule("D3", "Lines of an upstream that wants no more are not claimed.")
 @scenario
 async def test_lanes_that_are_left_out_are_not_claimed(world: World) -> None:
     """A model whose upstream wants no more keeps no other's lines from being leased, nor those of projects that may
@@ -352,6 +361,7 @@ async def test_projects_share_a_claim_whoever_came_first(world: World) -> None:
     assert (_share_of(claimed, large), _share_of(claimed, small)) == (20, 5)
 
 
+@pytest.mark.rule("D8", "Over time, lanes get the same number of lines.")
 @scenario
 async def test_over_time_lanes_get_the_same_number_of_lines(world: World) -> None:
     """D8: however large their shards are."""
@@ -361,6 +371,7 @@ async def test_over_time_lanes_get_the_same_number_of_lines(world: World) -> Non
     assert abs(_share_of(got, coarse) - _share_of(got, fine)) <= 20
 
 
+@pytest.mark.rule("D8", "A lane that slept gets its share, and nothing for the past.")
 @scenario
 async def test_a_lane_that_slept_gets_its_share_and_nothing_for_the_past(world: World) -> None:
     """D8: else a newcomer would hold up everybody who worked meanwhile."""

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from batchline.telemetry.elsewhere import counted
@@ -63,6 +64,7 @@ def test_each_is_counted_by_its_last_word() -> None:
     assert _samples(service)["batchline_segments_total",] == 13
 
 
+@pytest.mark.rule("F5", "What a process counted stays counted when it is over.")
 def test_no_count_falls_when_a_process_is_over_and_no_gauge_outlives_it() -> None:
     """F5: also when it is the second that ended, and one that never spoke."""
     service, hand = Metrics(), Metrics()

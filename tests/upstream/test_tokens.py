@@ -143,6 +143,7 @@ def test_vllm_counts_the_chat_as_it_will_be_sent() -> None:
     assert [document for _, document in site.requests[1:]] == [json.loads(body), json.loads(HELLO)]
 
 
+@pytest.mark.rule("D6", "Tokens are counted as the server will read them.")
 def test_llama_counts_the_rendered_prompt() -> None:
     """D6: special tokens of the template are parsed and those of the model added, as for a chat."""
     site = Site(llama)
@@ -220,6 +221,7 @@ def test_one_model_that_is_not_counted_says_nothing_of_another() -> None:
     assert counts(Site(vllm), chat(user("Hello there!"), model="unknown"), HELLO) == [ESTIMATE, 102]
 
 
+@pytest.mark.rule("D6", "A server in trouble is never guessed about.")
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504])
 @pytest.mark.parametrize("troubled", ["/tokenize", "/apply-template"])
 def test_a_server_in_trouble_is_never_guessed_about(status: int, troubled: str) -> None:

@@ -52,6 +52,7 @@ def test_the_answer_to_a_cancelled_post_meets_nobody(run: Run, start: bytes) -> 
     assert run(main()) == (FINE, 2)
 
 
+@pytest.mark.rule("C12", "To cancel what is over ends nothing: its connection serves another by then.")
 def test_cancelling_what_is_done_touches_nobody_else(run: Run) -> None:
     """C12: the connection is another's by then."""
     asked, go_on = asyncio.Event(), asyncio.Event()

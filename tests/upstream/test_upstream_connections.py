@@ -180,6 +180,7 @@ def test_it_is_sent_again_only_once_and_only_afresh(run: Run) -> None:
     assert kind_of(run(main())) is FaultKind.BROKEN
 
 
+@pytest.mark.rule("D5", "A server that is gone after it took a line may have gone down over it.")
 def test_a_server_that_is_gone_after_it_took_a_request_is_broken(run: Run) -> None:
     """D5: it may have gone down over the line, so this is no refusal of a connection."""
 

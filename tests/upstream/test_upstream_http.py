@@ -108,6 +108,7 @@ def kind_of(reply: Reply) -> FaultKind | None:
     return reply.kind if isinstance(reply, Fault) else None
 
 
+@pytest.mark.rule("D1", "The line's body is posted to the endpoint below the upstream's base.")
 @pytest.mark.parametrize(
     ("base", "target"),
     [("/v1", PATH), ("/v1/", PATH), ("/x/v1", "/x" + PATH), ("/a b/v1", "/a%20b" + PATH), ("", PATH)],

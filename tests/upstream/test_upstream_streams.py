@@ -275,6 +275,7 @@ def flood(monkeypatch: pytest.MonkeyPatch) -> Flood:
     return flood
 
 
+@pytest.mark.rule("E1", "A slow reader slows the upstream down.")
 def test_who_reads_slowly_slows_the_upstream_down(run: Run, flood: Flood) -> None:
     """E1: memory does not grow with the stream: 64 KiB and one read are held, and then the server has to wait."""
 
@@ -335,6 +336,7 @@ async def leave_by_cancelling(upstream: HttpUpstream) -> None:
         reader.cancel()
 
 
+@pytest.mark.rule("E2", "Leaving a stream closes its connection.")
 @pytest.mark.parametrize("leave", [leave_after_a_piece, leave_at_once, leave_by_an_error, leave_by_cancelling])
 def test_leaving_early_ends_the_upstreams_request(
     run: Run, leave: Callable[[HttpUpstream], Coroutine[Any, Any, None]]

@@ -53,6 +53,7 @@ def _killed(proxy: Between, tenant: Tenant, source: Path, arm: Callable[[Run], _
     proxy.before = proxy.after = lambda _: None
 
 
+@pytest.mark.rule("F4", "Started again, a run picks up its own batch, whatever step it was killed at.")
 @pytest.mark.parametrize(
     ("step", "answered", "later"),
     [

@@ -45,6 +45,7 @@ def test_the_base_url_may_end_in_v1_or_not(tenant: Tenant, source: Path, tail: s
     assert _call(source, "--base-url", url, environment=environment).exit_code == 0
 
 
+@pytest.mark.rule("F4", "Exit code 3 says that the batch finished with failed lines.")
 def test_failed_lines_are_3_and_told_by_code(tenant: Tenant, tmp_path: Path) -> None:
     """F4, D2: both files, a table of what went wrong, and a summary for programs."""
     source, output, errors = tmp_path / "in.jsonl", tmp_path / "o.jsonl", tmp_path / "e.jsonl"
@@ -117,6 +118,7 @@ def test_an_empty_file_is_refused_in_words(tenant: Tenant, source: Path) -> None
     assert not _journal(source).exists()
 
 
+@pytest.mark.rule("F4", "Exit code 4 says that the credentials do not fit.")
 @pytest.mark.parametrize(
     ("change", "word"),
     [
