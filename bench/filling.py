@@ -6,7 +6,7 @@ from typing import Any
 
 from batchline.app import migrate_store, open_store
 from batchline.app.backends import hold_objects
-from batchline.cli.secrets import new_key, new_secret
+from batchline.cli.new_key import new_key, new_secret
 from batchline.domain import ids
 from batchline.domain.records import BATCH, BATCH_OUTPUT, Batch, File, NewShard, Owner, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus
@@ -78,12 +78,12 @@ class _Filling:
         await self._store.record(shard.batch_id, progress=[progress], segment=segment, at=_now())
 
     async def _finish(self) -> None:
-        finish = await self._store.next_finish(owner=_OWNER, lease=_LEASE, at=_now())
+        finish = await self._store.lease_finalizable(owner=_OWNER, lease=_LEASE, at=_now())
         assert finish is not None
         batch = finish.batch
         file = await self._file(f"results/{batch.id}/{finish.epoch}-output", purpose=BATCH_OUTPUT)
         await self._store.publish(batch.id, epoch=finish.epoch, files=[file], completed=1, failed=0, at=_now())
-        await self._store.forget_work(batch.id)
+        await self._store.delete_work(batch.id)
 
     async def _file(self, key: str, *, purpose: str) -> File:
         await self._objects.put(key, _LINE)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from batchline.upstream.model_child import load_engine, parameters
-from batchline.upstream.weights import find_weights
+from batchline.upstream.embedded.child import load_engine, parameters
+from batchline.upstream.embedded.download import find_weights
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 
-from batchline.store.postgres.schema import migrate
+from batchline.store.postgres.migrate import migrate
 
 if TYPE_CHECKING:
     from serving import Program

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from batchline.children import ValidationChildren, ValidationDied
 from batchline.domain.errors import ObjectMissing, ObjectsDown
 from batchline.domain.limits import InputLimits
 from batchline.pipeline.validate import validate_file
+from batchline.pipeline.validation_pool import ValidationDied, ValidationPool
 from batchline.ports import Verdict
 
 CHAT = "/v1/chat/completions"
@@ -28,29 +28,29 @@ GUARD_SECONDS = 60
 """Only so that a test of what must happen fails instead of hanging when it does not."""
 
 
-_elsewhere: list[Any] = []
+_find_alternative: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
 def _note_children_of_others() -> None:
     """Services that other tests keep running in this process have children too."""
-    _elsewhere[:] = active_children()
+    _find_alternative[:] = active_children()
 
 
 def own_children() -> list[Any]:
-    return [child for child in active_children() if child not in _elsewhere]
+    return [child for child in active_children() if child not in _find_alternative]
 
 
 @asynccontextmanager
-async def opened(count: int = 1) -> AsyncIterator[ValidationChildren]:
-    children = ValidationChildren(count)
+async def opened(count: int = 1) -> AsyncIterator[ValidationPool]:
+    children = ValidationPool(count)
     try:
         yield children
     finally:
         children.close()
 
 
-async def validate(children: ValidationChildren, source: Path) -> Verdict:
+async def validate(children: ValidationPool, source: Path) -> Verdict:
     work = source.with_suffix(".work")
     return await children.validate(source=source, work=work, endpoint=CHAT, limits=InputLimits())
 
@@ -235,7 +235,7 @@ def test_faults_of_the_disk_have_their_names(tmp_path: Path) -> None:
 PARENT = f"""
 import asyncio, sys
 from pathlib import Path
-from batchline.children import ValidationChildren
+from batchline.pipeline.validation_pool import ValidationChildren
 from batchline.domain.limits import InputLimits
 
 print("main runs", flush=True)

@@ -70,7 +70,7 @@ def test_the_example_of_a_price_is_right(tmp_path: Path) -> None:
     settings = load_settings(config=str(path))
     model = settings.models["small-1.5"].model("small-1.5")
     usage = Usage(input_tokens=1000, cached_tokens=600, output_tokens=200)
-    assert units(settings.tariff.cost(model.price, usage, waited_for=False)) == told[1]
+    assert units(settings.tariff.cost(model.price, usage, synchronous=False)) == told[1]
 
 
 def test_the_commands_of_the_settings_page_exist_with_their_flags() -> None:

@@ -22,8 +22,8 @@ from batchline.cli import main
 from batchline.domain.limits import InputLimits
 from batchline.pipeline import validate
 from batchline.ports import Verdict
-from batchline.upstream.model_child import load_engine, parameters
-from batchline.upstream.weights import find_weights
+from batchline.upstream.embedded.child import load_engine, parameters
+from batchline.upstream.embedded.download import find_weights
 from serving import CHAT, Program, await_end, counts_of, running_service, submit
 
 _PREFIXES = 8
@@ -115,7 +115,7 @@ class _FileOrder:
 
 def _serve_in_file_order() -> None:
     vars(validate)["prompt_prefix"] = lambda _: ()
-    vars(roles)["ValidationChildren"] = _FileOrder
+    vars(roles)["ValidationPool"] = _FileOrder
     main()
 
 

@@ -114,8 +114,8 @@ def test_without_models_any_id_goes_to_the_default_upstream() -> None:
     """F2."""
     settings = read(upstream_url="http://127.0.0.1:1/v1", upstream_api_key="sk")
     assert settings.catalog.takes_any
-    assert set(settings.sites) == {"default"}
-    key = settings.sites["default"].api_key
+    assert set(settings.all_upstreams) == {"default"}
+    key = settings.all_upstreams["default"].api_key
     assert key is not None
     assert key.get_secret_value() == "sk"
 

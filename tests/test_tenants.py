@@ -18,7 +18,8 @@ from uuid import uuid4
 import pytest
 from click.testing import CliRunner
 
-from batchline.api.server import Services, build
+from batchline.api.server import build
+from batchline.api.services import ApiServices
 from batchline.cli import main
 from batchline.settings import Settings
 from serving import (
@@ -217,8 +218,8 @@ def estate(tenants: _Tenants) -> _Estate:
 
 def _routes() -> list[str]:
     """Method and path of every route there is; HEAD comes with GET."""
-    parts: dict[str, Any] = {part.name: Mock() for part in fields(Services)}
-    app: Any = build(Services(**parts | {"settings": Settings()}))
+    parts: dict[str, Any] = {part.name: Mock() for part in fields(ApiServices)}
+    app: Any = build(ApiServices(**parts | {"settings": Settings()}))
     return [f"{method} {route.path}" for route in app._app.routes for method in route.app._handlers if method != "HEAD"]
 
 

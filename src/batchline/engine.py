@@ -1,7 +1,7 @@
-"""The parts of one process, wired together on whatever stands behind the ports.
+"""Wires the pipeline and the background tasks of one process to the adapters behind the ports.
 
-*Works* run batches, a *desk* takes them in and hands results out. A service has both, and so has the simulation; on
-many machines a process has one of them. Only the adapters differ.
+A process has one or both of two roles. `WorkerRole` runs batches. `ApiRole` takes batches in and hands results out.
+`batchline serve` and the simulation have both (`Engine`); on many machines a process has one of them.
 """
 
 import asyncio
@@ -9,239 +9,300 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from batchline.api.services import ApiServices
 from batchline.domain.fleet import Report
 from batchline.domain.states import Stop
 from batchline.loops.expire import Expire
-from batchline.loops.finish import Finish
+from batchline.loops.heartbeat import Heartbeat, SyncCallHeartbeat
+from batchline.loops.key_usage import KeyUsage
+from batchline.loops.periodic import PeriodicTask
 from batchline.loops.prune import Prune
-from batchline.loops.pulse import Pulse
 from batchline.loops.rescue import Rescue
-from batchline.loops.share import LiveCalls, Share
-from batchline.loops.uses import Uses
 from batchline.loops.worker import Worker
 from batchline.pipeline.cancel import Cancellation
+from batchline.pipeline.create import BatchCreator
 from batchline.pipeline.download import Download
-from batchline.pipeline.enqueue import Creation
 from batchline.pipeline.finalize import Finalizer
-from batchline.pipeline.fit import Fitting
-from batchline.pipeline.progress import Inspection, Workers
-from batchline.pipeline.traffic import Traffic
+from batchline.pipeline.inference import Inference
+from batchline.pipeline.progress import ProgressReader, Workers
+from batchline.pipeline.routing import SyncRouter
+from batchline.pipeline.token_limit import TokenLimit
 from batchline.pipeline.upload import Upload
-from batchline.ports import Clock, Fleet, Objects, Random, Store, Upstream, Validator
+from batchline.ports import Clock, Fleet, Objects, Random, Store, SyncUpstream, Validator
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
-_FINISH_SECONDS = 1.0
-_EXPIRE_SECONDS = 1.0
-_PRUNE_SECONDS = 10.0
-_USES_SECONDS = 5.0
-_SWEEP_SECONDS = 3600.0
-_SHARE_SECONDS = 2.0
-_SHARE_WITH_HANDS_SECONDS = 0.5
-_AMONG_OTHERS = 3.0
-"""How much less often each looks for what is to be finished or has expired, where others look too. Who ends the last
-line of a batch knows it at once."""
+_FLEET_INTERVAL_FACTOR = 3.0
+"""With a shared store every worker looks for batches to finalize or expire, so each one looks less often. The worker
+that records the last line of a batch finalizes it at once in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
-    """What everything in a process stands on; ``owner`` is its name in leases."""
+class Intervals:
+    """The seconds between two runs of each background task."""
+
+    finalize_seconds: float = 1.0
+    expire_seconds: float = 1.0
+    prune_seconds: float = 10.0
+    sweep_seconds: float = 3600.0
+    key_usage_seconds: float = 5.0
+    fleet_heartbeat_seconds: float = 2.0
+    pool_heartbeat_seconds: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """The settings and adapters that every part of a process uses; ``owner`` is the name of the process in leases."""
 
     settings: Settings
     store: Store
     objects: Objects
-    upstreams: Mapping[str, Upstream]
-    fitting: Fitting
-    traffic: Traffic
+    upstreams: Mapping[str, SyncUpstream]
+    token_limit: TokenLimit
+    router: SyncRouter
     clock: Clock
     random: Random
     metrics: Metrics
     owner: str
+    intervals: Intervals = Intervals()
 
 
-class Hands(Fleet, Protocol):
-    """Further processes that this one has to run lines, and caps that it shares with them."""
+class LocalFleet(Fleet, Protocol):
+    """The worker processes that this process started, and the caps it shares with them."""
 
-    def living(self) -> Sequence[str]:
-        """Their owners, from before they could claim anything until they have ended; any thread may ask."""
+    def live_owners(self) -> Sequence[str]:
+        """Return the owner of every worker process that may hold leases. Safe to call from any thread."""
 
 
-class Works:
-    """``shared`` says that others work on the same batches out of the same store, and keep caps through it."""
+class WorkerRole:
+    """Runs batches: the worker, and the tasks that finalize, rescue, expire and prune.
 
-    def __init__(self, ground: Ground, *, shared: bool = False, hands: Hands | None = None) -> None:
-        settings, store, clock, owner = ground.settings, ground.store, ground.clock, ground.owner
-        self.worker = new_worker(ground, shard_done=self.shard_done)
+    ``shared`` says that other machines work on the same store and that caps are shared through it. ``local_fleet`` is
+    the pool of worker processes on this machine, if there can be any.
+    """
+
+    def __init__(self, context: Context, *, shared: bool = False, local_fleet: LocalFleet | None = None) -> None:
+        settings, store, clock, owner = context.settings, context.store, context.clock, context.owner
+        intervals, factor = context.intervals, _FLEET_INTERVAL_FACTOR if shared else 1.0
+        self.worker = new_worker(context, on_shard_done=self.on_shard_done)
+        prune = Prune(store=store, objects=context.objects, clock=clock, owner=owner)
+        prune_task = PeriodicTask("prune", prune.step, every=intervals.prune_seconds, clock=clock)
         finalizer = Finalizer(
             store=store,
-            objects=ground.objects,
+            objects=context.objects,
             clock=clock,
-            random=ground.random,
+            random=context.random,
             owner=owner,
             lease_seconds=settings.lease_seconds,
             retention_seconds=settings.file_retention_seconds,
+            metrics=context.metrics,
+            on_batch_ended=prune_task.wake,
         )
-        prune = Prune(store=store, objects=ground.objects, clock=clock, owner=owner)
-        pruning = Pulse("prune", prune.step, every=_PRUNE_SECONDS, clock=clock)
-        finish = Finish(finalizer=finalizer, metrics=ground.metrics, finished=pruning.nudge)
-        patience = _AMONG_OTHERS if shared else 1.0
-        self._finishing = Pulse("finish", finish.step, every=patience * _FINISH_SECONDS, clock=clock)
+        self._finalize_task = PeriodicTask(
+            "finalize", finalizer.step, every=factor * intervals.finalize_seconds, clock=clock
+        )
         rescue = Rescue(
-            work=store,
+            store=store,
             clock=clock,
             owner=owner,
-            alive=lambda: [owner, *(hands.living() if hands is not None else ())],
-            opened=self.worker.work_opened,
+            live_owners=lambda: [owner, *(local_fleet.live_owners() if local_fleet is not None else ())],
+            on_work_available=self.worker.on_work_available,
         )
-        self._rescuing = Pulse("rescue", rescue.step, every=settings.lease_seconds / 3, clock=clock)
-        expire = Expire(work=store, clock=clock, stopped=self.batch_stopped)
-        self._pulses = [
-            self._rescuing,
-            Pulse("expire", expire.step, every=patience * _EXPIRE_SECONDS, clock=clock),
-            Pulse("sweep", prune.sweep, every=_SWEEP_SECONDS, clock=clock),
-            self._finishing,
-            pruning,
+        self._rescue_task = PeriodicTask("rescue", rescue.step, every=settings.lease_seconds / 3, clock=clock)
+        expire = Expire(store=store, clock=clock, on_batch_stopped=self.on_batch_stopped)
+        self._tasks = [
+            self._rescue_task,
+            PeriodicTask("expire", expire.step, every=factor * intervals.expire_seconds, clock=clock),
+            PeriodicTask("sweep", prune.sweep, every=intervals.sweep_seconds, clock=clock),
+            self._finalize_task,
+            prune_task,
         ]
-        self._share: Share | None = None
+        self._heartbeat: Heartbeat | None = None
         if shared:
-            self._keep_sharing(store, ground, every=_SHARE_SECONDS)
-        elif hands is not None:
-            self._keep_sharing(hands, ground, every=_SHARE_WITH_HANDS_SECONDS)
+            self._share_caps(store, context, every=intervals.fleet_heartbeat_seconds)
+        elif local_fleet is not None:
+            self._share_caps(local_fleet, context, every=intervals.pool_heartbeat_seconds)
 
-    def _keep_sharing(self, fleet: Fleet, ground: Ground, *, every: float) -> None:
-        self._share = Share(fleet=fleet, worker=self.worker, settings=ground.settings)
-        beat = min(every, ground.settings.lease_seconds / 3)
-        # First of all: where there is a cap, nothing starts before its share is known.
-        self._pulses.insert(0, Pulse("share", self._share.step, every=beat, clock=ground.clock))
+    def _share_caps(self, fleet: Fleet, context: Context, *, every: float) -> None:
+        self._heartbeat = Heartbeat(fleet=fleet, worker=self.worker, settings=context.settings)
+        every = min(every, context.settings.lease_seconds / 3)
+        # The heartbeat runs first: an upstream with a cap gets nothing before this process knows its share.
+        self._tasks.insert(0, PeriodicTask("heartbeat", self._heartbeat.step, every=every, clock=context.clock))
 
     async def run(self) -> None:
-        """Until ``stop``, and then until what is in flight is recorded."""
+        """Run until ``stop``, and then until what is in flight is recorded."""
         async with asyncio.TaskGroup() as group:
-            pulses = [group.create_task(pulse.run()) for pulse in self._pulses]
+            tasks = [group.create_task(task.run()) for task in self._tasks]
             await self.worker.run()
-            for pulse in pulses:
-                pulse.cancel()
-        if self._share is not None:
-            await self._share.leave()
+            for task in tasks:
+                task.cancel()
+        if self._heartbeat is not None:
+            await self._heartbeat.leave()
 
     def stop(self) -> None:
+        """Start no further line, and let ``run`` end."""
         self.worker.stop()
 
-    def shard_done(self) -> None:
-        """A batch may be over."""
-        self._finishing.nudge()
+    def on_shard_done(self) -> None:
+        """Look for a batch to finalize: a shard has no line left to run."""
+        self._finalize_task.wake()
 
-    def hand_ended(self) -> None:
-        """What it held when it died, or handed back, is there for others."""
-        self._rescuing.nudge()
-        self._finishing.nudge()
-        self.worker.work_opened()
+    def on_worker_exit(self) -> None:
+        """Take over what a worker process held when it ended."""
+        self._rescue_task.wake()
+        self._finalize_task.wake()
+        self.worker.on_work_available()
 
-    def batch_stopped(self, batch_id: str, stop: Stop) -> None:
-        self.worker.batch_stopped(batch_id, stop)
-        self._finishing.nudge()
+    def on_batch_stopped(self, batch_id: str, stop: Stop) -> None:
+        """Start no further line of a batch that was cancelled or has expired."""
+        self.worker.on_batch_stopped(batch_id, stop)
+        self._finalize_task.wake()
 
 
-def new_worker(ground: Ground, *, shard_done: Callable[[], None]) -> Worker:
+def new_worker(context: Context, *, on_shard_done: Callable[[], None]) -> Worker:
     return Worker(
-        work=ground.store,
-        objects=ground.objects,
-        upstreams=ground.upstreams,
-        fitting=ground.fitting,
-        traffic=ground.traffic,
-        clock=ground.clock,
-        random=ground.random,
-        owner=ground.owner,
-        settings=ground.settings,
-        metrics=ground.metrics,
-        shard_done=shard_done,
+        store=context.store,
+        objects=context.objects,
+        upstreams=context.upstreams,
+        token_limit=context.token_limit,
+        router=context.router,
+        clock=context.clock,
+        random=context.random,
+        owner=context.owner,
+        settings=context.settings,
+        metrics=context.metrics,
+        on_shard_done=on_shard_done,
     )
 
 
-class Desk:
-    """``opened`` and ``stopped`` hear of what the works of this process would otherwise find by themselves."""
+class ApiRole:
+    """Takes batches in and hands results out, through the services that the routes call.
+
+    ``on_work_available`` and ``on_batch_stopped`` are called at once for what a worker in this process would otherwise
+    find by polling.
+    """
 
     def __init__(
         self,
-        ground: Ground,
+        context: Context,
         *,
         validator: Validator,
         workers: Workers,
-        opened: Callable[[], None] = lambda: None,
-        stopped: Callable[[str, Stop], None] = lambda _batch, _stop: None,
-        calls: LiveCalls | None = None,
+        on_work_available: Callable[[], None] = lambda: None,
+        on_batch_stopped: Callable[[str, Stop], None] = lambda _batch_id, _stop: None,
+        sync_call_heartbeat: SyncCallHeartbeat | None = None,
     ) -> None:
-        settings, store, objects, clock = ground.settings, ground.store, ground.objects, ground.clock
-        self.upload = Upload(
+        clock, intervals = context.clock, context.intervals
+        key_usage = KeyUsage(accounts=context.store, clock=clock)
+        self._tasks = [PeriodicTask("key usage", key_usage.step, every=intervals.key_usage_seconds, clock=clock)]
+        if sync_call_heartbeat is not None:
+            every = intervals.fleet_heartbeat_seconds
+            self._tasks.append(PeriodicTask("heartbeat", sync_call_heartbeat.step, every=every, clock=clock))
+        self.services = _services(
+            context,
+            validator=validator,
+            workers=workers,
+            on_work_available=on_work_available,
+            on_batch_stopped=on_batch_stopped,
+            on_key_used=key_usage.mark,
+        )
+
+    async def run(self) -> None:
+        """Run the background tasks until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for task in self._tasks:
+                group.create_task(task.run())
+
+
+def _services(
+    context: Context,
+    *,
+    validator: Validator,
+    workers: Workers,
+    on_work_available: Callable[[], None],
+    on_batch_stopped: Callable[[str, Stop], None],
+    on_key_used: Callable[[str], None],
+) -> ApiServices:
+    settings, store, objects, clock = context.settings, context.store, context.objects, context.clock
+    return ApiServices(
+        settings=settings,
+        store=store,
+        objects=objects,
+        upload=Upload(
             files=store,
             objects=objects,
             clock=clock,
-            random=ground.random,
-            owner=ground.owner,
+            random=context.random,
+            owner=context.owner,
             lease_seconds=settings.lease_seconds,
             retention_seconds=settings.file_retention_seconds,
             max_bytes=settings.max_file_bytes,
-        )
-        self.creation = Creation(
+        ),
+        download=Download(files=store, objects=objects, clock=clock),
+        creator=BatchCreator(
             store=store,
             objects=objects,
             validator=validator,
             clock=clock,
-            random=ground.random,
-            owner=ground.owner,
+            random=context.random,
+            owner=context.owner,
             lease_seconds=settings.lease_seconds,
             window_seconds=settings.completion_window_seconds,
             limits=settings.input_limits,
-            started=opened,
-        )
-        self.cancellation = Cancellation(batches=store, clock=clock, stopped=stopped)
-        self.inspection = Inspection(batches=store, workers=workers, catalog=settings.catalog, clock=clock)
-        self.download = Download(files=store, objects=objects, clock=clock)
-        self.uses = Uses(accounts=store, clock=clock)
-        self._pulses = [Pulse("uses", self.uses.step, every=_USES_SECONDS, clock=clock)]
-        if calls is not None:
-            self._pulses.append(Pulse("calls", calls.step, every=_SHARE_SECONDS, clock=clock))
-
-    async def run(self) -> None:
-        """Until it is cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for pulse in self._pulses:
-                group.create_task(pulse.run())
+            on_work_available=on_work_available,
+        ),
+        cancellation=Cancellation(batches=store, clock=clock, on_batch_stopped=on_batch_stopped),
+        progress_reader=ProgressReader(batches=store, workers=workers, catalog=settings.catalog, clock=clock),
+        inference=Inference(
+            upstreams=context.upstreams,
+            catalog=settings.catalog,
+            token_limit=context.token_limit,
+            ledger=store,
+            tariff=settings.tariff,
+            router=context.router,
+            clock=clock,
+        ),
+        upstreams=context.upstreams,
+        on_key_used=on_key_used,
+        metrics=context.metrics,
+        clock=clock,
+        random=context.random,
+    )
 
 
 class Engine:
-    """Works and a desk in one process."""
+    """Both roles in one process."""
 
     def __init__(
-        self, ground: Ground, *, validator: Validator, shared: bool = False, hands: Hands | None = None
+        self, context: Context, *, validator: Validator, shared: bool = False, local_fleet: LocalFleet | None = None
     ) -> None:
-        self.works = Works(ground, shared=shared, hands=hands)
-        worker = self.works.worker
-        self.desk = Desk(
-            ground,
+        self.worker_role = WorkerRole(context, shared=shared, local_fleet=local_fleet)
+        worker = self.worker_role.worker
+        self.api_role = ApiRole(
+            context,
             validator=validator,
-            workers=ground.store if shared else worker if hands is None else _WithHands(worker, hands),
-            opened=worker.work_opened,
-            stopped=self.works.batch_stopped,
+            workers=context.store if shared else worker if local_fleet is None else _FleetReports(worker, local_fleet),
+            on_work_available=worker.on_work_available,
+            on_batch_stopped=self.worker_role.on_batch_stopped,
         )
 
     async def run(self) -> None:
-        """Until ``stop``, and then until what is in flight is recorded."""
+        """Run until ``stop``, and then until what is in flight is recorded."""
         async with asyncio.TaskGroup() as group:
-            desk = group.create_task(self.desk.run())
-            await self.works.run()
-            desk.cancel()
+            api_tasks = group.create_task(self.api_role.run())
+            await self.worker_role.run()
+            api_tasks.cancel()
 
     def stop(self) -> None:
-        self.works.stop()
+        self.worker_role.stop()
 
 
-class _WithHands:
-    """A worker as it is now, and its hands as they told last."""
+class _FleetReports:
+    """Reports this process as it is now, and its worker processes as of their last heartbeat."""
 
-    def __init__(self, worker: Worker, hands: Hands) -> None:
-        self._worker, self._hands = worker, hands
+    def __init__(self, worker: Worker, local_fleet: LocalFleet) -> None:
+        self._worker, self._local_fleet = worker, local_fleet
 
     async def reports(self) -> list[Report]:
         own = self._worker.report()
-        return [own, *(report for report in await self._hands.reports() if report.owner != own.owner)]
+        return [own, *(report for report in await self._local_fleet.reports() if report.owner != own.owner)]

@@ -200,7 +200,7 @@ class Settings(BaseSettings):
         return self
 
     @property
-    def sites(self) -> dict[str, UpstreamSettings]:
+    def all_upstreams(self) -> dict[str, UpstreamSettings]:
         """Every upstream by name."""
         if self.upstream_url is None:
             return dict(self.upstreams)

@@ -16,22 +16,23 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import uvloop
-from api_parts import compose, open_sites
+from api_parts import compose, open_upstreams
 
-from batchline.api.server import Server, Services, build
-from batchline.children import ValidationChildren
+from batchline.api.server import Server, build
+from batchline.api.services import ApiServices
 from batchline.domain import ids
 from batchline.domain.money import nano
 from batchline.domain.records import UsageEntry
 from batchline.objects.local import LocalObjects
+from batchline.pipeline.validation_pool import ValidationPool
 from batchline.ports import NewKey
 from batchline.settings import Settings
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.system import SystemClock, SystemRandom, ThreadPool
 from batchline.upstream.http import HttpUpstream
-from batchline.upstream.mock import serve_mock
-from batchline.upstream.scripted import Script
+from batchline.upstream.mock.script import Script
+from batchline.upstream.mock.server import serve_mock
 
 T = TypeVar("T")
 Wrap = Callable[[Any], Any]
@@ -96,7 +97,7 @@ class Held:
         await self._let_go.wait()
         return await self._validator.validate(**options)
 
-    async def let_go(self) -> None:
+    async def drop(self) -> None:
         self._let_go.set()
 
 
@@ -314,19 +315,19 @@ class Api:
             parts.push_async_callback(mock.close)
             chosen["upstream_url"] = mock.base_url
         self.settings = Settings(data_dir=self.folder, **chosen)
-        sites = open_sites(self.settings, self.clock)
-        for upstream in sites.values():
+        upstreams = open_upstreams(self.settings, self.clock)
+        for upstream in upstreams.values():
             parts.push_async_callback(upstream.close)
-        return sites
+        return upstreams
 
-    def _compose(self, parts: AsyncExitStack, sites: dict[str, HttpUpstream]) -> Services:
+    def _compose(self, parts: AsyncExitStack, upstreams: dict[str, HttpUpstream]) -> ApiServices:
         pools = [ThreadPool(count, name="test") for count in (1, 1, 4)]
         writer, reader, disk = pools
         database = SqliteDatabase(self.folder / "test.sqlite", clock=self.clock, writer=writer, reader=reader)
         parts.callback(database.close)
         for pool in pools:
             parts.callback(pool.close)
-        children = ValidationChildren()
+        children = ValidationPool()
         parts.callback(children.close)
         real = SqlStore(database), LocalObjects(self._objects_root, disk, SystemRandom()), children
         store, objects, validator = (wrap(part) for wrap, part in zip(self._wraps, real, strict=True))
@@ -335,9 +336,9 @@ class Api:
             store=store,
             objects=objects,
             validator=validator,
-            sites=sites,
+            upstreams=upstreams,
             clock=self.clock,
-            used=self.used.append,
+            on_key_used=self.used.append,
         )
 
 

@@ -212,7 +212,7 @@ def test_a_batch_is_listed_while_it_is_validated_and_can_be_cancelled(serve: Cal
         (batch,) = api.call("GET", "/v1/batches").json["data"]
         assert batch["status"] == "validating"
         assert api.call("POST", f"/v1/batches/{batch['id']}/cancel").json["status"] == "cancelled"
-        api.await_(held[0].let_go())
+        api.await_(held[0].drop())
         reply = read_reply(sock)
     assert reply.status == 200
     assert reply.json["status"] == "cancelled"

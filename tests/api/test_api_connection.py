@@ -69,7 +69,7 @@ def test_headers_that_wait_for_an_earlier_answer_do_not_spoil_it(serve: Callable
     with api.connect() as sock, api.connect() as late:
         sock.sendall(api.head("POST /v1/batches", f"content-length: {len(body)}") + body + b"GET /hea")
         refused(late, 408)
-        api.await_(held[0].let_go())
+        api.await_(held[0].drop())
         assert read_reply(sock).json["status"] == "in_progress"
         refused(sock, 408)
 

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from batchline.api.exchange import Exchange
+from batchline.api.request_context import RequestContext
 from batchline.domain.errors import RequestTimeout
 
 END = {"type": "http.request", "body": b"x", "more_body": False}
 GONE = {"type": "http.disconnect"}
 
 
-def exchange(receive: Any) -> Exchange:
+def exchange(receive: Any) -> RequestContext:
     async def send(_message: Any) -> None:
         """Into nothing."""
 
     scope = {"type": "http", "headers": [(b"content-length", b"1")], "state": {}}
-    return Exchange(scope, receive, send, headers={}, stall_seconds=0.01, drain_bytes=1)
+    return RequestContext(scope, receive, send, headers={}, stall_seconds=0.01, drain_bytes=1)
 
 
 def test_only_the_body_has_a_deadline() -> None:

@@ -6,7 +6,7 @@ from api_server import BOUNDARY, FORM, field, file_part, form
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchline.api.form import Form
+from batchline.api.multipart import Form
 
 NEARLY_BOUNDARIES = st.sampled_from(
     [b"\r\n", b"\r", b"\n", b"--", f"\r\n--{BOUNDARY[:-1]}".encode(), f"--{BOUNDARY}".encode(), b"\r\n--", b"x"]

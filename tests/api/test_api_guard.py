@@ -193,7 +193,7 @@ def test_a_slow_answer_is_no_stalled_body(serve: Callable[..., Api]) -> None:
     with api.connect() as waiting, api.connect() as late:
         waiting.sendall(api.head("POST /v1/batches", f"content-length: {len(body)}") + body)
         assert read_reply(late).status == 408
-        api.await_(held[0].let_go())
+        api.await_(held[0].drop())
         assert read_reply(waiting).status == 200
 
 

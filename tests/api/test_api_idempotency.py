@@ -110,7 +110,7 @@ def test_a_retry_gets_the_answer_that_its_client_did_not_wait_for(serve: Callabl
         sock.sendall(api.head("POST /v1/batches", f"content-length: {len(body)}") + body)
         assert held[0].entered.wait(60)
     wait_until(lambda: api.connections() == 0)
-    api.await_(held[0].let_go())
+    api.await_(held[0].drop())
     wait_until(lambda: api.under_way() == 0)
     (lost,) = api.call("GET", "/v1/batches").json["data"]
     assert lost["status"] == "in_progress"

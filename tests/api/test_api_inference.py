@@ -357,11 +357,11 @@ def test_a_project_has_so_many_calls_at_once_and_no_more(serve: Callable[..., Ap
         waiting.read()
         refused = api.post(CHAT, chat())
         uploaded = api.upload()
-        elsewhere = pool.submit(api.post, CHAT, chat(), account=other)
+        remote = pool.submit(api.post, CHAT, chat(), account=other)
         peer = hand.accept()
         peer.read()
         peer.answer(b"{}")
-        assert elsewhere.result().status == 200
+        assert remote.result().status == 200
         waiting.answer(b"{}")
         assert first.result().status == 200
     assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")

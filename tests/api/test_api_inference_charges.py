@@ -13,9 +13,9 @@ from batchline.domain.money import Tariff
 from batchline.domain.outcomes import Success
 from batchline.domain.records import Charge, Owner
 from batchline.domain.replies import Answer, Reply
-from batchline.pipeline.fit import Fitting
 from batchline.pipeline.inference import Inference
-from batchline.pipeline.traffic import Traffic
+from batchline.pipeline.routing import SyncRouter
+from batchline.pipeline.token_limit import TokenLimit
 from batchline.system import SystemClock
 
 CHAT = "/v1/chat/completions"
@@ -71,12 +71,12 @@ class SlowLedger:
 
 def inference(upstream: Endless, ledger: Any) -> Inference:
     return Inference(
-        sites={"default": upstream},
+        upstreams={"default": upstream},
         catalog=Catalog(),
-        fitting=Fitting(tokens={}),
+        token_limit=TokenLimit(tokens={}),
         ledger=ledger,
         tariff=Tariff(metered=False, batch_percent=50),
-        traffic=Traffic(clock=SystemClock()),
+        router=SyncRouter(clock=SystemClock()),
         clock=SystemClock(),
     )
 

@@ -113,7 +113,7 @@ def test_a_retry_gets_its_answer_though_nothing_is_left(serve: Callable[..., Api
         sock.sendall(api.head("POST /v1/batches", f"content-length: {len(body)}") + body)
         assert held[0].entered.wait(60)
     wait_until(lambda: api.connections() == 0)
-    api.await_(held[0].let_go())
+    api.await_(held[0].drop())
     wait_until(lambda: api.under_way() == 0)
     api.set_funds(0)
     retry = {"x-stainless-retry-count": "1"}

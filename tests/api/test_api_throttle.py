@@ -28,13 +28,13 @@ def test_a_project_over_its_places_is_throttled_and_no_other(serve: Callable[...
         first = pool.submit(lambda: api.create(**create))
         assert held[0].entered.wait(60)
         refused = api.create(**create)
-        elsewhere = api.upload(LINE, account=other)
-        api.await_(held[0].let_go())
+        remote = api.upload(LINE, account=other)
+        api.await_(held[0].drop())
         assert first.result().status == 200
     assert refused.status == 429
     assert (refused.error["type"], refused.error["code"]) == ("rate_limit_exceeded", "rate_limit_exceeded")
     assert refused.headers["retry-after"] == "1"
-    assert elsewhere.status == 200
+    assert remote.status == 200
     assert api.create(**create).status == 200
 
 

@@ -19,7 +19,7 @@ import batchline
 import batchline.api
 from batchline.api.openapi.document import describe
 from batchline.domain.errors import ApiError
-from batchline.domain.outcomes import Failure, Outcome, Setback, Success, error_line, judge
+from batchline.domain.outcomes import Failure, Outcome, Retryable, Success, classify_reply, error_line
 from batchline.domain.records import Batch, File
 from batchline.domain.replies import Answer, Fault, FaultKind
 from batchline.domain.states import BatchStatus
@@ -181,7 +181,7 @@ def test_all_that_an_upstream_can_answer_a_call_with_is_described(document: Docu
     operation = document["paths"][path]["post"]
     bodies = (b"", b'{"error":{"code":"insufficient_quota"}}', b'{"error":{"code":"context_length_exceeded"}}')
     answers = [Answer(status=status, body=body) for status in range(300, 600) for body in bodies]
-    errors = [_refusal(answer, _no_success(judge(answer, endpoint=path))) for answer in answers]
+    errors = [_refusal(answer, _no_success(classify_reply(answer, endpoint=path))) for answer in answers]
     errors += [_faulty(Fault(kind=kind, detail="gone")) for kind in FaultKind]
     for error in errors:
         told = _answer(document, operation, error.status)
@@ -189,7 +189,7 @@ def test_all_that_an_upstream_can_answer_a_call_with_is_described(document: Docu
         assert set(error.headers) <= set(told["headers"]), error.status
 
 
-def _no_success(outcome: Outcome) -> Failure | Setback:
+def _no_success(outcome: Outcome) -> Failure | Retryable:
     assert not isinstance(outcome, Success)
     return outcome
 
@@ -244,7 +244,7 @@ def test_every_code_of_an_error_file_is_described(document: Document) -> None:
     made = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Failure"]
     codes = {str(call.args[0].value) for call in made if isinstance(call.args[0], ast.Constant)}
     for status in range(400, 500):
-        outcome = judge(Answer(status=status, body=b""), endpoint="/v1/embeddings")
+        outcome = classify_reply(Answer(status=status, body=b""), endpoint="/v1/embeddings")
         codes |= {outcome.code} if isinstance(outcome, Failure) else set()
     line = _named(document, "BatchErrorLine")
     for code in codes:

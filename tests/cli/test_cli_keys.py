@@ -102,7 +102,7 @@ def test_list_tells_keys_apart_and_never_shows_one(shell: Shell) -> None:
 def test_list_tells_when_a_key_was_last_used(shell: Shell) -> None:
     """So that keys nobody needs any more can be found."""
     used, unused = shell.json("keys", "create"), shell.json("keys", "create")
-    shell.in_store(lambda store: store.note_uses({used["key_id"]: 1_793_491_200}))
+    shell.in_store(lambda store: store.touch_keys({used["key_id"]: 1_793_491_200}))
     assert {row["key_id"]: row["last_used_at"] for row in shell.json("keys", "list")} == {
         used["key_id"]: 1_793_491_200,
         unused["key_id"]: None,

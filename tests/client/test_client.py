@@ -15,7 +15,7 @@ from batchline.client.errors import (
     Denied,
     InputChanged,
     OutOfFunds,
-    Refused,
+    RequestRefused,
     Throttled,
     Trouble,
     Unreachable,
@@ -91,7 +91,7 @@ def test_a_refusal_while_the_upload_is_still_being_sent_is_heard(tmp_path: Path)
 
     thread = Thread(target=refuse, daemon=True)
     thread.start()
-    with listener, pytest.raises(Refused) as refused:
+    with listener, pytest.raises(RequestRefused) as refused:
         _client(f"http://127.0.0.1:{listener.getsockname()[1]}").upload(path, boundary="b", sent=_no_news)
     thread.join(60)
     assert (refused.value.status, refused.value.code) == (413, "file_too_large")
@@ -121,10 +121,10 @@ def test_a_create_carries_its_idempotency_key() -> None:
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (400, "invalid_request_error", Refused),
+        (400, "invalid_request_error", RequestRefused),
         (401, "x", Denied),
         (403, "x", Denied),
-        (404, "batch_not_found", Refused),
+        (404, "batch_not_found", RequestRefused),
         (408, "request_timeout", Trouble),
         (429, "insufficient_quota", OutOfFunds),
         (429, "rate_limit_exceeded", Throttled),
@@ -132,11 +132,11 @@ def test_a_create_carries_its_idempotency_key() -> None:
         (503, "service_unavailable", Trouble),
     ],
 )
-def test_a_refusal_is_of_the_kind_its_status_and_code_say(status: int, code: str, kind: type[Refused]) -> None:
+def test_a_refusal_is_of_the_kind_its_status_and_code_say(status: int, code: str, kind: type[RequestRefused]) -> None:
     """A1 to A4, A10: which of them are worth another try depends on it."""
     refused = _refused(reply(status, _error(code), retry_after="7", x_batch_id="batch_9"))
     assert type(refused) is kind
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RequestRefused)
     assert (str(refused), refused.status, refused.retry_after) == ("in words", status, 7.0)
     assert refused.batch_id == "batch_9"
 

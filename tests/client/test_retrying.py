@@ -2,8 +2,17 @@
 
 import pytest
 
-from batchline.client.errors import BrokenOff, ClientError, Denied, OutOfFunds, Refused, Throttled, Trouble, Unreachable
-from batchline.client.retrying import Retrying
+from batchline.client.errors import (
+    BrokenOff,
+    ClientError,
+    Denied,
+    OutOfFunds,
+    RequestRefused,
+    Throttled,
+    Trouble,
+    Unreachable,
+)
+from batchline.client.retry import Retrying
 
 
 class Calls:
@@ -27,7 +36,7 @@ class Waits:
         self.retrying = Retrying(pause=self.seconds.append, waiting=self.reasons.append, await_server=await_server)
 
 
-def _refusal(kind: type[Refused], retry_after: str | None = None) -> Refused:
+def _refusal(kind: type[RequestRefused], retry_after: str | None = None) -> RequestRefused:
     return kind(429, "no", code=None, headers={"retry-after": retry_after} if retry_after else {})
 
 
@@ -43,7 +52,9 @@ def test_what_may_pass_is_tried_a_few_times() -> None:
     assert 2 < calls.count < 10
 
 
-@pytest.mark.parametrize("fault", [Unreachable("nobody"), _refusal(Denied), _refusal(OutOfFunds), _refusal(Refused)])
+@pytest.mark.parametrize(
+    "fault", [Unreachable("nobody"), _refusal(Denied), _refusal(OutOfFunds), _refusal(RequestRefused)]
+)
 def test_what_will_not_pass_by_itself_is_told_at_once(fault: ClientError) -> None:
     """A10: insufficient_quota is never tried again; nobody at a server's address most likely is a wrong address."""
     calls = Calls(fault)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from batchline.upstream.model_child import ALIAS
+from batchline.upstream.embedded.child import ALIAS
 from serving import CHAT, Service, await_end, counts_of, results_of, submit, wait_until
 
 

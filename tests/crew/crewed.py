@@ -12,25 +12,34 @@ from serving import Mock, Service, await_end, chat_lines, running_service, submi
 RESCUED = "took over from a dead process"
 
 _SERVE = """
-from batchline import engine
-from batchline.app import crew, staffing
-from batchline.cli import main
+import sys
+from functools import partial
 
-staffing._BUSY = staffing._ROOM = 0.0
-staffing._BUSY_LOOKS = 1
-crew._LOOK_SECONDS = 0.05
-engine._FINISH_SECONDS = 3600
+from batchline import app
+from batchline.app.workers.autoscaler import Autoscaler
+from batchline.cli import main
+from batchline.engine import Intervals
+
+app.serve = partial(
+    app.serve,
+    intervals=Intervals(finalize_seconds=3600),
+    autoscaler=Autoscaler(max_processes=2, busy_cpu_share=0, busy_checks=1, spare_cpu_share={spare}, idle_seconds=1.5),
+    pool_check_seconds=0.05,
+)
 {more}
 main(prog_name="batchline")
 """
 
 
 @contextmanager
-def running_crew(folder: Path, upstream_url: str, *, more: str = "", **settings: object) -> Iterator[Service]:
-    """A hand joins as soon as a line is in flight, and stays. That a batch is over is found by nobody who is not told.
-    ``more`` is a statement of the program that serves."""
+def running_crew(
+    folder: Path, upstream_url: str, *, spare: float = 0.0, more: str = "", **settings: object
+) -> Iterator[Service]:
+    """Run a service whose second process joins as soon as a line is in flight, and stays unless there is CPU to spare.
+
+    Batches are finalized only when a worker reports that a shard is done. ``more`` is a statement of the program."""
     script = folder / "serve.py"
-    script.write_text(_SERVE.format(more=more))
+    script.write_text(_SERVE.format(spare=spare, more=more))
     with running_service(
         folder, upstream_url, command=(str(script), "serve"), **{"worker_processes": 2} | settings
     ) as service:
@@ -44,11 +53,11 @@ def hands_of(service: Service) -> list[psutil.Process]:
 def bring_in_hand(service: Service, mock: Mock, *, cap: int) -> psutil.Process:
     """By lines that take their time, more of them than one process takes, until both asked the upstream."""
     names = count()
-    while not any(asks(hand, mock) for hand in hands_of(service)):
+    while not any(asks(child, mock) for child in hands_of(service)):
         lines = chat_lines(f"[[delay=0.1]] first {next(names)}" for _ in range(4 * cap))
         await_end(service.client(), submit(service.client(), lines).id)
-    (hand,) = hands_of(service)
-    return hand
+    (child,) = hands_of(service)
+    return child
 
 
 def asks(process: psutil.Process, mock: Mock) -> bool:
@@ -61,6 +70,6 @@ def asks(process: psutil.Process, mock: Mock) -> bool:
 
 def _is_hand(process: psutil.Process) -> bool:
     try:
-        return "batchline.app.hand" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        return "batchline.app.workers.child" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from batchline.app.backends import hold_objects, open_objects
-from batchline.app.messages import Begin, packed, read_to_hand, told_settings
+from batchline.app.workers.messages import StartMessage, dump_settings, encode_message, read_to_worker
 from batchline.settings import Settings
 
 _FILE = """
@@ -35,9 +35,9 @@ def test_settings_arrive_whole(tmp_path: Path) -> None:
 
     async def arrive() -> Settings:
         reader = asyncio.StreamReader(limit=16)
-        reader.feed_data(packed(Begin(owner="hand", settings=told_settings(settings))))
-        begin = await read_to_hand(reader)
-        assert isinstance(begin, Begin)
+        reader.feed_data(encode_message(StartMessage(owner="hand", settings=dump_settings(settings))))
+        begin = await read_to_worker(reader)
+        assert isinstance(begin, StartMessage)
         assert begin.owner == "hand"
         return Settings(**begin.settings)
 

@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
-from batchline.app.roster import Roster
-from batchline.domain.fleet import Report, Station
+from batchline.app.workers.pool import MemoryFleet
+from batchline.domain.fleet import Report, UpstreamLoad
 
 _LEASE = 30.0
 
 
 def _report(owner: str, *, in_flight: int = 0, live: int = 0) -> Report:
-    return Report(owner=owner, works=True, stations={"gpu": Station(in_flight=in_flight, live=live)})
+    return Report(
+        owner=owner, runs_batches=True, upstream_loads={"gpu": UpstreamLoad(in_flight=in_flight, sync_calls=live)}
+    )
 
 
-async def _tell(roster: Roster, report: Report, *, cap: int = 10) -> int:
-    return (await roster.tell(report, caps={"gpu": cap}, lease=_LEASE))["gpu"]
+async def _tell(fleet: MemoryFleet, report: Report, *, cap: int = 10) -> int:
+    return (await fleet.heartbeat(report, caps={"gpu": cap}, lease=_LEASE))["gpu"]
 
 
 def _play(scene: Coroutine[Any, Any, None]) -> None:
@@ -28,7 +30,7 @@ def test_who_is_alone_has_the_whole_cap_at_once() -> None:
     """F2: nothing changes for a process that never has a hand."""
 
     async def scene() -> None:
-        assert await _tell(Roster(), _report("serve")) == 10
+        assert await _tell(MemoryFleet(), _report("serve")) == 10
 
     _play(scene())
 
@@ -38,13 +40,13 @@ def test_a_cap_is_shared_and_never_passed() -> None:
     """F2: room is made when a hand is sent for; it gets what was given back, and waits for the rest."""
 
     async def scene() -> None:
-        roster = Roster()
-        await _tell(roster, _report("serve", in_flight=10))
-        roster.join("hand")
-        assert await _tell(roster, _report("serve", in_flight=8)) == 5
-        assert await _tell(roster, _report("hand")) == 2
-        assert await _tell(roster, _report("serve", in_flight=5)) == 5
-        assert await _tell(roster, _report("hand", in_flight=2)) == 5
+        fleet = MemoryFleet()
+        await _tell(fleet, _report("serve", in_flight=10))
+        fleet.join("hand")
+        assert await _tell(fleet, _report("serve", in_flight=8)) == 5
+        assert await _tell(fleet, _report("hand")) == 2
+        assert await _tell(fleet, _report("serve", in_flight=5)) == 5
+        assert await _tell(fleet, _report("hand", in_flight=2)) == 5
 
     _play(scene())
 
@@ -53,14 +55,14 @@ def test_a_silent_one_keeps_its_share_until_it_is_over() -> None:
     """F2: it may still have in flight what it was allowed."""
 
     async def scene() -> None:
-        roster = Roster()
+        fleet = MemoryFleet()
         for owner in ("serve", "hand", "serve", "hand"):
-            await _tell(roster, _report(owner))
+            await _tell(fleet, _report(owner))
         for _ in range(3):
-            assert await _tell(roster, _report("serve")) == 5
-        await roster.leave("hand")
-        assert await _tell(roster, _report("serve")) == 10
-        await roster.leave("nobody")
+            assert await _tell(fleet, _report("serve")) == 5
+        await fleet.leave("hand")
+        assert await _tell(fleet, _report("serve")) == 10
+        await fleet.leave("nobody")
 
     _play(scene())
 
@@ -69,10 +71,10 @@ def test_calls_that_somebody_waits_for_leave_less_to_hands() -> None:
     """D8: they are made in the serving process, and are not its lines."""
 
     async def scene() -> None:
-        roster = Roster()
-        roster.join("hand")
-        await _tell(roster, _report("serve", live=4))
-        assert await _tell(roster, _report("hand")) == 3
+        fleet = MemoryFleet()
+        fleet.join("hand")
+        await _tell(fleet, _report("serve", live=4))
+        assert await _tell(fleet, _report("hand")) == 3
 
     _play(scene())
 
@@ -82,14 +84,14 @@ def test_who_was_sent_for_lives_before_it_says_a_word() -> None:
     """D5: and until it is over, so that its leases are nobody else's."""
 
     async def scene() -> None:
-        roster = Roster()
-        roster.join("hand")
-        assert roster.living() == ["hand"]
+        fleet = MemoryFleet()
+        fleet.join("hand")
+        assert fleet.live_owners() == ["hand"]
         told = _report("hand", in_flight=3)
-        await _tell(roster, told)
-        assert roster.living() == ["hand"]
-        assert await roster.reports() == [told]
-        await roster.leave("hand")
-        assert (roster.living(), await roster.reports()) == ([], [])
+        await _tell(fleet, told)
+        assert fleet.live_owners() == ["hand"]
+        assert await fleet.reports() == [told]
+        await fleet.leave("hand")
+        assert (fleet.live_owners(), await fleet.reports()) == ([], [])
 
     _play(scene())

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from batchline.domain.models import ModelKind
-from batchline.domain.outcomes import Outcome, Setback, Success, judge
+from batchline.domain.outcomes import Outcome, Retryable, Success, classify_reply
 from batchline.domain.replies import Answer
 
 CHAT = "/v1/chat/completions"
 
 
 def classify(body: bytes, *, kind: ModelKind = ModelKind.CLASSIFICATION, endpoint: str = CHAT) -> Outcome:
-    return judge(Answer(status=200, body=body), endpoint=endpoint, kind=kind)
+    return classify_reply(Answer(status=200, body=body), endpoint=endpoint, kind=kind)
 
 
 def answer(content: bytes) -> bytes:
@@ -61,7 +61,7 @@ def test_the_content_is_a_document_in_a_string(content: bytes, text: str) -> Non
 def test_an_answer_without_a_document_is_an_upstreams_fault(body: bytes) -> None:
     """D7: worth another attempt, as an answer that is no JSON is."""
     outcome = classify(body)
-    assert isinstance(outcome, Setback)
+    assert isinstance(outcome, Retryable)
     assert outcome.kind == "not_json"
     assert isinstance(classify(body, kind=ModelKind.CHAT), Success)
     assert isinstance(classify(body, endpoint="/v1/responses"), Success)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchline.domain.fleet import Report, Station, doing, share_of
+from batchline.domain.fleet import Report, UpstreamLoad, activity, share_of
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model
 from batchline.domain.progress import Pause
 
@@ -55,25 +55,27 @@ def test_calls_that_somebody_waits_for_leave_less() -> None:
 GONE = Pause(upstream="east", detail="refused", since=5)
 
 
-def _report(batches: dict[str, int] | None = None, **stations: Station) -> Report:
-    return Report(owner="a", works=True, stations=stations, batches=batches or {})
+def _report(batches: dict[str, int] | None = None, **upstream_loads: UpstreamLoad) -> Report:
+    return Report(owner="a", runs_batches=True, upstream_loads=upstream_loads, batches=batches or {})
 
 
 def test_what_all_do_for_a_batch_is_summed() -> None:
     reports = [
-        _report({"batch_1": 3}, **{DEFAULT_UPSTREAM: Station(limit=8)}),
-        _report({"batch_1": 2, "batch_2": 7}, **{DEFAULT_UPSTREAM: Station(limit=4), "east": Station(limit=100)}),
-        Report(owner="api", works=False, stations={DEFAULT_UPSTREAM: Station(live=1)}),
+        _report({"batch_1": 3}, **{DEFAULT_UPSTREAM: UpstreamLoad(limit=8)}),
+        _report(
+            {"batch_1": 2, "batch_2": 7}, **{DEFAULT_UPSTREAM: UpstreamLoad(limit=4), "east": UpstreamLoad(limit=100)}
+        ),
+        Report(owner="api", runs_batches=False, upstream_loads={DEFAULT_UPSTREAM: UpstreamLoad(sync_calls=1)}),
     ]
-    seen = doing("batch_1", ["m"], catalog=CATALOG, reports=reports)
+    seen = activity("batch_1", ["m"], catalog=CATALOG, reports=reports)
     assert (seen.in_flight, seen.concurrency, seen.pause) == (5, 12, None)
 
 
 def test_a_batch_waits_when_nobody_finds_any_upstream_of_a_model_there() -> None:
     """D3: one worker that sees one of them, and its lines run."""
-    away, there = Station(pause=GONE), Station()
+    away, there = UpstreamLoad(pause=GONE), UpstreamLoad()
     both = [_report(east=away, west=away), _report(east=away, west=away)]
-    assert doing("batch_1", ["pair"], catalog=CATALOG, reports=both).pause == GONE
+    assert activity("batch_1", ["pair"], catalog=CATALOG, reports=both).pause == GONE
     one = [_report(east=away, west=away), _report(east=away, west=there)]
-    assert doing("batch_1", ["pair"], catalog=CATALOG, reports=one).pause is None
-    assert doing("batch_1", [], catalog=CATALOG, reports=both).pause is None
+    assert activity("batch_1", ["pair"], catalog=CATALOG, reports=one).pause is None
+    assert activity("batch_1", [], catalog=CATALOG, reports=both).pause is None

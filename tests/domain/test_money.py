@@ -65,6 +65,6 @@ def test_a_line_of_a_batch_costs_half_of_a_call_that_somebody_waits_for() -> Non
     """By default; and nothing where nobody is metered."""
     usage = Usage(input_tokens=1000, output_tokens=1000)
     tariff = Tariff(metered=True, batch_percent=50)
-    assert tariff.cost(PRICE, usage, waited_for=True) == 750_000
-    assert tariff.cost(PRICE, usage, waited_for=False) == 375_000
-    assert Tariff(metered=False, batch_percent=50).cost(PRICE, usage, waited_for=True) == 0
+    assert tariff.cost(PRICE, usage, synchronous=True) == 750_000
+    assert tariff.cost(PRICE, usage, synchronous=False) == 375_000
+    assert Tariff(metered=False, batch_percent=50).cost(PRICE, usage, synchronous=True) == 0

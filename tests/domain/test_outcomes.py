@@ -12,10 +12,10 @@ from batchline.domain.outcomes import (
     KEY_UNAVAILABLE,
     Failure,
     Outcome,
-    Setback,
+    Retryable,
     Success,
+    classify_reply,
     error_line,
-    judge,
     output_line,
 )
 from batchline.domain.replies import Answer, Fault, FaultKind
@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 
 def judged(status: int, body: object = b"", **fields: Any) -> Outcome:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return judge(Answer(status=status, body=data, **fields), endpoint=CHAT)
+    return classify_reply(Answer(status=status, body=data, **fields), endpoint=CHAT)
 
 
 def refused(status: int, body: object = b"") -> Failure:
@@ -34,9 +34,9 @@ def refused(status: int, body: object = b"") -> Failure:
     return outcome
 
 
-def set_back(status: int, body: object = b"", **fields: Any) -> Setback:
+def set_back(status: int, body: object = b"", **fields: Any) -> Retryable:
     outcome = judged(status, body, **fields)
-    assert isinstance(outcome, Setback)
+    assert isinstance(outcome, Retryable)
     return outcome
 
 
@@ -89,11 +89,11 @@ def test_a_429_that_says_quota_is_final(error: dict[str, str | None]) -> None:
 )
 def test_any_other_429_is_throttling(body: object) -> None:
     """D2, D3: it waits as long as it is told, and says so if that never ends."""
-    setback = set_back(429, body, retry_after=7.0)
-    assert (setback.throttled, setback.gone, setback.retry_after) == (True, True, 7.0)
-    assert setback.kind == "http_429"
-    assert setback.reason == ("slow down" if body else "upstream returned 429")
-    assert setback.as_failure(4) == Failure("rate_limit_exceeded", "http_429", setback.reason)
+    retryable = set_back(429, body, retry_after=7.0)
+    assert (retryable.throttled, retryable.unavailable, retryable.retry_after) == (True, True, 7.0)
+    assert retryable.kind == "http_429"
+    assert retryable.reason == ("slow down" if body else "upstream returned 429")
+    assert retryable.as_failure(4) == Failure("rate_limit_exceeded", "http_429", retryable.reason)
 
 
 @pytest.mark.rule("D2", "408, 409, 3xx and 5xx are tried again.")
@@ -101,23 +101,23 @@ def test_any_other_429_is_throttling(body: object) -> None:
 @pytest.mark.parametrize("status", [301, 304, 307, 408, 409, 500, 501, 502, 503, 504, 529, 599])
 def test_trouble_is_worth_another_attempt(status: int) -> None:
     """D2, D3: and after the last one an internal_error that tells how many there were."""
-    setback = set_back(status, {"error": {"message": "later"}}, retry_after=3.0)
-    assert (setback.throttled, setback.retry_after, setback.kind) == (False, 3.0, f"http_{status}")
-    assert setback.gone is (status in {502, 503, 504})
+    retryable = set_back(status, {"error": {"message": "later"}}, retry_after=3.0)
+    assert (retryable.throttled, retryable.retry_after, retryable.kind) == (False, 3.0, f"http_{status}")
+    assert retryable.unavailable is (status in {502, 503, 504})
     failure = Failure(
         "internal_error", "retries_exhausted", f"Line failed after 4 attempts: upstream returned {status}: later"
     )
-    assert setback.as_failure(4) == failure
+    assert retryable.as_failure(4) == failure
     assert set_back(status).reason == f"upstream returned {status}"
 
 
 @pytest.mark.parametrize("kind", list(FaultKind))
 def test_a_fault_is_worth_another_attempt(kind: FaultKind) -> None:
     """D2, D3: what is no HTTP answer, or too large a one, still comes from an upstream that is there."""
-    setback = judge(Fault(kind=kind, detail="what happened"), endpoint=CHAT)
-    assert setback == Setback(kind=kind, reason="what happened", gone=kind is not FaultKind.GARBLED)
-    assert isinstance(setback, Setback)
-    assert setback.as_failure(2) == Failure(
+    retryable = classify_reply(Fault(kind=kind, detail="what happened"), endpoint=CHAT)
+    assert retryable == Retryable(kind=kind, reason="what happened", unavailable=kind is not FaultKind.GARBLED)
+    assert isinstance(retryable, Retryable)
+    assert retryable.as_failure(2) == Failure(
         "internal_error", "retries_exhausted", "Line failed after 2 attempts: what happened"
     )
 
@@ -268,7 +268,7 @@ def test_an_answer_is_a_success(status: int) -> None:
 def test_a_200_that_is_no_json_is_a_fault_of_the_upstream(body: bytes) -> None:
     """D1: tried again, and not taken for an upstream that is gone."""
     reason = "upstream returned 200 with a body that is not JSON"
-    assert judged(200, body) == Setback(kind="not_json", reason=reason)
+    assert judged(200, body) == Retryable(kind="not_json", reason=reason)
 
 
 @pytest.mark.rule("D1", "A line of the output file has the contract's fields.")

@@ -151,31 +151,31 @@ def test_a_worker_and_an_api_node_end_in_order(fleet: Fleet, mock: Mock, postgre
     rescues = [worker.log.count(_RESCUED) for worker in fleet.workers]
     before = mock.stats()
     client, staying = fleet.client(), list(fleet.workers)
-    leaving = [fleet.begin("worker"), fleet.begin("api")]
-    for node in leaving:
+    completer = [fleet.begin("worker"), fleet.begin("api")]
+    for node in completer:
         node.await_ready()
     _await_shares(postgres, fleet, of=3)
     batch = submit(client, lines)
-    wait_until(lambda: metric(leaving[0], "batchline_lines_in_flight") > 0, what="lines in flight")
-    uploaded = _upload_through_sigterm(leaving)
-    assert [node.program.wait() for node in leaving] == [0, 0]
+    wait_until(lambda: metric(completer[0], "batchline_lines_in_flight") > 0, what="lines in flight")
+    uploaded = _upload_through_sigterm(completer)
+    assert [node.program.wait() for node in completer] == [0, 0]
     assert client.files.content(uploaded).content == b"x" * 4_000_000
     ended = await_end(client, batch.id)
     assert not any(record["error"] for record in results_of(client, ended, lines).values())
     after = mock.stats()
     assert after["requests"] - before["requests"] == after["distinct"] - before["distinct"] == 400
     assert [worker.log.count(_RESCUED) for worker in staying] == rescues
-    for node in leaving:
+    for node in completer:
         fleet.remove(node)
 
 
-def _upload_through_sigterm(leaving: list[Service]) -> str:
+def _upload_through_sigterm(completer: list[Service]) -> str:
     """To the last of them."""
-    api = leaving[-1]
+    api = completer[-1]
     body = upload_form(b"x" * 4_000_000)
     with api.connect() as connection:
         connection.sendall(api.head("/v1/files", length=len(body), headers=FORM) + body[: len(body) // 2])
-        for node in leaving:
+        for node in completer:
             node.program.send(signal.SIGTERM)
             node.program.told("(stopping)")
         connection.sendall(body[len(body) // 2 :])

@@ -145,7 +145,7 @@ def test_a_scratch_file_can_become_an_object(tell: Tell) -> None:
             assert path != other
             path.write_bytes(b"lines")
             other.write_bytes(b"never adopted")
-            await objects.adopt(path, "work/batch_1/0")
+            await objects.accept(path, "work/batch_1/0")
         assert not path.exists()
         assert not other.exists()
         assert await content(objects, "work/batch_1/0") == b"lines"
@@ -316,7 +316,7 @@ def test_a_key_is_never_a_way_out(tell: Tell, key: str) -> None:
             calls = [
                 objects.put(key, b""),
                 objects.create(key),
-                objects.adopt(path, key),
+                objects.accept(path, key),
                 enter(objects.local(key)),
                 objects.read(key, 0, 1),
                 chunks_of(objects, key, 0, 1),

@@ -13,7 +13,7 @@ import pytest
 from buckets import LARGE, opened, wire_to
 
 from batchline.domain.errors import ObjectMissing, ObjectsDown
-from batchline.objects.multipart import PART_BYTES
+from batchline.objects.bucket_writer import PART_BYTES
 from seaweed import Seaweed
 
 pytest_plugins = ["seaweed"]
@@ -76,7 +76,7 @@ def test_an_adoption_that_is_cancelled_leaves_no_parts(bucket: Seaweed, tmp_path
             async with opened(bucket.new_url(), tmp_path) as objects, objects.scratch() as path:
                 path.write_bytes(LARGE)
                 wire.free.clear()
-                adopting = asyncio.create_task(objects.adopt(path, "work/batch_1/1"))
+                adopting = asyncio.create_task(objects.accept(path, "work/batch_1/1"))
                 await wire.seen.wait()
                 adopting.cancel()
                 await asyncio.wait({adopting}, timeout=0.05)

@@ -40,7 +40,7 @@ async def down_calls(objects: Objects, path: Path) -> list[str]:
     results = await asyncio.gather(
         objects.put("uploads/file-1", b"x"),
         write(),
-        objects.adopt(path, "uploads/file-1"),
+        objects.accept(path, "uploads/file-1"),
         enter(objects.local("uploads/file-1")),
         objects.read("uploads/file-1", 0, 1),
         drain(),

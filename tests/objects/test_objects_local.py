@@ -125,7 +125,7 @@ async def by_writer(objects: Objects, key: str) -> None:
 async def by_adoption(objects: Objects, key: str) -> None:
     async with objects.scratch() as path:
         path.write_bytes(b"x")
-        await objects.adopt(path, key)
+        await objects.accept(path, key)
 
 
 @pytest.mark.parametrize("way", [by_put, by_writer, by_adoption])
@@ -215,7 +215,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
         async with folder(tmp_path / "file" / "objects") as objects:
             writer = await objects.create("uploads/file-1")
             calls = [objects.put("a", b""), writer.write(b"x"), objects.check(), enter(objects.scratch())]
-            results = await asyncio.gather(*calls, objects.adopt(tmp_path / "file", "a"), return_exceptions=True)
+            results = await asyncio.gather(*calls, objects.accept(tmp_path / "file", "a"), return_exceptions=True)
             assert [type(result) for result in results] == [ObjectsDown] * 5
 
     asyncio.run(story())

@@ -14,18 +14,18 @@ from batchline.domain.models import DEFAULT_UPSTREAM
 from batchline.domain.records import Batch, File, Owner
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.domain.states import TERMINAL
-from batchline.engine import Engine, Ground
+from batchline.engine import Context, Engine
 from batchline.objects.local import LocalObjects
-from batchline.pipeline.enqueue import CreateRequest
-from batchline.pipeline.fit import Fitting
-from batchline.pipeline.traffic import Traffic
+from batchline.pipeline.create import CreateRequest
+from batchline.pipeline.routing import SyncRouter
+from batchline.pipeline.token_limit import TokenLimit
 from batchline.pipeline.upload import Incoming
 from batchline.ports import NewKey, Upstream
 from batchline.settings import Settings
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.telemetry.metrics import Metrics
-from batchline.upstream.scripted import Plan, Script
+from batchline.upstream.mock.script import Plan, Script
 from simulation.upstream import Machine, SimulatedUpstream
 from simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
 
@@ -97,7 +97,7 @@ class Bench:
         self.folder, self.time = folder, Time()
         self._stand_before = upstream
         self._latency, self._settings = latency, Settings(**{"upstream_url": "http://default/v1"} | settings)
-        self.machines = {name: Machine(Script(plan), self.time) for name in self._settings.sites}
+        self.machines = {name: Machine(Script(plan), self.time) for name in self._settings.all_upstreams}
         self.machine = self.machines[DEFAULT_UPSTREAM]
         self._source = random.Random(1)
         self._owners: dict[str, Owner] = {}
@@ -113,22 +113,22 @@ class Bench:
         """The store without trouble, to look into it."""
         self.store: Any = Port(self.rows)
         self.objects: Any = Port(LocalObjects(self.folder / "objects", threads, chance))
-        self.traffic = Traffic(clock=clock)
+        self.router = SyncRouter(clock=clock)
         upstreams = {name: self._upstream(machine) for name, machine in self.machines.items()}
         self.upstream = upstreams[DEFAULT_UPSTREAM]
-        ground = Ground(
+        context = Context(
             settings=self._settings,
             store=self.store,
             objects=self.objects,
             upstreams=upstreams,
-            fitting=Fitting(tokens=dict.fromkeys(self.machines, _Words())),
-            traffic=self.traffic,
+            token_limit=TokenLimit(tokens=dict.fromkeys(self.machines, _Words())),
+            router=self.router,
             clock=clock,
             random=chance,
             metrics=Metrics(),
             owner=chance.bytes(8).hex(),
         )
-        self.engine = Engine(ground, validator=InlineValidator(threads))
+        self.engine = Engine(context, validator=InlineValidator(threads))
         self._running = self.loop.create_task(self.engine.run())
 
     def _upstream(self, machine: Machine) -> Any:
@@ -170,9 +170,11 @@ class Bench:
     async def batch_of(self, bodies: Iterable[object], *, project: str = "alpha") -> Batch:
         lines = [_line(f"line-{n}", body) for n, body in enumerate(bodies)]
         owner = await self.owner(project)
-        file = await self.engine.desk.upload.take(owner.project_id, lambda incoming: _fill(incoming, b"".join(lines)))
+        file = await self.engine.api_role.services.upload.take(
+            owner.project_id, lambda incoming: _fill(incoming, b"".join(lines))
+        )
         request = CreateRequest(input_file_id=file.id, endpoint=CHAT, metadata=b"{}")
-        answer = await self.engine.desk.creation.create(
+        answer = await self.engine.api_role.services.creator.create(
             owner, request, idempotency_key=None, retried=False, admit=lambda: None
         )
         assert answer.status == 200, answer.body
@@ -265,8 +267,8 @@ class Bench:
     async def _content(self, project_id: str, file_id: str | None) -> bytes:
         if file_id is None:
             return b""
-        file = await self.engine.desk.download.find(project_id, file_id)
-        chunks = await self.engine.desk.download.open(file, start=0, length=file.bytes)
+        file = await self.engine.api_role.services.download.find(project_id, file_id)
+        chunks = await self.engine.api_role.services.download.open(file, start=0, length=file.bytes)
         return b"".join([chunk async for chunk in chunks])
 
     def _step(self, until: float) -> None:

@@ -3,7 +3,7 @@
 from batchline.domain.lines import Line
 from batchline.domain.records import LeasedBatch, Shard
 from batchline.pipeline.budget import Budgets
-from batchline.pipeline.claim import HeldBatch, HeldShard, Job
+from batchline.pipeline.job import HeldBatch, HeldShard, Job
 
 
 def make_jobs(count: int, *, project_id: str = "p", expires_at: int = 1) -> list[Job]:

@@ -8,7 +8,7 @@ from math import inf
 from random import Random
 from typing import NamedTuple, Protocol
 
-from batchline.pipeline.limiter import Sign, Start
+from batchline.pipeline.dispatch.limiter import Sign, Start
 
 Seconds = Callable[[], float]
 """How long the next request takes."""

@@ -9,9 +9,9 @@ from held_jobs import make_jobs
 from batchline.domain.models import Model
 from batchline.domain.outcomes import Outcome, Success
 from batchline.domain.replies import Answer, Reply
-from batchline.pipeline.attempts import Attempts
-from batchline.pipeline.claim import Job
-from batchline.pipeline.fit import Fitting
+from batchline.pipeline.dispatch.attempts import Attempts
+from batchline.pipeline.job import Job
+from batchline.pipeline.token_limit import TokenLimit
 from batchline.system import SystemClock
 
 FINE = Answer(status=200, body=b"{}")
@@ -33,9 +33,11 @@ def play(scene: Callable[[Open, Attempts, list[Job]], Awaitable[None]]) -> None:
         upstream, group = Open(), asyncio.TaskGroup()
         jobs = make_jobs(200)
         for job in jobs:
-            job.model, job.fits = Model(id="m", name="m"), True
+            job.model, job.within_limit = Model(id="m", name="m"), True
         async with group:
-            attempts = Attempts(upstream, name="default", fitting=Fitting(tokens={}), clock=SystemClock(), group=group)
+            attempts = Attempts(
+                upstream, name="default", token_limit=TokenLimit(tokens={}), clock=SystemClock(), group=group
+            )
             for job in jobs:
                 attempts.send(job)
             await scene(upstream, attempts, jobs)

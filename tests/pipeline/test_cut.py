@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from batchline.domain.limits import ShardLimits
 from batchline.domain.lines import Line, decode_lines, encode_line
 from batchline.domain.records import NewShard
-from batchline.pipeline.cut import (
+from batchline.pipeline.shard import (
     MAX_BUFFERED_BYTES,
     MAX_MODEL_CHARACTERS,
     MAX_OPEN_BLOCKS,
     PREFIX_BYTES,
-    Cutter,
     Prefix,
+    ShardWriter,
     grouping_key,
     prompt_prefix,
 )
@@ -41,10 +41,10 @@ class Cut:
 def cut(work: Path, lines: list[tuple[str, int]], limits: ShardLimits) -> Cut:
     """Lines of a model and a body's size each; the custom_id says the model, to be checked."""
     with work.open("wb") as out:
-        cutter = Cutter(out, limits)
+        shard_writer = ShardWriter(out, limits)
         for index, (model, size) in enumerate(lines):
-            cutter.add(model, (), encode_line(index, model.encode(), b"x" * size))
-        return Cut(work, cutter.finish())
+            shard_writer.add(model, (), encode_line(index, model.encode(), b"x" * size))
+        return Cut(work, shard_writer.finish())
 
 
 SMALL = ShardLimits(max_lines=6, max_bytes=400, min_lines=2, pieces=4)
@@ -92,16 +92,16 @@ def test_a_shard_keeps_to_its_bytes(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def cutter(tmp_path: Path) -> Iterator[tuple[Cutter, Path]]:
+def shard_writer(tmp_path: Path) -> Iterator[tuple[ShardWriter, Path]]:
     """A cutter whose writes can be seen at once."""
     work = tmp_path / "work"
     with work.open("wb", buffering=0) as out:
-        yield Cutter(out, ShardLimits()), work
+        yield ShardWriter(out, ShardLimits()), work
 
 
-def test_only_so_many_blocks_are_open(cutter: tuple[Cutter, Path]) -> None:
+def test_only_so_many_blocks_are_open(shard_writer: tuple[ShardWriter, Path]) -> None:
     """C6: one model more closes the fullest block, and no other."""
-    writer, work = cutter
+    writer, work = shard_writer
     for model in range(MAX_OPEN_BLOCKS):
         writer.add(str(model), (), encode_line(model, b"", b"xx" if model == 7 else b"x"))
     assert work.stat().st_size == 0
@@ -109,9 +109,9 @@ def test_only_so_many_blocks_are_open(cutter: tuple[Cutter, Path]) -> None:
     assert [line.index for line in decode_lines(work.read_bytes())] == [7]
 
 
-def test_only_so_many_bytes_are_held(cutter: tuple[Cutter, Path]) -> None:
+def test_only_so_many_bytes_are_held(shard_writer: tuple[ShardWriter, Path]) -> None:
     """C6: what is not yet written stays under 16 MiB, however many models share the file."""
-    writer, work = cutter
+    writer, work = shard_writer
     record = encode_line(0, b"", b"x" * 500_000)
     for added in range(1, 61):
         writer.add(str(added % 20), (), record)
@@ -151,10 +151,10 @@ def test_lines_are_grouped_by_model(body: bytes, key: str) -> None:
 def indexes_by_prefix(work: Path, prefixes: list[Prefix], limits: ShardLimits, *, size: int = 10) -> list[list[int]]:
     """The lines of each shard, of one model."""
     with work.open("wb") as out:
-        cutter = Cutter(out, limits)
+        shard_writer = ShardWriter(out, limits)
         for index, prefix in enumerate(prefixes):
-            cutter.add("m", prefix, encode_line(index, b"", b"x" * size))
-        result = Cut(work, cutter.finish())
+            shard_writer.add("m", prefix, encode_line(index, b"", b"x" * size))
+        result = Cut(work, shard_writer.finish())
     return [[line.index for line in result.lines_of(shard)] for shard in result.shards]
 
 

@@ -9,7 +9,7 @@ from engine_bench import Bench
 
 from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
-from batchline.upstream.scripted import Plan
+from batchline.upstream.mock.script import Plan
 
 CRASHES = "[[crash delay=0.02]]"
 

@@ -46,7 +46,7 @@ def test_a_batch_whose_lines_are_lost_never_ends_as_if_they_were_not(tmp_path: P
         async def scene() -> None:
             damaged = await _batch_with_damage(bench, cut_off, lines=20)
             await asyncio.sleep(3)
-            await bench.engine.desk.cancellation.cancel(damaged.project_id, damaged.id)
+            await bench.engine.api_role.services.cancellation.cancel(damaged.project_id, damaged.id)
             await asyncio.sleep(60)
             assert (await bench.seen(damaged.id)).status is BatchStatus.CANCELLING
 

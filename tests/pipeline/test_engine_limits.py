@@ -12,9 +12,9 @@ from engine_bench import Bench
 
 from batchline.domain.records import Batch
 from batchline.domain.replies import Answer, Reply
-from batchline.pipeline.limiter.pace import Pace
+from batchline.pipeline.dispatch.limiter.rate import RateLimit
 from batchline.ports import Upstream
-from batchline.upstream.scripted import Plan
+from batchline.upstream.mock.script import Plan
 
 REFUSAL = Answer(status=429, body=b'{"error":{"message":"too many requests"}}')
 
@@ -73,9 +73,9 @@ def test_a_server_that_queues_in_silence_is_not_buried(tmp_path: Path) -> None:
             server, seen, before = bench.upstream, [], bench.upstream.answered
             for _ in range(200):
                 await asyncio.sleep(0.1)
-                seen.append(await bench.engine.desk.inspection.progress(batch.project_id, batch.id))
-            assert all(28 <= progress.doing.concurrency <= 48 for progress in seen)
-            assert all(progress.doing.in_flight <= 48 for progress in seen)
+                seen.append(await bench.engine.api_role.services.progress_reader.progress(batch.project_id, batch.id))
+            assert all(28 <= progress.activity.concurrency <= 48 for progress in seen)
+            assert all(progress.activity.in_flight <= 48 for progress in seen)
             assert server.answered - before >= 0.95 * 32 / 0.2 * 20
 
         bench.play(scene())
@@ -157,8 +157,8 @@ def test_a_paced_line_starts_also_when_its_time_comes_between_two_looks_at_the_c
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else may be under way that would look again."""
-    real, looks = Pace.wait, count()
-    monkeypatch.setattr(Pace, "wait", lambda pace, now: real(pace, now) or 1e-6 * (next(looks) % 2 == 0))
+    real, looks = RateLimit.wait, count()
+    monkeypatch.setattr(RateLimit, "wait", lambda pace, now: real(pace, now) or 1e-6 * (next(looks) % 2 == 0))
     with closing(Bench(tmp_path, retry_base_seconds=0)) as bench:
 
         async def scene() -> Batch:
@@ -172,7 +172,7 @@ def test_a_fast_pace_is_kept_without_counting_microseconds(tmp_path: Path, monke
     real, waits = asyncio.BaseEventLoop.call_later, []
 
     def call_later(loop: asyncio.BaseEventLoop, delay: float, callback: Any, *rest: Any, **named: Any) -> Any:
-        if getattr(callback, "__name__", "") == "_resume":
+        if getattr(callback, "__name__", "") == "_on_rate_timer":
             waits.append(delay)
         return real(loop, delay, callback, *rest, **named)
 

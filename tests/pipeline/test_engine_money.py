@@ -12,7 +12,7 @@ from engine_bench import Bench
 
 from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
-from batchline.upstream.scripted import Plan
+from batchline.upstream.mock.script import Plan
 from simulation.virtual import EPOCH
 
 ONE: dict[str, Any] = {"metering": True, "models": {"m": {"input_price": "2", "output_price": "2"}}}
@@ -302,7 +302,7 @@ def test_the_last_use_of_a_key_is_noted_soon(tmp_path: Path) -> None:
         async def scene() -> None:
             owner = await bench.owner("alpha")
             await asyncio.sleep(100)
-            bench.engine.desk.uses.mark(owner.key_id)
+            bench.engine.api_role.services.on_key_used(owner.key_id)
             await asyncio.sleep(6)
             (key,) = await bench.rows.keys()
             assert key.last_used_at is not None

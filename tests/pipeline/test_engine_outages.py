@@ -54,7 +54,7 @@ def test_a_worker_whose_leases_were_taken_does_not_stand_still(tmp_path: Path, l
             batch = await bench.batch(f"line {n}" for n in range(lines))
             await asyncio.sleep(0.2)
             bench.take_store_away(2 * LEASE)
-            assert await bench.rows.rescue(alive=lambda: ["another"]) > 0
+            assert await bench.rows.rescue(live_owners=lambda: ["another"]) > 0
             await _come_back(bench, first=first)
             assert await bench.failures(await bench.ended(batch)) == {}
 
@@ -114,7 +114,7 @@ def test_a_batch_whose_work_file_is_gone_does_not_hold_up_another(tmp_path: Path
             lost = await _batch_with_damage(bench, Path.unlink, lines=1000)
             await asyncio.sleep(2)
             if cancelled:
-                await bench.engine.desk.cancellation.cancel(lost.project_id, lost.id)
+                await bench.engine.api_role.services.cancellation.cancel(lost.project_id, lost.id)
                 await asyncio.sleep(2)
             other = await bench.batch((f"good {n}" for n in range(20)), project="beta")
             assert await bench.failures(await bench.ended(other)) == {}
@@ -231,7 +231,7 @@ def test_a_cancel_that_meets_a_claim_starts_nothing(tmp_path: Path, which: int) 
 
         async def cancel_first(*_: Any) -> None:
             bench.objects.trouble.clear()
-            await bench.engine.desk.cancellation.cancel(batches[which].project_id, batches[which].id)
+            await bench.engine.api_role.services.cancellation.cancel(batches[which].project_id, batches[which].id)
 
         async def scene() -> None:
             bench.store.trouble["claim"] = wait_for_both

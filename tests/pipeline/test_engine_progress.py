@@ -21,7 +21,7 @@ MODELS: dict[str, Any] = {
 
 
 async def _progress(bench: Bench, batch: Batch) -> Progress:
-    return await bench.engine.desk.inspection.progress(batch.project_id, batch.id)
+    return await bench.engine.api_role.services.progress_reader.progress(batch.project_id, batch.id)
 
 
 def _counted(progress: Progress) -> dict[str, int]:
@@ -37,7 +37,7 @@ def test_a_batch_of_nobody_is_not_found(tmp_path: Path) -> None:
             other = await bench.owner("beta")
             for project_id, batch_id in ((other.project_id, batch.id), (batch.project_id, "batch_none")):
                 with pytest.raises(BatchNotFound):
-                    await bench.engine.desk.inspection.progress(project_id, batch_id)
+                    await bench.engine.api_role.services.progress_reader.progress(project_id, batch_id)
 
         bench.play(scene())
 
@@ -49,9 +49,9 @@ def test_lines_in_flight_are_those_of_the_batch(tmp_path: Path) -> None:
         async def scene() -> None:
             batch, other = await bench.batch(["a", "b", "c"]), await bench.batch(["d"], project="beta")
             await asyncio.sleep(2)
-            assert [(await _progress(bench, each)).doing.in_flight for each in (batch, other)] == [3, 1]
+            assert [(await _progress(bench, each)).activity.in_flight for each in (batch, other)] == [3, 1]
             await bench.ended(batch)
-            assert (await _progress(bench, batch)).doing.in_flight == 0
+            assert (await _progress(bench, batch)).activity.in_flight == 0
 
         bench.play(scene())
 
@@ -89,7 +89,7 @@ def test_errors_are_counted_by_code_with_the_first_of_each(tmp_path: Path) -> No
             running = await _progress(bench, batch)
             assert _counted(running) == {"invalid_request_error": 2, "not_found_error": 1}
             assert json.loads(running.errors[0].sample)["custom_id"] == "line-0"
-            await bench.engine.desk.cancellation.cancel(batch.project_id, batch.id)
+            await bench.engine.api_role.services.cancellation.cancel(batch.project_id, batch.id)
             ended = await bench.ended(batch)
             told, records = await _progress(bench, batch), await bench.records(ended)
             assert _counted(told)["batch_cancelled"] == 2
@@ -112,14 +112,14 @@ def test_a_batch_waits_for_the_upstream_of_its_models_alone(tmp_path: Path) -> N
             near = await bench.batch([f"near {n} [[delay=40]]" for n in range(4)], project="beta")
             await asyncio.sleep(30)
             waits, runs = await _progress(bench, far), await _progress(bench, near)
-            assert waits.doing.pause is not None
-            assert (waits.doing.pause.upstream, waits.doing.pause.detail) == ("gpu", "refused")
-            assert far.created_at <= waits.doing.pause.since < far.created_at + 25
-            assert runs.doing.pause is None
+            assert waits.activity.pause is not None
+            assert (waits.activity.pause.upstream, waits.activity.pause.detail) == ("gpu", "refused")
+            assert far.created_at <= waits.activity.pause.since < far.created_at + 25
+            assert runs.activity.pause is None
             await asyncio.sleep(10)
-            assert (await _progress(bench, far)).doing.pause == waits.doing.pause
+            assert (await _progress(bench, far)).activity.pause == waits.activity.pause
             assert (await bench.ended(far)).completed == 40
-            assert (await _progress(bench, far)).doing.pause is None
+            assert (await _progress(bench, far)).activity.pause is None
 
         bench.play(scene())
 
@@ -133,12 +133,12 @@ def test_a_batch_that_was_stopped_waits_for_nothing(tmp_path: Path) -> None:
             await asyncio.sleep(1)
             bench.machine.crash(600)
             await asyncio.sleep(20)
-            assert (await _progress(bench, batch)).doing.pause is not None
+            assert (await _progress(bench, batch)).activity.pause is not None
             bench.store.trouble["record"] = _never
-            await bench.engine.desk.cancellation.cancel(batch.project_id, batch.id)
+            await bench.engine.api_role.services.cancellation.cancel(batch.project_id, batch.id)
             told = await _progress(bench, batch)
             assert told.batch.status is BatchStatus.CANCELLING
-            assert (told.doing.pause, told.eta) == (None, None)
+            assert (told.activity.pause, told.eta) == (None, None)
 
         bench.play(scene())
 

@@ -72,7 +72,7 @@ def test_calls_that_somebody_waits_for_take_slots_from_batches(tmp_path: Path) -
         async def scene() -> None:
             batch = await bench.batch(f"good {n}" for n in range(200))
             await asyncio.sleep(5)
-            with bench.traffic.call("default"), bench.traffic.call("default"), bench.traffic.call("default"):
+            with bench.router.call("default"), bench.router.call("default"), bench.router.call("default"):
                 await asyncio.sleep(3)
                 before = _shares(bench)[0]
                 await asyncio.sleep(10)

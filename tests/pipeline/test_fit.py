@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from batchline.domain.models import Model
 from batchline.domain.outcomes import Failure
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
-from batchline.pipeline.fit import Fitting
+from batchline.pipeline.token_limit import TokenLimit
 from batchline.system import SystemClock
 from batchline.upstream.http import HttpUpstream
 from batchline.upstream.tokens import UpstreamTokens
@@ -68,7 +68,7 @@ def limited(max_tokens: int | None, *, refuse: bool = False) -> Model:
 
 
 def fit(body: bytes, model: Model, tokens: Characters) -> bytes | Failure | Reply:
-    return asyncio.run(Fitting(tokens={"one": tokens}).fit(body, model, upstream="one"))
+    return asyncio.run(TokenLimit(tokens={"one": tokens}).apply(body, model, upstream="one"))
 
 
 def sent(body: bytes, model: Model, tokens: Characters | None = None) -> Any:
@@ -197,7 +197,7 @@ def test_each_upstream_counts_for_its_own_models() -> None:
     """D6: tokens are those of the server that will read them."""
     near, far = Characters(), Characters()
     model = Model(id="m", name="m", max_tokens=1, error_on_max_token=True)
-    asyncio.run(Fitting(tokens={"near": near, "far": far}).fit(request(user("xyz")), model, upstream="far"))
+    asyncio.run(TokenLimit(tokens={"near": near, "far": far}).apply(request(user("xyz")), model, upstream="far"))
     assert (len(near.asked), len(far.asked)) == (0, 1)
 
 
@@ -207,8 +207,8 @@ async def fit_and_ask(url: str, body: bytes, model: Model) -> tuple[Any, int]:
         url, api_key=None, connect_timeout=10, request_timeout=120, max_answer_bytes=2**24, clock=SystemClock()
     )
     try:
-        fitting = Fitting(tokens={"one": UpstreamTokens(upstream, clock=SystemClock())})
-        fitted = await fitting.fit(body, model, upstream="one")
+        token_limit = TokenLimit(tokens={"one": UpstreamTokens(upstream, clock=SystemClock())})
+        fitted = await token_limit.apply(body, model, upstream="one")
         if not isinstance(fitted, bytes):
             return fitted, 0
         answer = await upstream.post(CHAT, fitted)

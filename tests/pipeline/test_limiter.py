@@ -28,7 +28,7 @@ from limited_servers import (
     with_slow_ones,
 )
 
-from batchline.pipeline.limiter import Limiter, Sign
+from batchline.pipeline.dispatch.limiter import Limiter, Sign
 
 SEEDS = range(1, 9)
 MINUTES = 60
@@ -310,13 +310,13 @@ def test_the_pace_is_told_apart_from_the_slots() -> None:
 def test_a_cap_that_changes_is_kept_and_a_larger_one_is_used() -> None:
     """F2: a share of a fleet's cap may be none at first, and grows and shrinks."""
     limiter = Limiter(cap=64)
-    limiter.allow(0)
+    limiter.set_cap(0)
     assert limiter.room() <= 0
-    limiter.allow(12)
+    limiter.set_cap(12)
     assert limiter.limit == 12
     drive = Drive(limiter, Queueing(inf, steady(0.1))).run(5)
-    limiter.allow(4)
+    limiter.set_cap(4)
     drive.run(6)
     assert max(drive.span(5.2, 6).limits) <= 4
-    limiter.allow(48)
+    limiter.set_cap(48)
     assert max(drive.run(20).span(10, 20).limits) == 48

@@ -3,8 +3,8 @@
 import pytest
 from held_jobs import make_jobs
 
-from batchline.pipeline.claim import Job
-from batchline.pipeline.quarantine import Quarantine
+from batchline.pipeline.dispatch.quarantine import Quarantine
+from batchline.pipeline.job import Job
 
 
 def numbers(jobs: list[Job]) -> list[int]:
@@ -14,7 +14,7 @@ def numbers(jobs: list[Job]) -> list[int]:
 def start_all(quarantine: Quarantine, *, in_flight: int = 0) -> list[Job]:
     """Every suspect that may start now, with what it adds to what is in flight."""
     started: list[Job] = []
-    while (job := quarantine.next(in_flight=in_flight + len(started))) is not None:
+    while (job := quarantine.start_next(in_flight=in_flight + len(started))) is not None:
         started.append(job)
     return started
 
@@ -23,7 +23,7 @@ def test_at_first_nobody_is_suspected() -> None:
     quarantine = Quarantine()
     assert not quarantine.occupied
     assert not quarantine.window_open
-    assert quarantine.next(in_flight=0) is None
+    assert quarantine.start_next(in_flight=0) is None
 
 
 @pytest.mark.rule("D5", "A crash is told from a broken connection.")
@@ -47,7 +47,7 @@ def test_half_of_what_is_in_flight_breaks_together_or_it_is_nobodys_crash(
     jobs = make_jobs(broken)
     innocent = make_jobs(in_flight - broken)
     for n, job in enumerate(jobs):
-        assert quarantine.broke(job, beside=[*jobs[n + 1 :], *innocent])
+        assert quarantine.note_break(job, beside=[*jobs[n + 1 :], *innocent])
         assert quarantine.window_open
     assert quarantine.close_window() == (jobs, together)
     assert not quarantine.window_open
@@ -58,10 +58,10 @@ def test_every_window_counts_for_itself() -> None:
     """D5: what was in flight at an earlier crash does not excuse the next."""
     quarantine = Quarantine()
     first, *jobs = make_jobs(3)
-    quarantine.broke(first, beside=make_jobs(63))
+    quarantine.note_break(first, beside=make_jobs(63))
     assert quarantine.close_window() == ([first], False)
-    assert quarantine.broke(jobs[0], beside=jobs[1:])
-    assert quarantine.broke(jobs[1], beside=[])
+    assert quarantine.note_break(jobs[0], beside=jobs[1:])
+    assert quarantine.note_break(jobs[1], beside=[])
     assert quarantine.close_window() == (jobs, True)
 
 
@@ -69,7 +69,7 @@ def test_a_line_that_breaks_with_nothing_beside_it_waits_for_no_verdict() -> Non
     """D5: it broke alone, so it spends its own attempt."""
     quarantine = Quarantine()
     (job,) = make_jobs(1)
-    assert not quarantine.broke(job, beside=[])
+    assert not quarantine.note_break(job, beside=[])
     assert not quarantine.window_open
     assert quarantine.close_window() == ([], False)
 
@@ -78,9 +78,9 @@ def test_only_what_was_in_flight_at_the_first_break_counts() -> None:
     """D5: a fast upstream that drops a connection now and then has not crashed, however many follow in the window."""
     quarantine = Quarantine()
     first, *innocent = make_jobs(4)
-    assert quarantine.broke(first, beside=innocent)
+    assert quarantine.note_break(first, beside=innocent)
     for later in make_jobs(40):
-        assert not quarantine.broke(later, beside=innocent), "sent after the first break"
+        assert not quarantine.note_break(later, beside=innocent), "sent after the first break"
         assert not quarantine.crash_seen
     assert quarantine.close_window() == ([first], False)
 
@@ -91,7 +91,7 @@ def test_a_crash_is_seen_as_soon_as_half_broke() -> None:
     jobs = make_jobs(6)
     seen = []
     for n, job in enumerate(jobs[:4]):
-        quarantine.broke(job, beside=jobs[n + 1 :])
+        quarantine.note_break(job, beside=jobs[n + 1 :])
         seen.append(quarantine.crash_seen)
     assert seen == [False, False, True, True]
     assert quarantine.close_window() == (jobs[:4], True)
@@ -112,7 +112,7 @@ def test_suspects_are_tried_in_at_most_four_groups(count: int, sizes: list[int])
     while group := start_all(quarantine):
         groups.append(group)
         for job in group:
-            quarantine.came_back(job)
+            quarantine.finish(job)
     assert [len(group) for group in groups] == sizes
     assert [job for group in groups for job in group] == jobs
     assert all(job.suspect for job in jobs)
@@ -127,9 +127,9 @@ def test_a_group_begins_only_when_nothing_else_is_in_flight() -> None:
     assert start_all(quarantine, in_flight=1) == []
     first = start_all(quarantine)
     assert numbers(first) == [0, 1]
-    quarantine.came_back(first[0])
+    quarantine.finish(first[0])
     assert start_all(quarantine, in_flight=1) == []
-    quarantine.came_back(first[1])
+    quarantine.finish(first[1])
     assert numbers(start_all(quarantine)) == [2, 3]
 
 
@@ -138,8 +138,8 @@ def test_a_group_goes_on_though_slots_come_one_by_one() -> None:
     quarantine = Quarantine()
     quarantine.suspect(make_jobs(8))
     for in_flight in (0, 1):
-        assert quarantine.next(in_flight=in_flight) is not None
-    assert quarantine.next(in_flight=2) is None
+        assert quarantine.start_next(in_flight=in_flight) is not None
+    assert quarantine.start_next(in_flight=2) is None
 
 
 def test_a_group_that_was_handed_out_counts_before_it_is_in_flight() -> None:
@@ -147,7 +147,7 @@ def test_a_group_that_was_handed_out_counts_before_it_is_in_flight() -> None:
     quarantine = Quarantine()
     quarantine.suspect(make_jobs(8))
     handed_out: list[Job] = []
-    while (job := quarantine.next(in_flight=0)) is not None:
+    while (job := quarantine.start_next(in_flight=0)) is not None:
         handed_out.append(job)
     assert numbers(handed_out) == [0, 1]
 
@@ -158,11 +158,11 @@ def test_it_is_occupied_until_the_last_suspect_came_back() -> None:
     (job,) = jobs = make_jobs(1)
     quarantine.suspect(jobs)
     assert quarantine.occupied
-    assert quarantine.next(in_flight=0) is job
+    assert quarantine.start_next(in_flight=0) is job
     assert quarantine.occupied
-    quarantine.came_back(job)
+    quarantine.finish(job)
     assert not quarantine.occupied
-    quarantine.came_back(job)
+    quarantine.finish(job)
     assert not quarantine.occupied
 
 
@@ -175,7 +175,7 @@ def test_the_guilty_line_is_found_among_many() -> None:
     crashes = 0
     while group := start_all(quarantine):
         for job in group:
-            quarantine.came_back(job)
+            quarantine.finish(job)
         if jobs[guilty] not in group:
             answered += group
         elif len(group) > 1:
@@ -190,14 +190,14 @@ def test_the_withdrawn_are_gone_from_every_group() -> None:
     quarantine = Quarantine()
     jobs = make_jobs(16)
     quarantine.suspect(jobs)
-    assert quarantine.next(in_flight=0) is jobs[0]
+    assert quarantine.start_next(in_flight=0) is jobs[0]
     withdrawn = quarantine.withdraw(lambda job: job.line.index % 2 == 0 or job.line.index in range(4, 8))
     assert numbers(withdrawn) == [2, 4, 5, 6, 7, 8, 10, 12, 14]
     assert numbers(start_all(quarantine, in_flight=1)) == [1, 3]
     for job in (jobs[0], jobs[1], jobs[3]):
-        quarantine.came_back(job)
+        quarantine.finish(job)
     assert numbers(start_all(quarantine)) == [9, 11]
     assert numbers(quarantine.withdraw(lambda _: True)) == [13, 15]
     for job in jobs:
-        quarantine.came_back(job)
+        quarantine.finish(job)
     assert not quarantine.occupied

@@ -7,7 +7,7 @@ from typing import Any
 from batchline.domain.limits import STRIKES
 from batchline.domain.records import Batch, LedgerEntry, Organization
 from batchline.domain.states import TERMINAL, BatchStatus
-from batchline.ports import Standing
+from batchline.ports import BatchSnapshot
 from simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
 
 AMPLE_WINDOW = 3600
@@ -87,21 +87,21 @@ def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, 
         _check_error(batch, plan, record, world=world)
 
 
-def check_standing(standing: Standing) -> None:
+def check_standing(snapshot: BatchSnapshot) -> None:
     """Errors by code and the lines that failed are counted together, always."""
-    counted = sum(each.count for each in standing.errors)
-    require(counted == standing.batch.failed, f"{standing.batch.id} has {counted} errors, {standing.batch.failed} fail")
+    counted = sum(each.count for each in snapshot.errors)
+    require(counted == snapshot.batch.failed, f"{snapshot.batch.id} has {counted} errors, {snapshot.batch.failed} fail")
 
 
-def check_errors(standing: Standing, errors: bytes) -> None:
+def check_errors(snapshot: BatchSnapshot, errors: bytes) -> None:
     """At the end they are what the error file says, and each sample is a line of it."""
     told = [json.loads(line) for line in errors.splitlines()]
     codes = Counter(record["error"]["code"] for record in told)
-    require({each.code: each.count for each in standing.errors} == codes, f"{standing.batch.id} counts other errors")
+    require({each.code: each.count for each in snapshot.errors} == codes, f"{snapshot.batch.id} counts other errors")
     known = [(record["error"]["code"], record["custom_id"], record["error"]["message"][:300]) for record in told]
-    for each in standing.errors:
+    for each in snapshot.errors:
         sample = json.loads(each.sample)
-        require((each.code, sample["custom_id"], sample["message"]) in known, f"{standing.batch.id} shows {sample}")
+        require((each.code, sample["custom_id"], sample["message"]) in known, f"{snapshot.batch.id} shows {sample}")
 
 
 def check_money(
@@ -114,7 +114,7 @@ def check_money(
     require(sum(entry.credits for entry in entries) == organization.credits, "the ledger is not the credits")
     require(sum(entry.requests for entry in entries) == len(answers), "answers are not those of the ledger")
     require(left == plan.funds - sum(costs), f"{plan.funds - left} was charged for answers of {sum(costs)}")
-    slots = len(plan.settings.sites) * (plan.settings.max_concurrency or 0)
+    slots = len(plan.settings.all_upstreams) * (plan.settings.max_concurrency or 0)
     in_flight = slots * (2 if plan.zombies else 1)
     require(left >= -in_flight * max(costs, default=0), f"an overdraft of {-left}")
     # What a process answered and did not live to record had been spent, as far as it knew.
@@ -149,6 +149,6 @@ def _excused(fate: str, error: dict[str, str], world: Plan) -> bool:
     if "dlq_exhausted" in error["message"]:
         return world.zombies or kinds.count("kill") + 2 * (world.poison == "kills worker") >= STRIKES
     outage = "outage" in kinds or world.poison == "kills upstream"
-    few_slots = (world.settings.max_concurrency or 0) < 8 or len(world.settings.sites) > 1
+    few_slots = (world.settings.max_concurrency or 0) < 8 or len(world.settings.all_upstreams) > 1
     few = few_slots or any(len(batch.fates) < 4 for batch in world.batches)
     return outage and error["code"] == "internal_error" and (fate != "plain" or few or world.deaths)

@@ -8,11 +8,11 @@ from unittest import mock
 import pytest
 
 from batchline.domain.errors import LeaseLost
-from batchline.store import work
 from batchline.store.batches import fetch_batch
 from batchline.store.ledger import charge_account
+from batchline.store import shards
+from batchline.store.shards import SqlWork
 from batchline.store.sql import Script, change, rows
-from batchline.store.work import SqlWork
 from simulation.world import World
 
 # A process that is killed, or stopped between opening a file and hearing of it, leaves it open, as it would.
@@ -44,7 +44,7 @@ def no_fence() -> Iterator[None]:
             if name == "advance_shard"
         }
 
-    with mock.patch(queries, without_epochs), mock.patch.object(work, "fenced", unfenced):
+    with mock.patch(queries, without_epochs), mock.patch.object(shards, "fenced", unfenced):
         yield
 
 

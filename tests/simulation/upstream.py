@@ -1,10 +1,11 @@
 """The upstream of a simulated world: scripted, away at times, and killed by certain lines."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
-from batchline.upstream.scripted import Ending, Outcome, Script
+from batchline.upstream.mock.script import Ending, Outcome, Script
 from simulation.virtual import Time
 
 RESTART_SECONDS = 2.0
@@ -53,6 +54,14 @@ class SimulatedUpstream:
         if outcome.ending is Ending.HANG:
             return await self._wait(self._timeout) or Fault(kind=FaultKind.TIMEOUT, detail="timeout")
         return await self._wait(outcome.delay or self._latency) or self._end(outcome)
+
+    async def get(self, path: str) -> Reply:
+        return Answer(status=404, body=b"{}", request_id=None, retry_after=None)
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: bytes) -> AsyncIterator[Reply]:
+        """Answer without events, as an upstream that does not stream."""
+        yield await self.post(path, body)
 
     async def _wait(self, seconds: float) -> Reply | None:
         """Time passes, unless the machine crashes meanwhile."""

@@ -16,18 +16,18 @@ from batchline import engine
 from batchline.domain.errors import ApiError, LeaseLost, ObjectsDown, StoreDown
 from batchline.domain.records import Batch, File, Owner
 from batchline.domain.states import TERMINAL, BatchStatus
-from batchline.engine import Engine, Ground
+from batchline.engine import Context, Engine
 from batchline.objects.local import LocalObjects
 from batchline.pipeline import record
-from batchline.pipeline.enqueue import CreateRequest
-from batchline.pipeline.fit import Fitting
-from batchline.pipeline.traffic import Traffic
+from batchline.pipeline.create import CreateRequest
+from batchline.pipeline.routing import SyncRouter
+from batchline.pipeline.token_limit import TokenLimit
 from batchline.pipeline.upload import Incoming
 from batchline.ports import NewKey
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.telemetry.metrics import Metrics
-from batchline.upstream.scripted import Script
+from batchline.upstream.mock.script import Script
 from simulation.invariants import Watch, check_errors, check_files, check_money, check_standing, require
 from simulation.plan import ENDPOINT, BatchPlan, Blow, Plan, make_plan
 from simulation.upstream import Machine, SimulatedUpstream
@@ -48,7 +48,7 @@ class World:
         self.folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_SHM if _SHM.is_dir() else None))
         self.watch = Watch()
         self.plan: Plan = make_plan(self.source, _PROJECTS)
-        self.machines = {name: Machine(Script(seed=seed), self.time) for name in self.plan.settings.sites}
+        self.machines = {name: Machine(Script(seed=seed), self.time) for name in self.plan.settings.all_upstreams}
         self.log = ErrorLog()
         self.steps = 0
         self.lives: list[Life] = []
@@ -139,19 +139,19 @@ class Life:
         self.store = SqlStore(self.database)
         rand = SeededRandom(world.source)
         self.objects = LocalObjects(world.folder / "objects", threads, rand)
-        ground = Ground(
+        context = Context(
             settings=world.plan.settings,
             store=self.store,
             objects=self.objects,
             upstreams={name: self._upstream(machine) for name, machine in world.machines.items()},
-            fitting=Fitting(tokens={}),
-            traffic=Traffic(clock=self.clock),
+            token_limit=TokenLimit(tokens={}),
+            router=SyncRouter(clock=self.clock),
             clock=self.clock,
             random=rand,
             metrics=Metrics(),
             owner=rand.bytes(8).hex(),
         )
-        self.engine = Engine(ground, validator=InlineValidator(threads))
+        self.engine = Engine(context, validator=InlineValidator(threads))
         self.killed = self.stopped = self.over = False
         self.frozen_until = 0.0
         self.dies_at: float | None = None
@@ -247,7 +247,9 @@ class Life:
             key_id=f"key_{_PROJECTS.index(plan.project_id)}", project_id=plan.project_id, organization_id="org"
         )
         if plan.file_id is None:
-            plan.file_id = (await self.engine.desk.upload.take(plan.project_id, lambda into: _fill(into, plan))).id
+            plan.file_id = (
+                await self.engine.api_role.services.upload.take(plan.project_id, lambda into: _fill(into, plan))
+            ).id
         if plan.batch_id is None:
             plan.batch_id = await self._create(plan, owner)
         batch = await self._follow(plan)
@@ -255,7 +257,7 @@ class Life:
         plan.done = True
 
     async def _create(self, plan: BatchPlan, owner: Owner) -> str:
-        answer = await self.engine.desk.creation.create(
+        answer = await self.engine.api_role.services.creator.create(
             owner,
             CreateRequest(input_file_id=plan.file_id or "", endpoint=ENDPOINT, metadata=b"{}"),
             idempotency_key=plan.idempotency_key,
@@ -277,18 +279,20 @@ class Life:
         assert plan.batch_id is not None
         born = self.world.time.now
         while True:
-            standing = await self.store.standing(plan.project_id, plan.batch_id)
+            snapshot = await self.store.snapshot(plan.project_id, plan.batch_id)
             if self.dies_at is not None:
                 raise asyncio.CancelledError
-            require(standing is not None, f"{plan.batch_id} was acknowledged and is gone")
-            assert standing is not None
-            batch = standing.batch
+            require(snapshot is not None, f"{plan.batch_id} was acknowledged and is gone")
+            assert snapshot is not None
+            batch = snapshot.batch
             self.world.watch.look(batch)
-            check_standing(standing)
+            check_standing(snapshot)
             if batch.status in TERMINAL:
                 return batch
             if plan.cancel_after is not None and self.world.time.now >= born + plan.cancel_after:
-                self.world.watch.look(await self.engine.desk.cancellation.cancel(plan.project_id, plan.batch_id))
+                self.world.watch.look(
+                    await self.engine.api_role.services.cancellation.cancel(plan.project_id, plan.batch_id)
+                )
                 plan.cancel_after = None
             await asyncio.sleep(self.world.source.choice([0.02, 0.3, 2.0]))
 
@@ -298,16 +302,16 @@ class Life:
         output = await self._content(plan.project_id, batch.output_file_id)
         errors = await self._content(plan.project_id, batch.error_file_id)
         check_files(batch, plan, output, errors, world=self.world.plan)
-        standing = await self.store.standing(plan.project_id, batch.id)
-        require(standing is not None, f"{batch.id} is gone")
-        assert standing is not None
-        check_errors(standing, errors)
+        snapshot = await self.store.snapshot(plan.project_id, batch.id)
+        require(snapshot is not None, f"{batch.id} is gone")
+        assert snapshot is not None
+        check_errors(snapshot, errors)
 
     async def _content(self, project_id: str, file_id: str | None) -> bytes:
         if file_id is None:
             return b""
-        file = await self.engine.desk.download.find(project_id, file_id)
-        chunks = await self.engine.desk.download.open(file, start=0, length=file.bytes)
+        file = await self.engine.api_role.services.download.find(project_id, file_id)
+        chunks = await self.engine.api_role.services.download.open(file, start=0, length=file.bytes)
         data = b"".join([chunk async for chunk in chunks])
         require(len(data) == file.bytes, f"{file_id} is not whole")
         return data

@@ -10,8 +10,8 @@ import asyncpg  # type: ignore[import-untyped]
 import pytest
 
 from batchline.domain.records import Shard
+from batchline.store.shards import moved_shard
 from batchline.store.sql import fenced_many
-from batchline.store.work import moved_shard
 from postgres import running_postgres
 from stores.postgres_world import Opened, opened
 from stores.world import LEASE, ME, NOW, moved_on

@@ -7,10 +7,10 @@ import asyncpg  # type: ignore[import-untyped]
 import pytest
 
 from batchline.domain.errors import LeaseLost, StoreDown
-from batchline.store.postgres import connections as postgres_connections
 from batchline.store.postgres import database as postgres_database
+from batchline.store.postgres import pool as postgres_pool
 from batchline.store.postgres.database import PostgresDatabase
-from batchline.store.postgres.schema import migrate
+from batchline.store.postgres.migrate import migrate
 from batchline.store.sql import Script, change, fenced, load_queries, one
 from batchline.system import SystemClock
 from postgres import Postgres
@@ -72,7 +72,7 @@ async def test_an_unclear_commit_is_cleared_up_once_the_server_is_back(
     postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C7: however long that takes, nobody hears of a success or a failure before."""
-    monkeypatch.setattr(postgres_connections, "_CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(postgres_pool, "_CONNECT_SECONDS", 0.1)
     async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
         await world.store.check()
         wire.on_commit = lambda: "lose the answer"
@@ -91,7 +91,7 @@ async def test_a_network_that_is_cut_hangs_nobody(
     postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F5: who waits for an answer that never comes hears so in bounded time; then all is as before."""
-    monkeypatch.setattr(postgres_database, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(postgres_database, "_TRANSACTION_SECONDS", 0.2)
     async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
         await world.store.check()
         wire.silent = True
@@ -118,10 +118,10 @@ async def test_connections_that_were_closed_meanwhile_are_replaced(postgres_url:
 async def test_a_connection_that_was_left_in_the_middle_is_not_lent_again(postgres_url: str) -> None:
     """F5: a client that goes away, a drain that ends: what is still to come of one must not reach the next."""
     async with opened(postgres_url, size=1) as world:
-        asking, lend = asyncio.Event(), world.database._connections.lend
+        asking, lend_job = asyncio.Event(), world.database._connections.lend_job
 
         async def ask() -> None:
-            async with lend() as connection:
+            async with lend_job() as connection:
                 asking.set()
                 await connection.execute("SELECT pg_sleep(60)")
 

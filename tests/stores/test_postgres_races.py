@@ -193,9 +193,9 @@ async def test_only_the_databases_clock_ends_a_lease(postgres_url: str) -> None:
         async def taken_over() -> tuple[int, int, list[str], bool]:
             return (
                 await world.rescue(),
-                await world.store.interrupt(owner=ME, errors=b"[]", answer=b"{}", at=NOW),
-                await world.store.lapse_files(owner=ME, at=NOW, limit=9),
-                await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is not None,
+                await world.store.fail_interrupted(owner=ME, errors=b"[]", answer=b"{}", at=NOW),
+                await world.store.expire_files(owner=ME, at=NOW, limit=9),
+                await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is not None,
             )
 
         await world.pass_time(LEASE - 5)

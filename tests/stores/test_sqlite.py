@@ -238,7 +238,7 @@ def test_who_lives_is_asked_when_nobody_can_claim_any_more(embedded: Embedded) -
         writing, go_on = await embedded.hold_writer()
         claiming = asyncio.create_task(world.claim(holder="hand"))
         await asyncio.sleep(0)
-        rescuing = asyncio.create_task(embedded.store.rescue(alive=lambda: list(living)))
+        rescuing = asyncio.create_task(embedded.store.rescue(live_owners=lambda: list(living)))
         await asyncio.sleep(0)
         living.append("hand")
         go_on.set()

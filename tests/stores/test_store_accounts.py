@@ -122,8 +122,8 @@ async def test_a_key_alone_names_its_project(world: World) -> None:
 async def test_the_last_use_of_a_key_is_noted_and_never_goes_back(world: World) -> None:
     """Two processes may note in any order."""
     owner, other = await world.owner(), await world.owner()
-    await world.store.note_uses({owner.key_id: NOW + 5, "key_unknown": NOW})
-    await world.store.note_uses({owner.key_id: NOW + 3})
+    await world.store.touch_keys({owner.key_id: NOW + 5, "key_unknown": NOW})
+    await world.store.touch_keys({owner.key_id: NOW + 3})
     used = {key.id: key.last_used_at for key in await world.store.keys()}
     assert used == {owner.key_id: NOW + 5, other.key_id: None}
 

@@ -9,20 +9,20 @@ from msgspec.json import decode, encode
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
-from batchline.ports import Created
+from batchline.ports import CreateRecord
 from stores.world import DAY, LEASE, ME, NOW, OTHER, World, cut, scenario
 
 ERRORS = b'{"object":"list","data":[{"code":"c","message":"m\\u0000","line":1,"param":null}]}'
 ANSWER = b'{"error":{"message":"m","line":1}}'
 
 
-async def start(world: World, batch: Batch, *, epoch: int = 1) -> Created:
+async def start(world: World, batch: Batch, *, epoch: int = 1) -> CreateRecord:
     return await world.store.start_batch(
         batch.id, epoch=epoch, shards=cut([2, 2]), total=4, work_key=f"work/{batch.id}/1", at=NOW + 1
     )
 
 
-async def fail(world: World, batch: Batch, *, epoch: int = 1) -> Created:
+async def fail(world: World, batch: Batch, *, epoch: int = 1) -> CreateRecord:
     return await world.store.fail_batch(batch.id, epoch=epoch, errors=ERRORS, answer=ANSWER, at=NOW + 1)
 
 
@@ -68,7 +68,7 @@ async def test_a_refused_batch_has_failed(world: World) -> None:
     assert (seen.total, seen.completed, seen.failed) == (0, 0, 0)
     assert (created.answer_status, created.answer_body) == (400, ANSWER)
     assert not await world.store.running([batch.id])
-    assert await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is None
+    assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
 
 
 @scenario
@@ -103,7 +103,7 @@ async def test_a_batch_starts_once(world: World) -> None:
 @pytest.mark.parametrize("go_on", [start, fail])
 @scenario
 async def test_only_the_holder_of_the_epoch_ends_validation(
-    world: World, go_on: Callable[..., Awaitable[Created]]
+    world: World, go_on: Callable[..., Awaitable[CreateRecord]]
 ) -> None:
     """C6: what another process took over cannot be started or refused by the first."""
     batch = await world.validating()
@@ -115,7 +115,7 @@ async def test_only_the_holder_of_the_epoch_ends_validation(
 
 @pytest.mark.parametrize("go_on", [start, fail])
 @scenario
-async def test_a_batch_that_failed_stays_failed(world: World, go_on: Callable[..., Awaitable[Created]]) -> None:
+async def test_a_batch_that_failed_stays_failed(world: World, go_on: Callable[..., Awaitable[CreateRecord]]) -> None:
     """C11."""
     batch = await world.validating()
     told = await fail(world, batch)
@@ -128,7 +128,7 @@ async def test_a_batch_that_failed_stays_failed(world: World, go_on: Callable[..
 @pytest.mark.parametrize("go_on", [start, fail])
 @scenario
 async def test_cancelled_while_validating_is_the_end_and_the_answer(
-    world: World, go_on: Callable[..., Awaitable[Created]]
+    world: World, go_on: Callable[..., Awaitable[CreateRecord]]
 ) -> None:
     """C6: cancelled at once, counts zero, no files, nothing to run; the create is answered with that object."""
     batch = await world.validating()
@@ -145,7 +145,7 @@ async def test_cancelled_while_validating_is_the_end_and_the_answer(
     assert await world.seen(batch) == cancelled
     assert (cancelled.total, cancelled.output_file_id, cancelled.error_file_id) == (0, None, None)
     assert await world.claim() == []
-    assert await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is None
+    assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
 
 
 @scenario
@@ -184,7 +184,7 @@ async def test_two_creates_with_one_idempotency_key_make_one_batch(world: World)
     assert listed is not None
     (made,) = listed
     assert [new.batch.id for new, earlier in zip(news, answers, strict=True) if earlier is None] == [made.id]
-    expected = Created(batch_id=made.id, digest=b"same thing", answer_status=None, answer_body=None)
+    expected = CreateRecord(batch_id=made.id, digest=b"same thing", answer_status=None, answer_body=None)
     assert [earlier for earlier in answers if earlier is not None] == [expected] * 7
 
 
@@ -213,7 +213,7 @@ async def test_an_answer_never_sent_is_found_again(world: World) -> None:
     owner, other_key = await world.owner(), await world.owner()
 
     async def found(*, key_id: str = owner.key_id, digest: bytes = b"same thing", since: int = NOW) -> str | None:
-        created = await world.store.unanswered(key_id=key_id, digest=digest, since=since)
+        created = await world.store.pending_lines(key_id=key_id, digest=digest, since=since)
         return created.batch_id if created else None
 
     assert await found() is None

@@ -86,7 +86,7 @@ async def test_a_batch_is_finished_when_no_shard_is_open_or_leased(world: World)
     batch = await world.running(shards=[2, 2])
 
     async def nothing_to_finish() -> bool:
-        return await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is None
+        return await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
 
     assert await nothing_to_finish()
     first, second = await world.claim()
@@ -104,11 +104,11 @@ async def test_a_finish_is_leased_to_one(world: World) -> None:
     """C12: until its holder died or let the lease lapse; then under a higher epoch."""
     await _completed(world)
     first = await world.finish()
-    assert await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is None
+    assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
     await world.pass_time(LEASE - 1)
     await world.store.renew_batch(first.batch.id, epoch=first.epoch, owner=ME, lease=LEASE)
     await world.pass_time(LEASE - 1)
-    assert await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is None
+    assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
     await world.pass_time(2)
     second = await world.finish(at=NOW + 150)
     await world.die(ME)
@@ -234,7 +234,7 @@ async def test_counts_are_frozen_before_the_work_is_forgotten(world: World, reac
     await world.publish(await world.finish())
     seen = await world.seen(batch)
     assert await world.store.finished(limit=9) == [batch.id]
-    await world.store.forget_work(batch.id)
+    await world.store.delete_work(batch.id)
     assert await world.seen(batch) == seen
     assert (await world.store.batches(batch.project_id, after=None, limit=1)) == [seen]
     assert await world.store.segments(batch.id, after=0, limit=9) == []
@@ -251,7 +251,7 @@ async def test_finished_batches_come_in_portions(world: World) -> None:
     portion = await world.store.finished(limit=2)
     assert len(portion) == 2
     for batch_id in portion:
-        await world.store.forget_work(batch_id)
+        await world.store.delete_work(batch_id)
     assert set(await world.store.finished(limit=2)) == {batch.id for batch in batches} - set(portion)
 
 
@@ -294,12 +294,12 @@ async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) ->
         store.release(batch.id, shards=[(shard.n, shard.epoch)]),
         store.renew_shards(owner=ME, lease=LEASE),
         world.rescue(OTHER),
-        store.interrupt(owner=OTHER, errors=b"[]", answer=b"late", at=later),
+        store.fail_interrupted(owner=OTHER, errors=b"[]", answer=b"late", at=later),
         store.expire(at=later),
         store.claim(owner=OTHER, lease=LEASE, lines=99, bytes=1 << 30, alone=True, at=NOW),
-        store.next_finish(owner=OTHER, lease=LEASE, at=later),
+        store.lease_finalizable(owner=OTHER, lease=LEASE, at=later),
         store.publish(batch.id, epoch=epoch, files=[], completed=0, failed=0, at=later),
-        store.lapse_files(owner=OTHER, at=later, limit=9),
+        store.expire_files(owner=OTHER, at=later, limit=9),
     ):
         with suppress(LeaseLost):
             await call
@@ -312,10 +312,10 @@ async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) ->
 async def test_nothing_leaves_a_terminal_state(world: World, reach: Reach, end: str, forgotten: bool) -> None:
     """C11, A11: whatever is called after, by whomever, the batch and the answer to its create stay as they are."""
     batch = await reach(world)
-    if (finish := await world.store.next_finish(owner=ME, lease=LEASE, at=NOW)) is not None:
+    if (finish := await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW)) is not None:
         await world.publish(finish)
     if forgotten:
-        await world.store.forget_work(batch.id)
+        await world.store.delete_work(batch.id)
     seen, created = await world.seen(batch), await world.store.created(batch.id)
     assert seen.status == end
     assert seen.status in TERMINAL

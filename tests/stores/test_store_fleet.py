@@ -2,17 +2,19 @@
 
 import asyncio
 
-from batchline.domain.fleet import Report, Station
+from batchline.domain.fleet import Report, UpstreamLoad
 from stores.world import LEASE, World, scenario
 
 
 def _report(owner: str, *, in_flight: int = 0, live: int = 0, works: bool = True) -> Report:
-    return Report(owner=owner, works=works, stations={"gpu": Station(in_flight=in_flight, live=live)})
+    return Report(
+        owner=owner, runs_batches=works, upstream_loads={"gpu": UpstreamLoad(in_flight=in_flight, sync_calls=live)}
+    )
 
 
 async def _tell(world: World, report: Report, *, cap: int = 10) -> int:
-    caps = {"gpu": cap} if report.works else {}
-    return (await world.store.tell(report, caps=caps, lease=LEASE)).get("gpu", 0)
+    caps = {"gpu": cap} if report.runs_batches else {}
+    return (await world.store.heartbeat(report, caps=caps, lease=LEASE)).get("gpu", 0)
 
 
 @scenario
@@ -46,7 +48,9 @@ async def test_calls_of_others_that_somebody_waits_for_go_first(world: World) ->
 
 @scenario
 async def test_reports_are_told_as_they_were_given_while_they_hold(world: World) -> None:
-    told = Report(owner="a", works=True, stations={"gpu": Station(in_flight=3, limit=8)}, batches={"batch_1": 3})
+    told = Report(
+        owner="a", runs_batches=True, upstream_loads={"gpu": UpstreamLoad(in_flight=3, limit=8)}, batches={"batch_1": 3}
+    )
     await _tell(world, told)
     assert await world.store.reports() == [told]
     await world.pass_time(LEASE + 1)
@@ -66,8 +70,8 @@ async def test_many_who_speak_at_once_keep_the_cap(world: World) -> None:
 @scenario
 async def test_lines_that_nobody_holds_are_counted(world: World) -> None:
     """F5: by all batches, for whoever decides how many workers there are."""
-    assert await world.store.queued() == 0
+    assert await world.store.count_queued_lines() == 0
     await world.running(shards=(4, 6))
-    assert await world.store.queued() == 10
+    assert await world.store.count_queued_lines() == 10
     await world.claim(lines=1)
-    assert await world.store.queued() == 6
+    assert await world.store.count_queued_lines() == 6

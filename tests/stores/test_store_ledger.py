@@ -106,7 +106,7 @@ async def test_a_line_is_charged_with_its_record(world: World) -> None:
     assert await money(world, stranger) == (0, 0)
 
 
-@pytest.mark.rule("D4", "Work that was not recorded is not charged.")
+@pytest.mark.rule("D4", "ShardStore that was not recorded is not charged.")
 @scenario
 async def test_a_record_that_is_refused_charges_nothing(world: World) -> None:
     """D4, D5: what a zombie answered is not paid."""
@@ -186,4 +186,4 @@ async def test_whoever_holds_a_batch_hears_what_its_organization_has(world: Worl
     claim = await world.store.claim(owner="me", lease=30, lines=10, bytes=10_000, alone=True, at=NOW)
     assert [(leased.organization_id, leased.funds) for leased in claim.batches] == [(owner.organization_id, 15)]
     await world.store.charge(owner, charge(20), at=NOW)
-    assert [notice.funds for notice in await world.store.notices([batch.id])] == [-5]
+    assert [signal.funds for signal in await world.store.notices([batch.id])] == [-5]

@@ -7,7 +7,7 @@ import pytest
 from batchline.domain.errors import LeaseLost
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import Batch
-from batchline.ports import Standing
+from batchline.ports import BatchSnapshot
 from stores.world import NOW, OTHER, World, cut, moved_on, scenario, segment
 
 
@@ -15,11 +15,11 @@ def _errors(code: str, count: int, sample: bytes = b"{}") -> LineErrors:
     return LineErrors(code=code, count=count, sample=sample)
 
 
-async def _standing(world: World, batch: Batch) -> Standing:
-    standing = await world.store.standing(batch.project_id, batch.id)
-    assert standing is not None
-    assert standing.batch == await world.seen(batch)
-    return standing
+async def _standing(world: World, batch: Batch) -> BatchSnapshot:
+    snapshot = await world.store.snapshot(batch.project_id, batch.id)
+    assert snapshot is not None
+    assert snapshot.batch == await world.seen(batch)
+    return snapshot
 
 
 async def _told(world: World, batch: Batch) -> list[LineErrors]:
@@ -30,15 +30,15 @@ async def _told(world: World, batch: Batch) -> list[LineErrors]:
 async def test_a_batch_stands_in_its_project_alone(world: World) -> None:
     """A8"""
     batch, other = await world.running(), await world.owner("beta")
-    assert await world.store.standing(other.project_id, batch.id) is None
-    assert await world.store.standing(batch.project_id, "batch_none") is None
+    assert await world.store.snapshot(other.project_id, batch.id) is None
+    assert await world.store.snapshot(batch.project_id, "batch_none") is None
 
 
 @scenario
 async def test_a_batch_that_nothing_is_recorded_of_has_neither_errors_nor_samples(world: World) -> None:
     for batch in (await world.validating(), await world.running()):
-        standing = await _standing(world, batch)
-        assert (standing.errors, standing.samples) == ([], [])
+        snapshot = await _standing(world, batch)
+        assert (snapshot.errors, snapshot.samples) == ([], [])
 
 
 @scenario
@@ -67,8 +67,8 @@ async def test_what_a_zombie_records_counts_nowhere(world: World) -> None:
         await world.store.record(
             batch.id, progress=[progress], segment=segment(1, failed=1), errors=[_errors("a", 1)], at=NOW
         )
-    standing = await _standing(world, batch)
-    assert (standing.errors, standing.samples) == ([], [])
+    snapshot = await _standing(world, batch)
+    assert (snapshot.errors, snapshot.samples) == ([], [])
 
 
 @scenario
@@ -95,7 +95,7 @@ async def test_errors_of_lines_that_never_ran_are_published_with_the_end(world: 
     ended = await _standing(world, batch)
     assert ended.errors == [_errors("a", 3, b"first"), _errors("batch_cancelled", 2)]
     assert sum(each.count for each in ended.errors) == ended.batch.failed == 5
-    await world.store.forget_work(batch.id)
+    await world.store.delete_work(batch.id)
     assert await _told(world, batch) == ended.errors
 
 
@@ -122,7 +122,7 @@ async def test_the_last_sixty_buckets_are_kept_and_go_with_the_work(world: World
     assert [sample.at for sample in samples] == [NOW + 5 * n for n in range(2, 62)]
     await world.record(shard, [62], at=NOW + 5000)
     assert (await _standing(world, batch)).samples == [Sample(at=NOW + 5000, lines=1)]
-    await world.store.forget_work(batch.id)
+    await world.store.delete_work(batch.id)
     assert (await _standing(world, batch)).samples == []
     assert (await _standing(world, other)).samples == [Sample(at=NOW, lines=1)]
 
@@ -158,7 +158,7 @@ async def test_counts_and_errors_are_of_one_moment(world: World) -> None:
 
     running = asyncio.create_task(run())
     while not running.done():
-        standing = await world.store.standing(batch.project_id, batch.id)
-        assert standing is not None
-        assert sum(each.count for each in standing.errors) == standing.batch.failed
+        snapshot = await world.store.snapshot(batch.project_id, batch.id)
+        assert snapshot is not None
+        assert sum(each.count for each in snapshot.errors) == snapshot.batch.failed
     await running

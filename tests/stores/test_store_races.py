@@ -13,7 +13,7 @@ from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Batch, Charge, Owner, Shard
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.domain.usage import NOTHING
-from batchline.ports import Finish
+from batchline.ports import FinalizeLease
 from serving import PATIENCE
 from stores.world import LEASE, ME, NOW, World, cut, moved_on, scenario, segment
 
@@ -27,7 +27,7 @@ class Fleet:
         self._world, self._random, self._names = world, Random(seed), count(1)
         self._batches: dict[str, Batch] = {}
         self._expected = 12
-        self.finished: dict[str, list[Finish]] = {}
+        self.finished: dict[str, list[FinalizeLease]] = {}
         self.recorded: Counter[str] = Counter()
 
     @property
@@ -101,7 +101,7 @@ class Fleet:
 
     async def _finish(self) -> None:
         while not self.over:
-            finish = await self._world.store.next_finish(
+            finish = await self._world.store.lease_finalizable(
                 owner=f"finisher {next(self._names)}", lease=LEASE, at=NOW + 100
             )
             if finish is None:

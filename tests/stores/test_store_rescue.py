@@ -132,7 +132,7 @@ async def test_a_single_line_is_given_up_at_its_third_strike(world: World) -> No
     batch = await world.running(shards=[1])
     for _ in range(2):
         await die(world)
-        assert await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is None
+        assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
     await die(world)
     assert await world.claim() == []
     finish = await world.finish()
@@ -189,8 +189,8 @@ async def test_a_validation_whose_process_died_has_failed(world: World) -> None:
     """C6, A11: with an answer to give again; the late process cannot start it."""
     dead, alive = await world.validating(holder=OTHER), await world.validating()
     await world.die(OTHER)
-    assert await world.store.interrupt(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 7) == 1
-    assert await world.store.interrupt(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 8) == 0
+    assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 7) == 1
+    assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 8) == 0
     seen = await world.seen(dead)
     assert (seen.status, seen.failed_at, seen.errors) == (BatchStatus.FAILED, NOW + 7, ERRORS)
     created = await world.store.created(dead.id)
@@ -209,10 +209,10 @@ async def test_a_validation_is_interrupted_only_when_its_lease_lapsed(world: Wor
     batch = await world.validating()
     for _ in range(3):
         await world.pass_time(LEASE - 1)
-        assert await world.store.interrupt(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == 0
+        assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == 0
         await world.store.renew_batch(batch.id, epoch=1, owner=ME, lease=LEASE)
     await world.pass_time(LEASE + 1)
-    assert await world.store.interrupt(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == 1
+    assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == 1
 
 
 @scenario
@@ -220,5 +220,5 @@ async def test_only_validation_can_be_interrupted(world: World) -> None:
     """C11: a batch that runs is in nobody's hands."""
     batch = await world.running()
     await world.pass_time(10 * LEASE)
-    assert await world.store.interrupt(owner=OTHER, errors=ERRORS, answer=ANSWER, at=NOW) == 0
+    assert await world.store.fail_interrupted(owner=OTHER, errors=ERRORS, answer=ANSWER, at=NOW) == 0
     assert await world.seen(batch) == batch

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Batch, Lane, LeasedBatch, Segment, Shard
-from batchline.ports import Notice
+from batchline.ports import BatchSignal
 from stores.world import BYTES_A_LINE, CHAT, DAY, LEASE, ME, NOW, OTHER, World, key, moved_on, scenario, segment
 
 Lose = Callable[[World, Shard], Awaitable[Shard]]
@@ -90,11 +90,11 @@ async def test_a_clock_that_is_ahead_costs_nobody_a_shard(world: World) -> None:
 async def test_a_claim_stops_at_enough_lines_or_bytes(world: World, wanted: int, taken: int) -> None:
     await world.running(shards=[4, 4, 4])
     assert len(await world.claim(lines=wanted)) == taken
-    await _hand_back(world)
+    await _release_all(world)
     assert len(await world.claim(bytes=wanted * BYTES_A_LINE)) == taken
 
 
-async def _hand_back(world: World) -> None:
+async def _release_all(world: World) -> None:
     for batch_id, n, epoch in await world.store.renew_shards(owner=ME, lease=LEASE):
         await world.store.release(batch_id, shards=[(n, epoch)])
 
@@ -104,7 +104,7 @@ async def test_only_lines_that_are_left_count_towards_a_claim(world: World) -> N
     await world.running(shards=[4, 4])
     (shard,) = await world.claim(lines=1)
     await world.record(shard, [0, 1, 2])
-    await _hand_back(world)
+    await _release_all(world)
     assert len(await world.claim(lines=2)) == 2
 
 
@@ -125,7 +125,7 @@ async def test_the_epoch_rises_with_every_lease(world: World) -> None:
     for _ in range(3):
         (shard,) = await world.claim()
         epochs.append(shard.epoch)
-        await _hand_back(world)
+        await _release_all(world)
     assert epochs == sorted(set(epochs))
 
 
@@ -291,7 +291,7 @@ async def test_after_a_cancel_nothing_starts_and_what_is_in_flight_counts(world:
     (shard,) = await world.claim(lines=1)
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
     assert await world.claim() == []
-    assert await world.store.next_finish(owner=ME, lease=LEASE, at=NOW) is None
+    assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
     await world.record_all([shard])
     assert await counts(world, batch) == (2, 0)
     assert [left.n for left in (await world.finish()).leftovers] == [1]
@@ -311,13 +311,13 @@ async def test_workers_hear_of_stops_and_revoked_keys(world: World) -> None:
     await world.store.revoke_key(owners[3].key_id, at=NOW)
     asked = [calm.id, cancelled.id, expired.id, revoked.id]
     told = await world.store.notices(asked)
-    assert [(notice.batch_id, notice.stop, notice.key_revoked) for notice in told] == [
+    assert [(signal.batch_id, signal.stop, signal.key_revoked) for signal in told] == [
         (calm.id, None, False),
         (cancelled.id, "cancelled", False),
         (expired.id, "expired", False),
         (revoked.id, None, True),
     ]
-    assert all(isinstance(notice, Notice) for notice in told)
+    assert all(isinstance(signal, BatchSignal) for signal in told)
     assert await world.store.notices([]) == []
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from batchline.domain.bitmap import unsettled
 from batchline.domain.records import Batch, Charge, File, Lane, NewShard, Owner, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus
-from batchline.ports import Finish, NewBatch, NewKey, Store
+from batchline.ports import FinalizeLease, NewBatch, NewKey, Store
 
 NOW = 1_800_000_000
 DAY = 86_400
@@ -131,7 +131,7 @@ class World:
 
     async def rescue(self, *alive: str) -> int:
         """How many shards are found that none of those who live holds; without a name, only we do."""
-        return await self.store.rescue(alive=lambda: alive or (ME,))
+        return await self.store.rescue(live_owners=lambda: alive or (ME,))
 
     async def record(
         self, shard: Shard, positions: Sequence[int], *, failed: int = 0, charges: Sequence[Charge] = (), at: int = NOW
@@ -151,12 +151,12 @@ class World:
         for shard in shards:
             await self.record(shard, unsettled(shard.settled, shard.lines))
 
-    async def finish(self, *, holder: str = ME, at: int = NOW + 100) -> Finish:
-        finish = await self.store.next_finish(owner=holder, lease=LEASE, at=at)
+    async def finish(self, *, holder: str = ME, at: int = NOW + 100) -> FinalizeLease:
+        finish = await self.store.lease_finalizable(owner=holder, lease=LEASE, at=at)
         assert finish is not None
         return finish
 
-    async def publish(self, finish: Finish, *, at: int = NOW + 200, files: Sequence[File] = ()) -> BatchStatus:
+    async def publish(self, finish: FinalizeLease, *, at: int = NOW + 200, files: Sequence[File] = ()) -> BatchStatus:
         batch = finish.batch
         return await self.store.publish(
             batch.id,

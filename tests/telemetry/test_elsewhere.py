@@ -1,11 +1,11 @@
-"""What several processes of a service count is told as what one would have counted."""
+"""What several processes of a service count is told as what one would have read_samples."""
 
 import math
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from batchline.telemetry.elsewhere import counted
+from batchline.telemetry.aggregate import read_samples
 from batchline.telemetry.metrics import Metrics
 
 
@@ -19,7 +19,7 @@ def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def _tell(service: Metrics, owner: str, hand: Metrics) -> None:
-    service.elsewhere.tell(owner, counted(hand.registry))
+    service.remote.update(owner, read_samples(hand.registry))
 
 
 def test_without_others_nothing_changes() -> None:
@@ -27,7 +27,7 @@ def test_without_others_nothing_changes() -> None:
     service.lines.labels("succeeded").inc(3)
     before = service.render()
     _tell(service, "hand", Metrics())
-    service.elsewhere.leave("hand")
+    service.remote.remove("hand")
     assert service.render() == before
 
 
@@ -64,7 +64,7 @@ def test_each_is_counted_by_its_last_word() -> None:
     assert _samples(service)["batchline_segments_total",] == 13
 
 
-@pytest.mark.rule("F5", "What a process counted stays counted when it is over.")
+@pytest.mark.rule("F5", "What a process read_samples stays read_samples when it is over.")
 def test_no_count_falls_when_a_process_is_over_and_no_gauge_outlives_it() -> None:
     """F5: also when it is the second that ended, and one that never spoke."""
     service, hand = Metrics(), Metrics()
@@ -75,12 +75,12 @@ def test_no_count_falls_when_a_process_is_over_and_no_gauge_outlives_it() -> Non
     for ended in range(1, 3):
         _tell(service, f"hand {ended}", hand)
         assert _samples(service)["batchline_lines_in_flight", "default"] == 10
-        service.elsewhere.leave(f"hand {ended}")
+        service.remote.remove(f"hand {ended}")
         told = _samples(service)
         assert told["batchline_lines_total", "succeeded"] == 5 * ended
         assert told["batchline_upstream_seconds_count",] == ended
         assert told["batchline_lines_in_flight", "default"] == 2
-    service.elsewhere.leave("nobody")
+    service.remote.remove("nobody")
 
 
 def test_an_upstream_is_gone_once_whoever_finds_it_gone() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from batchline.telemetry.instruments import Durations, Tally
 from batchline.telemetry.metrics import Metrics
-from batchline.telemetry.tallies import Durations, Tally
 
 _LABELS = {
     "lines": ("outcome",),

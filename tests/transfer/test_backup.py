@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-import batchline.transfer.backup as backup_module
-from batchline.transfer.archive import ArchiveWriter
-from batchline.transfer.rows import opened
-from batchline.transfer.workspace import clear_workspace, workspace
+import batchline.backup.backup as backup_module
+from batchline.backup.archive import ArchiveWriter
+from batchline.backup.rows import opened
+from batchline.backup.workspace import clear_workspace, workspace
 from clocks import SettableClock
 from stores.world import NOW
 from transfer.states import Busy, Folder

@@ -9,11 +9,11 @@ from typing import Any
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 
+from batchline.backup.postgres import TABLES
 from batchline.domain.bitmap import unsettled
 from batchline.domain.records import Owner, Shard
 from batchline.domain.states import BatchStatus
-from batchline.ports import Finish, Store
-from batchline.transfer.postgres import TABLES
+from batchline.ports import FinalizeLease, Store
 from postgres import Postgres
 from stores.world import LEASE, ME, NOW
 from transfer.states import ODD, Busy, Folder, world_on
@@ -35,7 +35,7 @@ def test_work_goes_on_where_it_was_without_a_strike(restored: Target, busy: Busy
     nobody has to wait for a lease to lapse."""
 
     async def claim(store: Store) -> list[Shard]:
-        assert await store.rescue(alive=lambda: [ME]) == 0
+        assert await store.rescue(live_owners=lambda: [ME]) == 0
         claim = await store.claim(owner=ME, lease=LEASE, lines=99, bytes=1 << 30, alone=True, at=NOW)
         return sorted(claim.shards, key=lambda shard: (shard.batch_id, shard.n))
 
@@ -51,8 +51,8 @@ def test_work_goes_on_where_it_was_without_a_strike(restored: Target, busy: Busy
 def test_batches_that_were_put_together_or_stopped_can_be_finished_at_once(restored: Target, busy: Busy) -> None:
     """C10, C11: a finalizer that is gone holds nothing, and a cancelled batch ends with the lines that never ran."""
 
-    async def finish(store: Store) -> list[Finish]:
-        found = [await store.next_finish(owner=ME, lease=LEASE, at=NOW) for _ in range(3)]
+    async def finish(store: Store) -> list[FinalizeLease]:
+        found = [await store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) for _ in range(3)]
         return [each for each in found if each is not None]
 
     finishes = {each.batch.id: each for each in restored.in_store(finish)}
@@ -65,13 +65,13 @@ def test_batches_that_were_put_together_or_stopped_can_be_finished_at_once(resto
 def test_a_batch_that_was_being_validated_is_told_to_be_interrupted(restored: Target, busy: Busy) -> None:
     """C6."""
 
-    async def interrupt(store: Store) -> BatchStatus:
-        assert await store.interrupt(owner=ME, errors=b"{}", answer=b"{}", at=NOW) == 1
+    async def fail_interrupted(store: Store) -> BatchStatus:
+        assert await store.fail_interrupted(owner=ME, errors=b"{}", answer=b"{}", at=NOW) == 1
         batch = await store.batch(busy.owner.project_id, busy.batches["validating"])
         assert batch is not None
         return batch.status
 
-    assert restored.in_store(interrupt) is BatchStatus.FAILED
+    assert restored.in_store(fail_interrupted) is BatchStatus.FAILED
 
 
 def test_what_is_over_stays_over_and_its_work_is_forgotten(restored: Target, busy: Busy) -> None:

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from batchline.domain.events import EventReader, read_chat_event
 from batchline.domain.models import ModelKind
-from batchline.domain.outcomes import Failure, Success, judge
+from batchline.domain.outcomes import Failure, Success, classify_reply
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.domain.usage import Usage, reported_usage
-from batchline.ports import LiveUpstream, Stream, Threads
+from batchline.ports import Stream, SyncUpstream, Threads
 from batchline.system import SystemClock, SystemRandom, ThreadPool
-from batchline.upstream import classifier
-from batchline.upstream.classifier import CLASSIFY, MODEL_ID, VOCABULARY, ClassifierUpstream, check_classifier
-from batchline.upstream.weights import ModelUnavailable, cache_folder, find_weights
+from batchline.upstream.classifier import upstream as classifier
+from batchline.upstream.classifier.upstream import CLASSIFY, MODEL_ID, VOCABULARY, ClassifierUpstream, check_classifier
+from batchline.upstream.embedded.download import ModelUnavailable, cache_folder, find_weights
 
 CHAT = "/v1/chat/completions"
 TEXT = "The goalkeeper saved two penalties and her team won the cup."
@@ -58,7 +58,7 @@ class Asked:
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
         self._threads = ThreadPool(2, name="classifier")
-        self.upstream: LiveUpstream = made(self._threads)
+        self.upstream: SyncUpstream = made(self._threads)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
@@ -173,7 +173,7 @@ def error_of(answer: Answer) -> dict[str, Any]:
 def test_a_chat_is_answered_with_a_document_in_a_string(asked: Asked) -> None:
     """D7: the five best categories of a taxonomy, best first, as JSON in the message's content."""
     answer = asked.post(CHAT, chat(TEXT))
-    assert isinstance(judge(answer, endpoint=CHAT, kind=ModelKind.CLASSIFICATION), Success)
+    assert isinstance(classify_reply(answer, endpoint=CHAT, kind=ModelKind.CLASSIFICATION), Success)
     document = json.loads(content_of(answer))
     assert document["taxonomy"] == "IAB Content Taxonomy 3.1"
     assert document["categories"][0].items() >= {"id": "483", "name": "Sports"}.items()
@@ -273,7 +273,7 @@ def test_a_wrong_body_is_refused(asked: Asked, path: str, body: object) -> None:
     answer = asked.post(path, body)
     assert answer.status == 400
     assert error_of(answer)["message"].startswith("The request's body is invalid: ")
-    outcome = judge(answer, endpoint=path)
+    outcome = classify_reply(answer, endpoint=path)
     assert isinstance(outcome, Failure)
     assert outcome.code == "invalid_request_error"
 

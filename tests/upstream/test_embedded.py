@@ -13,16 +13,16 @@ import pytest
 
 from batchline.domain.chat import check_request
 from batchline.domain.models import Catalog
-from batchline.domain.outcomes import Failure, Setback, Success, judge
+from batchline.domain.outcomes import Failure, Retryable, Success, classify_reply
 from batchline.domain.replies import Answer, Reply
 from batchline.ports import Stream
 from batchline.system import SystemClock, SystemRandom
-from batchline.upstream.embedded import EmbeddedUpstream
-from batchline.upstream.model_child import ALIAS
-from batchline.upstream.refusals import as_refusal
+from batchline.upstream.embedded.child import ALIAS
+from batchline.upstream.embedded.download import find_weights
+from batchline.upstream.embedded.errors import as_refusal
+from batchline.upstream.embedded.upstream import EmbeddedUpstream
 from batchline.upstream.streaming import EventStream
 from batchline.upstream.tokens import UpstreamTokens
-from batchline.upstream.weights import find_weights
 
 T = TypeVar("T")
 CHAT = "/v1/chat/completions"
@@ -54,8 +54,8 @@ class Model:
     def ask(self, body: bytes, path: str = CHAT) -> Reply:
         return self.run(self.upstream.post(path, body))
 
-    def judged(self, body: bytes) -> Success | Failure | Setback:
-        return judge(self.ask(body), endpoint=CHAT)
+    def judged(self, body: bytes) -> Success | Failure | Retryable:
+        return classify_reply(self.ask(body), endpoint=CHAT)
 
     @property
     def process(self) -> Any:
@@ -251,7 +251,7 @@ def test_too_long_an_input_is_told_as_that(model: Model) -> None:
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/summary", "/gliner"])
 def test_routes_it_does_not_have_are_not_found(model: Model, path: str) -> None:
     """E2, D2: not the 501 that would be tried again, and no advice on the engine's flags."""
-    outcome = judge(model.ask(json.dumps({"model": "m", "input": "a"}).encode(), path), endpoint=path)
+    outcome = classify_reply(model.ask(json.dumps({"model": "m", "input": "a"}).encode(), path), endpoint=path)
     text = f"The embedded model does not serve {path}"
     assert outcome == Failure("not_found_error", "http_404", text, None)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from batchline.upstream.mock import MAX_BODY_BYTES, MockServer, serve_mock
-from batchline.upstream.scripted import Plan, Script
+from batchline.upstream.mock.script import Plan, Script
+from batchline.upstream.mock.server import MAX_BODY_BYTES, MockServer, serve_mock
 
 
 class Caller:

@@ -15,8 +15,8 @@ from batchline.domain.replies import Answer, Fault, Reply
 from batchline.domain.usage import Usage, reported_usage
 from batchline.system import SystemClock
 from batchline.upstream.http import HttpUpstream
-from batchline.upstream.mock import MockServer, serve_mock
-from batchline.upstream.scripted import Outcome, Plan, Script
+from batchline.upstream.mock.script import Outcome, Plan, Script
+from batchline.upstream.mock.server import MockServer, serve_mock
 from batchline.upstream.streaming import EventStream
 
 CHAT = "/v1/chat/completions"

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from batchline.upstream.weights import find_weights
+from batchline.upstream.embedded.download import find_weights
 from serving import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -23,7 +23,7 @@ _PARENT = f"""
 import asyncio, signal, sys
 from pathlib import Path
 from batchline.system import SystemClock, SystemRandom
-from batchline.upstream.embedded import EmbeddedUpstream
+from batchline.upstream.embedded.upstream import EmbeddedUpstream
 
 # Handled, not ignored: that would be inherited.
 signal.signal(signal.SIGINT, lambda *_: None)

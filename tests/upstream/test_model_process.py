@@ -19,10 +19,10 @@ from wire import ManualClock
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock
 from batchline.system import SystemClock, SystemRandom
-from batchline.upstream import model_process
-from batchline.upstream.embedded import EmbeddedUpstream
-from batchline.upstream.model_process import check_engine
-from batchline.upstream.weights import ModelUnavailable, find_weights
+from batchline.upstream.embedded import process as model_process
+from batchline.upstream.embedded.download import ModelUnavailable, find_weights
+from batchline.upstream.embedded.process import check_engine
+from batchline.upstream.embedded.upstream import EmbeddedUpstream
 from serving import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -173,10 +173,10 @@ def test_a_caller_that_leaves_during_the_start_takes_nobody_with_it(pids: Others
 
     async def live() -> None:
         async with opened() as upstream:
-            leaving = asyncio.create_task(upstream.post(CHAT, HI))
-            await being_started(upstream, leaving)
+            completer = asyncio.create_task(upstream.post(CHAT, HI))
+            await being_started(upstream, completer)
             (pid,) = pids.own()
-            leaving.cancel()
+            completer.cancel()
             assert is_answer(await upstream.post(CHAT, HI))
             assert pids.own() == [pid]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from wire import ManualClock
 
 from batchline.domain.replies import Answer, Fault, FaultKind
-from batchline.upstream.directives import DirectiveUnreadable, order_for_try, parse_orders
-from batchline.upstream.scripted import Ending, Outcome, Plan, Script, ScriptedUpstream
+from batchline.upstream.mock.directives import DirectiveUnreadable, order_for_try, parse_orders
+from batchline.upstream.mock.script import Ending, Outcome, Plan, Script, ScriptedUpstream
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from wire import ManualClock, Peer, answer, client, serving
 
-from batchline.domain.outcomes import Setback, judge
+from batchline.domain.outcomes import Retryable, classify_reply
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.tokens import UpstreamTokens
 
@@ -41,7 +41,7 @@ ESTIMATE = 3 + 4
 """Of HELLO: twelve bytes, one message."""
 
 
-class Site:
+class AnyUpstream:
     """A server over real sockets, and what it was asked."""
 
     def __init__(self, respond: Responder) -> None:
@@ -67,7 +67,7 @@ class Site:
             yield UpstreamTokens(upstream, clock=self.clock)
 
 
-def counts(site: Site, *bodies: bytes) -> list[int | Reply]:
+def counts(site: AnyUpstream, *bodies: bytes) -> list[int | Reply]:
     async def count_all() -> list[int | Reply]:
         async with site.tokens() as tokens:
             return [await tokens.count(body) for body in bodies]
@@ -137,7 +137,7 @@ def test_the_count_is_what_a_real_server_reads(llama_url: str, body: bytes) -> N
 
 def test_vllm_counts_the_chat_as_it_will_be_sent() -> None:
     """D6: messages, tools and the arguments of the template are all in the count; one request for each."""
-    site = Site(vllm)
+    site = AnyUpstream(vllm)
     body = chat(user("one two three"), tools=[{"type": "function"}], chat_template_kwargs={"enable_thinking": False})
     assert counts(site, body, HELLO) == [103, 102]
     assert [document for _, document in site.requests[1:]] == [json.loads(body), json.loads(HELLO)]
@@ -146,7 +146,7 @@ def test_vllm_counts_the_chat_as_it_will_be_sent() -> None:
 @pytest.mark.rule("D6", "Tokens are counted as the server will read them.")
 def test_llama_counts_the_rendered_prompt() -> None:
     """D6: special tokens of the template are parsed and those of the model added, as for a chat."""
-    site = Site(llama)
+    site = AnyUpstream(llama)
     assert counts(site, HELLO) == [12]
     assert site.requests[-2:] == [
         ("/apply-template", json.loads(HELLO)),
@@ -157,7 +157,7 @@ def test_llama_counts_the_rendered_prompt() -> None:
 @pytest.mark.parametrize("respond", [vllm, llama])
 def test_what_a_server_is_gets_found_out_once(respond: Responder) -> None:
     """D6: and again after ten minutes, since another may stand in its place."""
-    site = Site(respond)
+    site = AnyUpstream(respond)
 
     async def count_again() -> list[int]:
         asked = []
@@ -177,14 +177,14 @@ def test_what_a_server_is_gets_found_out_once(respond: Responder) -> None:
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 405, 422, 501])
 def test_a_server_that_does_not_count_gets_an_estimate(status: int) -> None:
     """D6: it is asked for its routes once in ten minutes."""
-    site = Site(lambda _path, _document: (status, {}))
+    site = AnyUpstream(lambda _path, _document: (status, {}))
     assert counts(site, HELLO, HELLO, HELLO) == [ESTIMATE] * 3
     assert site.paths == {"/tokenize": 1, "/apply-template": 1}
 
 
 def test_a_server_that_learns_to_count_is_noticed() -> None:
     """D6: after ten minutes the estimate gives way to real tokens."""
-    site = Site(lambda _path, _document: NOT_FOUND)
+    site = AnyUpstream(lambda _path, _document: NOT_FOUND)
 
     async def upgrade() -> list[int | Reply]:
         async with site.tokens() as tokens:
@@ -200,7 +200,7 @@ def test_a_server_that_learns_to_count_is_noticed() -> None:
 
 def test_a_server_that_takes_prompts_alone_gets_an_estimate() -> None:
     """D6: its 400 is no trouble, and it is not asked for every count."""
-    site = Site(old_sglang)
+    site = AnyUpstream(old_sglang)
     assert counts(site, HELLO, HELLO) == [ESTIMATE] * 2
     assert len(site.requests) == 2
 
@@ -208,17 +208,17 @@ def test_a_server_that_takes_prompts_alone_gets_an_estimate() -> None:
 @pytest.mark.parametrize("told", ["<html>", {"tokens": []}, {"count": 0}, {"count": "7"}, {"count": [7]}, {}])
 def test_an_answer_that_is_no_count_is_not_taken_for_one(told: Any) -> None:
     """D6: a page that answers every path, or a count of nothing, leads to the estimate."""
-    assert counts(Site(lambda _path, _document: (200, told)), HELLO) == [ESTIMATE]
+    assert counts(AnyUpstream(lambda _path, _document: (200, told)), HELLO) == [ESTIMATE]
 
 
 def test_a_chat_that_the_counter_dislikes_is_estimated_alone() -> None:
     """D6: the next one is counted again."""
-    assert counts(Site(vllm), HELLO, chat(user([*PARTS, IMAGE])), HELLO) == [102, 4 + 4, 102]
+    assert counts(AnyUpstream(vllm), HELLO, chat(user([*PARTS, IMAGE])), HELLO) == [102, 4 + 4, 102]
 
 
 def test_one_model_that_is_not_counted_says_nothing_of_another() -> None:
     """D6: a server answers 404 for a model it does not know, too."""
-    assert counts(Site(vllm), chat(user("Hello there!"), model="unknown"), HELLO) == [ESTIMATE, 102]
+    assert counts(AnyUpstream(vllm), chat(user("Hello there!"), model="unknown"), HELLO) == [ESTIMATE, 102]
 
 
 @pytest.mark.rule("D6", "A server in trouble is never guessed about.")
@@ -231,7 +231,7 @@ def test_a_server_in_trouble_is_never_guessed_about(status: int, troubled: str) 
     def respond(path: str, document: Any) -> Response:
         return (status, {}) if in_trouble and path == troubled else llama(path, document)
 
-    site = Site(respond)
+    site = AnyUpstream(respond)
 
     async def recover() -> tuple[int | Reply, int | Reply]:
         nonlocal in_trouble
@@ -243,13 +243,13 @@ def test_a_server_in_trouble_is_never_guessed_about(status: int, troubled: str) 
     told, counted = asyncio.run(recover())
     assert isinstance(told, Answer)
     assert told.status == status
-    assert isinstance(judge(told, endpoint=CHAT), Setback)
+    assert isinstance(classify_reply(told, endpoint=CHAT), Retryable)
     assert counted == 12
 
 
 def test_trouble_in_the_middle_of_counting_is_handed_on() -> None:
     """D6: also at the second request of llama.cpp's two, once its routes are known."""
-    site = Site(
+    site = AnyUpstream(
         lambda path, document: (500, {}) if document.get("content") == "Hello there!" else llama(path, document)
     )
     (told,) = counts(site, HELLO)
@@ -261,7 +261,7 @@ def test_a_server_that_is_not_there_is_a_fault() -> None:
     """D6, D3: a refused connection comes back as what it is."""
 
     async def count_nowhere() -> int | Reply:
-        async with serving(Site(vllm).behave) as wire:
+        async with serving(AnyUpstream(vllm).behave) as wire:
             port = wire.port
         async with client(port) as upstream:
             return await UpstreamTokens(upstream, clock=ManualClock()).count(HELLO)
@@ -287,4 +287,4 @@ def test_a_server_that_is_not_there_is_a_fault() -> None:
 )
 def test_the_estimate(messages: list[dict[str, Any]], tokens: int) -> None:
     """D6: a token for every four bytes of UTF-8 of all texts, rounded up once, and four for each message."""
-    assert counts(Site(lambda _path, _document: NOT_FOUND), chat(*messages)) == [tokens]
+    assert counts(AnyUpstream(lambda _path, _document: NOT_FOUND), chat(*messages)) == [tokens]

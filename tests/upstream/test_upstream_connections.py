@@ -405,10 +405,10 @@ def test_closing_ends_what_is_in_flight(run: Run) -> None:
 
     async def main() -> Reply:
         async with serving(stalls) as wire, client(wire.port) as upstream:
-            flying = asyncio.create_task(post(upstream))
+            in_flight = asyncio.create_task(post(upstream))
             await asked.wait()
             await upstream.close()
-            return await flying
+            return await in_flight
 
     assert kind_of(run(main())) is FaultKind.BROKEN
 

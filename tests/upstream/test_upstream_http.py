@@ -14,7 +14,7 @@ from wire import BODY, KEY, Behaviour, Peer, answer, chunked, client, serving
 
 from batchline import __version__
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
-from batchline.upstream.connection import Connection
+from batchline.upstream.connection import UpstreamConnection
 from batchline.upstream.http import HttpUpstream
 
 PATH = "/v1/chat/completions"
@@ -49,18 +49,18 @@ class Arrivals:
 @pytest.fixture
 def arrivals(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
     arrivals = Arrivals()
-    receive, lose = Connection.data_received, Connection.connection_lost
+    receive, lose = UpstreamConnection.data_received, UpstreamConnection.connection_lost
 
-    def data_received(connection: Connection, data: bytes) -> None:
+    def data_received(connection: UpstreamConnection, data: bytes) -> None:
         receive(connection, data)
         arrivals.note()
 
-    def connection_lost(connection: Connection, exc: Exception | None) -> None:
+    def connection_lost(connection: UpstreamConnection, exc: Exception | None) -> None:
         lose(connection, exc)
         arrivals.note(over=True)
 
-    monkeypatch.setattr(Connection, "data_received", data_received)
-    monkeypatch.setattr(Connection, "connection_lost", connection_lost)
+    monkeypatch.setattr(UpstreamConnection, "data_received", data_received)
+    monkeypatch.setattr(UpstreamConnection, "connection_lost", connection_lost)
     return arrivals
 
 

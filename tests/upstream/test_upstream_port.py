@@ -11,8 +11,8 @@ from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Upstream
 from batchline.system import SystemClock
 from batchline.upstream.http import HttpUpstream
-from batchline.upstream.mock import serve_mock
-from batchline.upstream.scripted import Plan, Script, ScriptedUpstream
+from batchline.upstream.mock.script import Plan, Script, ScriptedUpstream
+from batchline.upstream.mock.server import serve_mock
 
 CHAT = "/v1/chat/completions"
 LIMIT = 100_000

@@ -11,8 +11,8 @@ from wire import BODY, KEY, Behaviour, Peer, answer, client, serving
 from batchline import __version__
 from batchline.domain.errors import StreamBroken
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
-from batchline.ports import LiveUpstream
-from batchline.upstream.connection import Connection
+from batchline.ports import SyncUpstream
+from batchline.upstream.connection import UpstreamConnection
 from batchline.upstream.http import HttpUpstream
 from batchline.upstream.streaming import EventStream
 
@@ -112,7 +112,7 @@ def test_what_is_sent(run: Run) -> None:
 
     async def main() -> tuple[int, Reply]:
         async with serving(behave) as wire, client(wire.port) as upstream:
-            live: LiveUpstream = upstream
+            live: SyncUpstream = upstream
             assert await whole(upstream) == b""
             return wire.port, await live.get("/v1/models")
 
@@ -260,18 +260,18 @@ class Flood:
 @pytest.fixture
 def flood(monkeypatch: pytest.MonkeyPatch) -> Flood:
     flood = Flood()
-    pause, resume = Connection.pause_reading, Connection.resume_reading
+    pause, resume = UpstreamConnection.pause_reading, UpstreamConnection.resume_reading
 
-    def pause_reading(connection: Connection) -> None:
+    def pause_reading(connection: UpstreamConnection) -> None:
         pause(connection)
         flood.reader_waits.set()
 
-    def resume_reading(connection: Connection) -> None:
+    def resume_reading(connection: UpstreamConnection) -> None:
         resume(connection)
         flood.reader_waits.clear()
 
-    monkeypatch.setattr(Connection, "pause_reading", pause_reading)
-    monkeypatch.setattr(Connection, "resume_reading", resume_reading)
+    monkeypatch.setattr(UpstreamConnection, "pause_reading", pause_reading)
+    monkeypatch.setattr(UpstreamConnection, "resume_reading", resume_reading)
     return flood
 
 
@@ -336,7 +336,7 @@ async def leave_by_cancelling(upstream: HttpUpstream) -> None:
         reader.cancel()
 
 
-@pytest.mark.rule("E2", "Leaving a stream closes its connection.")
+@pytest.mark.rule("E2", "Completer a stream closes its connection.")
 @pytest.mark.parametrize("leave", [leave_after_a_piece, leave_at_once, leave_by_an_error, leave_by_cancelling])
 def test_leaving_early_ends_the_upstreams_request(
     run: Run, leave: Callable[[HttpUpstream], Coroutine[Any, Any, None]]

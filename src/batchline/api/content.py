@@ -8,7 +8,7 @@ from urllib.parse import quote
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from batchline.api.exchange import presence_of
+from batchline.api.request_context import client_state_of
 from batchline.domain.errors import RangeNotSatisfiable
 from batchline.domain.records import File
 
@@ -64,11 +64,11 @@ class Content:
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        presence = presence_of(scope)
+        client_state = client_state_of(scope)
         async with aclosing(self._chunks) as chunks:
             await send({"type": "http.response.start", "status": self._status, "headers": self._headers})
             async for chunk in chunks:
-                if presence.gone:
+                if client_state.gone:
                     return
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -7,11 +7,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from batchline.api.auth import Auth
-from batchline.api.body import body_chunks
 from batchline.api.content import Content, headers_of, span_of
-from batchline.api.envelope import json_response
-from batchline.api.form import Form, InvalidMultipart
+from batchline.api.multipart import Form, InvalidMultipart
 from batchline.api.paging import choice, integer, page
+from batchline.api.request_context import body_chunks
+from batchline.api.responses import json_response
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import FileNotFound, InvalidRequest, ObjectsDown, TooLarge
 from batchline.domain.ids import canonical_file_id

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from batchline.api.envelope import json_response
+from batchline.api.responses import json_response
 from batchline.domain.errors import InvalidCredentials, MissingCredentials, StoreDown, Unavailable
 from batchline.ports import Clock, Objects, Store
 from batchline.telemetry.metrics import Metrics
@@ -55,7 +55,7 @@ class HealthRoutes:
         if now - self._counted_at >= _COUNT_SECONDS:
             self._counted_at = now
             with suppress(StoreDown):
-                self._metrics.queue_lines.set(await self._store.queued())
+                self._metrics.queue_lines.set(await self._store.count_queued_lines())
 
     def _check_token(self, authorization: str) -> None:
         scheme, _, token = authorization.partition(" ")

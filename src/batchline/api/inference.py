@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchline.api.auth import Auth
-from batchline.api.body import body_chunks
-from batchline.api.envelope import JSON
+from batchline.api.request_context import body_chunks
+from batchline.api.responses import JSON
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import InvalidRequest, TooLarge
 from batchline.domain.outcomes import Success

@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from batchline.api.auth import Auth
-from batchline.api.envelope import json_response
+from batchline.api.responses import json_response
 from batchline.domain.chat import no_such_model
 from batchline.domain.errors import BadGateway, GatewayTimeout, InvalidRequest, NotFound
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog
 from batchline.domain.replies import Fault, FaultKind
-from batchline.ports import LiveUpstream
+from batchline.ports import SyncUpstream
 
 _PATH = "/v1/models"
 _OWNER = "batchline"
@@ -43,10 +43,10 @@ _list = Decoder(_List)
 
 
 class ModelRoutes:
-    def __init__(self, *, auth: Auth, catalog: Catalog, sites: Mapping[str, LiveUpstream]) -> None:
+    def __init__(self, *, auth: Auth, catalog: Catalog, upstreams: Mapping[str, SyncUpstream]) -> None:
         self._auth = auth
         self._catalog = catalog
-        self._sites = sites
+        self._upstreams = upstreams
 
     async def list(self, request: Request) -> Response:
         models = await self._models(request)
@@ -70,7 +70,7 @@ class ModelRoutes:
 
     async def _upstreams_own(self) -> tuple[ListedModel, ...]:
         """Where any id goes to the default upstream, its list is the best there is."""
-        upstream = self._sites.get(DEFAULT_UPSTREAM)
+        upstream = self._upstreams.get(DEFAULT_UPSTREAM)
         if upstream is None:
             return ()
         reply = await upstream.get(_PATH)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from batchline.api.envelope import json_response
+from batchline.api.responses import json_response
 from batchline.domain.errors import InvalidRequest
 from batchline.domain.records import Batch, File
 

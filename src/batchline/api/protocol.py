@@ -7,8 +7,8 @@ from typing import Any
 from msgspec.json import encode as encode_json
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from batchline.api.envelope import JSON
-from batchline.api.exchange import Presence
+from batchline.api.request_context import ClientState
+from batchline.api.responses import JSON
 from batchline.domain import ids
 from batchline.domain.errors import ApiError, InvalidRequest, RequestTimeout
 from batchline.ports import Random
@@ -28,7 +28,7 @@ class HeadersTooLarge(ApiError):
         super().__init__(f"The request's headers exceed {MAX_HEADER_BYTES} bytes")
 
 
-class Connection(HttpToolsProtocol):
+class ServerConnection(HttpToolsProtocol):
     """Use ``connection_class``, which binds the two attributes below: uvicorn makes these objects itself."""
 
     header_seconds: float
@@ -36,7 +36,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._presence = Presence()
+        self._presence = ClientState()
         self._timer: asyncio.TimerHandle | None = None
         self._fault: ApiError | None = None
         self._refused = False
@@ -175,4 +175,4 @@ class Connection(HttpToolsProtocol):
 
 
 def connection_class(*, header_seconds: float, random: Random) -> type[asyncio.Protocol]:
-    return type("BoundConnection", (Connection,), {"header_seconds": header_seconds, "random": random})
+    return type("BoundConnection", (ServerConnection,), {"header_seconds": header_seconds, "random": random})

@@ -3,9 +3,8 @@
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import uvicorn
 from starlette.requests import Request
@@ -15,23 +14,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from batchline.api.auth import Auth
 from batchline.api.batches import BatchRoutes
 from batchline.api.cors import Cors
-from batchline.api.description import DescriptionRoutes
 from batchline.api.files import MULTIPART_OVERHEAD, FileRoutes
-from batchline.api.guard import Guard
 from batchline.api.health import HealthRoutes
 from batchline.api.inference import InferenceRoutes
+from batchline.api.middleware import Middleware
 from batchline.api.models import ModelRoutes
+from batchline.api.openapi.routes import DescriptionRoutes
 from batchline.api.protocol import connection_class
+from batchline.api.services import ApiServices
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import MethodNotAllowed, NotFound
-from batchline.domain.models import Catalog
-from batchline.pipeline.cancel import Cancellation
-from batchline.pipeline.download import Download
-from batchline.pipeline.enqueue import Creation
-from batchline.pipeline.inference import PATHS, Inference
-from batchline.pipeline.progress import Inspection
-from batchline.pipeline.upload import Upload
-from batchline.ports import Clock, LiveUpstream, Objects, Random, Store
+from batchline.pipeline.inference import PATHS
+from batchline.ports import Clock, Objects, Random, Store
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -39,29 +33,7 @@ _KEEP_ALIVE_SECONDS = 75
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Services:
-    """What the API stands on."""
-
-    settings: Settings
-    store: Store
-    objects: Objects
-    upload: Upload
-    download: Download
-    creation: Creation
-    cancellation: Cancellation
-    inspection: Inspection
-    inference: Inference
-    sites: Mapping[str, LiveUpstream]
-    catalog: Catalog
-    used: Callable[[str], None]
-    """Told the id of every key that authenticated."""
-    metrics: Metrics
-    clock: Clock
-    random: Random
-
-
-def build(services: Services) -> ASGIApp:
+def build(services: ApiServices) -> ASGIApp:
     return _guarded(
         _routes(services),
         settings=services.settings,
@@ -80,7 +52,7 @@ def build_health(
 
 
 def _guarded(routes: Sequence[Route], *, settings: Settings, metrics: Metrics, clock: Clock, random: Random) -> ASGIApp:
-    return Guard(
+    return Middleware(
         Router(routes, redirect_slashes=False, default=_no_route),
         cors=Cors(origins=settings.cors_origins),
         clock=clock,
@@ -152,9 +124,9 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     raise NotFound(f"Unknown route: {scope['method']} {scope['path']}")
 
 
-def _routes(services: Services) -> list[Route]:
+def _routes(services: ApiServices) -> list[Route]:
     settings = services.settings
-    auth = Auth(accounts=services.store, bearer=settings.bearer, metered=settings.metering, used=services.used)
+    auth = Auth(accounts=services.store, bearer=settings.bearer, metered=settings.metering, used=services.on_key_used)
     throttle = Throttle(settings.max_project_requests, of="uploads and creates")
     return [
         *_file_routes(services, auth, throttle),
@@ -172,7 +144,7 @@ def _routes(services: Services) -> list[Route]:
     ]
 
 
-def _file_routes(services: Services, auth: Auth, throttle: Throttle) -> list[Route]:
+def _file_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list[Route]:
     files = FileRoutes(
         auth=auth,
         throttle=throttle,
@@ -195,13 +167,13 @@ def _file_routes(services: Services, auth: Auth, throttle: Throttle) -> list[Rou
     ]
 
 
-def _batch_routes(services: Services, auth: Auth, throttle: Throttle) -> list[Route]:
+def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list[Route]:
     batches = BatchRoutes(
         auth=auth,
         throttle=throttle,
-        creation=services.creation,
+        creator=services.creator,
         cancellation=services.cancellation,
-        inspection=services.inspection,
+        progress_reader=services.progress_reader,
         batches=services.store,
     )
     all_batches = _Methods(GET=batches.list, POST=batches.create)
@@ -219,7 +191,7 @@ def _batch_routes(services: Services, auth: Auth, throttle: Throttle) -> list[Ro
     ]
 
 
-def _inference_routes(services: Services, auth: Auth) -> list[Route]:
+def _inference_routes(services: ApiServices, auth: Auth) -> list[Route]:
     inference = InferenceRoutes(
         auth=auth,
         throttle=Throttle(services.settings.max_project_calls, of="synchronous calls"),
@@ -229,8 +201,8 @@ def _inference_routes(services: Services, auth: Auth) -> list[Route]:
     return [Route(path, _Methods(POST=inference.call)) for path in PATHS]
 
 
-def _model_routes(services: Services, auth: Auth) -> list[Route]:
-    models = ModelRoutes(auth=auth, catalog=services.catalog, sites=services.sites)
+def _model_routes(services: ApiServices, auth: Auth) -> list[Route]:
+    models = ModelRoutes(auth=auth, catalog=services.settings.catalog, upstreams=services.upstreams)
     return [
         Route("/v1/models", _Methods(GET=models.list)),
         Route("/v1/models/{model:path}", _Methods(GET=models.retrieve)),
@@ -255,7 +227,7 @@ def _health_routes(
     ]
 
 
-def _description_routes(services: Services) -> list[Route]:
+def _description_routes(services: ApiServices) -> list[Route]:
     description = DescriptionRoutes(bearer=services.settings.bearer)
     return [
         Route("/openapi.json", _Methods(GET=description.openapi)),

@@ -8,22 +8,21 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from batchline.app.startup import StartupError, folder_lock, make_folder
+from batchline.backup.archive import Archive
+from batchline.backup.manifest import Progress
+from batchline.backup.postgres import PostgresRows
+from batchline.backup.restore import Restore, Rows, SqliteRows
+from batchline.backup.workspace import clear_workspace, workspace
 from batchline.domain.errors import StoreDown
 from batchline.objects.bucket import BucketObjects
 from batchline.objects.local import LocalObjects
 from batchline.ports import Objects, Store
 from batchline.settings import Settings
 from batchline.store.postgres.database import PostgresDatabase
-from batchline.store.postgres.schema import migrate
+from batchline.store.postgres.migrate import migrate
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.system import SystemClock, SystemRandom, ThreadPool
-from batchline.transfer.archive import Archive
-from batchline.transfer.contents import Progress
-from batchline.transfer.postgres import PostgresRows
-from batchline.transfer.restore import Restore, Rows
-from batchline.transfer.sqlite import SqliteRows
-from batchline.transfer.workspace import clear_workspace, workspace
 
 _CONNECTIONS = 8
 _DISK_THREADS = 4

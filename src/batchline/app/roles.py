@@ -5,19 +5,15 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 import uvloop
 
-from batchline.api.server import Server, Services, build, build_health
+from batchline.api.server import Server, build, build_health
 from batchline.app.backends import migrate_store, open_objects, open_store
-from batchline.app.crew import Crew, most_processes
-from batchline.app.roster import Roster
-from batchline.app.sites import Site, fitting_of, open_sites
-from batchline.app.staffing import Staffing
 from batchline.app.startup import (
     StartupError,
     folder_lock,
@@ -27,193 +23,194 @@ from batchline.app.startup import (
     url_of,
     write_lock,
 )
-from batchline.children import ValidationChildren
+from batchline.app.upstreams import AnyUpstream, open_upstreams, token_limit_for
+from batchline.app.workers.autoscaler import Autoscaler
+from batchline.app.workers.pool import MemoryFleet, WorkerPool, max_worker_processes
 from batchline.domain.money import nano
-from batchline.engine import Desk, Engine, Ground, Works
-from batchline.loops.share import LiveCalls
-from batchline.pipeline.inference import Inference
-from batchline.pipeline.traffic import Traffic
+from batchline.engine import ApiRole, Context, Engine, Intervals, WorkerRole
+from batchline.loops.heartbeat import SyncCallHeartbeat
+from batchline.pipeline.routing import SyncRouter
+from batchline.pipeline.validation_pool import ValidationPool
+from batchline.ports import Objects, Store
 from batchline.settings import Settings
 from batchline.system import SystemClock, SystemRandom
 from batchline.telemetry.logs import configure_logs
 from batchline.telemetry.metrics import Metrics
-from batchline.upstream.weights import Progress
+from batchline.upstream.embedded.download import Progress
 
 log = logging.getLogger(__name__)
 _SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts(Ground):
-    """What every role stands on."""
+class ProcessContext(Context):
+    """The context of a process that listens on a socket."""
 
-    sites: dict[str, Site]
     sock: socket.socket
 
 
+def new_context(
+    settings: Settings,
+    *,
+    store: Store,
+    objects: Objects,
+    upstreams: Mapping[str, AnyUpstream],
+    metrics: Metrics,
+    owner: str,
+) -> Context:
+    clock = SystemClock()
+    return Context(
+        settings=settings,
+        store=store,
+        objects=objects,
+        upstreams=upstreams,
+        token_limit=token_limit_for(upstreams),
+        router=SyncRouter(clock=clock),
+        clock=clock,
+        random=SystemRandom(),
+        metrics=metrics,
+        owner=owner,
+    )
+
+
 def run(role: Coroutine[Any, Any, None]) -> None:
-    """Be something until SIGTERM or SIGINT."""
+    """Run a role until it ends, which SIGTERM and SIGINT make it do."""
     configure_logs()
-    # Threads that write and sync need the interpreter for moments; by default one may keep it for 5 ms, while answers
-    # wait.
+    # Threads that write and sync need the interpreter for moments. By default another thread may keep it for 5 ms,
+    # while answers wait.
     sys.setswitchinterval(_SWITCH_SECONDS)
     uvloop.run(role)
 
 
-async def serve(settings: Settings, progress: Progress) -> None:
-    """API and worker in one process, on any backend; on SQLite more may run lines with it."""
+async def serve(
+    settings: Settings,
+    progress: Progress,
+    *,
+    intervals: Intervals = Intervals(),  # noqa: B008 - frozen
+    autoscaler: Autoscaler | None = None,
+    pool_check_seconds: float = 1.0,
+) -> None:
+    """Run the API and a worker in one process, on any backend. On SQLite, worker processes may run lines too."""
     make_folder(settings.data_dir)
     with _own_folder(settings) as lock:
         if settings.database_url is not None:
             await migrate_store(settings)
-        async with _parts(settings, progress) as parts:
-            validator, roster = ValidationChildren(), Roster()
-            await _start_metering(parts)
-            most = most_processes(settings)
-            shared, hands = settings.database_url is not None, roster if most > 1 else None
-            engine = Engine(parts, validator=validator, shared=shared, hands=hands)
-            crew = _crew(parts, engine, roster, most)
-            server = _api_server(parts, engine.desk)
+        async with _process_context(settings, progress, intervals) as context:
+            validator, fleet = ValidationPool(), MemoryFleet()
+            await _start_metering(context)
+            max_processes = max_worker_processes(settings)
+            engine = Engine(
+                context,
+                validator=validator,
+                shared=settings.database_url is not None,
+                local_fleet=fleet if max_processes > 1 else None,
+            )
+            pool = WorkerPool(
+                context,
+                worker_role=engine.worker_role,
+                fleet=fleet,
+                autoscaler=autoscaler or Autoscaler(max_processes=max_processes),
+                check_seconds=pool_check_seconds,
+            )
+            server = _api_server(context, engine.api_role)
 
             def stop() -> None:
                 server.stop()
                 engine.stop()
-                crew.stop()
+                pool.stop()
 
             stop_on_signals(stop)
             if lock is not None:
-                write_lock(lock, os.getpid(), url_of(parts.sock))
-            await _until_stopped("batchline", parts, server.serve(), engine.run(), crew.run())
+                write_lock(lock, os.getpid(), url_of(context.sock))
+            await _run_all("batchline", context, server.serve(), engine.run(), pool.run())
             validator.close()
 
 
 async def api(settings: Settings, progress: Progress) -> None:
-    """Takes batches in and hands results out, beside any number of others."""
+    """Run the API alone, beside any number of other API nodes and workers."""
     _require_shared(settings, role="api")
-    async with _parts(settings, progress) as parts:
-        validator = ValidationChildren()
-        await _start_metering(parts)
-        calls = LiveCalls(fleet=parts.store, traffic=parts.traffic, owner=parts.owner, settings=settings)
-        desk = Desk(parts, validator=validator, workers=parts.store, calls=calls)
-        server = _api_server(parts, desk)
+    async with _process_context(settings, progress) as context:
+        validator = ValidationPool()
+        await _start_metering(context)
+        heartbeat = SyncCallHeartbeat(
+            fleet=context.store, router=context.router, owner=context.owner, settings=settings
+        )
+        role = ApiRole(context, validator=validator, workers=context.store, sync_call_heartbeat=heartbeat)
+        server = _api_server(context, role)
         stop_on_signals(server.stop)
         async with asyncio.TaskGroup() as group:
-            pulses = group.create_task(desk.run())
-            await _until_stopped("batchline api", parts, server.serve())
-            pulses.cancel()
+            background = group.create_task(role.run())
+            await _run_all("batchline api", context, server.serve())
+            background.cancel()
         validator.close()
 
 
 async def worker(settings: Settings, progress: Progress) -> None:
-    """Runs batches, beside any number of others; answers only whether it is well."""
+    """Run batches, beside any number of other workers, and serve only the health routes."""
     _require_shared(settings, role="worker")
-    async with _parts(settings, progress) as parts:
-        works = Works(parts, shared=True)
-        server = _health_server(parts)
-        stop_on_signals(works.stop)
+    async with _process_context(settings, progress) as context:
+        role = WorkerRole(context, shared=True)
+        server = _health_server(context)
+        stop_on_signals(role.stop)
 
-        async def work() -> None:
-            await works.run()
+        async def run_batches() -> None:
+            await role.run()
             server.stop()
 
-        await _until_stopped("batchline worker", parts, work(), server.serve())
+        await _run_all("batchline worker", context, run_batches(), server.serve())
 
 
 @asynccontextmanager
-async def _parts(settings: Settings, progress: Progress) -> AsyncIterator[Parts]:
+async def _process_context(
+    settings: Settings,
+    progress: Progress,
+    intervals: Intervals = Intervals(),  # noqa: B008 - frozen
+) -> AsyncIterator[ProcessContext]:
     with listening_socket(settings) as sock:
-        sites = await open_sites(settings, progress)
-        clock, random = SystemClock(), SystemRandom()
+        upstreams = await open_upstreams(settings, progress)
         async with open_store(settings) as store, open_objects(settings) as objects:
-            yield Parts(
-                settings=settings,
-                store=store,
-                objects=objects,
-                upstreams=sites,
-                fitting=fitting_of(sites),
-                traffic=Traffic(clock=clock),
-                clock=clock,
-                random=random,
-                metrics=Metrics(),
-                owner=random.bytes(8).hex(),
-                sites=sites,
-                sock=sock,
+            owner = SystemRandom().bytes(8).hex()
+            context = new_context(
+                settings, store=store, objects=objects, upstreams=upstreams, metrics=Metrics(), owner=owner
             )
-        for site in sites.values():
-            await site.close()
+            yield ProcessContext(**vars(context) | {"intervals": intervals, "sock": sock})
+        for upstream in upstreams.values():
+            await upstream.close()
 
 
-async def _until_stopped(what: str, parts: Parts, *running: Coroutine[Any, Any, None]) -> None:
-    log.info("%s listens", what, extra={"url": url_of(parts.sock), "data": str(parts.settings.data_dir)})
+async def _run_all(name: str, context: ProcessContext, *parts: Coroutine[Any, Any, None]) -> None:
+    log.info("%s listens", name, extra={"url": url_of(context.sock), "data": str(context.settings.data_dir)})
     async with asyncio.TaskGroup() as group:
-        for each in running:
-            group.create_task(each)
+        for part in parts:
+            group.create_task(part)
 
 
-async def _start_metering(parts: Parts) -> None:
-    settings = parts.settings
-    await parts.store.start_metering(
-        nano(settings.free_credits) if settings.metering else None, at=int(parts.clock.now())
+async def _start_metering(context: Context) -> None:
+    settings = context.settings
+    await context.store.start_metering(
+        nano(settings.free_credits) if settings.metering else None, at=int(context.clock.now())
     )
 
 
-def _crew(parts: Parts, engine: Engine, roster: Roster, most: int) -> Crew:
-    return Crew(
-        settings=parts.settings,
-        works=engine.works,
-        roster=roster,
-        staffing=Staffing(most=most),
-        metrics=parts.metrics,
-        clock=parts.clock,
-        random=parts.random,
-    )
+def _api_server(context: ProcessContext, role: ApiRole) -> Server:
+    return Server(build(role.services), settings=context.settings, random=context.random, sock=context.sock)
 
 
-def _api_server(parts: Parts, desk: Desk) -> Server:
-    settings = parts.settings
-    services = Services(
-        settings=settings,
-        store=parts.store,
-        objects=parts.objects,
-        upload=desk.upload,
-        download=desk.download,
-        creation=desk.creation,
-        cancellation=desk.cancellation,
-        inspection=desk.inspection,
-        inference=Inference(
-            sites=parts.sites,
-            catalog=settings.catalog,
-            fitting=parts.fitting,
-            ledger=parts.store,
-            tariff=settings.tariff,
-            traffic=parts.traffic,
-            clock=parts.clock,
-        ),
-        sites=parts.sites,
-        catalog=settings.catalog,
-        used=desk.uses.mark,
-        metrics=parts.metrics,
-        clock=parts.clock,
-        random=parts.random,
-    )
-    return Server(build(services), settings=settings, random=parts.random, sock=parts.sock)
-
-
-def _health_server(parts: Parts) -> Server:
+def _health_server(context: ProcessContext) -> Server:
     app = build_health(
-        settings=parts.settings,
-        store=parts.store,
-        objects=parts.objects,
-        metrics=parts.metrics,
-        clock=parts.clock,
-        random=parts.random,
+        settings=context.settings,
+        store=context.store,
+        objects=context.objects,
+        metrics=context.metrics,
+        clock=context.clock,
+        random=context.random,
     )
-    return Server(app, settings=parts.settings, random=parts.random, sock=parts.sock)
+    return Server(app, settings=context.settings, random=context.random, sock=context.sock)
 
 
 @contextmanager
 def _own_folder(settings: Settings) -> Iterator[TextIO | None]:
-    """What is kept in the folder is kept by one process and those it starts."""
+    """Lock the data folder, unless everything is kept in PostgreSQL and a bucket."""
     shared = settings.database_url is not None and settings.storage_url is not None
     with nullcontext() if shared else folder_lock(settings.data_dir) as lock:
         yield lock

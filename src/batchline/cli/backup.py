@@ -7,7 +7,7 @@ import click
 
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
-from batchline.cli.transfers import show_bytes
+from batchline.cli.output import show_bytes
 from batchline.system import SystemClock
 
 
@@ -27,8 +27,8 @@ def backup(*, file: Path, force: bool, **flags: Any) -> None:
             "`batchline backup` takes a service that keeps everything in its data folder. Of this one, back up the "
             "PostgreSQL database, and then the bucket, with their own tools."
         )
-    from batchline.transfer.backup import back_up  # noqa: PLC0415 (not for --help)
-    from batchline.transfer.contents import TransferError  # noqa: PLC0415
+    from batchline.backup.backup import back_up  # noqa: PLC0415 (not for --help)
+    from batchline.backup.manifest import TransferError  # noqa: PLC0415
 
     try:
         manifest = back_up(

@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
-from batchline.cli.printing import Row, json_flag, moment, show_fields, show_json, show_table
-from batchline.cli.secrets import hint as hint_of
-from batchline.cli.secrets import new_key, new_secret
+from batchline.cli.new_key import hint as hint_of
+from batchline.cli.new_key import new_key, new_secret
+from batchline.cli.output import Row, json_flag, moment, show_fields, show_json, show_table
 from batchline.cli.store import in_store, now, store_options
 from batchline.domain import ids
 from batchline.domain.records import Key

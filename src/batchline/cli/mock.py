@@ -6,8 +6,8 @@ import signal
 import click
 import uvloop
 
-from batchline.upstream.mock import serve_mock
-from batchline.upstream.scripted import Plan, Script
+from batchline.upstream.mock.script import Plan, Script
+from batchline.upstream.mock.server import serve_mock
 
 _STATUS = click.IntRange(200, 599)
 _PERCENT = click.FloatRange(0, 100)

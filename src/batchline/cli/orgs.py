@@ -5,7 +5,7 @@ from typing import Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from batchline.cli.printing import Row, json_flag, moment, show_fields, show_json, show_table
+from batchline.cli.output import Row, json_flag, moment, show_fields, show_json, show_table
 from batchline.cli.store import find_organization, in_store, now, store_options
 from batchline.domain.money import nano, units
 from batchline.domain.records import LedgerEntry, Organization

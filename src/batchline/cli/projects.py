@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from batchline.cli.printing import json_flag, moment, show_json, show_table
+from batchline.cli.output import json_flag, moment, show_json, show_table
 from batchline.cli.store import in_store, store_options
 
 

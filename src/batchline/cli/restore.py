@@ -8,7 +8,7 @@ import click
 
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
-from batchline.cli.transfers import show_bytes
+from batchline.cli.output import show_bytes
 
 
 @click.command()
@@ -23,8 +23,8 @@ def restore(*, file: Path, **flags: Any) -> None:
     settings = load_settings(**flags)
     from batchline.app import StartupError  # noqa: PLC0415 (all of the service: not for --help)
     from batchline.app.backends import restore_backup  # noqa: PLC0415
-    from batchline.transfer.archive import open_archive  # noqa: PLC0415
-    from batchline.transfer.contents import TransferError  # noqa: PLC0415
+    from batchline.backup.archive import open_archive  # noqa: PLC0415
+    from batchline.backup.manifest import TransferError  # noqa: PLC0415
 
     try:
         with open_archive(file, show_bytes("Checking")) as archive:

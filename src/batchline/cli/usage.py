@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from batchline.cli.printing import Row, json_flag, moment, show_json, show_table
+from batchline.cli.output import Row, json_flag, moment, show_json, show_table
 from batchline.cli.store import find_project, in_store, now, store_options
 from batchline.domain.money import units
 from batchline.domain.records import UsageEntry

@@ -11,10 +11,10 @@ from msgspec import DecodeError
 from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
-from batchline.client.errors import BrokenOff, ClientError, Refused
+from batchline.client.errors import BrokenOff, ClientError, RequestRefused
 from batchline.client.form import UploadForm
 from batchline.client.http import Http
-from batchline.client.wire import RemoteBatch, RemoteFile, batch_decoder, file_decoder
+from batchline.client.models import RemoteBatch, RemoteFile, batch_decoder, file_decoder
 
 T = TypeVar("T")
 
@@ -90,6 +90,6 @@ def _decoded(decoder: Decoder[T], answer: bytes) -> T:
     try:
         return decoder.decode(answer)
     except DecodeError:
-        raise Refused(
+        raise RequestRefused(
             200, "the answer is not that of a batchline server; is the URL right?", code=None, headers={}
         ) from None

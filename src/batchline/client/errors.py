@@ -38,7 +38,7 @@ class InputChanged(ClientError):
     """A file became shorter, or unreadable, while it was sent."""
 
 
-class Refused(ClientError):
+class RequestRefused(ClientError):
     def __init__(self, status: int, message: str, *, code: str | None, headers: Mapping[str, str]) -> None:
         super().__init__(message)
         self.status = status
@@ -48,19 +48,19 @@ class Refused(ClientError):
         self.retry_after = _seconds(headers.get("retry-after", ""))
 
 
-class Denied(Refused):
+class Denied(RequestRefused):
     pass
 
 
-class OutOfFunds(Refused):
+class OutOfFunds(RequestRefused):
     pass
 
 
-class Throttled(Refused):
+class Throttled(RequestRefused):
     pass
 
 
-class Trouble(Refused):
+class Trouble(RequestRefused):
     pass
 
 
@@ -76,7 +76,7 @@ class _Envelope(Struct):
 _envelope = Decoder(_Envelope)
 
 
-def refusal(status: int, reason: str, headers: Mapping[str, str], body: bytes) -> Refused:
+def refusal(status: int, reason: str, headers: Mapping[str, str], body: bytes) -> RequestRefused:
     """The error that an answer stands for; proxies in between do not speak in envelopes."""
     try:
         told = _envelope.decode(body).error
@@ -85,12 +85,12 @@ def refusal(status: int, reason: str, headers: Mapping[str, str], body: bytes) -
     return _kind(status, told.code)(status, told.message[:_LONGEST_TEXT], code=told.code, headers=headers)
 
 
-def _kind(status: int, code: str | None) -> type[Refused]:
+def _kind(status: int, code: str | None) -> type[RequestRefused]:
     if status in {401, 403}:
         return Denied
     if status == 429:
         return OutOfFunds if code == "insufficient_quota" else Throttled
-    return Trouble if status == 408 or status >= 500 else Refused
+    return Trouble if status == 408 or status >= 500 else RequestRefused
 
 
 def _unspoken(status: int, reason: str, headers: Mapping[str, str]) -> str:

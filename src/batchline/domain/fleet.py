@@ -5,16 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from batchline.domain.models import Catalog
-from batchline.domain.progress import Doing, Pause
+from batchline.domain.progress import Activity, Pause
 
 
-class Station(Struct, frozen=True, kw_only=True):
+class UpstreamLoad(Struct, frozen=True, kw_only=True):
     """One upstream as a process sees it."""
 
     in_flight: int = 0
     """Lines."""
-    live: int = 0
-    """Calls that somebody waits for."""
+    sync_calls: int = 0
+    """Synchronous calls."""
     limit: int = 0
     pause: Pause | None = None
 
@@ -23,9 +23,9 @@ class Report(Struct, frozen=True, kw_only=True):
     """What a process is doing."""
 
     owner: str
-    works: bool
+    runs_batches: bool
     """Whether it runs batches, and so takes its share of every cap."""
-    stations: Mapping[str, Station] = {}
+    upstream_loads: Mapping[str, UpstreamLoad] = {}
     batches: Mapping[str, int] = {}
     """Lines in flight by batch."""
 
@@ -49,15 +49,17 @@ class Share(Struct, frozen=True, kw_only=True):
 
 def shares_of(report: Report, *, caps: Mapping[str, int], others: Sequence[Member]) -> dict[str, Share]:
     """A worker's part of every cap, by upstream."""
-    workers = [report.owner, *(other.report.owner for other in others if other.report.works)]
+    workers = [report.owner, *(other.report.owner for other in others if other.report.runs_batches)]
     return {
         name: share_of(
             cap,
             workers=workers,
             owner=report.owner,
-            using=report.stations[name].in_flight,
+            using=report.upstream_loads[name].in_flight,
             reserved_by_others=sum(other.reserved.get(name, 0) for other in others),
-            live=sum(other.report.stations[name].live for other in others if name in other.report.stations),
+            live=sum(
+                other.report.upstream_loads[name].sync_calls for other in others if name in other.report.upstream_loads
+            ),
         )
         for name, cap in caps.items()
     }
@@ -72,25 +74,25 @@ def share_of(cap: int, *, workers: Sequence[str], owner: str, using: int, reserv
     return Share(allowed=allowed, reserved=max(allowed, using))
 
 
-def doing(batch_id: str, models: Iterable[str], *, catalog: Catalog, reports: Sequence[Report]) -> Doing:
+def activity(batch_id: str, models: Iterable[str], *, catalog: Catalog, reports: Sequence[Report]) -> Activity:
     """What is done for a batch by all who work, and what its lines of these models wait for."""
     names = {model: catalog.upstreams_of(model) for model in models}
-    stations = [report.stations for report in reports if report.works]
-    return Doing(
+    upstream_loads = [report.upstream_loads for report in reports if report.runs_batches]
+    return Activity(
         in_flight=sum(report.batches.get(batch_id, 0) for report in reports),
         concurrency=sum(
-            station.limit
-            for seen in stations
-            for name, station in seen.items()
+            upstream_load.limit
+            for seen in upstream_loads
+            for name, upstream_load in seen.items()
             if any(name in serving for serving in names.values())
         ),
-        pause=_longest(_pause_of(serving, stations) for serving in names.values()),
+        pause=_longest(_pause_of(serving, upstream_loads) for serving in names.values()),
     )
 
 
-def _pause_of(upstreams: Iterable[str], stations: Sequence[Mapping[str, Station]]) -> Pause | None:
+def _pause_of(upstreams: Iterable[str], upstream_loads: Sequence[Mapping[str, UpstreamLoad]]) -> Pause | None:
     """Why lines that these upstreams serve wait: nobody finds one of them there."""
-    pauses = [seen[name].pause for seen in stations for name in upstreams if name in seen]
+    pauses = [seen[name].pause for seen in upstream_loads for name in upstreams if name in seen]
     return _longest(pauses) if all(pauses) else None
 
 

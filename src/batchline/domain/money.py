@@ -48,6 +48,6 @@ class Tariff(Struct, frozen=True, kw_only=True):
     metered: bool
     batch_percent: int
 
-    def cost(self, price: Price, usage: Usage, *, waited_for: bool) -> int:
+    def cost(self, price: Price, usage: Usage, *, synchronous: bool) -> int:
         """Of one answer."""
-        return price.cost(usage, percent=100 if waited_for else self.batch_percent) if self.metered else 0
+        return price.cost(usage, percent=100 if synchronous else self.batch_percent) if self.metered else 0

@@ -4,10 +4,10 @@
 
     upstream                                   outcome
     2xx with JSON                              Success
-    3xx, 408, 409, 5xx, 2xx without JSON or    Setback  ──after the last attempt──>  internal_error
+    3xx, 408, 409, 5xx, 2xx without JSON or    Retryable  ──after the last attempt──>  internal_error
       with a classification that is none,
       refused, broken, timeout, garbled
-    429                                        Setback (throttled)  ──after──>       rate_limit_exceeded
+    429                                        Retryable (throttled)  ──after──>       rate_limit_exceeded
     420, 429 that says quota                   Failure  insufficient_quota
     401, 403                                   Failure  authentication_error
     404                                        Failure  not_found_error
@@ -33,7 +33,7 @@ _CODES = {
     413: "request_too_large",
     420: "insufficient_quota",
 }
-_GONE_STATUSES = frozenset({429, 502, 503, 504})
+_UNAVAILABLE_STATUSES = frozenset({429, 502, 503, 504})
 _CONTEXT_OVERFLOW = re.compile(
     r"context_length_exceeded|exceed_context_size|(maximum|model's) context length|maximum model length", re.IGNORECASE
 )
@@ -66,14 +66,14 @@ class Failure(Struct, frozen=True):
         return int(self.legacy.removeprefix("http_"))
 
 
-class Setback(Struct, frozen=True):
-    """Worth another attempt. ``gone`` says that this is how an upstream behaves that is not there."""
+class Retryable(Struct, frozen=True):
+    """Worth another attempt. ``unavailable`` says that this is how an upstream behaves that is not there."""
 
     kind: str
     """A word for metrics: how the fault came, never what it said."""
     reason: str
     throttled: bool = False
-    gone: bool = False
+    unavailable: bool = False
     retry_after: float | None = None
 
     def as_failure(self, attempts: int) -> Failure:
@@ -82,7 +82,7 @@ class Setback(Struct, frozen=True):
         return Failure("internal_error", "retries_exhausted", f"Line failed after {attempts} attempts: {self.reason}")
 
 
-Outcome = Success | Failure | Setback
+Outcome = Success | Failure | Retryable
 
 KEY_UNAVAILABLE = Failure(
     "authentication_error", "api_key_unavailable", "The API key that submitted this batch was revoked"
@@ -102,13 +102,13 @@ BATCH_CANCELLED = Failure(
 BATCH_EXPIRED = Failure("batch_expired", "batch_expired", "The batch expired before this line was dispatched")
 
 
-def judge(reply: Reply, *, endpoint: str, kind: ModelKind = ModelKind.CHAT) -> Outcome:
+def classify_reply(reply: Reply, *, endpoint: str, kind: ModelKind = ModelKind.CHAT) -> Outcome:
     if isinstance(reply, Fault):
-        return Setback(reply.kind, reply.detail, gone=reply.kind is not FaultKind.GARBLED)
+        return Retryable(reply.kind, reply.detail, unavailable=reply.kind is not FaultKind.GARBLED)
     if 200 <= reply.status < 300:
         result = read_result(reply.body, endpoint=endpoint)
         if result is None:
-            return Setback("not_json", f"upstream returned {reply.status} with a body that is not JSON")
+            return Retryable("not_json", f"upstream returned {reply.status} with a body that is not JSON")
         success = Success(reply.status, reply.request_id, *result)
         if kind is ModelKind.CLASSIFICATION and endpoint == _CHAT:
             return _judge_classification(success)
@@ -141,7 +141,7 @@ def _judge_classification(success: Success) -> Outcome:
     try:
         classified = _with_document_as_text(success.body)
     except (msgspec.DecodeError, RecursionError, KeyError):
-        return Setback("not_json", f"upstream returned {success.status} with a classification that is not JSON")
+        return Retryable("not_json", f"upstream returned {success.status} with a classification that is not JSON")
     return msgspec.structs.replace(success, body=escape_line_breaks(classified))
 
 
@@ -188,10 +188,12 @@ def _judge_refusal(answer: Answer) -> Outcome:
     text = _text_of(answer.body, error)
     if status == 429 and "insufficient_quota" not in (error.get("code"), error.get("type")):
         reason = text or "upstream returned 429"
-        return Setback("http_429", reason, throttled=True, gone=True, retry_after=answer.retry_after)
+        return Retryable("http_429", reason, throttled=True, unavailable=True, retry_after=answer.retry_after)
     if status in (408, 409) or not 400 <= status < 500:
         reason = f"upstream returned {status}" + (f": {text}" if text else "")
-        return Setback(f"http_{status}", reason, gone=status in _GONE_STATUSES, retry_after=answer.retry_after)
+        return Retryable(
+            f"http_{status}", reason, unavailable=status in _UNAVAILABLE_STATUSES, retry_after=answer.retry_after
+        )
     code = _CODES.get(status, "invalid_request_error")
     if status == 429:
         code = "insufficient_quota"

@@ -57,7 +57,7 @@ class Pause(Struct, frozen=True, kw_only=True):
         }
 
 
-class Doing(Struct, frozen=True, kw_only=True):
+class Activity(Struct, frozen=True, kw_only=True):
     """What is being done for a batch at this moment."""
 
     in_flight: int
@@ -72,7 +72,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     rate: float
     """Lines a second."""
     eta: Eta | None
-    doing: Doing
+    activity: Activity
     errors: list[LineErrors]
 
     def wire(self) -> dict[str, object]:
@@ -85,9 +85,9 @@ class Progress(Struct, frozen=True, kw_only=True):
             "request_counts": batch["request_counts"],
             "rate": round(self.rate, 3),
             "eta": self.eta,
-            "waiting_for": None if self.doing.pause is None else self.doing.pause.wire(),
-            "in_flight": self.doing.in_flight,
-            "concurrency": self.doing.concurrency,
+            "waiting_for": None if self.activity.pause is None else self.activity.pause.wire(),
+            "in_flight": self.activity.in_flight,
+            "concurrency": self.activity.concurrency,
             "errors": [{"code": each.code, "count": each.count, "sample": Raw(each.sample)} for each in self.errors],
             "usage": batch["usage"],
         }

@@ -16,7 +16,7 @@ class Prune:
         self._store, self._objects, self._clock, self._owner = store, objects, clock, owner
 
     async def step(self) -> bool:
-        files = await self._store.lapse_files(owner=self._owner, at=int(self._clock.now()), limit=_AT_ONCE)
+        files = await self._store.expire_files(owner=self._owner, at=int(self._clock.now()), limit=_AT_ONCE)
         for key in files:
             await self._objects.delete(key)
         batches = await self._store.finished(limit=_AT_ONCE)
@@ -25,7 +25,7 @@ class Prune:
             await self._objects.delete_all(f"work/{batch_id}")
             async for keys in self._objects.keys(f"results/{batch_id}"):
                 await self._delete_unkept(keys)
-            await self._store.forget_work(batch_id)
+            await self._store.delete_work(batch_id)
         return len(files) >= _AT_ONCE or len(batches) >= _AT_ONCE
 
     async def sweep(self) -> bool:

@@ -4,24 +4,30 @@ import logging
 from collections.abc import Callable, Sequence
 
 from batchline.domain.records import errors_document
-from batchline.pipeline.enqueue import INTERRUPTED, refusal
-from batchline.ports import Clock, Work
+from batchline.pipeline.create import INTERRUPTED, refusal
+from batchline.ports import Clock, ShardStore
 
 log = logging.getLogger(__name__)
 
 
 class Rescue:
-    """``alive`` tells who holds leases rightly, as far as this process knows."""
+    """``live_owners`` returns the owners whose leases are valid, as far as this process knows."""
 
     def __init__(
-        self, *, work: Work, clock: Clock, owner: str, alive: Callable[[], Sequence[str]], opened: Callable[[], None]
+        self,
+        *,
+        store: ShardStore,
+        clock: Clock,
+        owner: str,
+        live_owners: Callable[[], Sequence[str]],
+        on_work_available: Callable[[], None],
     ) -> None:
-        self._work, self._clock, self._owner = work, clock, owner
-        self._alive, self._opened = alive, opened
+        self._store, self._clock, self._owner = store, clock, owner
+        self._live_owners, self._on_work_available = live_owners, on_work_available
 
     async def step(self) -> bool:
-        rescued = await self._work.rescue(alive=self._alive)
-        interrupted = await self._work.interrupt(
+        rescued = await self._store.rescue(live_owners=self._live_owners)
+        interrupted = await self._store.fail_interrupted(
             owner=self._owner,
             errors=errors_document([INTERRUPTED]),
             answer=refusal(INTERRUPTED),
@@ -29,5 +35,5 @@ class Rescue:
         )
         if rescued or interrupted:
             log.warning("took over from a dead process", extra={"shards": rescued, "validating": interrupted})
-            self._opened()
+            self._on_work_available()
         return False

@@ -15,14 +15,15 @@ from batchline.domain.models import DEFAULT_UPSTREAM, lanes_of
 from batchline.domain.records import Lane
 from batchline.domain.states import Stop
 from batchline.pipeline.budget import Budgets
-from batchline.pipeline.claim import Claims, HeldBatch, HeldShard, Job
-from batchline.pipeline.dispatch import Dispatcher
-from batchline.pipeline.fit import Fitting
-from batchline.pipeline.gate import Gate
-from batchline.pipeline.limiter import Limiter
+from batchline.pipeline.claim import Claims
+from batchline.pipeline.dispatch.circuit_breaker import CircuitBreaker
+from batchline.pipeline.dispatch.dispatcher import Dispatcher
+from batchline.pipeline.dispatch.limiter import Limiter
+from batchline.pipeline.job import HeldBatch, HeldShard, Job
 from batchline.pipeline.record import Recorder
-from batchline.pipeline.traffic import Traffic
-from batchline.ports import Clock, Notice, Objects, Random, Upstream, Work
+from batchline.pipeline.routing import SyncRouter
+from batchline.pipeline.token_limit import TokenLimit
+from batchline.ports import BatchSignal, Clock, Objects, Random, ShardStore, Upstream
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -38,32 +39,32 @@ _AT_A_TIME = 32
 
 
 class Worker:
-    """``shard_done`` hears of every shard that has nothing left to run: its batch may be over."""
+    """``on_shard_done`` hears of every shard that has nothing left to run: its batch may be over."""
 
     def __init__(
         self,
         *,
-        work: Work,
+        store: ShardStore,
         objects: Objects,
         upstreams: Mapping[str, Upstream],
-        fitting: Fitting,
-        traffic: Traffic,
+        token_limit: TokenLimit,
+        router: SyncRouter,
         clock: Clock,
         random: Random,
         owner: str,
         settings: Settings,
         metrics: Metrics,
-        shard_done: Callable[[], None],
+        on_shard_done: Callable[[], None],
     ) -> None:
-        self._work, self._clock, self._random = work, clock, random
+        self._store, self._clock, self._random = store, clock, random
         self._owner = owner
-        self._shard_done = shard_done
+        self._on_shard_done = on_shard_done
         self._lease, self._grace = settings.lease_seconds, settings.shutdown_grace_seconds
         self._changed, self._opened, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._catalog = settings.catalog
         self._budgets = Budgets(metered=settings.metering)
         self._claims = Claims(
-            work=work,
+            store=store,
             objects=objects,
             budgets=self._budgets,
             clock=clock,
@@ -71,25 +72,25 @@ class Worker:
             lease_seconds=self._lease,
         )
         self._recorder = Recorder(
-            work=work,
+            store=store,
             objects=objects,
             claims=self._claims,
             clock=clock,
             owner=owner,
             max_held_bytes=settings.max_held_bytes,
             metrics=metrics,
-            recorded=self._recorded,
-            shard_done=shard_done,
+            on_recorded=self._on_recorded,
+            on_shard_done=on_shard_done,
         )
         self._dispatchers = {
             name: Dispatcher(
                 name,
                 upstream=upstream,
                 catalog=self._catalog,
-                fitting=fitting,
+                token_limit=token_limit,
                 tariff=settings.tariff,
                 recorder=self._recorder,
-                gate=Gate(
+                breaker=CircuitBreaker(
                     name,
                     clock=clock,
                     random=random,
@@ -101,15 +102,15 @@ class Worker:
                 clock=clock,
                 random=random,
                 metrics=metrics,
-                live=partial(traffic.live, name),
-                changed=self._changed.set,
-                hungry=self.work_opened,
-                elsewhere=partial(self._elsewhere, name),
+                count_sync_calls=partial(router.calls, name),
+                on_line_dropped=self._changed.set,
+                on_demand=self.on_work_available,
+                find_alternative=partial(self._find_alternative, name),
             )
             for name, upstream in upstreams.items()
         }
         for name, dispatcher in self._dispatchers.items():
-            traffic.watch(name, dispatcher.pump)
+            router.watch(name, dispatcher.pump)
             _watch(name, dispatcher, metrics)
         metrics.watch(
             lines_waiting=lambda: sum(dispatcher.waiting for dispatcher in self._dispatchers.values()),
@@ -121,9 +122,9 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             dispatching = [group.create_task(dispatcher.run()) for dispatcher in self._dispatchers.values()]
             recording = group.create_task(self._recorder.run())
-            claiming = group.create_task(self._keep_claiming())
-            listening = group.create_task(self._keep_listening())
-            renewing = group.create_task(self._keep_renewing())
+            claiming = group.create_task(self._claim_loop())
+            listening = group.create_task(self._poll_signals())
+            renewing = group.create_task(self._renew_loop())
             await self._stopping.wait()
             await claiming
             await self._let_lines_finish()
@@ -132,7 +133,7 @@ class Worker:
             await self._let_recorder_finish(recording)
             listening.cancel()
             renewing.cancel()
-            await self._hand_back()
+            await self._release_all()
 
     def stop(self) -> None:
         """Claim and start nothing more; ``run`` ends when what is in flight is recorded."""
@@ -142,13 +143,13 @@ class Worker:
         for dispatcher in self._dispatchers.values():
             dispatcher.drain()
 
-    def work_opened(self) -> None:
+    def on_work_available(self) -> None:
         """There is something new to claim."""
         self._opened.set()
         self._changed.set()
 
-    def batch_stopped(self, batch_id: str, stop: Stop) -> None:
-        batch = self._claims.hear_stop(batch_id, stop)
+    def on_batch_stopped(self, batch_id: str, stop: Stop) -> None:
+        batch = self._claims.note_stop(batch_id, stop)
         if batch is not None:
             self._stop_batch(batch, stop)
         self._changed.set()
@@ -164,14 +165,14 @@ class Worker:
     def report(self) -> Report:
         return Report(
             owner=self._owner,
-            works=True,
-            stations={name: dispatcher.station for name, dispatcher in self._dispatchers.items()},
+            runs_batches=True,
+            upstream_loads={name: dispatcher.upstream_load for name, dispatcher in self._dispatchers.items()},
             batches=sum((dispatcher.in_flight_by_batch for dispatcher in self._dispatchers.values()), Counter()),
         )
 
-    def allow(self, upstream: str, most: int) -> None:
+    def set_cap(self, upstream: str, cap: int) -> None:
         """From now on no more lines than this may be in flight to an upstream."""
-        self._dispatchers[upstream].allow(most)
+        self._dispatchers[upstream].set_cap(cap)
 
     @property
     def _in_flight(self) -> int:
@@ -181,12 +182,12 @@ class Worker:
         for dispatcher in self._dispatchers.values():
             dispatcher.stop_batch(batch, stop)
 
-    def _recorded(self) -> None:
+    def _on_recorded(self) -> None:
         self._changed.set()
         for dispatcher in self._dispatchers.values():
             dispatcher.pump()
 
-    async def _keep_claiming(self) -> None:
+    async def _claim_loop(self) -> None:
         """While there is nothing to be had, ask less and less often, unless told that there is."""
         poll, next_poll = _SHORTEST_POLL, 0.0
         while not self._stopping.is_set():
@@ -203,7 +204,7 @@ class Worker:
 
     async def _claim(self) -> bool:
         self._opened.clear()
-        wanted = max(dispatcher.wanted for dispatcher in self._dispatchers.values())
+        wanted = max(dispatcher.wanted_lines for dispatcher in self._dispatchers.values())
         space = _MOST_BYTES - sum(dispatcher.held_bytes for dispatcher in self._dispatchers.values())
         if wanted <= 0 or space <= 0:
             return False
@@ -213,7 +214,7 @@ class Worker:
             log.warning("no work can be claimed", extra={"reason": str(error)})
             return False
         for start in range(0, len(jobs), _AT_A_TIME):
-            self._hand_out(jobs[start : start + _AT_A_TIME])
+            self._distribute(jobs[start : start + _AT_A_TIME])
             await self._clock.sleep(0)
         return bool(jobs)
 
@@ -224,16 +225,16 @@ class Worker:
             names = (DEFAULT_UPSTREAM,) if model is None else model.upstreams
             serving = [self._dispatchers[name] for name in names]
             there = [dispatcher for dispatcher in serving if not dispatcher.paused] or serving
-            hungry = [dispatcher for dispatcher in there if dispatcher.wanted]
-            if not hungry:
+            demanding = [dispatcher for dispatcher in there if dispatcher.wanted_lines]
+            if not demanding:
                 lanes += lanes_of(model)
             else:
-                sated = set.intersection(*(dispatcher.sated for dispatcher in hungry))
+                satisfied = set.intersection(*(dispatcher.satisfied_projects for dispatcher in demanding))
                 named = None if model is None else model.id
-                lanes += [Lane(model=named, project_id=project_id) for project_id in sated]
+                lanes += [Lane(model=named, project_id=project_id) for project_id in satisfied]
         return lanes
 
-    def _hand_out(self, jobs: list[Job]) -> None:
+    def _distribute(self, jobs: list[Job]) -> None:
         """Each line to the upstream of its model that is the least busy; one of a model that nobody serves to any,
         which refuses it."""
         for shard, group in groupby(jobs, key=lambda job: job.shard):
@@ -246,7 +247,7 @@ class Worker:
             for job in group:
                 min(there, key=lambda dispatcher: dispatcher.load).add([job])
 
-    def _elsewhere(self, name: str, job: Job) -> Dispatcher | None:
+    def _find_alternative(self, name: str, job: Job) -> Dispatcher | None:
         """Another upstream for a line, that is there."""
         others = [self._dispatchers[other] for other in job.model.upstreams if other != name]
         return min(
@@ -255,14 +256,14 @@ class Worker:
             default=None,
         )
 
-    def _lend_probes(self) -> None:
+    def _lend_probe_jobs(self) -> None:
         """An upstream that is gone gets a line to be probed with from another that runs its models meanwhile."""
         for name, dispatcher in self._dispatchers.items():
-            if dispatcher.wants_probe:
-                others = (other.lend(name) for other in self._dispatchers.values() if other is not dispatcher)
+            if dispatcher.needs_probe_job:
+                others = (other.lend_job(name) for other in self._dispatchers.values() if other is not dispatcher)
                 job = next((job for job in others if job is not None), None)
                 if job is not None:
-                    dispatcher.adopt(job)
+                    dispatcher.accept(job)
 
     async def _wait_for_change(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -274,39 +275,39 @@ class Worker:
         over = [
             shard
             for batch in list(self._claims.batches.values())
-            if batch.stop is not None and batch.unanswered == 0 and not self._recorder.holds(batch)
+            if batch.stop is not None and batch.pending_lines == 0 and not self._recorder.holds(batch)
             for shard in batch.shards.values()
         ]
         if over:
             await self._try_to_release(over)
-            self._shard_done()
+            self._on_shard_done()
 
-    async def _keep_listening(self) -> None:
+    async def _poll_signals(self) -> None:
         while True:
             await self._clock.sleep(_LISTEN_SECONDS)
             moment = self._budgets.moment
             try:
-                notices = await self._work.notices(list(self._claims.batches))
+                notices = await self._store.notices(list(self._claims.batches))
             except StoreDown as error:
                 log.warning("stops cannot be heard of", extra={"reason": str(error)})
                 continue
-            for notice in notices:
-                self._hear(notice, read_at=moment)
-            self._lend_probes()
+            for signal in notices:
+                self._apply_signal(signal, read_at=moment)
+            self._lend_probe_jobs()
             self._changed.set()
 
-    def _hear(self, notice: Notice, *, read_at: int) -> None:
-        batch = self._claims.batches.get(notice.batch_id)
+    def _apply_signal(self, signal: BatchSignal, *, read_at: int) -> None:
+        batch = self._claims.batches.get(signal.batch_id)
         if batch is None:
             return
-        batch.budget.tell(notice.funds, read_at=read_at)
-        if notice.stop is not None:
-            self._stop_batch(batch, notice.stop)
-        elif notice.key_revoked and not batch.key_revoked:
+        batch.budget.tell(signal.funds, read_at=read_at)
+        if signal.stop is not None:
+            self._stop_batch(batch, signal.stop)
+        elif signal.key_revoked and not batch.key_revoked:
             for dispatcher in self._dispatchers.values():
                 dispatcher.revoke_key(batch)
 
-    async def _keep_renewing(self) -> None:
+    async def _renew_loop(self) -> None:
         while True:
             await self._clock.sleep(self._lease / 3)
             try:
@@ -331,7 +332,7 @@ class Worker:
             async with asyncio.timeout(max(self._grace, _SHORTEST_FAREWELL)):
                 await recording
 
-    async def _hand_back(self) -> None:
+    async def _release_all(self) -> None:
         await self._try_to_release(self._claims.shards)
 
     async def _try_to_release(self, shards: list[HeldShard]) -> None:

@@ -17,9 +17,9 @@ import obstore
 from obstore.store import S3Store
 
 from batchline.domain.errors import ObjectsDown
-from batchline.objects.faults import FAULTS, explained, is_missing, is_past_the_end
+from batchline.objects.bucket_writer import BucketWriter
 from batchline.objects.keys import TEMPORARY, components, is_component
-from batchline.objects.multipart import BucketWriter
+from batchline.objects.s3_errors import FAULTS, explained, is_missing, is_past_the_end
 from batchline.objects.scratch import Scratch, disk
 from batchline.ports import Random, Threads
 
@@ -69,7 +69,7 @@ class BucketObjects:
     async def create(self, key: str) -> BucketWriter:
         return BucketWriter(self._store, _checked(key))
 
-    async def adopt(self, path: Path, key: str) -> None:
+    async def accept(self, path: Path, key: str) -> None:
         writer = await self.create(key)
         try:
             async for chunk in self._chunks_of(path):
@@ -112,7 +112,7 @@ class BucketObjects:
                 if is_past_the_end(fault):
                     return
                 if start == opened:
-                    raise explained(fault, doing=f"Reading {key}") from None
+                    raise explained(fault, activity=f"Reading {key}") from None
 
     async def delete(self, key: str) -> None:
         await self._delete([_checked(key)])
@@ -125,7 +125,7 @@ class BucketObjects:
         try:
             found = await obstore.list_with_delimiter_async(self._store, _checked(prefix))
         except FAULTS as fault:
-            raise explained(fault, doing=f"Listing {prefix}") from None
+            raise explained(fault, activity=f"Listing {prefix}") from None
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted({path.rpartition("/")[2] for path in paths if path.startswith(f"{prefix}/")})
 
@@ -136,7 +136,7 @@ class BucketObjects:
                 # Some stores list a marker of the prefix itself.
                 yield [path for found in page if (path := found["path"]).startswith(f"{prefix}/")]
         except FAULTS as fault:
-            raise explained(fault, doing=f"Listing {prefix}") from None
+            raise explained(fault, activity=f"Listing {prefix}") from None
 
     async def check(self) -> None:
         key = f"{TEMPORARY}/{self._random.bytes(16).hex()}"
@@ -158,7 +158,7 @@ class BucketObjects:
         try:
             await obstore.put_async(self._store, key, data, use_multipart=False)
         except FAULTS as fault:
-            raise explained(fault, doing=f"Writing {key}") from None
+            raise explained(fault, activity=f"Writing {key}") from None
 
     async def _read(self, key: str, start: int, length: int) -> bytes:
         """Of no bytes at all one is asked for, to learn whether the object is there."""
@@ -167,7 +167,7 @@ class BucketObjects:
         except FAULTS as fault:
             if is_past_the_end(fault):
                 return b""
-            raise explained(fault, doing=f"Reading {key}") from None
+            raise explained(fault, activity=f"Reading {key}") from None
         return bytes(data)[:length]
 
     async def _delete(self, keys: list[str]) -> None:
@@ -175,7 +175,7 @@ class BucketObjects:
             await obstore.delete_async(self._store, keys)
         except FAULTS as fault:
             if not is_missing(fault):
-                raise explained(fault, doing=f"Deleting {keys[0]}") from None
+                raise explained(fault, activity=f"Deleting {keys[0]}") from None
 
     async def _download(self, key: str, path: Path) -> None:
         await self._threads.run(partial(_make_file, path))

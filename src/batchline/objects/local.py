@@ -32,14 +32,14 @@ class LocalObjects:
         self._random = random
 
     async def put(self, key: str, data: bytes) -> None:
-        draft = self._draft(key)
-        await self._threads.run(partial(draft.put, data))
+        builder = self._draft(key)
+        await self._threads.run(partial(builder.put, data))
 
     async def create(self, key: str) -> "LocalWriter":
         return LocalWriter(self._draft(key), self._threads)
 
-    async def adopt(self, path: Path, key: str) -> None:
-        await self._threads.run(partial(self._folder.adopt, path, self._folder.path(key)))
+    async def accept(self, path: Path, key: str) -> None:
+        await self._threads.run(partial(self._folder.accept, path, self._folder.path(key)))
 
     @asynccontextmanager
     async def scratch(self) -> AsyncIterator[Path]:
@@ -96,8 +96,8 @@ class LocalObjects:
 
 
 class LocalWriter:
-    def __init__(self, draft: "_Draft", threads: Threads) -> None:
-        self._draft = draft
+    def __init__(self, builder: "_Draft", threads: Threads) -> None:
+        self._draft = builder
         self._threads = threads
 
     async def write(self, data: bytes) -> None:
@@ -142,7 +142,7 @@ class _Folder:
         return self._root.joinpath(*components(key))
 
     @_writing()
-    def adopt(self, path: Path, target: Path) -> None:
+    def accept(self, path: Path, target: Path) -> None:
         _sync_path(path)
         self.publish(path, target)
 

@@ -11,10 +11,10 @@ _TOO_LATE = frozenset({BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EX
 
 
 class Cancellation:
-    def __init__(self, *, batches: Batches, clock: Clock, stopped: Callable[[str, Stop], None]) -> None:
+    def __init__(self, *, batches: Batches, clock: Clock, on_batch_stopped: Callable[[str, Stop], None]) -> None:
         self._batches = batches
         self._clock = clock
-        self._stopped = stopped
+        self._on_batch_stopped = on_batch_stopped
 
     async def cancel(self, project_id: str, batch_id: str) -> Batch:
         batch = await self._batches.cancel_batch(project_id, batch_id, at=int(self._clock.now()))
@@ -25,5 +25,5 @@ class Cancellation:
                 f"Batch {batch_id} is {batch.status} and can no longer be cancelled", code="batch_not_cancellable"
             )
         # The worker beside us hears it before the client does, so that no attempt starts after the answer.
-        self._stopped(batch_id, Stop.CANCELLED)
+        self._on_batch_stopped(batch_id, Stop.CANCELLED)
         return batch

@@ -6,86 +6,21 @@ from contextlib import suppress
 
 from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import ObjectMissing, ObjectsDown, StoreDown
-from batchline.domain.limits import runs_alone
-from batchline.domain.lines import Line, decode_lines
-from batchline.domain.models import Model
-from batchline.domain.outcomes import Setback
+from batchline.domain.lines import decode_lines
 from batchline.domain.records import Lane, LeasedBatch, Shard
 from batchline.domain.states import Stop
-from batchline.pipeline.budget import Budget, Budgets
-from batchline.ports import Claim, Clock, Objects, Work
+from batchline.pipeline.budget import Budgets
+from batchline.pipeline.job import HeldBatch, HeldShard, Job
+from batchline.ports import Claim, Clock, Objects, ShardStore
 
 log = logging.getLogger(__name__)
-
-_UNCHECKED = Model(id="", name="")
-"""Of a line that nobody has looked into yet."""
-
-
-class HeldBatch:
-    """A batch of which this process holds shards."""
-
-    def __init__(self, leased: LeasedBatch, *, budget: Budget) -> None:
-        self.id = leased.id
-        self.project_id = leased.project_id
-        self.endpoint = leased.endpoint
-        self.expires_at = leased.expires_at
-        self.work_key = leased.work_key
-        self.key_revoked = leased.key_revoked
-        self.budget = budget
-        self.stop: Stop | None = None
-        self.shards: dict[int, HeldShard] = {}
-        self.unanswered = 0
-        """Jobs of this batch that have no outcome yet and may still get one here."""
-
-
-class HeldShard:
-    def __init__(self, shard: Shard, batch: HeldBatch) -> None:
-        self.batch = batch
-        self.n = shard.n
-        self.epoch = shard.epoch
-        self.lines = shard.lines
-        self.model = shard.model
-        self.settled, self.all_settled = int.from_bytes(shard.settled, "little"), (1 << shard.lines) - 1
-        self.alone = runs_alone(shard.strikes)
-        self.lost = self.damaged = False
-
-    @property
-    def is_held(self) -> bool:
-        """Until it has ended here, or is somebody else's."""
-        return self.batch.shards.get(self.n) is self
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.batch.id, self.n, self.epoch
-
-
-class Job:
-    """One line on its way through this process."""
-
-    __slots__ = (
-        *("attempts", "batch", "body", "fits", "last", "line", "model", "position", "shard", "suspect", "throttles"),
-    )
-
-    def __init__(self, line: Line, *, position: int, shard: HeldShard) -> None:
-        self.line = line
-        self.body = line.body
-        """As it is sent, once the line was found fit to be."""
-        self.model = _UNCHECKED
-        self.fits = False
-        self.position = position
-        self.shard = shard
-        self.batch = shard.batch
-        self.attempts = 0
-        self.throttles = 0
-        self.last: Setback | None = None
-        self.suspect = False
 
 
 class Claims:
     def __init__(
-        self, *, work: Work, objects: Objects, budgets: Budgets, clock: Clock, owner: str, lease_seconds: float
+        self, *, store: ShardStore, objects: Objects, budgets: Budgets, clock: Clock, owner: str, lease_seconds: float
     ) -> None:
-        self._work, self._objects, self._budgets, self._clock = work, objects, budgets, clock
+        self._store, self._objects, self._budgets, self._clock = store, objects, budgets, clock
         self._owner, self._lease = owner, lease_seconds
         self._claiming = False
         self._stops: dict[str, Stop] = {}
@@ -104,7 +39,7 @@ class Claims:
         self._claiming = True
         moment = self._budgets.moment
         try:
-            claim = await self._work.claim(
+            claim = await self._store.claim(
                 owner=self._owner,
                 lease=self._lease,
                 lines=lines,
@@ -120,7 +55,7 @@ class Claims:
             self._claiming = False
             self._stops.clear()
 
-    def hear_stop(self, batch_id: str, stop: Stop) -> HeldBatch | None:
+    def note_stop(self, batch_id: str, stop: Stop) -> HeldBatch | None:
         """The batch that was stopped, if it is held. A claim under way may be about to hold it."""
         if self._claiming:
             self._stops[batch_id] = stop
@@ -129,7 +64,7 @@ class Claims:
     async def renew(self) -> list[HeldShard]:
         """Prolong what is held; what turns out to be lost is dropped and returned."""
         before = self.shards
-        kept = await self._work.renew_shards(owner=self._owner, lease=self._lease)
+        kept = await self._store.renew_shards(owner=self._owner, lease=self._lease)
         # One that is not held any more has ended meanwhile.
         lost = [shard for shard in before if shard.key not in kept and shard.is_held]
         for shard in lost:
@@ -157,7 +92,7 @@ class Claims:
         for batch_id, n, epoch in sorted(keys):
             by_batch.setdefault(batch_id, []).append((n, epoch))
         for batch_id, shards in by_batch.items():
-            await self._work.release(batch_id, shards=shards)
+            await self._store.release(batch_id, shards=shards)
 
     async def _load_all(self, claim: Claim) -> list[Job]:
         leased = {batch.id: batch for batch in claim.batches}
@@ -179,7 +114,7 @@ class Claims:
     async def _try_to_release(self, shard: Shard) -> None:
         """Where it fails, the next renewal finds a stray lease."""
         with suppress(StoreDown):
-            await self._work.release(shard.batch_id, shards=[(shard.n, shard.epoch)])
+            await self._store.release(shard.batch_id, shards=[(shard.n, shard.epoch)])
 
     def _hold(self, shard: Shard, leased: LeasedBatch) -> HeldShard:
         batch = self.batches.setdefault(leased.id, HeldBatch(leased, budget=self._budgets.of(leased.organization_id)))
@@ -201,5 +136,5 @@ class Claims:
             for position, line in enumerate(decode_lines(data))
             if position in open_positions
         ]
-        batch.unanswered += len(jobs)
+        batch.pending_lines += len(jobs)
         return jobs

@@ -5,7 +5,7 @@ epoch in their keys, so two finalizers never write the same one, and only the ho
 """
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from batchline.domain import ids
 from batchline.domain.bitmap import unsettled
@@ -17,7 +17,8 @@ from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import BATCH_OUTPUT, Batch, File, Segment, Shard
 from batchline.domain.states import BatchStatus, Stop
 from batchline.pipeline.lease import while_renewing
-from batchline.ports import Clock, Finish, Objects, Random, Store, Writer
+from batchline.ports import Clock, FinalizeLease, Objects, Random, Store, Writer
+from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 _SEGMENTS_A_PAGE = 32
@@ -34,14 +35,25 @@ class Finalizer:
         owner: str,
         lease_seconds: float,
         retention_seconds: int,
+        metrics: Metrics,
+        on_batch_ended: Callable[[], None],
     ) -> None:
         self._store, self._objects = store, objects
         self._clock, self._random = clock, random
+        self._metrics, self._on_batch_ended = metrics, on_batch_ended
         self._owner, self._lease, self._retention = owner, lease_seconds, retention_seconds
 
-    async def finish_next(self) -> BatchStatus | None:
-        """Finish one batch that is over; None when there is none."""
-        finish = await self._store.next_finish(owner=self._owner, lease=self._lease, at=int(self._clock.now()))
+    async def step(self) -> bool:
+        """Finalize one batch that has nothing left to run, and return whether there was one."""
+        status = await self._finalize_next()
+        if status is None:
+            return False
+        self._metrics.batches.labels(status).inc()
+        self._on_batch_ended()
+        return True
+
+    async def _finalize_next(self) -> BatchStatus | None:
+        finish = await self._store.lease_finalizable(owner=self._owner, lease=self._lease, at=int(self._clock.now()))
         if finish is None:
             return None
         batch_id, epoch = finish.batch.id, finish.epoch
@@ -52,7 +64,7 @@ class Finalizer:
             clock=self._clock,
         )
 
-    async def _finish(self, finish: Finish) -> BatchStatus:
+    async def _finish(self, finish: FinalizeLease) -> BatchStatus:
         batch = finish.batch
         output = _Result(self._objects, f"results/{batch.id}/{finish.epoch}-output")
         errors = _Result(self._objects, f"results/{batch.id}/{finish.epoch}-error")
@@ -109,7 +121,7 @@ class Finalizer:
         async for chunk in self._objects.stream(segment.object_key, 0, segment.output_bytes + segment.error_bytes):
             yield chunk
 
-    async def _write_leftovers(self, finish: Finish, errors: "_Result") -> list[LineErrors]:
+    async def _write_leftovers(self, finish: FinalizeLease, errors: "_Result") -> list[LineErrors]:
         """Error lines for what never ran; how many they are, by shard."""
         written: list[LineErrors] = []
         for shard in finish.leftovers:

@@ -25,13 +25,13 @@ from batchline.domain.events import (
 )
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff
-from batchline.domain.outcomes import Failure, Setback, Success, judge
+from batchline.domain.outcomes import Failure, Retryable, Success, classify_reply
 from batchline.domain.records import Charge, Owner
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.domain.usage import NOTHING, Usage
-from batchline.pipeline.fit import Fitting
-from batchline.pipeline.traffic import Traffic
-from batchline.ports import Clock, Ledger, LiveUpstream, Stream
+from batchline.pipeline.routing import SyncRouter
+from batchline.pipeline.token_limit import TokenLimit
+from batchline.ports import Clock, Ledger, Stream, SyncUpstream
 
 RESPONSES = "/v1/responses"
 PATHS = (CHAT, RESPONSES, "/summary", "/usecase/classify/iab", "/gliner")
@@ -68,15 +68,15 @@ class Inference:
     def __init__(
         self,
         *,
-        sites: Mapping[str, LiveUpstream],
+        upstreams: Mapping[str, SyncUpstream],
         catalog: Catalog,
-        fitting: Fitting,
+        token_limit: TokenLimit,
         ledger: Ledger,
         tariff: Tariff,
-        traffic: Traffic,
+        router: SyncRouter,
         clock: Clock,
     ) -> None:
-        self._sites, self._catalog, self._fitting, self._traffic = sites, catalog, fitting, traffic
+        self._upstreams, self._catalog, self._token_limit, self._router = upstreams, catalog, token_limit, router
         self._ledger, self._tariff = ledger, tariff
         self._clock = clock
 
@@ -106,18 +106,18 @@ class Inference:
 
     async def answer(self, call: Call) -> Success:
         """Raises Refused, BadGateway or GatewayTimeout."""
-        with self._traffic.call(call.upstream):
+        with self._router.call(call.upstream):
             body = await self._fit(call)
-            return await self._settle(call, await self._sites[call.upstream].post(call.path, body))
+            return await self._settle(call, await self._upstreams[call.upstream].post(call.path, body))
 
     @asynccontextmanager
     async def stream(self, call: Call) -> AsyncIterator[AsyncGenerator[bytes] | Success]:
         """The events of an answer as they come, or the whole of one that is no stream. Raises as ``answer`` does."""
         meter = None
-        with self._traffic.call(call.upstream):
+        with self._router.call(call.upstream):
             body = await self._fit(call)
             try:
-                async with self._sites[call.upstream].stream(call.path, body) as opened:
+                async with self._upstreams[call.upstream].stream(call.path, body) as opened:
                     if isinstance(opened, Answer | Fault):
                         yield await self._settle(call, opened)
                     else:
@@ -143,25 +143,25 @@ class Inference:
     def _upstream_for(self, path: str, model: Model | None) -> str:
         if model is None and not self._catalog.takes_any:
             raise _unserved(path, f'Give a model of the settings file paths = ["{path}"]')
-        upstream = self._traffic.choose((DEFAULT_UPSTREAM,) if model is None else model.upstreams)
-        if upstream not in self._sites:
+        upstream = self._router.choose((DEFAULT_UPSTREAM,) if model is None else model.upstreams)
+        if upstream not in self._upstreams:
             raise _unserved(path, f'Set upstream_url, or give a model of the settings file paths = ["{path}"]')
         return upstream
 
     async def _fit(self, call: Call) -> bytes:
         if call.model is None or call.path != CHAT:
             return call.body
-        fitted = await self._fitting.fit(call.body, call.model, upstream=call.upstream)
+        fitted = await self._token_limit.apply(call.body, call.model, upstream=call.upstream)
         if isinstance(fitted, bytes):
             return fitted
         raise _refused(fitted) if isinstance(fitted, Failure) else _trouble(fitted, call.path)
 
     async def _settle(self, call: Call, reply: Reply) -> Success:
         if isinstance(reply, Fault):
-            self._traffic.failed(call.upstream)
+            self._router.failed(call.upstream)
             raise _faulty(reply)
         kind = ModelKind.CHAT if call.model is None else call.model.kind
-        outcome = judge(reply, endpoint=call.path, kind=kind)
+        outcome = classify_reply(reply, endpoint=call.path, kind=kind)
         if not isinstance(outcome, Success):
             raise _refusal(reply, outcome)
         await self._charge(call, outcome.usage)
@@ -169,7 +169,7 @@ class Inference:
 
     async def _charge(self, call: Call, usage: Usage) -> None:
         model, price = ("", Price()) if call.model is None else (call.model.id, call.model.price)
-        cost = self._tariff.cost(price, usage, waited_for=True)
+        cost = self._tariff.cost(price, usage, synchronous=True)
         charge = Charge(model=model, requests=1, usage=usage, cost=cost)
         await _carried_through(self._ledger.charge(call.owner, charge, at=int(self._clock.now())))
 
@@ -221,14 +221,14 @@ async def _cut(stream: Stream) -> AsyncGenerator[bytes]:
 async def _carried_through(work: Coroutine[Any, Any, T]) -> T:
     """The value of work that is never cut off: a cancellation is obeyed when it is done."""
     # No TaskGroup, which would hand the cancellation on; and nothing is left behind, as this waits to the end.
-    doing = asyncio.get_running_loop().create_task(work)
+    activity = asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
-    while not doing.done():
+    while not activity.done():
         try:
-            await asyncio.wait({doing})
+            await asyncio.wait({activity})
         except asyncio.CancelledError as error:
             cancelled = error
-    value = doing.result()
+    value = activity.result()
     if cancelled is not None:
         raise cancelled
     return value
@@ -258,7 +258,7 @@ def _refused(failure: Failure) -> Refused:
     return Refused(failure.status, failure.message, code=failure.code, param=failure.param)
 
 
-def _refusal(answer: Answer, outcome: Failure | Setback) -> ApiError:
+def _refusal(answer: Answer, outcome: Failure | Retryable) -> ApiError:
     """The upstream's refusals are the client's to hear of; that it is in trouble is told without its words."""
     if isinstance(outcome, Failure):
         return _refused(outcome)
@@ -275,7 +275,7 @@ def _trouble(reply: Reply, path: str) -> ApiError:
     """Of an upstream that was asked how long an input is."""
     if isinstance(reply, Fault):
         return _faulty(reply)
-    outcome = judge(reply, endpoint=path)
+    outcome = classify_reply(reply, endpoint=path)
     return BadGateway(_NO_LENGTH) if isinstance(outcome, Success) else _refusal(reply, outcome)
 
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from batchline.domain.errors import BatchNotFound
-from batchline.domain.fleet import Report, doing
+from batchline.domain.fleet import Report, activity
 from batchline.domain.models import Catalog
 from batchline.domain.progress import Eta, Progress, eta_of, rate_of
 from batchline.domain.records import Batch
 from batchline.domain.states import TERMINAL, BatchStatus
-from batchline.ports import Batches, Clock, Standing
+from batchline.ports import Batches, BatchSnapshot, Clock
 
 
 class Workers(Protocol):
@@ -17,37 +17,37 @@ class Workers(Protocol):
         """What each of those who work is doing."""
 
 
-class Inspection:
+class ProgressReader:
     def __init__(self, *, batches: Batches, workers: Workers, catalog: Catalog, clock: Clock) -> None:
         self._batches, self._workers, self._catalog, self._clock = batches, workers, catalog, clock
 
     async def progress(self, project_id: str, batch_id: str) -> Progress:
         """Raises BatchNotFound."""
-        standing = await self._batches.standing(project_id, batch_id)
-        if standing is None:
+        snapshot = await self._batches.snapshot(project_id, batch_id)
+        if snapshot is None:
             raise BatchNotFound(batch_id)
-        batch = standing.batch
-        models = standing.models if _starts_lines(batch) else []
+        batch = snapshot.batch
+        models = snapshot.models if _starts_lines(batch) else []
         return Progress(
             batch=batch,
-            rate=self._rate(standing),
-            eta=self._eta(standing),
-            doing=doing(batch_id, models, catalog=self._catalog, reports=await self._workers.reports()),
-            errors=standing.errors,
+            rate=self._rate(snapshot),
+            eta=self._eta(snapshot),
+            activity=activity(batch_id, models, catalog=self._catalog, reports=await self._workers.reports()),
+            errors=snapshot.errors,
         )
 
-    def _rate(self, standing: Standing) -> float:
-        batch = standing.batch
+    def _rate(self, snapshot: BatchSnapshot) -> float:
+        batch = snapshot.batch
         if batch.in_progress_at is None or batch.status in TERMINAL:
             return 0.0
-        return rate_of(standing.samples, began=batch.in_progress_at, now=self._clock.now())
+        return rate_of(snapshot.samples, began=batch.in_progress_at, now=self._clock.now())
 
-    def _eta(self, standing: Standing) -> Eta | None:
-        batch = standing.batch
+    def _eta(self, snapshot: BatchSnapshot) -> Eta | None:
+        batch = snapshot.batch
         if batch.in_progress_at is None or not _starts_lines(batch):
             return None
         remaining = batch.total - batch.completed - batch.failed
-        return eta_of(standing.samples, remaining=remaining, began=batch.in_progress_at, now=self._clock.now())
+        return eta_of(snapshot.samples, remaining=remaining, began=batch.in_progress_at, now=self._clock.now())
 
 
 def _starts_lines(batch: Batch) -> bool:

@@ -6,16 +6,17 @@ sooner when they are 1 MiB, and at once when nothing of the batch is left to wai
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from itertools import count
 
 from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
-from batchline.domain.records import Segment
-from batchline.domain.usage import Usage
-from batchline.pipeline.claim import Claims, HeldBatch, Job
-from batchline.pipeline.draft import Draft
-from batchline.ports import Clock, Objects, Work
+from batchline.domain.progress import LineErrors, count_errors
+from batchline.domain.records import Charge, Segment, ShardProgress
+from batchline.domain.usage import Usage, total
+from batchline.pipeline.claim import Claims
+from batchline.pipeline.job import HeldBatch, HeldShard, Job
+from batchline.ports import Clock, Objects, ShardStore
 from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -29,38 +30,129 @@ _MOST_SEGMENT_BYTES = 8 * 1024 * 1024
 _RETRY_SECONDS = 1.0
 
 
+class SegmentBuilder:
+    def __init__(self, *, since: float) -> None:
+        self.since = since
+        self.lines = self.bytes = self.cost = 0
+        self._parts: dict[HeldShard, _ShardPart] = {}
+
+    def add(self, job: Job, line: bytes, *, usage: Usage | None, cost: int) -> None:
+        """A line that failed has no usage."""
+        part = self._parts.get(job.shard)
+        if part is None:
+            part = self._parts[job.shard] = _ShardPart()
+        part.settled |= 1 << job.position
+        if usage is None:
+            part.errors.append(line)
+        else:
+            part.output.append(line)
+            part.usages[job.model.id].append(usage)
+        if cost:
+            part.costs[job.model.id] += cost
+            self.cost += cost
+        self.lines += 1
+        self.bytes += len(line)
+
+    def drop_lost(self) -> None:
+        """Leave out the lines of shards that somebody else holds now."""
+        for shard in [shard for shard in self._parts if shard.lost]:
+            lost = self._parts.pop(shard)
+            self.lines -= len(lost.output) + len(lost.errors)
+            self.cost -= lost.costs.total()
+
+    @property
+    def shards(self) -> list[HeldShard]:
+        return list(self._parts)
+
+    @property
+    def output(self) -> list[bytes]:
+        return [line for part in self._parts.values() for line in part.output]
+
+    @property
+    def errors(self) -> list[bytes]:
+        return [line for part in self._parts.values() for line in part.errors]
+
+    @property
+    def progress(self) -> list[ShardProgress]:
+        return [part.progress(shard) for shard, part in self._parts.items()]
+
+    @property
+    def charges(self) -> list[Charge]:
+        return [charge for part in self._parts.values() for charge in part.charges]
+
+    @property
+    def failures(self) -> list[LineErrors]:
+        return count_errors(self.errors)
+
+    def settle_shards(self) -> None:
+        """It was recorded."""
+        for shard, part in self._parts.items():
+            shard.settled |= part.settled
+
+
+class _ShardPart:
+    """What one shard has in it."""
+
+    def __init__(self) -> None:
+        self.settled = 0
+        self.output: list[bytes] = []
+        self.errors: list[bytes] = []
+        self.usages: defaultdict[str, list[Usage]] = defaultdict(list)
+        """Of answers, by model."""
+        self.costs: Counter[str] = Counter()
+
+    @property
+    def charges(self) -> list[Charge]:
+        return [
+            Charge(model=model, requests=len(usages), usage=total(usages), cost=self.costs[model])
+            for model, usages in self.usages.items()
+        ]
+
+    def progress(self, shard: HeldShard) -> ShardProgress:
+        settled = shard.settled | self.settled
+        return ShardProgress(
+            n=shard.n,
+            epoch=shard.epoch,
+            settled=settled.to_bytes((shard.lines + 7) // 8, "little"),
+            completed=len(self.output),
+            failed=len(self.errors),
+            usage=total([charge.usage for charge in self.charges]),
+            done=settled == shard.all_settled,
+        )
+
+
 class _Buffer:
     """Of one batch: what was not recorded yet, in the order in which it came. The last draft takes what comes next."""
 
     def __init__(self, batch: HeldBatch) -> None:
         self.batch = batch
-        self.drafts: deque[Draft] = deque()
+        self.builders: deque[SegmentBuilder] = deque()
 
     def due_in(self, now: float) -> float:
-        draft = self.drafts[0]
-        if self.batch.unanswered == 0 or draft.bytes >= _BYTES:
+        builder = self.builders[0]
+        if self.batch.pending_lines == 0 or builder.bytes >= _BYTES:
             return 0.0
-        return draft.since + (_SECONDS_OF_MANY if draft.lines >= _LINES else _SECONDS) - now
+        return builder.since + (_SECONDS_OF_MANY if builder.lines >= _LINES else _SECONDS) - now
 
 
 class Recorder:
     def __init__(
         self,
         *,
-        work: Work,
+        store: ShardStore,
         objects: Objects,
         claims: Claims,
         clock: Clock,
         owner: str,
         max_held_bytes: int,
         metrics: Metrics,
-        recorded: Callable[[], None],
-        shard_done: Callable[[], None],
+        on_recorded: Callable[[], None],
+        on_shard_done: Callable[[], None],
     ) -> None:
-        self._work, self._objects, self._claims, self._clock = work, objects, claims, clock
+        self._store, self._objects, self._claims, self._clock = store, objects, claims, clock
         self._owner, self._max_held_bytes = owner, max_held_bytes
         self._metrics = metrics
-        self._recorded, self._shard_done = recorded, shard_done
+        self._on_recorded, self._on_shard_done = on_recorded, on_shard_done
         self._buffers: dict[str, _Buffer] = {}
         self._names = count(1)
         self._held_bytes = 0
@@ -83,17 +175,17 @@ class Recorder:
     def add(self, job: Job, line: bytes, *, usage: Usage | None, cost: int = 0) -> None:
         """A line as it will stand in the output, with what its answer took; or among the errors, with nothing."""
         buffer = self._buffers.get(job.batch.id)
-        if buffer is None or not buffer.drafts or buffer.drafts[-1].bytes >= _MOST_SEGMENT_BYTES:
-            buffer = self._begin_draft(job.batch)
-        draft = buffer.drafts[-1]
-        draft.add(job, line, usage=usage, cost=cost)
+        if buffer is None or not buffer.builders or buffer.builders[-1].bytes >= _MOST_SEGMENT_BYTES:
+            buffer = self._begin_segment(job.batch)
+        builder = buffer.builders[-1]
+        builder.add(job, line, usage=usage, cost=cost)
         self._held_bytes += len(line)
         if cost:
             job.batch.budget.owe(cost)
-        if job.batch.unanswered == 0 or draft.lines == _LINES or draft.bytes >= _BYTES:
+        if job.batch.pending_lines == 0 or builder.lines == _LINES or builder.bytes >= _BYTES:
             self._changed.set()
 
-    def look_again(self) -> None:
+    def wake(self) -> None:
         """Something may be due earlier than it was."""
         self._changed.set()
 
@@ -124,42 +216,42 @@ class Recorder:
         async with asyncio.TaskGroup() as group:
             for batch_id in batch_ids:
                 group.create_task(self._flush_batch(self._buffers[batch_id]))
-        self._recorded()
+        self._on_recorded()
 
     async def _flush_batch(self, buffer: _Buffer) -> None:
-        draft, budget = buffer.drafts.popleft(), buffer.batch.budget
-        started, size, owed = self._clock.steady(), draft.bytes, draft.cost
-        await self._record_held(buffer.batch, draft)
-        budget.forgive(owed - draft.cost)
-        draft.settle_shards()
-        for shard in draft.shards:
+        builder, budget = buffer.builders.popleft(), buffer.batch.budget
+        started, size, owed = self._clock.steady(), builder.bytes, builder.cost
+        await self._record_held(buffer.batch, builder)
+        budget.forgive(owed - builder.cost)
+        builder.settle_shards()
+        for shard in builder.shards:
             if shard.settled == shard.all_settled:
                 self._claims.forget(shard)
-                self._shard_done()
+                self._on_shard_done()
         self._held_bytes -= size
-        if not buffer.drafts:
+        if not buffer.builders:
             del self._buffers[buffer.batch.id]
         self._metrics.flush_seconds.observe(self._clock.steady() - started)
 
-    def _begin_draft(self, batch: HeldBatch) -> _Buffer:
+    def _begin_segment(self, batch: HeldBatch) -> _Buffer:
         buffer = self._buffers.setdefault(batch.id, _Buffer(batch))
-        buffer.drafts.append(Draft(since=self._clock.steady()))
+        buffer.builders.append(SegmentBuilder(since=self._clock.steady()))
         self._changed.set()
         return buffer
 
-    async def _record_held(self, batch: HeldBatch, draft: Draft) -> None:
+    async def _record_held(self, batch: HeldBatch, builder: SegmentBuilder) -> None:
         """Record the lines whose shards are still ours, however long the disk takes to come back."""
-        draft.drop_lost()
-        while draft.lines:
+        builder.drop_lost()
+        while builder.lines:
             try:
-                await self._write_segment(batch, draft)
+                await self._write_segment(batch, builder)
             except LeaseLost:
                 await self._find_lost_shards()
             except (StoreDown, ObjectsDown) as error:
                 await self._wait_for_disk(error)
             else:
                 break
-            draft.drop_lost()
+            builder.drop_lost()
         self._stuck = False
 
     async def _find_lost_shards(self) -> None:
@@ -176,8 +268,8 @@ class Recorder:
         self._stuck = True
         await self._clock.sleep(_RETRY_SECONDS)
 
-    async def _write_segment(self, batch: HeldBatch, draft: Draft) -> None:
-        output, errors = b"".join(draft.output), b"".join(draft.errors)
+    async def _write_segment(self, batch: HeldBatch, builder: SegmentBuilder) -> None:
+        output, errors = b"".join(builder.output), b"".join(builder.errors)
         data, key = output + errors, None
         if len(data) >= _INLINE_BYTES:
             key = f"segments/{batch.id}/{self._owner}-{next(self._names)}"
@@ -189,17 +281,17 @@ class Recorder:
             data=data if key is None else None,
         )
         with batch.budget.recording():
-            left = await self._work.record(
+            left = await self._store.record(
                 batch.id,
-                progress=draft.progress,
+                progress=builder.progress,
                 segment=segment,
-                errors=draft.failures,
-                charges=draft.charges,
+                errors=builder.failures,
+                charges=builder.charges,
                 at=int(self._clock.now()),
             )
-        batch.budget.paid(draft.cost, left=left)
-        failed = len(draft.errors)
+        batch.budget.paid(builder.cost, left=left)
+        failed = len(builder.errors)
         self._metrics.lines.labels("failed").inc(failed)
-        self._metrics.lines.labels("succeeded").inc(draft.lines - failed)
+        self._metrics.lines.labels("succeeded").inc(builder.lines - failed)
         self._metrics.segments.inc()
         self._metrics.segment_bytes.inc(len(data))

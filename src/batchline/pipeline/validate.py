@@ -16,7 +16,7 @@ from msgspec.json import encode as encode_json
 from batchline.domain.limits import MAX_FAULTS, QUOTED_CHARACTERS, InputLimits, ShardLimits
 from batchline.domain.lines import encode_line
 from batchline.domain.records import InputFault, json_text
-from batchline.pipeline.cut import Cutter, grouping_key, prompt_prefix
+from batchline.pipeline.shard import ShardWriter, grouping_key, prompt_prefix
 from batchline.ports import Verdict
 
 _CHUNK_BYTES = 256 * 1024
@@ -52,12 +52,12 @@ def validate_file(
     if source.stat().st_size > limits.max_bytes:
         return _refusal([InputFault(f"Input file exceeds maximum size of {limits.max_bytes} bytes")])
     with source.open("rb", buffering=_CHUNK_BYTES) as file, work.open("wb", buffering=_CHUNK_BYTES) as out:
-        cutter = Cutter(out, shards)
-        check = _Check(limits, cutter)
+        shard_writer = ShardWriter(out, shards)
+        check = _Check(limits, shard_writer)
         faults = list(islice(check.faults(_non_blank_lines(file, limits.max_line_bytes)), MAX_FAULTS))
         if not faults:
             faults = _faults_of_the_whole(check, endpoint)
-        return _refusal(faults) if faults else Verdict(faults=[], shards=cutter.finish(), lines=check.lines)
+        return _refusal(faults) if faults else Verdict(faults=[], shards=shard_writer.finish(), lines=check.lines)
 
 
 def _refusal(faults: list[InputFault]) -> Verdict:
@@ -103,9 +103,9 @@ def _rest_is_blank(file: BinaryIO) -> bool:
 class _Check:
     """The rules for lines, and what they must remember from one line to the next."""
 
-    def __init__(self, limits: InputLimits, cutter: Cutter) -> None:
+    def __init__(self, limits: InputLimits, shard_writer: ShardWriter) -> None:
         self._limits = limits
-        self._cutter = cutter
+        self._cutter = shard_writer
         self._custom_ids: set[str | bytes] = set()
         self.lines = 0
         self.url: str | None = None

@@ -53,7 +53,7 @@ class Accounts(Protocol):
 
     async def projects(self) -> list[Project]: ...
 
-    async def note_uses(self, uses: Mapping[str, int]) -> None:
+    async def touch_keys(self, key_usage: Mapping[str, int]) -> None:
         """When keys were last used."""
 
     async def revoke_key(self, key_id: str, *, at: int) -> bool: ...
@@ -102,7 +102,7 @@ class Files(Protocol):
 
     async def delete_file(self, project_id: str, file_id: str, *, at: int) -> File | None: ...
 
-    async def lapse_files(self, *, owner: str, at: int, limit: int) -> list[str]:
+    async def expire_files(self, *, owner: str, at: int, limit: int) -> list[str]:
         """Mark expired files and dead uploads; the keys of objects that must go."""
 
     async def kept(self, object_keys: Sequence[str]) -> set[str]:
@@ -116,7 +116,7 @@ class NewBatch(Struct, frozen=True, kw_only=True):
     idempotency_key: str | None = None
 
 
-class Created(Struct, frozen=True, kw_only=True):
+class CreateRecord(Struct, frozen=True, kw_only=True):
     """A create that was persisted, and the answer it got, once it has one."""
 
     batch_id: str
@@ -125,7 +125,7 @@ class Created(Struct, frozen=True, kw_only=True):
     answer_body: bytes | None
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class BatchSnapshot(Struct, frozen=True, kw_only=True):
     """How far a batch is, as of one moment."""
 
     batch: Batch
@@ -138,16 +138,16 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class Batches(Protocol):
-    async def begin_batch(self, new: NewBatch, *, owner: str, lease: float, since: int) -> Created | None:
+    async def begin_batch(self, new: NewBatch, *, owner: str, lease: float, since: int) -> CreateRecord | None:
         """Persist a batch as ``validating``; or the earlier one with its idempotency key, made after ``since``."""
 
-    async def created_with(self, project_id: str, idempotency_key: str, *, since: int) -> Created | None:
+    async def created_with(self, project_id: str, idempotency_key: str, *, since: int) -> CreateRecord | None:
         """The create that a project made with an idempotency key, if it was made after ``since``."""
 
-    async def unanswered(self, *, key_id: str, digest: bytes, since: int) -> Created | None:
+    async def pending_lines(self, *, key_id: str, digest: bytes, since: int) -> CreateRecord | None:
         """The newest same create by this key whose answer was never fully sent."""
 
-    async def created(self, batch_id: str) -> Created | None: ...
+    async def created(self, batch_id: str) -> CreateRecord | None: ...
 
     async def mark_answered(self, batch_id: str) -> None: ...
 
@@ -156,11 +156,11 @@ class Batches(Protocol):
 
     async def start_batch(
         self, batch_id: str, *, epoch: int, shards: Sequence[NewShard], total: int, work_key: str, at: int
-    ) -> Created:
+    ) -> CreateRecord:
         """validating -> in_progress, with its shards and the answer to the create. A batch cancelled meanwhile
         stays so, and that is the answer. Raises LeaseLost."""
 
-    async def fail_batch(self, batch_id: str, *, epoch: int, errors: bytes, answer: bytes, at: int) -> Created:
+    async def fail_batch(self, batch_id: str, *, epoch: int, errors: bytes, answer: bytes, at: int) -> CreateRecord:
         """validating -> failed. A batch cancelled meanwhile stays so, and that is the answer. Raises LeaseLost."""
 
     async def drop_batch(self, batch_id: str, *, epoch: int) -> None:
@@ -168,7 +168,7 @@ class Batches(Protocol):
 
     async def batch(self, project_id: str, batch_id: str) -> Batch | None: ...
 
-    async def standing(self, project_id: str, batch_id: str) -> Standing | None: ...
+    async def snapshot(self, project_id: str, batch_id: str) -> BatchSnapshot | None: ...
 
     async def batches(
         self,
@@ -191,7 +191,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     shards: list[Shard]
 
 
-class Notice(Struct, frozen=True, kw_only=True):
+class BatchSignal(Struct, frozen=True, kw_only=True):
     """What a worker must hear of a batch it holds shards of."""
 
     batch_id: str
@@ -200,7 +200,7 @@ class Notice(Struct, frozen=True, kw_only=True):
     funds: int
 
 
-class Finish(Struct, frozen=True, kw_only=True):
+class FinalizeLease(Struct, frozen=True, kw_only=True):
     """A batch whose lines are over, leased to be put together."""
 
     batch: Batch
@@ -210,7 +210,7 @@ class Finish(Struct, frozen=True, kw_only=True):
     """Shards with lines that never ran."""
 
 
-class Work(Protocol):
+class ShardStore(Protocol):
     async def claim(
         self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[Lane] = (), at: int
     ) -> Claim:
@@ -221,7 +221,7 @@ class Work(Protocol):
     async def renew_shards(self, *, owner: str, lease: float) -> set[tuple[str, int, int]]:
         """Prolong and list, as (batch, shard, epoch), every shard this owner still holds."""
 
-    async def notices(self, batch_ids: Sequence[str]) -> list[Notice]: ...
+    async def notices(self, batch_ids: Sequence[str]) -> list[BatchSignal]: ...
 
     async def record(
         self,
@@ -239,21 +239,21 @@ class Work(Protocol):
     async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
         """Hand (shard, epoch) back, unfinished and without a strike."""
 
-    async def rescue(self, *, alive: Callable[[], Sequence[str]]) -> int:
+    async def rescue(self, *, live_owners: Callable[[], Sequence[str]]) -> int:
         """Reopen the shards of holders that died, which is a strike: a shard is split, and one with a single line
-        left is closed at its third strike. Who is ``alive`` is asked, from any thread, once nobody can claim
+        left is closed at its third strike. Who is ``live_owners`` is asked, from any thread, once nobody can claim
         meanwhile: none of them is dead, and in a folder everybody else is."""
 
-    async def interrupt(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
+    async def fail_interrupted(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
         """Fail batches whose validation died."""
 
     async def expire(self, *, at: int) -> list[str]:
         """Stop batches that are past their window."""
 
-    async def next_finish(self, *, owner: str, lease: float, at: int) -> Finish | None:
+    async def lease_finalizable(self, *, owner: str, lease: float, at: int) -> FinalizeLease | None:
         """Lease a batch that has no open or leased shard left; to ``finalizing``, unless it was stopped."""
 
-    async def queued(self) -> int:
+    async def count_queued_lines(self) -> int:
         """Lines that no worker holds."""
 
     async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]: ...
@@ -275,16 +275,16 @@ class Work(Protocol):
     async def finished(self, *, limit: int) -> list[str]:
         """Terminal batches whose shards, segments and work file are still there."""
 
-    async def forget_work(self, batch_id: str) -> None: ...
+    async def delete_work(self, batch_id: str) -> None: ...
 
     async def running(self, batch_ids: Sequence[str]) -> set[str]:
         """Those that are not over yet."""
 
 
-class Sharing(Protocol):
+class CapSharing(Protocol):
     """Caps that several processes keep together."""
 
-    async def tell(self, report: Report, *, caps: Mapping[str, int], lease: float) -> dict[str, int]:
+    async def heartbeat(self, report: Report, *, caps: Mapping[str, int], lease: float) -> dict[str, int]:
         """Say what a process does, for as long as the lease; how many lines it may have in flight to each upstream
         that has a cap, which together with everybody else's is never more than the cap."""
 
@@ -292,13 +292,13 @@ class Sharing(Protocol):
         """Its share is free for the others."""
 
 
-class Fleet(Sharing, Protocol):
+class Fleet(CapSharing, Protocol):
     """Processes that work on the same batches."""
 
     async def reports(self) -> list[Report]:
         """What each of them does."""
 
 
-class Store(Accounts, Ledger, Files, Batches, Work, Fleet, Protocol):
+class Store(Accounts, Ledger, Files, Batches, ShardStore, Fleet, Protocol):
     async def check(self) -> None:
         """Commit something. Raises StoreDown."""

@@ -50,8 +50,8 @@ class SqlAccounts:
     async def projects(self) -> list[Project]:
         return [convert(dict(row), Project) for row in await self._database.read(lambda: rows("projects"))]
 
-    async def note_uses(self, uses: Mapping[str, int]) -> None:
-        many = [{"key_id": key_id, "at": at} for key_id, at in uses.items()]
+    async def touch_keys(self, key_usage: Mapping[str, int]) -> None:
+        many = [{"key_id": key_id, "at": at} for key_id, at in key_usage.items()]
         await self._database.write(lambda: change_many("note_use", many))
 
     async def revoke_key(self, key_id: str, *, at: int) -> bool:

@@ -10,7 +10,7 @@ from batchline.domain.errors import LeaseLost
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import Batch, NewShard
 from batchline.domain.states import BatchStatus
-from batchline.ports import Created, NewBatch, Standing
+from batchline.ports import BatchSnapshot, CreateRecord, NewBatch
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows
 
 _COUNTED_LIVE = frozenset({BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING})
@@ -20,10 +20,10 @@ class SqlBatches:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def begin_batch(self, new: NewBatch, *, owner: str, lease: float, since: int) -> Created | None:
+    async def begin_batch(self, new: NewBatch, *, owner: str, lease: float, since: int) -> CreateRecord | None:
         batch, key = new.batch, new.idempotency_key
 
-        def script() -> Script[Created | None]:
+        def script() -> Script[CreateRecord | None]:
             yield from one("lock_project", project_id=batch.project_id)
             if key is not None:
                 earlier = yield from _created_with(batch.project_id, key, since=since)
@@ -50,14 +50,14 @@ class SqlBatches:
 
         return await self._database.write(script)
 
-    async def created_with(self, project_id: str, idempotency_key: str, *, since: int) -> Created | None:
+    async def created_with(self, project_id: str, idempotency_key: str, *, since: int) -> CreateRecord | None:
         return await self._database.read(lambda: _created_with(project_id, idempotency_key, since=since))
 
-    async def unanswered(self, *, key_id: str, digest: bytes, since: int) -> Created | None:
+    async def pending_lines(self, *, key_id: str, digest: bytes, since: int) -> CreateRecord | None:
         row = await self._database.read(lambda: one("newest_created", key_id=key_id, digest=digest, since=since))
         return _created(row) if row and not row["answered"] else None
 
-    async def created(self, batch_id: str) -> Created | None:
+    async def created(self, batch_id: str) -> CreateRecord | None:
         row = await self._database.read(lambda: one("created", batch_id=batch_id))
         return _created(row) if row else None
 
@@ -71,8 +71,8 @@ class SqlBatches:
 
     async def start_batch(
         self, batch_id: str, *, epoch: int, shards: Sequence[NewShard], total: int, work_key: str, at: int
-    ) -> Created:
-        def script() -> Script[Created]:
+    ) -> CreateRecord:
+        def script() -> Script[CreateRecord]:
             started = yield from change(
                 "start_batch",
                 batch_id=batch_id,
@@ -92,8 +92,8 @@ class SqlBatches:
 
         return await self._database.write(script)
 
-    async def fail_batch(self, batch_id: str, *, epoch: int, errors: bytes, answer: bytes, at: int) -> Created:
-        def script() -> Script[Created]:
+    async def fail_batch(self, batch_id: str, *, epoch: int, errors: bytes, answer: bytes, at: int) -> CreateRecord:
+        def script() -> Script[CreateRecord]:
             failed = yield from change("fail_batch", batch_id=batch_id, epoch=epoch, errors=errors, at=at)
             if not failed:
                 return (yield from _answer_of_cancelled(batch_id))
@@ -111,15 +111,15 @@ class SqlBatches:
 
         return await self._database.read(script)
 
-    async def standing(self, project_id: str, batch_id: str) -> Standing | None:
-        def script() -> Script[Standing | None]:
+    async def snapshot(self, project_id: str, batch_id: str) -> BatchSnapshot | None:
+        def script() -> Script[BatchSnapshot | None]:
             row = yield from one("batch", project_id=project_id, id=batch_id)
             if row is None:
                 return None
             models = yield from rows("unfinished_models", batch_id=batch_id)
             errors = yield from rows("line_errors", batch_id=batch_id)
             samples = yield from rows("samples", batch_id=batch_id)
-            return Standing(
+            return BatchSnapshot(
                 batch=(yield from _counted(row)),
                 models=[found["model"] for found in models],
                 errors=[convert(dict(found), LineErrors) for found in errors],
@@ -176,7 +176,7 @@ class SqlBatches:
         return await self._database.write(script)
 
 
-def _created_with(project_id: str, idempotency_key: str, *, since: int) -> Script[Created | None]:
+def _created_with(project_id: str, idempotency_key: str, *, since: int) -> Script[CreateRecord | None]:
     row = yield from one("created_by_idempotency_key", project_id=project_id, idempotency_key=idempotency_key)
     return _created(row) if row and row["created_at"] > since else None
 
@@ -200,14 +200,14 @@ def open_lanes(shards: Sequence[Row]) -> Script[None]:
         yield from change("open_lane", **lane_name, expires_at=expires_at, batch_id=batch_id, n=n)
 
 
-def keep_answer(batch_id: str, *, status: int, body: bytes) -> Script[Created]:
+def keep_answer(batch_id: str, *, status: int, body: bytes) -> Script[CreateRecord]:
     """The answer to a create is kept as sent, so that it can be given again byte for byte."""
     yield from change("keep_answer", batch_id=batch_id, status=status, body=body)
     row = yield from one("created", batch_id=batch_id)
     return _created(row or {})
 
 
-def _answer_of_cancelled(batch_id: str) -> Script[Created]:
+def _answer_of_cancelled(batch_id: str) -> Script[CreateRecord]:
     """The answer to a create whose batch was cancelled before it could start."""
     batch = yield from fetch_batch(batch_id)
     if batch.status is not BatchStatus.CANCELLED or batch.in_progress_at is not None:
@@ -215,7 +215,7 @@ def _answer_of_cancelled(batch_id: str) -> Script[Created]:
     return _created((yield from one("created", batch_id=batch_id)) or {})
 
 
-def _answer_with_batch(batch: Batch) -> Script[Created]:
+def _answer_with_batch(batch: Batch) -> Script[CreateRecord]:
     return (yield from keep_answer(batch.id, status=200, body=encode_json(batch.wire())))
 
 
@@ -239,8 +239,8 @@ def _new_shard(batch: Batch, n: int, shard: NewShard) -> dict[str, Any]:
     }
 
 
-def _created(row: Row) -> Created:
-    return Created(
+def _created(row: Row) -> CreateRecord:
+    return CreateRecord(
         batch_id=row["batch_id"],
         digest=row["digest"],
         answer_status=row["answer_status"],

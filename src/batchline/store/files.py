@@ -54,7 +54,7 @@ class SqlFiles:
         row = await self._database.write(lambda: one("delete_file", project_id=project_id, id=file_id, at=at))
         return _file(row) if row else None
 
-    async def lapse_files(self, *, owner: str, at: int, limit: int) -> list[str]:
+    async def expire_files(self, *, owner: str, at: int, limit: int) -> list[str]:
         def script() -> Script[list[str]]:
             gone = yield from rows("expire_files", at=at, limit=limit)
             dead = yield from rows("abandon_dead_uploads", owner=owner, at=at)

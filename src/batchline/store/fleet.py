@@ -13,7 +13,7 @@ class SqlFleet:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def tell(self, report: Report, *, caps: Mapping[str, int], lease: float) -> dict[str, int]:
+    async def heartbeat(self, report: Report, *, caps: Mapping[str, int], lease: float) -> dict[str, int]:
         def script() -> Script[dict[str, int]]:
             yield from rows("lock_fleet")
             yield from change("forget_processes")

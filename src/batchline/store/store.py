@@ -5,8 +5,8 @@ from batchline.store.batches import SqlBatches
 from batchline.store.files import SqlFiles
 from batchline.store.fleet import SqlFleet
 from batchline.store.ledger import SqlLedger
+from batchline.store.shards import SqlWork
 from batchline.store.sql import Database, change
-from batchline.store.work import SqlWork
 
 
 class SqlStore(SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlWork, SqlFleet):

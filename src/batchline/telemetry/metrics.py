@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from batchline.telemetry.elsewhere import Elsewhere, Together
-from batchline.telemetry.tallies import Durations, Tally
+from batchline.telemetry.aggregate import MergedCollector, RemoteMetrics
+from batchline.telemetry.instruments import Durations, Tally
 
 _UPSTREAM_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 _FLUSH_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -16,7 +16,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.elsewhere = Elsewhere()
+        self.remote = RemoteMetrics()
 
         self.lines = self._counter("lines", "Lines recorded.", "outcome")
         self.attempts = Tally("batchline_attempts", "Attempts at the upstream.", "result")
@@ -52,7 +52,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """All of it, with what others of this service told, in Prometheus' text format."""
-        return generate_latest(Together(self.registry, self.elsewhere))
+        return generate_latest(MergedCollector(self.registry, self.remote))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, namespace="batchline", registry=self.registry)

@@ -47,7 +47,7 @@ _NUMBER = re.compile(rb"\d{1,20}(\.\d{0,20})?", re.ASCII)
 class Events(Protocol):
     """Takes the body of an answer of server-sent events."""
 
-    def begin(self, head: Answer, connection: "Connection") -> None: ...
+    def begin(self, head: Answer, connection: "UpstreamConnection") -> None: ...
 
     def feed(self, data: bytes) -> None: ...
 
@@ -55,7 +55,7 @@ class Events(Protocol):
         """Nothing follows: the answer is complete, or a fault broke it off."""
 
 
-class Exchange(asyncio.Future[Reply]):
+class UpstreamExchange(asyncio.Future[Reply]):
     """A request that is under way, and what comes of it.
 
     Where ``events`` takes them and the answer is made of events, its head is the result as soon as it is there.
@@ -77,7 +77,7 @@ class Exchange(asyncio.Future[Reply]):
         return True
 
 
-class Connection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """Speaks HTTP/1.1, one exchange at a time, and lies among the idle ones between them."""
 
     def __init__(
@@ -85,8 +85,8 @@ class Connection(asyncio.Protocol):
         *,
         clock: Clock,
         max_answer_bytes: int,
-        idle: deque["Connection"],
-        on_never_taken: Callable[[Exchange], None],
+        idle: deque["UpstreamConnection"],
+        on_never_taken: Callable[[UpstreamExchange], None],
     ) -> None:
         self._clock = clock
         self._max_bytes = max_answer_bytes
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = HttpResponseParser(self)
         self._busy = False
-        self._exchange: Exchange | None = None
+        self._exchange: UpstreamExchange | None = None
         self._events: Events | None = None
         self._exchanges = 0
         self._timeout = 0.0
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         self.reusable = True
         self.idle_since = 0.0
 
-    def send(self, exchange: Exchange, *, timeout: float) -> None:
+    def send(self, exchange: UpstreamExchange, *, timeout: float) -> None:
         """Only the first on a connection may have less time than the others: deadlines never go back."""
         # The rest of an answer nobody waits for must never be taken for the answer to a later request.
         exchange.abandon = self.close
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
             self.reusable = self._parser.should_keep_alive()
             self._settle(self._answer())
 
-    def _begin_events(self, exchange: Exchange, events: Events) -> None:
+    def _begin_events(self, exchange: UpstreamExchange, events: Events) -> None:
         self._exchange = None
         self._events = events
         head = self._answer()

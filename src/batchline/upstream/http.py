@@ -15,7 +15,7 @@ from msgspec import Struct
 from batchline import __version__
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.ports import Clock
-from batchline.upstream.connection import CLOSED, Connection, Events, Exchange
+from batchline.upstream.connection import CLOSED, Events, UpstreamConnection, UpstreamExchange
 from batchline.upstream.streaming import EventStream
 
 _MAX_IDLE_SECONDS = 60.0
@@ -42,22 +42,22 @@ class HttpUpstream:
         clock: Clock,
     ) -> None:
         """Raises ValueError when the URL, the key or a header cannot be used; the message never holds their values."""
-        self._site = _parse_site(base_url)
+        self._upstream_of = _parse_site(base_url)
         own = _own_fields(api_key, headers or {})
-        self._get_fields = _header_fields(self._site, own, _ACCEPT_JSON)
-        self._post_fields = _header_fields(self._site, own, _SEND_JSON, _ACCEPT_JSON)
-        self._stream_fields = _header_fields(self._site, own, _SEND_JSON, _ACCEPT_EVENTS)
+        self._get_fields = _header_fields(self._upstream_of, own, _ACCEPT_JSON)
+        self._post_fields = _header_fields(self._upstream_of, own, _SEND_JSON, _ACCEPT_JSON)
+        self._stream_fields = _header_fields(self._upstream_of, own, _SEND_JSON, _ACCEPT_EVENTS)
         self._post_heads: dict[str, bytes] = {}
         self._connect_timeout = min(connect_timeout, request_timeout)
         self._request_timeout = request_timeout
         self._max_answer_bytes = max_answer_bytes
         self._clock = clock
-        self._tls = ssl.create_default_context() if self._site.tls else None
-        self._idle: deque[Connection] = deque()
-        self._open: set[Connection] = set()
+        self._tls = ssl.create_default_context() if self._upstream_of.tls else None
+        self._idle: deque[UpstreamConnection] = deque()
+        self._open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
 
-    def post(self, path: str, body: bytes) -> Exchange:
+    def post(self, path: str, body: bytes) -> UpstreamExchange:
         """One attempt, which has begun. Every way it can go wrong is a Fault; cancelling it closes its connection."""
         head = self._post_heads.get(path)
         if head is None:
@@ -65,7 +65,7 @@ class HttpUpstream:
         return self._send(b"%b%d\r\n\r\n%b" % (head, len(body), body))
 
     async def get(self, path: str) -> Reply:
-        target = (self._site.prefix + path).encode()
+        target = (self._upstream_of.prefix + path).encode()
         return await self._send(b"GET %b HTTP/1.1\r\n%b\r\n" % (target, self._get_fields))
 
     @asynccontextmanager
@@ -91,10 +91,10 @@ class HttpUpstream:
 
     def _post_head(self, path: str, fields: bytes) -> bytes:
         """Up to the length of what is posted."""
-        return b"POST %b HTTP/1.1\r\n%bContent-Length: " % ((self._site.prefix + path).encode(), fields)
+        return b"POST %b HTTP/1.1\r\n%bContent-Length: " % ((self._upstream_of.prefix + path).encode(), fields)
 
-    def _send(self, request: bytes, events: Events | None = None) -> Exchange:
-        exchange = Exchange()
+    def _send(self, request: bytes, events: Events | None = None) -> UpstreamExchange:
+        exchange = UpstreamExchange()
         exchange.request = request
         exchange.events = events
         exchange.started = self._clock.steady()
@@ -105,17 +105,17 @@ class HttpUpstream:
             kept.send(exchange, timeout=self._request_timeout)
         return exchange
 
-    def _send_again(self, exchange: Exchange) -> None:
+    def _send_again(self, exchange: UpstreamExchange) -> None:
         # Where a connection was just lost under the request, the server may have gone down over it.
         self._connect_for(exchange, FaultKind.BROKEN)
 
-    def _connect_for(self, exchange: Exchange, refusal: FaultKind) -> None:
+    def _connect_for(self, exchange: UpstreamExchange, refusal: FaultKind) -> None:
         connecting = asyncio.get_running_loop().create_task(self._send_afresh(exchange, refusal))
         exchange.abandon = connecting.cancel
         self._connecting.add(connecting)
         connecting.add_done_callback(partial(self._end_connecting, exchange))
 
-    async def _send_afresh(self, exchange: Exchange, refusal: FaultKind) -> None:
+    async def _send_afresh(self, exchange: UpstreamExchange, refusal: FaultKind) -> None:
         try:
             connection = await self._connect()
         except OSError as error:
@@ -126,7 +126,7 @@ class HttpUpstream:
         connection.lost.add_done_callback(lambda _: self._open.discard(connection))
         connection.send(exchange, timeout=exchange.started + self._request_timeout - self._clock.steady())
 
-    def _end_connecting(self, exchange: Exchange, connecting: asyncio.Task[None]) -> None:
+    def _end_connecting(self, exchange: UpstreamExchange, connecting: asyncio.Task[None]) -> None:
         self._connecting.discard(connecting)
         if exchange.done():
             return
@@ -135,23 +135,23 @@ class HttpUpstream:
         elif (error := connecting.exception()) is not None:
             exchange.set_exception(error)
 
-    async def _connect(self) -> Connection:
-        site = self._site
+    async def _connect(self) -> UpstreamConnection:
+        site = self._upstream_of
         async with asyncio.timeout(self._connect_timeout):
             _, connection = await asyncio.get_running_loop().create_connection(
                 self._new_connection, site.host, site.port, ssl=self._tls
             )
         return connection
 
-    def _new_connection(self) -> Connection:
-        return Connection(
+    def _new_connection(self) -> UpstreamConnection:
+        return UpstreamConnection(
             clock=self._clock,
             max_answer_bytes=self._max_answer_bytes,
             idle=self._idle,
             on_never_taken=self._send_again,
         )
 
-    def _take_idle(self, now: float) -> Connection | None:
+    def _take_idle(self, now: float) -> UpstreamConnection | None:
         """The connection used last, so that those a smaller load does not need grow old and go."""
         while self._idle and now - self._idle[0].idle_since > _MAX_IDLE_SECONDS:
             self._idle.popleft().close()

@@ -4,7 +4,7 @@ import asyncio
 
 from batchline.domain.errors import StreamBroken
 from batchline.domain.replies import Answer, Fault, Reply
-from batchline.upstream.connection import Connection
+from batchline.upstream.connection import UpstreamConnection
 
 _MOST_HELD_BYTES = 64 * 1024
 
@@ -12,7 +12,7 @@ _MOST_HELD_BYTES = 64 * 1024
 class EventStream:
     """What came and was not taken yet: 64 KiB and one read from the socket at most, then the connection waits."""
 
-    connection: Connection
+    connection: UpstreamConnection
 
     def __init__(self, *, stall_seconds: float) -> None:
         self.request_id: str | None = None
@@ -23,7 +23,7 @@ class EventStream:
         self._end: Reply | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def begin(self, head: Answer, connection: Connection) -> None:
+    def begin(self, head: Answer, connection: UpstreamConnection) -> None:
         self.connection = connection
         self.begun = True
         self.request_id = head.request_id

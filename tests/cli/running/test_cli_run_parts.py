@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 
 from batchline.cli.loading import RUN_VARIABLES, load_settings
-from batchline.cli.run.display import PlainLines, TerminalLine
-from batchline.cli.run.job import endpoint_of
-from batchline.cli.run.journal import Job, Journal, JournalUnusable
-from batchline.cli.run.pace import Pace
+from batchline.cli.run.display import PlainLines, ProgressRate, TerminalLine, duration
+from batchline.cli.run.journal import Journal, JournalEntry, JournalUnusable
 from batchline.cli.run.report import fault_lines
-from batchline.cli.run.words import duration
-from batchline.client.wire import Counts, Fault
+from batchline.cli.run.steps import endpoint_of
+from batchline.client.models import Counts, LineFault
 from batchline.domain.limits import MAX_FAULTS
 
-_JOB = Job(input_digest="d", endpoint="/v1/e", place="http://host", begun_at=1.5, idempotency_key="run-1")
+_JOB = JournalEntry(input_digest="d", endpoint="/v1/e", place="http://host", begun_at=1.5, idempotency_key="run-1")
 
 
 class Watch:
@@ -56,7 +54,7 @@ def test_a_journal_ends_with_the_last_step_that_was_written_whole(tmp_path: Path
     path.write_bytes(whole + whole[: len(whole) // 2])
     journal = Journal(path)
     assert journal.job == _JOB
-    later = Job(**{name: getattr(_JOB, name) for name in _JOB.__struct_fields__} | {"batch_id": "batch_1"})
+    later = JournalEntry(**{name: getattr(_JOB, name) for name in _JOB.__struct_fields__} | {"batch_id": "batch_1"})
     journal.write(later)
     journal.close()
     again = Journal(path)
@@ -100,7 +98,7 @@ def test_a_journal_is_held_by_one(tmp_path: Path) -> None:
 
 
 def test_a_pace_is_that_of_the_last_seconds() -> None:
-    pace = Pace()
+    pace = ProgressRate()
     assert pace.seconds_for(10) is None
     for second in range(31):
         pace.see(min(second, 15) * 100, at=float(second))
@@ -144,9 +142,9 @@ def test_a_terminals_line_stays_one_line_whatever_a_server_says(monkeypatch: pyt
 
 def test_a_hundred_faults_may_not_be_all() -> None:
     """C3: the service lists no more, and whoever fixes them should know."""
-    faults = [Fault(f"Line {n} is missing url", n) for n in range(1, MAX_FAULTS + 1)]
+    faults = [LineFault(f"Line {n} is missing url", n) for n in range(1, MAX_FAULTS + 1)]
     assert fault_lines(faults)[::MAX_FAULTS] == ["line 1: is missing url", "(the first 100 are listed)"]
-    assert fault_lines([Fault("Input file contains no JSONL lines")]) == ["Input file contains no JSONL lines"]
+    assert fault_lines([LineFault("Input file contains no JSONL lines")]) == ["Input file contains no JSONL lines"]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from batchline import __version__
 from batchline.api.openapi.answers import ERROR, HEADERS, Part, error_answers, shared_answers
-from batchline.api.openapi.calls import CALL_OPERATIONS, MODEL_OPERATIONS
-from batchline.api.openapi.jobs import BATCH_OPERATIONS, FILE_OPERATIONS
 from batchline.api.openapi.operation import ADMINISTRATOR, KEY, TAGS, Operation
+from batchline.api.openapi.operations import (
+    BATCH_OPERATIONS,
+    CALL_OPERATIONS,
+    FILE_OPERATIONS,
+    MODEL_OPERATIONS,
+    SERVICE_OPERATIONS,
+)
 from batchline.api.openapi.schemas import SCHEMAS
-from batchline.api.openapi.service import SERVICE_OPERATIONS
 
 OPERATIONS = (*FILE_OPERATIONS, *BATCH_OPERATIONS, *CALL_OPERATIONS, *MODEL_OPERATIONS, *SERVICE_OPERATIONS)
 

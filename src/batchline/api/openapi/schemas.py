@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from batchline.domain.chat import Role
 from batchline.domain.outcomes import BATCH_CANCELLED, TOO_LONG, Success, error_line, output_line
-from batchline.domain.progress import Doing, Eta, Pause, Progress, count_errors
+from batchline.domain.progress import Activity, Eta, Pause, Progress, count_errors
 from batchline.domain.records import BATCH, BATCH_OUTPUT, Batch, File
 from batchline.domain.states import BatchStatus
 
@@ -90,7 +90,7 @@ _UNDER_WAY = Progress(
     batch=replace(_RUNNING, completed=40, failed=2),
     rate=0.7,
     eta=Eta(seconds=83, low=61, high=113),
-    doing=Doing(in_flight=1, concurrency=16, pause=Pause(upstream="default", detail="refused", since=_AT + 50)),
+    activity=Activity(in_flight=1, concurrency=16, pause=Pause(upstream="default", detail="refused", since=_AT + 50)),
     errors=count_errors([error_line(_LINE_ID, b'"line-1"', TOO_LONG)] * 2),
 )
 
@@ -120,7 +120,7 @@ _BATCH_ERRORS = _object(
                 {
                     "code": STRING,
                     "message": STRING,
-                    "line": {"type": ["integer", "null"], "minimum": 1, "description": "Counted from 1."},
+                    "line": {"type": ["integer", "null"], "minimum": 1, "description": "MetricSample from 1."},
                     "param": MAYBE_STRING,
                 }
             ),

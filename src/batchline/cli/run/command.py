@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from batchline.cli.options import FLAGS, settings_options
-from batchline.cli.printing import json_flag
+from batchline.cli.output import json_flag
 from batchline.cli.run.display import Display, stderr_display
 from batchline.cli.run.journal import Journal, JournalUnusable
-from batchline.cli.run.place import BASE_URL, Place, place_for
 from batchline.cli.run.report import Results, show_json, show_results
-from batchline.cli.run.work import Order, Work
+from batchline.cli.run.runner import BatchRun, RunRequest
+from batchline.cli.run.target import BASE_URL, Place, place_for
 from batchline.system import SystemClock, SystemRandom
 
 _SETTINGS = tuple(name for name in FLAGS if name not in {"host", "port"})
@@ -66,7 +66,7 @@ def run(
     raise SystemExit(_SOME_FAILED if results.batch.request_counts.failed else 0)
 
 
-def _do(order: Order, base_url: str | None, flags: dict[str, Any], *, as_json: bool) -> Results:
+def _do(order: RunRequest, base_url: str | None, flags: dict[str, Any], *, as_json: bool) -> Results:
     clock, random = SystemClock(), SystemRandom()
     display = stderr_display(steady=clock.steady)
     with asyncio.Runner() as runner, closing(_journal(order.output)) as journal:
@@ -75,7 +75,7 @@ def _do(order: Order, base_url: str | None, flags: dict[str, Any], *, as_json: b
             runner.run(clock.sleep(seconds))
 
         place = place_for(base_url, flags, pause=pause, tell=display.stage)
-        work = Work(order, place=place, journal=journal, display=display, clock=clock, random=random, pause=pause)
+        work = BatchRun(order, place=place, journal=journal, display=display, clock=clock, random=random, pause=pause)
         with _left_in_order(place), closing(place), _words_before_leaving(place, display):
             results = work.do()
             display.clear()
@@ -96,7 +96,7 @@ def _journal(output: Path) -> Journal:
         raise click.ClickException(str(refused)) from None
 
 
-def _order(source: Path, output: Path | None, errors: Path | None, *, restart: bool) -> Order:
+def _order(source: Path, output: Path | None, errors: Path | None, *, restart: bool) -> RunRequest:
     name = source.name.removesuffix(".jsonl")
     output = output or source.with_name(f"{name}.output.jsonl")
     errors = errors or source.with_name(f"{name}.errors.jsonl")
@@ -105,7 +105,7 @@ def _order(source: Path, output: Path | None, errors: Path | None, *, restart: b
     for path in (output, errors):
         if not path.parent.is_dir():
             raise click.UsageError(f"there is no folder {path.parent}")
-    return Order(source=source, output=output, errors=errors, restart=restart)
+    return RunRequest(source=source, output=output, errors=errors, restart=restart)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def _words_before_leaving(place: Place, display: Display) -> Iterator[None]:
         yield
     except _Stopped:
         display.clear()
-        if (words := place.leaving()) is not None:
+        if (words := place.completer()) is not None:
             click.echo(words, err=True)
         raise
     except click.ClickException:

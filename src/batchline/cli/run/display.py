@@ -2,12 +2,11 @@
 
 import shutil
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from batchline.cli.run.pace import Pace
-from batchline.cli.run.words import amount, duration, printable
-from batchline.client.wire import Counts
+from batchline.client.models import Counts
 
 _BAR_WIDTH = 24
 _REDRAW_SECONDS = 0.1
@@ -15,6 +14,58 @@ _PLAIN_SECONDS = 30.0
 _CLEAR_LINE = "\r\x1b[K"
 
 Steady = Callable[[], float]
+
+
+_WINDOW_SECONDS = 10.0
+
+
+class ProgressRate:
+    """Over the last seconds, so that what is told follows what happens."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, done: int, *, at: float) -> None:
+        self._seen.append((at, done))
+        while len(self._seen) > 2 and self._seen[1][0] <= at - _WINDOW_SECONDS:
+            self._seen.popleft()
+
+    @property
+    def per_second(self) -> float:
+        if len(self._seen) < 2:
+            return 0.0
+        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (last_at - first_at) if last_at > first_at else 0.0
+
+    def seconds_for(self, lines: int) -> float | None:
+        """None while nothing moves."""
+        return lines / self.per_second if self.per_second > 0 else None
+
+
+_WIDEST = 200
+
+
+def amount(number: int) -> str:
+    return f"{number:,}"
+
+
+def duration(seconds: float) -> str:
+    """``3.4 s`` while that says something, then ``5:07`` and ``1:05:07``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def printable(text: str) -> str:
+    """What comes from a server or an input file must not steer the terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def shortened(text: str) -> str:
+    shown = printable(text[:_WIDEST])
+    return shown if len(text) <= _WIDEST else f"{shown}..."
 
 
 class Display(Protocol):
@@ -38,7 +89,7 @@ def display_on(stream: TextIO, *, steady: Steady) -> Display:
 class TerminalLine:
     def __init__(self, stream: TextIO, *, steady: Steady) -> None:
         self._stream, self._steady = stream, steady
-        self._pace = Pace()
+        self._pace = ProgressRate()
         self._drawn, self._drawn_at = "", float("-inf")
         self._full, self._empty = ("█", "░") if "utf" in (stream.encoding or "").lower() else ("#", ".")
 
@@ -74,7 +125,7 @@ class TerminalLine:
 class PlainLines:
     def __init__(self, stream: TextIO, *, steady: Steady) -> None:
         self._stream, self._steady = stream, steady
-        self._pace = Pace()
+        self._pace = ProgressRate()
         self._said = ""
         self._tenths, self._told_at = 0, steady()
 
@@ -108,7 +159,7 @@ def _share(counts: Counts) -> float:
     return counts.done / counts.total if counts.total else 0.0
 
 
-def _facts(counts: Counts, pace: Pace) -> list[str]:
+def _facts(counts: Counts, pace: ProgressRate) -> list[str]:
     facts = [f"{amount(counts.done)}/{amount(counts.total)} lines", f"{int(_share(counts) * 100)} %"]
     if counts.failed:
         facts.append(f"{amount(counts.failed)} failed")

@@ -14,7 +14,7 @@ from msgspec.json import decode as decode_json
 from msgspec.json import encode as encode_json
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class JournalEntry(Struct, frozen=True, kw_only=True):
     input_digest: str
     endpoint: str
     place: str
@@ -48,7 +48,7 @@ class Journal:
             os.close(self._fd)
             raise JournalUnusable(f"{path} was not written by this command; move it away") from None
 
-    def write(self, job: Job) -> None:
+    def write(self, job: JournalEntry) -> None:
         """Durable when it returns."""
         os.write(self._fd, encode_json(job) + b"\n")
         os.fsync(self._fd)
@@ -82,12 +82,12 @@ def _locked(path: Path) -> int:
         os.close(fd)
 
 
-def _last(fd: int) -> Job | None:
+def _last(fd: int) -> JournalEntry | None:
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     whole = data[: data.rfind(b"\n") + 1]
     if not whole and not _BEGINNING.startswith(data[: len(_BEGINNING)]):
         raise DecodeError("not ours")
     lines = whole.splitlines()
-    job = decode_json(lines[-1], type=Job) if lines else None
+    job = decode_json(lines[-1], type=JournalEntry) if lines else None
     os.ftruncate(fd, len(whole))
     return job

@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
-from batchline.cli.run.words import amount, duration, shortened
-from batchline.client.wire import Counts, Fault, RemoteBatch
+from batchline.cli.run.display import amount, duration, shortened
+from batchline.client.models import Counts, LineFault, RemoteBatch
 from batchline.domain.limits import MAX_FAULTS
 
 _MOST_CODES = 20
@@ -52,7 +52,7 @@ def show_json(results: Results) -> None:
     click.echo(msgspec.json.format(encode_json(summary), indent=2))
 
 
-def fault_lines(faults: list[Fault]) -> list[str]:
+def fault_lines(faults: list[LineFault]) -> list[str]:
     """Of an input file, a line each: the number first, as compilers tell it."""
     told = [shortened(fault.message) for fault in faults]
     lines = [

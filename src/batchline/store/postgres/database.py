@@ -2,17 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
 
 import asyncpg  # type: ignore[import-untyped]
 
 from batchline.domain.errors import StoreDown
 from batchline.ports import Clock
-from batchline.store.postgres.connections import TROUBLE, Connection, Connections
-from batchline.store.postgres.dialect import load_numbered, readable
-from batchline.store.postgres.outcome import was_committed
-from batchline.store.postgres.schema import PACKAGE, check_version
+from batchline.store.postgres.migrate import PACKAGE, check_version
+from batchline.store.postgres.pool import TROUBLE, Connections, PostgresConnection, connect
+from batchline.store.postgres.queries import load_numbered, readable
 from batchline.store.sql import Result, Script, Statement
 
 T = TypeVar("T")
@@ -28,7 +27,7 @@ _SETTINGS = (
 _BEGIN_READ = f"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {_SETTINGS}"
 _BEGIN_WRITE = f"BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; {_SETTINGS}"
 _TRANSACTION = "SELECT pg_current_xact_id_if_assigned()::text"
-_PATIENCE_SECONDS = 20.0
+_TRANSACTION_SECONDS = 20.0
 """For a whole transaction: longer than any takes, and the end of one on a network that is cut."""
 
 _ATTEMPTS = 10
@@ -74,26 +73,26 @@ class PostgresDatabase:
         raise StoreDown(_reason(clash)) from clash
 
     async def _read_once(self, script: Callable[[], Script[T]]) -> T:
-        async with self._connections.lend() as connection, _bounded(connection):
+        async with self._connections.lend_job() as connection, _bounded(connection):
             await _begin(connection, _BEGIN_READ)
             value = await self._run(connection, script())
             await connection.execute("COMMIT")
         return value
 
     async def _write_once(self, script: Callable[[], Script[T]]) -> T:
-        async with self._connections.lend() as connection:
+        async with self._connections.lend_job() as connection:
             async with _bounded(connection):
                 await _begin(connection, _BEGIN_WRITE)
                 value = await self._run(connection, script())
                 transaction = await connection.fetchval(_TRANSACTION)
-            unanswered = await _commit(connection)
-        if unanswered is None or transaction is None:
+            pending_lines = await _commit(connection)
+        if pending_lines is None or transaction is None:
             return value
         if not await was_committed(self._url, transaction, clock=self._clock):
-            raise StoreDown(_reason(unanswered)) from unanswered
+            raise StoreDown(_reason(pending_lines)) from pending_lines
         return value
 
-    async def _run(self, connection: Connection, script: Script[T]) -> T:
+    async def _run(self, connection: PostgresConnection, script: Script[T]) -> T:
         try:
             statement = next(script)
             while True:
@@ -102,7 +101,7 @@ class PostgresDatabase:
             value: T = stop.value
             return value
 
-    async def _execute(self, connection: Connection, statement: Statement) -> Result:
+    async def _execute(self, connection: PostgresConnection, statement: Statement) -> Result:
         query = self._queries[statement.name]
         values = query.values(statement)
         if statement.fetch:
@@ -116,10 +115,10 @@ class _NotBegun(Exception):
 
 
 @asynccontextmanager
-async def _bounded(connection: Connection) -> AsyncIterator[None]:
+async def _bounded(connection: PostgresConnection) -> AsyncIterator[None]:
     """What fails is rolled back; what hangs, or is cut off, leaves nothing but a connection that is closed."""
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TRANSACTION_SECONDS):
             yield
     except TimeoutError:
         connection.terminate()
@@ -130,15 +129,15 @@ async def _bounded(connection: Connection) -> AsyncIterator[None]:
         raise
 
 
-async def _roll_back(connection: Connection) -> None:
+async def _roll_back(connection: PostgresConnection) -> None:
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TRANSACTION_SECONDS):
             await connection.execute("ROLLBACK")
     except TROUBLE:
         connection.terminate()
 
 
-async def _begin(connection: Connection, begin: str) -> None:
+async def _begin(connection: PostgresConnection, begin: str) -> None:
     try:
         await connection.execute(begin)
     except TROUBLE as error:
@@ -147,10 +146,10 @@ async def _begin(connection: Connection, begin: str) -> None:
         raise
 
 
-async def _commit(connection: Connection) -> Exception | None:
+async def _commit(connection: PostgresConnection) -> Exception | None:
     """Why nobody said that it happened, if nobody did."""
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TRANSACTION_SECONDS):
             await connection.execute("COMMIT")
     except TROUBLE as error:
         connection.terminate()
@@ -160,3 +159,33 @@ async def _commit(connection: Connection) -> Exception | None:
 
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
+
+
+_STATUS = "SELECT pg_xact_status($1::text::xid8) AS status, pg_is_in_recovery() AS standby"
+_STATUS_PAUSE_SECONDS = 0.5
+_STATUS_SECONDS = 10.0
+
+
+async def was_committed(url: str, transaction: str, *, clock: Clock) -> bool:
+    """Asks until the database tells, however long it is away. Where the COMMIT was lost on the way, the server waits
+    for it as long as it lets any transaction be idle."""
+    while True:
+        with suppress(StoreDown, *TROUBLE):
+            async with asyncio.timeout(_STATUS_SECONDS):
+                status = await _ask(url, transaction)
+            if status != "in progress":
+                return status == "committed"
+        await clock.sleep(_STATUS_PAUSE_SECONDS)
+
+
+async def _ask(url: str, transaction: str) -> str:
+    connection: Any = await connect(url)
+    try:
+        async with connection.transaction():
+            row = await connection.fetchrow(_STATUS, transaction)
+    except asyncpg.InvalidParameterValueError:
+        # Another server took over, which never heard of the transaction.
+        return "aborted"
+    finally:
+        connection.terminate()
+    return "in progress" if row["standby"] else row["status"]

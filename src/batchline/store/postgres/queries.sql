@@ -516,7 +516,7 @@ WITH lapsed AS (
 SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes
 FROM shards CROSS JOIN watched
 WHERE owner IS NOT NULL AND state = 'leased' AND lease_until < clock_timestamp()
-    AND owner NOT IN (SELECT json_array_elements_text(:alive::json))
+    AND owner NOT IN (SELECT json_array_elements_text(:live_owners::json))
     AND watched.since < clock_timestamp() - lease
 ORDER BY batch_id, n LIMIT :limit FOR NO KEY UPDATE OF shards SKIP LOCKED;
 

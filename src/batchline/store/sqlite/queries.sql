@@ -408,7 +408,7 @@ RETURNING project_id, model, expires_at, batch_id, n, state;
 -- name: lapsed_shards
 -- The folder's lock is ours, so that whoever holds a lease and is neither this process nor one of its own is dead.
 SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes
-FROM shards WHERE state = 'leased' AND owner NOT IN (SELECT value FROM json_each(:alive))
+FROM shards WHERE state = 'leased' AND owner NOT IN (SELECT value FROM json_each(:live_owners))
 ORDER BY batch_id, n LIMIT :limit;
 
 -- name: reopen_shard

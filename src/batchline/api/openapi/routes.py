@@ -1,0 +1,40 @@
+"""``/openapi.json`` and ``/docs``: the API described, for programs and for people."""
+
+from importlib.resources import files
+
+from msgspec.json import encode as encode_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from batchline.api.openapi.document import describe
+from batchline.api.responses import JSON
+from batchline.domain.errors import NotFound
+
+_PAGE = "docs.html"
+_ASSETS = {"docs.css": "text/css"} | dict.fromkeys(("docs.js", "call.js", "element.js"), "text/javascript")
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    # A page and a script of different versions would not fit each other.
+    "cache-control": "no-cache",
+}
+
+
+class DescriptionRoutes:
+    def __init__(self, *, bearer: bool) -> None:
+        folder = files("batchline.api") / "docs"
+        self._document = encode_json(describe(bearer=bearer))
+        self._files = {name: (folder / name).read_bytes() for name in (_PAGE, *_ASSETS)}
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(self._document, headers=_HEADERS, media_type=JSON)
+
+    async def docs(self, request: Request) -> Response:
+        return Response(self._files[_PAGE], headers=_HEADERS, media_type="text/html")
+
+    async def docs_asset(self, request: Request) -> Response:
+        name: str = request.path_params["asset"]
+        if name not in _ASSETS:
+            raise NotFound(f"Unknown route: {request.method} {request.url.path}")
+        return Response(self._files[name], headers=_HEADERS, media_type=_ASSETS[name])

@@ -1,0 +1,33 @@
+"""What the routes call."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from batchline.pipeline.cancel import Cancellation
+from batchline.pipeline.create import BatchCreator
+from batchline.pipeline.download import Download
+from batchline.pipeline.inference import Inference
+from batchline.pipeline.progress import ProgressReader
+from batchline.pipeline.upload import Upload
+from batchline.ports import Clock, Objects, Random, Store, SyncUpstream
+from batchline.settings import Settings
+from batchline.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiServices:
+    settings: Settings
+    store: Store
+    objects: Objects
+    upload: Upload
+    download: Download
+    creator: BatchCreator
+    cancellation: Cancellation
+    progress_reader: ProgressReader
+    inference: Inference
+    upstreams: Mapping[str, SyncUpstream]
+    on_key_used: Callable[[str], None]
+    """Called with the id of every key that authenticated."""
+    metrics: Metrics
+    clock: Clock
+    random: Random

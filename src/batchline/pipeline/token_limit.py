@@ -1,0 +1,122 @@
+"""Keep a chat within its model's limit of tokens (D6): as it is, cut at the end of its last user text, or refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import DecodeError, Raw, Struct
+from msgspec.json import Decoder, encode
+from msgspec.structs import replace
+
+from batchline.domain.models import Model
+from batchline.domain.outcomes import TOO_LONG, Failure
+from batchline.domain.replies import Reply
+from batchline.ports import Tokens
+
+_TEMPLATE_TOKENS = 1024
+"""More than a chat template adds of its own; any other token stands for at least a byte of the body."""
+
+
+class TokenLimit:
+    def __init__(self, *, tokens: Mapping[str, Tokens]) -> None:
+        """Who counts for each upstream, by its name."""
+        self._tokens = tokens
+
+    async def apply(self, body: bytes, model: Model, *, upstream: str) -> bytes | Failure | Reply:
+        """The chat to send. A reply is the upstream's own, which is in trouble."""
+        limit = model.max_tokens
+        if limit is None or len(body) + _TEMPLATE_TOKENS <= limit:
+            return body
+        tokens = self._tokens[upstream]
+        count = await tokens.count(body)
+        if not isinstance(count, int):
+            return count
+        if count <= limit:
+            return body
+        cut = None if model.error_on_max_token else await _cut(body, limit, tokens)
+        return _too_long(count, limit) if cut is None else cut
+
+
+async def _cut(body: bytes, limit: int, tokens: Tokens) -> bytes | Reply | None:
+    """The chat with as much of its last user text as fits; None where not even the rest does.
+
+    What is returned was counted as it is: more text can be fewer tokens, so that nothing follows from its neighbours.
+    """
+    text = _last_user_text(body)
+    if text is None:
+        return None
+    best, within_limit, exceeds = None, -1, len(text.whole)
+    while exceeds - within_limit > 1:
+        middle = (within_limit + exceeds) // 2
+        shorter = text.kept(middle)
+        count = await tokens.count(shorter)
+        if not isinstance(count, int):
+            return count
+        if count <= limit:
+            best, within_limit = shorter, middle
+        else:
+            exceeds = middle
+    return best
+
+
+def _too_long(count: int, limit: int) -> Failure:
+    return replace(TOO_LONG, message=f"The input is {count} tokens long, and the model takes at most {limit}")
+
+
+class _Text:
+    """A text in its request, in which every other value keeps its bytes."""
+
+    def __init__(self, request: dict[str, Any], holder: dict[str, Any], field: str, whole: str) -> None:
+        self._request, self._holder, self._field = request, holder, field
+        self.whole = whole
+
+    def kept(self, length: int) -> bytes:
+        """The request with only so many characters of the text."""
+        self._holder[self._field] = self.whole[:length]
+        return encode(self._request)
+
+
+class _Message(Struct):
+    role: str
+    content: str | list[Raw] | None = None
+
+
+class _Part(Struct):
+    type: str
+    text: str | None = None
+
+
+_fields = Decoder(dict[str, Raw])
+_items = Decoder(list[Raw])
+_message = Decoder(_Message)
+_part = Decoder(_Part)
+
+
+def _last_user_text(body: bytes) -> _Text | None:
+    try:
+        request: dict[str, Any] = dict(_fields.decode(body))
+        messages: list[Any] = list(_items.decode(request["messages"]))
+        return _text_in(request, messages)
+    except (DecodeError, UnicodeDecodeError, RecursionError, KeyError):
+        return None
+
+
+def _text_in(request: dict[str, Any], messages: list[Any]) -> _Text | None:
+    for index in reversed(range(len(messages))):
+        message = _message.decode(messages[index])
+        if message.role == "user":
+            request["messages"] = messages
+            messages[index] = fields = dict(_fields.decode(messages[index]))
+            if isinstance(message.content, str):
+                return _Text(request, fields, "content", message.content)
+            return _text_in_parts(request, fields, list(message.content or ()))
+    return None
+
+
+def _text_in_parts(request: dict[str, Any], message: dict[str, Any], parts: list[Any]) -> _Text | None:
+    for index in reversed(range(len(parts))):
+        part = _part.decode(parts[index])
+        if part.type == "text" and part.text is not None:
+            message["content"] = parts
+            parts[index] = fields = dict(_fields.decode(parts[index]))
+            return _Text(request, fields, "text", part.text)
+    return None

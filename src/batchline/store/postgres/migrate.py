@@ -1,0 +1,71 @@
+"""The version of the schema, and bringing it up to date."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+
+from batchline.domain.errors import StoreDown
+from batchline.store.postgres.pool import TROUBLE, PostgresConnection, connect
+
+PACKAGE = "batchline.store.postgres"
+_LOCK = "SELECT pg_advisory_xact_lock(1651794792, 0)"
+_VERSION = "SELECT version FROM schema_version"
+_FIRST = "CREATE TABLE schema_version (version integer NOT NULL); INSERT INTO schema_version (version) VALUES (0)"
+_PATIENCE_SECONDS = 20.0
+
+
+async def migrate(url: str) -> None:
+    """Bring the schema up to date. Of several processes that start at once, one does it and the others wait. Raises
+    StoreDown."""
+    async with _transaction(url) as connection:
+        await connection.execute(_LOCK)
+        done, scripts = await _version(connection), _scripts()
+        _refuse_newer(done)
+        if done is None:
+            await connection.execute(_FIRST)
+        for script in scripts[done or 0 :]:
+            await connection.execute(script)
+        await connection.execute("UPDATE schema_version SET version = $1", len(scripts))
+
+
+async def check_version(url: str) -> None:
+    """Raises StoreDown unless the schema is the one that this program knows."""
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS), _transaction(url) as connection:
+            version = await _version(connection)
+    except TimeoutError as error:
+        raise StoreDown("it does not answer") from error
+    _refuse_newer(version)
+    if version != len(_scripts()):
+        raise StoreDown("its tables are missing or of an older version; run batchline migrate")
+
+
+def _refuse_newer(version: int | None) -> None:
+    if version is not None and version > len(_scripts()):
+        raise StoreDown("it was made by a newer version of batchline; use that one")
+
+
+async def _version(connection: PostgresConnection) -> int | None:
+    if await connection.fetchval("SELECT to_regclass('schema_version')::text") is None:
+        return None
+    version: int = await connection.fetchval(_VERSION)
+    return version
+
+
+def _scripts() -> list[str]:
+    found = sorted(files(PACKAGE).joinpath("migrations").iterdir(), key=lambda script: script.name)
+    return [script.read_text() for script in found]
+
+
+@asynccontextmanager
+async def _transaction(url: str) -> AsyncIterator[PostgresConnection]:
+    connection = await connect(url)
+    try:
+        await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+        yield connection
+        await connection.execute("COMMIT")
+    except TROUBLE as error:
+        raise StoreDown(str(error) or type(error).__name__) from error
+    finally:
+        connection.terminate()

@@ -1,0 +1,298 @@
+"""Leases on shards and batches, and every write that follows one, fenced by its epoch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import convert
+from msgspec.json import encode as encode_json
+from msgspec.structs import asdict, replace
+
+from batchline.domain.bitmap import all_but, unsettled
+from batchline.domain.errors import LeaseLost
+from batchline.domain.limits import STRIKES
+from batchline.domain.progress import KEPT_SECONDS, LineErrors, bucket_of
+from batchline.domain.records import Charge, File, Lane, LeasedBatch, Segment, Shard, ShardProgress
+from batchline.domain.states import BatchStatus, ShardState
+from batchline.ports import BatchSignal, Claim, FinalizeLease
+from batchline.store.batches import fetch_batch, keep_answer, open_lanes
+from batchline.store.claim import choose
+from batchline.store.ledger import charge_account
+from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, one, rows, rows_of_many
+
+_PIECES = 4
+"""Into how many a shard is split when its worker died. Two would kill twice the workers to find one line,
+more would run the innocent in smaller groups."""
+
+_MOST_RESCUES = 256
+"""In one transaction, so that no batch stays locked for long."""
+
+_ENDS = {
+    BatchStatus.FINALIZING: BatchStatus.COMPLETED,
+    BatchStatus.CANCELLING: BatchStatus.CANCELLED,
+    BatchStatus.IN_PROGRESS: BatchStatus.EXPIRED,
+}
+
+
+class SqlWork:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim(
+        self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[Lane] = (), at: int
+    ) -> Claim:
+        left_out = encode_json(without).decode()
+
+        def script() -> Script[Claim]:
+            chosen = yield from choose(lines=lines, space=bytes, alone=alone, without=left_out, at=at)
+            shards = yield from _lease(chosen, owner=owner, lease=lease)
+            batch_ids = sorted({shard.batch_id for shard in shards})
+            batches = yield from rows_of_many("leased_batch", [{"batch_id": batch_id} for batch_id in batch_ids])
+            return Claim(batches=[convert(dict(row), LeasedBatch, strict=False) for row in batches], shards=shards)
+
+        return await self._database.write(script)
+
+    async def renew_shards(self, *, owner: str, lease: float) -> set[tuple[str, int, int]]:
+        renewed = await self._database.write(lambda: rows("renew_shards", owner=owner, lease=lease))
+        return {(row["batch_id"], row["n"], row["epoch"]) for row in renewed}
+
+    async def notices(self, batch_ids: Sequence[str]) -> list[BatchSignal]:
+        asked = [{"batch_id": batch_id} for batch_id in batch_ids]
+        found = await self._database.read(lambda: rows_of_many("notice", asked))
+        return [convert(dict(row), BatchSignal, strict=False) for row in found]
+
+    async def record(
+        self,
+        batch_id: str,
+        *,
+        progress: Sequence[ShardProgress],
+        segment: Segment,
+        errors: Sequence[LineErrors] = (),
+        charges: Sequence[Charge] = (),
+        at: int,
+    ) -> int:
+        def script() -> Script[int]:
+            yield from fenced_many("advance_shard", [moved_shard(batch_id, shard) for shard in progress])
+            yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
+            account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
+            if any(shard.done for shard in progress):
+                yield from change("mark_drained", batch_id=batch_id)
+            yield from _count_errors(batch_id, errors)
+            yield from _keep_sample(batch_id, sum(shard.completed + shard.failed for shard in progress), at=at)
+            return (
+                yield from charge_account(
+                    account["organization_id"], key_id=account["key_id"], batch_id=batch_id, charges=charges, at=at
+                )
+            )
+
+        return await self._database.write(script)
+
+    async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
+        many = [{"batch_id": batch_id, "n": n, "epoch": epoch} for n, epoch in sorted(shards)]
+
+        def script() -> Script[None]:
+            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            released = yield from rows_of_many("release_shard", many)
+            yield from open_lanes([row for row in released if row["state"] == ShardState.OPEN])
+            yield from change("mark_drained", batch_id=batch_id)
+
+        await self._database.write(script)
+
+    async def rescue(self, *, live_owners: Callable[[], Sequence[str]]) -> int:
+        rescued = found = await self._database.write(lambda: _rescue(live_owners))
+        while found == _MOST_RESCUES:
+            found = await self._database.write(lambda: _rescue(live_owners))
+            rescued += found
+        return rescued
+
+    async def fail_interrupted(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
+        def script() -> Script[int]:
+            dead = yield from rows("interrupted_batches", owner=owner)
+            for row in dead:
+                yield from fenced("fail_batch", batch_id=row["batch_id"], epoch=row["epoch"], errors=errors, at=at)
+                yield from keep_answer(row["batch_id"], status=400, body=answer)
+            return len(dead)
+
+        return await self._database.write(script)
+
+    async def expire(self, *, at: int) -> list[str]:
+        def script() -> Script[list[str]]:
+            # In the order in which claims lock shards.
+            late = sorted(row["batch_id"] for row in (yield from rows("batches_past_window", at=at)))
+            for batch_id in late:
+                yield from change("stop_expired", batch_id=batch_id)
+                yield from change("close_open_shards", batch_id=batch_id)
+                yield from change("mark_drained", batch_id=batch_id)
+            return late
+
+        return await self._database.write(script)
+
+    async def lease_finalizable(self, *, owner: str, lease: float, at: int) -> FinalizeLease | None:
+        def script() -> Script[FinalizeLease | None]:
+            row = yield from one("finishable_batch", owner=owner)
+            if row is None:
+                return None
+            yield from fenced("lease_finish", id=row["id"], epoch=row["epoch"], owner=owner, lease=lease, at=at)
+            batch = yield from fetch_batch(row["id"])
+            closed = yield from rows("closed_shards", batch_id=batch.id)
+            return FinalizeLease(
+                batch=batch, epoch=batch.epoch, work_key=row["work_key"], leftovers=[_shard(shard) for shard in closed]
+            )
+
+        return await self._database.write(script)
+
+    async def count_queued_lines(self) -> int:
+        counted = await self._database.read(lambda: rows("queued_lines"))
+        lines: int = counted[0]["lines"]
+        return lines
+
+    async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]:
+        found = await self._database.read(lambda: rows("segments", batch_id=batch_id, after=after, limit=limit))
+        return [convert(dict(row), Segment) for row in found]
+
+    async def publish(
+        self,
+        batch_id: str,
+        *,
+        epoch: int,
+        files: Sequence[File],
+        completed: int,
+        failed: int,
+        errors: Sequence[LineErrors] = (),
+        at: int,
+    ) -> BatchStatus:
+        def script() -> Script[BatchStatus]:
+            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            batch = yield from fetch_batch(batch_id)
+            if batch.status not in _ENDS:
+                raise LeaseLost(batch_id)
+            yield from one("lock_project", project_id=batch.project_id)
+            for file in files:
+                yield from change("insert_result", **asdict(file))
+            yield from _count_errors(batch_id, errors)
+            yield from fenced(
+                "publish_batch",
+                batch_id=batch_id,
+                epoch=epoch,
+                status=_ENDS[batch.status],
+                completed=completed,
+                failed=failed,
+                **asdict(batch.usage),
+                output_file_id=next((file.id for file in files if not file.is_error), None),
+                error_file_id=next((file.id for file in files if file.is_error), None),
+                at=at,
+            )
+            return _ENDS[batch.status]
+
+        return await self._database.write(script)
+
+    async def finished(self, *, limit: int) -> list[str]:
+        return [row["batch_id"] for row in await self._database.read(lambda: rows("finished_batches", limit=limit))]
+
+    async def delete_work(self, batch_id: str) -> None:
+        def script() -> Script[None]:
+            yield from change("delete_shards", batch_id=batch_id)
+            yield from change("delete_segments", batch_id=batch_id)
+            yield from change("delete_samples", batch_id=batch_id)
+            yield from change("close_idle_lanes", batch_id=batch_id)
+            yield from change("forget_work", batch_id=batch_id)
+
+        await self._database.write(script)
+
+    async def running(self, batch_ids: Sequence[str]) -> set[str]:
+        asked = [{"batch_id": batch_id} for batch_id in batch_ids]
+        return {row["id"] for row in await self._database.read(lambda: rows_of_many("running_batch", asked))}
+
+
+def _lease(chosen: Sequence[Shard], *, owner: str, lease: float) -> Script[list[Shard]]:
+    """What was closed since it was read is left out."""
+    wanted = sorted((shard.batch_id, shard.n, shard.epoch) for shard in chosen)
+    leased = yield from rows_of_many(
+        "lease_shard",
+        [
+            {"batch_id": batch_id, "n": n, "epoch": epoch, "owner": owner, "lease": lease}
+            for batch_id, n, epoch in wanted
+        ],
+    )
+    epochs = {(row["batch_id"], row["n"]): row["epoch"] for row in leased}
+    return [
+        replace(shard, epoch=epochs[shard.batch_id, shard.n]) for shard in chosen if (shard.batch_id, shard.n) in epochs
+    ]
+
+
+def moved_shard(batch_id: str, shard: ShardProgress) -> dict[str, Any]:
+    """What ``advance_shard`` needs to know."""
+    return {"batch_id": batch_id, **asdict(shard), **asdict(shard.usage)}
+
+
+def _count_errors(batch_id: str, errors: Sequence[LineErrors]) -> Script[None]:
+    by_code: dict[str, LineErrors] = {}
+    for each in errors:
+        first = by_code.get(each.code)
+        by_code[each.code] = each if first is None else replace(first, count=first.count + each.count)
+    yield from change_many(
+        "count_errors", [{"batch_id": batch_id, **asdict(by_code[code])} for code in sorted(by_code)]
+    )
+
+
+def _keep_sample(batch_id: str, lines: int, *, at: int) -> Script[None]:
+    bucket = bucket_of(at)
+    yield from change("count_lines", batch_id=batch_id, at=bucket, lines=lines)
+    yield from change("forget_samples", batch_id=batch_id, until=bucket - KEPT_SECONDS)
+
+
+def _rescue(live_owners: Callable[[], Sequence[str]]) -> Script[int]:
+    lapsed = yield from rows("lapsed_shards", live_owners=encode_json(live_owners()).decode(), limit=_MOST_RESCUES)
+    batch_ids = sorted({row["batch_id"] for row in lapsed})
+    batches = yield from rows_of_many("lock_batch", [{"batch_id": batch_id} for batch_id in batch_ids])
+    stops = {batch["id"]: batch["stop"] for batch in batches}
+    for row in lapsed:
+        yield from _rescue_shard(row, stopped=stops[row["batch_id"]] is not None)
+    yield from open_lanes([row for row in lapsed if stops[row["batch_id"]] is None])
+    for batch_id in batch_ids:
+        yield from change("mark_drained", batch_id=batch_id)
+    return len(lapsed)
+
+
+def _rescue_shard(row: Row, *, stopped: bool) -> Script[None]:
+    left = unsettled(row["settled"], row["lines"])
+    if stopped:
+        yield from _reopen(row, state=ShardState.CLOSED, strikes=row["strikes"], left=left)
+    elif len(left) == 1:
+        strikes = row["strikes"] + 1
+        state = ShardState.CLOSED if strikes >= STRIKES else ShardState.OPEN
+        yield from _reopen(row, state=state, strikes=strikes, left=left)
+    else:
+        yield from _split(row, left)
+
+
+def _split(row: Row, left: list[int]) -> Script[None]:
+    """The pieces keep the shard's place in the work file; each counts the others' lines as settled. However often
+    they are struck, only a line by itself is given up."""
+    strikes = min(row["strikes"] + 1, STRIKES - 1)
+    size = -(-len(left) // _PIECES)
+    pieces = [left[at : at + size] for at in range(0, len(left), size)]
+    yield from _reopen(row, state=ShardState.OPEN, strikes=strikes, left=pieces[0])
+    following = (yield from rows("next_shard_n", batch_id=row["batch_id"]))[0]["n"]
+    yield from change_many(
+        "insert_shard",
+        [
+            {**dict(row), "n": n, "settled": all_but(piece, row["lines"]), "strikes": strikes}
+            for n, piece in enumerate(pieces[1:], following)
+        ],
+    )
+
+
+def _reopen(row: Row, *, state: ShardState, strikes: int, left: list[int]) -> Script[None]:
+    yield from fenced(
+        "reopen_shard",
+        batch_id=row["batch_id"],
+        n=row["n"],
+        epoch=row["epoch"],
+        state=state,
+        strikes=strikes,
+        settled=all_but(left, row["lines"]),
+    )
+
+
+def _shard(row: Row) -> Shard:
+    return convert(dict(row), Shard)

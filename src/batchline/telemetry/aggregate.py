@@ -1,0 +1,85 @@
+"""Adds the metrics of the worker processes of `batchline serve` to those of the serving process."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+_BOOLEAN_GAUGES = frozenset({"batchline_upstream_paused"})
+"""Gauges of 0 or 1. They are combined with max, not with a sum."""
+
+
+class MetricSample(NamedTuple):
+    """One sample of one process."""
+
+    family: str
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+    is_cumulative: bool
+    """Whether the sample still counts after its process has ended. A gauge does not."""
+
+
+def read_samples(registry: CollectorRegistry) -> list[MetricSample]:
+    """Return every sample of a registry, without the creation times of its counters."""
+    return [
+        MetricSample(
+            family.name, sample.name, tuple(sorted(sample.labels.items())), sample.value, family.type != "gauge"
+        )
+        for family in registry.collect()
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    ]
+
+
+class RemoteMetrics:
+    """The last samples of every worker process, and the cumulative samples of those that have ended."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, Sequence[MetricSample]] = {}
+        self._ended: dict[tuple[str, tuple[tuple[str, str], ...]], MetricSample] = {}
+
+    def update(self, owner: str, samples: Sequence[MetricSample]) -> None:
+        self._samples[owner] = samples
+
+    def remove(self, owner: str) -> None:
+        """Keep only what is cumulative of a process that has ended."""
+        for sample in self._samples.pop(owner, ()):
+            if sample.is_cumulative:
+                key = sample.name, sample.labels
+                before = self._ended.get(key)
+                self._ended[key] = sample if before is None else sample._replace(value=before.value + sample.value)
+
+    def samples(self) -> Iterator[MetricSample]:
+        yield from self._ended.values()
+        for samples in self._samples.values():
+            yield from samples
+
+
+class MergedCollector(Collector):
+    """Collects a registry with the samples of the other processes added."""
+
+    def __init__(self, registry: CollectorRegistry, remote: RemoteMetrics) -> None:
+        self._registry, self._remote = registry, remote
+
+    def collect(self) -> Iterator[Metric]:
+        remote: dict[str, list[MetricSample]] = {}
+        for sample in self._remote.samples():
+            remote.setdefault(sample.family, []).append(sample)
+        for family in self._registry.collect():
+            yield _merge(family, remote[family.name]) if family.name in remote else family
+
+
+def _merge(family: Metric, remote: Iterable[MetricSample]) -> Metric:
+    values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in family.samples}
+    for sample in remote:
+        key = sample.name, sample.labels
+        values[key] = values.get(key, 0.0) + sample.value
+        if sample.family in _BOOLEAN_GAUGES:
+            values[key] = min(1.0, values[key])
+    merged = Metric(family.name, family.documentation, family.type)
+    for (name, labels), value in values.items():
+        merged.add_sample(name, dict(labels), value)
+    return merged
