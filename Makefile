@@ -38,7 +38,7 @@ test-node: setup $(NODE_MODULES)
 	$(BIN)/pytest -m node
 
 simulate: setup
-	cd tests && ../$(BIN)/python -m simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 mutations: setup
 	$(BIN)/python tests/contract/run.py

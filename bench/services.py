@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from postgres import running_postgres
-from seaweed import running_seaweed
-from serving import Program
+from tests.support.postgres_server import running_postgres
+from tests.support.s3_server import running_seaweed
+from tests.support.service import Program
 
 EMBEDDED, POSTGRES = "embedded", "postgres"
 BACKENDS = (EMBEDDED, POSTGRES)

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from msgspec import Struct, convert
 from msgspec.structs import asdict
 
-from serving import Mock, running_mock
+from tests.support.service import Mock, running_mock
 
 _SOURCE = Path(__file__).with_name("upstream.c")
 

@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 from batchline.cli import main
-from serving import (
+from tests.support.service import (
     CHAT,
     FORM,
     Account,

@@ -22,7 +22,7 @@ from batchline.api.server import build
 from batchline.api.services import ApiServices
 from batchline.cli import main
 from batchline.settings import Settings
-from serving import (
+from tests.support.service import (
     CHAT,
     FORM,
     Account,

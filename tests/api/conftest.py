@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import Api
-from hand_upstream import HandUpstream
+
+from tests.support.api_server import Api
+from tests.support.manual_upstream import HandUpstream
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from bench.results import Results, Told
 from bench.services import BACKENDS, EMBEDDED, running_backend, running_batchline
 from bench.trip import Client
 from bench.upstream import CompiledUpstream, Plan, ScriptedUpstream, Seen, Upstream, running_upstream
-from serving import Program, call, running_mock
+from tests.support.service import Program, call, running_mock
 
 _NUMBERS = range(10, 13)
 _BURNT_SECONDS = 0.5

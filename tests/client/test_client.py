@@ -6,7 +6,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from scripted_server import ScriptedServer, answering, reply
 
 from batchline.client.client import Client
 from batchline.client.errors import (
@@ -22,6 +21,7 @@ from batchline.client.errors import (
 )
 from batchline.client.form import UploadForm
 from batchline.client.http import Http
+from tests.support.scripted_server import ScriptedServer, answering, reply
 
 _BATCH = b'{"id": "batch_1", "status": "in_progress", "request_counts": {"total": 3, "completed": 1, "failed": 1}}'
 

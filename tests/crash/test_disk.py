@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import (
+from tests.support.service import (
     CHAT,
     FORM,
     Mock,

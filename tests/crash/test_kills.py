@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from serving import (
+from tests.support.service import (
     CHAT,
     FORM,
     Mock,

@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from serving import (
+from tests.support.service import (
     Program,
     await_end,
     chat_lines,

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from batchline.upstream.embedded.child import ALIAS
-from serving import CHAT, Service, await_end, counts_of, results_of, submit, wait_until
+from tests.support.service import CHAT, Service, await_end, counts_of, results_of, submit, wait_until
 
 
 def test_a_batch_outlives_the_deaths_of_the_embedded_model(tmp_path: Path) -> None:

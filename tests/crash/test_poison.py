@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
-from serving import (
+from tests.support.service import (
     Mock,
     Program,
     Service,

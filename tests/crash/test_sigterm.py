@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import (
+from tests.support.service import (
     Mock,
     await_end,
     chat_lines,

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inputs import BOM, CHAT, EMBED, Bench, line, with_body
 
 from batchline.domain.limits import InputLimits
+from tests.support.input_files import BOM, CHAT, EMBED, Bench, line, with_body
 
 TWO_ENDPOINTS = InputLimits(endpoints=(CHAT, EMBED))
 DEEP = 100_000

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from inputs import BOM, Bench, line, padded
 
 from batchline.domain.limits import InputLimits
+from tests.support.input_files import BOM, Bench, line, padded
 
 
 @pytest.fixture

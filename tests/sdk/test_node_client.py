@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import running_mock, running_service
+from tests.support.service import running_mock, running_service
 
 _NODE = Path(__file__).parents[1] / "node"
 

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from serving import (
+from tests.support.service import (
     CHAT,
     Service,
     await_end,

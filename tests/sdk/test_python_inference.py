@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 from openai.types.responses import ResponseCompletedEvent, ResponseTextDeltaEvent
 
-from serving import (
+from tests.support.service import (
     Account,
     Service,
     await_end,

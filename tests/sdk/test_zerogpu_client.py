@@ -12,7 +12,7 @@ import pytest
 import zerogpu  # type: ignore[import-untyped]  # it ships no py.typed
 from zerogpu.core.api_error import ApiError  # type: ignore[import-untyped]
 
-from serving import Service, running_mock, running_service
+from tests.support.service import Service, running_mock, running_service
 
 _PROMPT = "what is asked"
 _ANSWER = f"scripted answer to: {_PROMPT}"

@@ -7,7 +7,7 @@ import time
 import traceback
 from multiprocessing import Pool
 
-from simulation.world import World
+from tests.simulation.world import World
 
 
 def _attempt(seed: int) -> tuple[int, int, float, str]:

@@ -8,7 +8,7 @@ from batchline.domain.limits import STRIKES
 from batchline.domain.records import Batch, LedgerEntry, Organization
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.ports import BatchSnapshot
-from simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
+from tests.simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
 
 AMPLE_WINDOW = 3600
 """Seconds in which any batch of a simulated world ends, whatever falls on it."""

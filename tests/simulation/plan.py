@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from batchline.settings import ModelSettings, Settings, UpstreamSettings
-from simulation.upstream import WORKER_POISON
+from tests.simulation.upstream import WORKER_POISON
 
 ENDPOINT = "/v1/chat/completions"
 

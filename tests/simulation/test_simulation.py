@@ -8,12 +8,12 @@ from unittest import mock
 import pytest
 
 from batchline.domain.errors import LeaseLost
+from batchline.store import shards
 from batchline.store.batches import fetch_batch
 from batchline.store.ledger import charge_account
-from batchline.store import shards
 from batchline.store.shards import SqlWork
 from batchline.store.sql import Script, change, rows
-from simulation.world import World
+from tests.simulation.world import World
 
 # A process that is killed, or stopped between opening a file and hearing of it, leaves it open, as it would.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.mock.script import Ending, Outcome, Script
-from simulation.virtual import Time
+from tests.simulation.virtual import Time
 
 RESTART_SECONDS = 2.0
 WORKER_POISON = b"KILL-WORKER"

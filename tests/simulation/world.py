@@ -28,10 +28,10 @@ from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.telemetry.metrics import Metrics
 from batchline.upstream.mock.script import Script
-from simulation.invariants import Watch, check_errors, check_files, check_money, check_standing, require
-from simulation.plan import ENDPOINT, BatchPlan, Blow, Plan, make_plan
-from simulation.upstream import Machine, SimulatedUpstream
-from simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
+from tests.simulation.invariants import Watch, check_errors, check_files, check_money, check_standing, require
+from tests.simulation.plan import ENDPOINT, BatchPlan, Blow, Plan, make_plan
+from tests.simulation.upstream import Machine, SimulatedUpstream
+from tests.simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
 
 _MOST_STEPS = 3_000_000
 _LONGEST = 3900.0

@@ -9,13 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from wire import ManualClock, Peer, answer, client, serving
 
 from batchline.domain.outcomes import Retryable, classify_reply
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.tokens import UpstreamTokens
-
-pytest_plugins = ["llama"]
+from tests.support.raw_server import ManualClock, Peer, answer, client, serving
 
 TEN_MINUTES = 600
 CHAT = "/v1/chat/completions"

@@ -1,0 +1,143 @@
+"""For whoever runs the service: SPEC F5."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from batchline.api import health
+from batchline.domain.errors import ObjectsDown, StoreDown
+from tests.support.api_server import Api, Faulty
+
+
+def test_a_living_process_says_so_to_anyone(api: Api) -> None:
+    """F5"""
+    reply = api.call("GET", "/healthz", anonymous=True)
+    assert (reply.status, reply.json) == (200, {"status": "ok"})
+
+
+def test_a_ready_service_says_so_to_anyone(api: Api) -> None:
+    """F5"""
+    reply = api.call("GET", "/readyz", anonymous=True)
+    assert (reply.status, reply.json) == (200, {"status": "ready", "database": "ok", "storage": "ok"})
+
+
+@pytest.mark.rule("F5", "/healthz and /readyz need no credentials, and a part that fails is named.")
+@pytest.mark.parametrize(
+    ("broken", "red", "green"),
+    [
+        ({"wrap_store": lambda store: Faulty(store, check=StoreDown("secret.db is locked"))}, "database", "storage"),
+        ({"wrap_objects": lambda part: Faulty(part, check=ObjectsDown("/srv/secret"))}, "storage", "database"),
+        ({"wrap_objects": lambda part: Faulty(part, check=ValueError("secret"))}, "storage", "database"),
+    ],
+)
+def test_a_part_that_fails_is_named_without_internals(
+    serve: Callable[..., Api], broken: dict[str, Any], red: str, green: str
+) -> None:
+    """F5, A6"""
+    api = serve(**broken)
+    reply = api.call("GET", "/readyz", anonymous=True)
+    assert reply.status == 503
+    assert red in reply.error["message"]
+    assert green not in reply.error["message"]
+    assert "secret" not in reply.error["message"]
+    assert api.call("GET", "/healthz").status == 200
+
+
+def test_a_part_that_hangs_is_red_too(serve: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
+    """F5"""
+    monkeypatch.setattr(health, "_CHECK_SECONDS", 0.05)
+
+    class Hanging(Faulty):
+        async def check(self) -> None:
+            await asyncio.Event().wait()
+
+    reply = serve(wrap_store=Hanging).call("GET", "/readyz")
+    assert reply.status == 503
+    assert "database did not answer" in reply.error["message"]
+
+
+def test_a_real_disk_that_refuses_is_red(serve: Callable[..., Api]) -> None:
+    """F5"""
+    api = serve()
+    (api.folder / "objects").write_bytes(b"no folder")
+    assert "storage" in api.call("GET", "/readyz").error["message"]
+
+
+def test_metrics_are_open_on_this_machine_and_named_for_us(api: Api) -> None:
+    """F5"""
+    reply = api.call("GET", "/metrics", anonymous=True)
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/plain")
+    names = [line.split()[2] for line in reply.body.decode().splitlines() if line.startswith("# TYPE")]
+    assert names
+    assert all(name.startswith("batchline_") for name in names)
+
+
+def test_requests_are_counted(serve: Callable[..., Api]) -> None:
+    """F5"""
+    api = serve()
+    for _ in range(3):
+        api.call("GET", "/v1/nothing")
+    api.call("PROPFIND", "/v1/nothing")
+    api.settle()
+    text = api.call("GET", "/metrics").body.decode()
+    assert 'batchline_http_requests_total{method="GET",status="404"} 3.0' in text
+    assert 'batchline_http_requests_total{method="other",status="404"} 1.0' in text
+
+
+TOKEN = "a-long-admin-token"
+
+
+@pytest.mark.rule("F5", "/metrics is open on loopback, else it needs the token.")
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        (None, 401),
+        ("", 401),
+        ("Bearer ", 401),
+        (f"Basic {TOKEN}", 401),
+        ("Bearer wrong", 403),
+        ("Bearer caf\xe9", 403),
+        (f"Bearer {TOKEN}", 200),
+        (f"bearer {TOKEN}", 200),
+    ],
+)
+@pytest.mark.parametrize("relay", ["x-forwarded-for", "forwarded", "origin"])
+def test_metrics_want_the_token_from_whoever_only_looks_local(
+    shared: Callable[..., Api], relay: str, authorization: str | None, status: int
+) -> None:
+    """F5"""
+    api = shared(admin_token=TOKEN)
+    headers = {relay: "203.0.113.9"} | ({} if authorization is None else {"authorization": authorization})
+    reply = api.call("GET", "/metrics", anonymous=True, headers=headers)
+    assert reply.status == status
+    if status != 200:
+        assert reply.error["type"] == "authentication_error"
+
+
+def test_without_a_token_metrics_stay_closed_to_others(api: Api) -> None:
+    """F5"""
+    headers = {"x-forwarded-for": "203.0.113.9", "authorization": "Bearer None"}
+    assert api.call("GET", "/metrics", headers=headers).status == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("2001:db8::1", False),
+        (None, False),
+    ],
+)
+def test_loopback_in_all_its_spellings(host: str | None, local: bool) -> None:
+    """F5"""
+    scope: dict[str, Any] = {"type": "http", "headers": [], "client": None if host is None else (host, 1)}
+    assert health._is_local(Request(scope)) is local

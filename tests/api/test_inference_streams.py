@@ -1,0 +1,328 @@
+"""Streams: SPEC E1, E2, D7."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from typing import Any
+
+import pytest
+
+from tests.support.api_server import CHAT, Api, wait_until
+from tests.support.manual_upstream import DONE, USAGE, HandUpstream, Peer, delta, event
+
+RESPONSES = "/v1/responses"
+PRICED = {"models": {"m": {"input_price": "1", "output_price": "10"}}, "metering": True}
+QUESTION = "twelve bytes"
+"""Three tokens, at four bytes each."""
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": QUESTION}], "stream": True, **more}
+
+
+class Client:
+    """Reads the stream of one call, event by event."""
+
+    def __init__(self, api: Api, path: str, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self._sock = api.connect()
+        self._sock.sendall(api.head(f"POST {path}", f"content-length: {len(data)}") + data)
+
+    def begin(self) -> HTTPResponse:
+        self._response = HTTPResponse(self._sock)
+        self._response.begin()
+        return self._response
+
+    def next(self) -> bytes:
+        """The next event, up to its blank line; nothing at the end."""
+        lines = []
+        while line := self._response.readline():
+            lines.append(line)
+            if not line.strip():
+                break
+        return b"".join(lines)
+
+    def rest(self) -> list[bytes]:
+        return list(iter(self.next, b""))
+
+    def leave(self) -> None:
+        if hasattr(self, "_response"):
+            self._response.close()
+        self._sock.close()
+
+
+@contextmanager
+def streaming(api: Api, hand: HandUpstream, path: str, body: dict[str, Any]) -> Iterator[tuple[Client, Peer, Any]]:
+    """A call whose upstream has begun to stream, and what that was asked."""
+    client = Client(api, path, body)
+    try:
+        peer = hand.accept()
+        asked = peer.read()
+        assert asked.path == path
+        peer.begin_stream()
+        assert client.begin().status == 200
+        yield client, peer, asked.json
+    finally:
+        client.leave()
+
+
+def sent(data: bytes) -> Any:
+    assert data.startswith(b"data: ")
+    assert data.endswith(b"\n\n")
+    return json.loads(data[6:])
+
+
+def booked(api: Api) -> tuple[int, int, int]:
+    """Requests, input tokens and output tokens of the account, once there is an entry."""
+    wait_until(lambda: api.usage() != [])
+    [entry] = api.usage()
+    return entry.requests, entry.input_tokens, entry.output_tokens
+
+
+@pytest.mark.rule("E1", "Events are passed on as they come.")
+def test_events_are_passed_on_as_they_come(serve: Callable[..., Api], hand: HandUpstream) -> None:
+    """E1: the first is there before the second was sent; also where an event comes in pieces."""
+    with streaming(serve(upstream_url=hand.url), hand, CHAT, chat()) as (client, peer, _):
+        for text in ("one", "two"):
+            whole = event(delta(text))
+            peer.send_events(whole[:9], whole[9:])
+            assert sent(client.next())["choices"] == delta(text)["choices"]
+        peer.send_events(DONE)
+        assert client.next() == DONE
+        peer.end_stream()
+        assert client.rest() == []
+
+
+@pytest.mark.rule("E1", "stream: true streams server-sent events.")
+def test_a_stream_says_what_it_is(api: Api) -> None:
+    """E1, A5: for clients and for proxies in between."""
+    client = Client(api, CHAT, chat())
+    head = client.begin()
+    assert head.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert (head.headers["cache-control"], head.headers["x-accel-buffering"]) == ("no-cache", "no")
+    assert head.headers["x-request-id"].startswith("req_")
+    events = client.rest()
+    client.leave()
+    assert events[-1] == DONE
+    said = "".join(choice["delta"].get("content") or "" for one in events[:-1] for choice in sent(one)["choices"])
+    assert said == f"scripted answer to: {QUESTION}"
+
+
+def test_the_fingerprint_is_null_in_every_chunk_and_nothing_else_changes(
+    serve: Callable[..., Api], hand: HandUpstream
+) -> None:
+    """D7"""
+    with streaming(serve(upstream_url=hand.url), hand, CHAT, chat()) as (client, peer, _):
+        peer.send_events(b'data: {"system_fingerprint":"fp","choices":[{"delta":{"content":"\\u00e9"}}],"n":1.10}\n\n')
+        peer.send_events(b": a comment\n\n", b'data: {"z":1}\r\n\r\n')
+        passed_on = b'data: {"system_fingerprint":null,"choices":[{"delta":{"content":"\\u00e9"}}],"n":1.10}\n\n'
+        assert client.next() == passed_on
+        assert client.next() == b": a comment\n\n"
+        assert client.next() == b'data: {"z":1,"system_fingerprint":null}\n\n'
+
+
+@pytest.mark.rule("E1", "Usage is asked for, so that a stream can be charged.")
+@pytest.mark.rule("E1", "And shown only to who wanted it.")
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [({}, False), ({"stream_options": None}, False), ({"stream_options": {"x": 1}}, False)]
+    + [({"stream_options": {"include_usage": told}}, told) for told in (False, True)],
+)
+def test_the_usage_is_asked_for_and_shown_to_who_wanted_it(
+    serve: Callable[..., Api], hand: HandUpstream, options: dict[str, Any], wanted: bool
+) -> None:
+    """E1, D4"""
+    api = serve(upstream_url=hand.url)
+    with streaming(api, hand, CHAT, chat(**options)) as (client, peer, asked):
+        assert asked["stream_options"] == (options.get("stream_options") or {}) | {"include_usage": True}
+        peer.send_events(event(delta("a")), event({"choices": [], "usage": USAGE}), DONE)
+        peer.end_stream()
+        events = client.rest()
+    shown = [sent(one)["usage"] for one in events[1:-1]]
+    assert shown == ([USAGE] if wanted else [])
+    assert booked(api) == (1, 11, 7)
+
+
+def test_a_stream_is_charged_before_its_end(serve: Callable[..., Api]) -> None:
+    """E1, D4: once, at the price of the model."""
+    api = serve(**PRICED)
+    before = api.funds()
+    client = Client(api, CHAT, chat())
+    client.begin()
+    assert client.rest()[-1] == DONE
+    [entry] = api.usage()
+    client.leave()
+    assert (entry.model, entry.requests, entry.input_tokens, entry.output_tokens) == ("m", 1, 2, 5)
+    assert api.funds() == before - entry.cost == before - (2 * 1000 + 5 * 10_000)
+
+
+@pytest.mark.rule("E2", "Or for what was sent.")
+def test_a_stream_that_tells_no_usage_is_charged_for_what_was_sent(
+    serve: Callable[..., Api], hand: HandUpstream
+) -> None:
+    """E2: a token for four bytes of the question, and one for every chunk that said something."""
+    api = serve(upstream_url=hand.url)
+    with streaming(api, hand, CHAT, chat()) as (client, peer, _):
+        opening = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+        peer.send_events(event(opening), event(delta("a")), event(delta("b")), event(delta("")), DONE)
+        peer.end_stream()
+        assert len(client.rest()) == 5
+    assert booked(api) == (1, 3, 2)
+
+
+@pytest.mark.rule("E2", "A stream that the client leaves is charged.")
+@pytest.mark.rule("E2", "For what the upstream reported.")
+@pytest.mark.parametrize(("reported", "charged"), [({}, (1, 3, 2)), ({"usage": USAGE}, (1, 11, 7))])
+def test_a_stream_that_the_client_leaves_ends_at_once_and_is_charged(
+    serve: Callable[..., Api], hand: HandUpstream, reported: dict[str, Any], charged: tuple[int, int, int]
+) -> None:
+    """E2: for what the upstream reported so far, or for what was sent; the upstream is not left working."""
+    api = serve(upstream_url=hand.url, max_project_calls=1)
+    with streaming(api, hand, CHAT, chat()) as (client, peer, _):
+        peer.send_events(event(delta("a")), event(delta("b", **reported)))
+        assert client.next()
+        assert client.next()
+        client.leave()
+        peer.wait_until_left()
+    wait_until(lambda: api.under_way() == 0)
+    assert booked(api) == charged
+
+
+def test_a_client_that_leaves_before_the_first_event_is_charged_for_its_question(
+    serve: Callable[..., Api], hand: HandUpstream
+) -> None:
+    """E2: the upstream had begun."""
+    api = serve(upstream_url=hand.url)
+    with streaming(api, hand, CHAT, chat()) as (client, peer, _):
+        client.leave()
+        peer.wait_until_left()
+    assert booked(api) == (1, 3, 0)
+
+
+def test_a_client_that_leaves_before_the_upstream_began_is_not_charged(
+    serve: Callable[..., Api], hand: HandUpstream
+) -> None:
+    """E2: nothing was reported and nothing was sent."""
+    api = serve(upstream_url=hand.url)
+    client = Client(api, CHAT, chat())
+    peer = hand.accept()
+    peer.read()
+    client.leave()
+    peer.wait_until_left()
+    wait_until(lambda: api.under_way() == 0)
+    assert api.usage() == []
+
+
+BREAKS = [
+    b"data: no json\n\n",
+    b"data: [1]\n\n",
+    b'data: {"a":"\xff"}\n\n',
+    b'data: {"error":{"message":"at 10.0.0.1: out of memory"}}\n\n',
+    b"data: " + b"x" * (1024 * 1024 + 1),
+    None,
+]
+
+
+@pytest.mark.rule("E2", "A stream that breaks says so.")
+@pytest.mark.parametrize("broken", BREAKS, ids=["text", "array", "utf8", "error", "huge", "cut"])
+def test_a_stream_that_breaks_says_so_and_is_charged_for_what_was_sent(
+    serve: Callable[..., Api], hand: HandUpstream, broken: bytes | None
+) -> None:
+    """E2, A6: the last event is an envelope without internals, and the stream does not end as if all were well."""
+    api = serve(upstream_url=hand.url)
+    with streaming(api, hand, CHAT, chat()) as (client, peer, _):
+        peer.send_events(event(delta("a")))
+        assert client.next()
+        if broken is None:
+            peer.close()
+        else:
+            peer.send_events(broken)
+        [last] = client.rest()
+    assert sent(last) == {
+        "error": {
+            "message": "The upstream broke off in the middle of its answer",
+            "type": "internal_error",
+            "code": "upstream_error",
+            "param": None,
+        }
+    }
+    assert booked(api) == (1, 3, 1)
+
+
+def test_the_servers_end_cuts_a_stream_off_and_charges_it(serve: Callable[..., Api], hand: HandUpstream) -> None:
+    """E2, D4: a stream in flight at the end of the grace is charged before the store is closed."""
+    api = serve(upstream_url=hand.url, shutdown_grace_seconds=0)
+    with streaming(api, hand, CHAT, chat()) as (client, peer, _):
+        peer.send_events(event(delta("a")))
+        assert client.next()
+        api.stop()
+        api.join()
+        peer.wait_until_left()
+    asked = "SELECT count(*) || ' ' || sum(input_tokens) || ' ' || sum(output_tokens) FROM ledger WHERE requests > 0"
+    assert api.ask(asked) == "1 3 1"
+
+
+def test_a_stream_of_responses_is_passed_on_untouched(serve: Callable[..., Api], hand: HandUpstream) -> None:
+    """E2: its last event tells the usage; nothing is added to what is asked."""
+    api = serve(upstream_url=hand.url)
+    usage = {"input_tokens": 5, "output_tokens": 6, "total_tokens": 11}
+    body = {"model": "m", "input": QUESTION, "stream": True}
+    events = [
+        b'event: response.created\ndata: {"type": "response.created", "response": {"usage": null}}\n\n',
+        b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"a"}\n\n',
+        b"data: no json\n\n",
+        b"event: response.completed\n" + event({"type": "response.completed", "response": {"usage": usage}}),
+    ]
+    with streaming(api, hand, RESPONSES, body) as (client, peer, asked):
+        assert asked == body
+        peer.send_events(*events)
+        peer.end_stream()
+        assert client.rest() == events
+    assert booked(api) == (1, 5, 6)
+
+
+def test_a_stream_of_responses_that_is_left_is_charged_for_what_was_sent(
+    serve: Callable[..., Api], hand: HandUpstream
+) -> None:
+    """E2"""
+    api = serve(upstream_url=hand.url)
+    with streaming(api, hand, RESPONSES, {"model": "m", "input": QUESTION, "stream": True}) as (client, peer, _):
+        peer.send_events(event({"type": "response.output_text.delta", "delta": "a"}))
+        assert client.next()
+        client.leave()
+        peer.wait_until_left()
+    assert booked(api) == (1, 3, 1)
+
+
+def test_an_upstream_that_does_not_stream_is_answered_for_whole(serve: Callable[..., Api], hand: HandUpstream) -> None:
+    """E1"""
+    api = serve(upstream_url=hand.url)
+    client = Client(api, CHAT, chat())
+    peer = hand.accept()
+    peer.read()
+    peer.answer(json.dumps({"usage": USAGE}).encode())
+    head = client.begin()
+    assert (head.status, head.headers["content-type"]) == (200, "application/json")
+    assert json.loads(head.read()) == {"usage": USAGE, "system_fingerprint": None}
+    client.leave()
+    assert booked(api) == (1, 11, 7)
+
+
+def test_a_connection_serves_the_next_call_after_a_stream(serve: Callable[..., Api], hand: HandUpstream) -> None:
+    """E1: on both sides."""
+    api = serve(upstream_url=hand.url)
+    data = json.dumps(chat()).encode()
+    request = api.head(f"POST {CHAT}", f"content-length: {len(data)}") + data
+    with api.connect() as sock:
+        peer = None
+        for _ in range(3):
+            sock.sendall(request)
+            peer = peer or hand.accept()
+            peer.read()
+            peer.begin_stream()
+            peer.send_events(DONE)
+            peer.end_stream()
+            response = HTTPResponse(sock)
+            response.begin()
+            assert response.read() == DONE

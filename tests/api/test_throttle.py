@@ -1,0 +1,51 @@
+"""No project takes the service from the others: A4."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from batchline.api.throttle import Throttle
+from batchline.domain.errors import RateLimited
+from tests.support.api_server import CHAT, LINE, Api, Held
+
+
+@pytest.mark.rule("A4", "A project with too much under way is 429 with Retry-After, and no other.")
+def test_a_project_over_its_places_is_throttled_and_no_other(serve: Callable[..., Api]) -> None:
+    """A4: 429 of the transient kind, with a time to try again, and only for the project that has too much under way."""
+    held: list[Held] = []
+
+    def hold(validator: Any) -> Held:
+        held.append(Held(validator))
+        return held[0]
+
+    api = serve(wrap_validator=hold, max_project_requests=1)
+    file_id = api.upload(LINE).json["id"]
+    other = api.new_account("other")
+    create = {"input_file_id": file_id, "endpoint": CHAT}
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: api.create(**create))
+        assert held[0].entered.wait(60)
+        refused = api.create(**create)
+        remote = api.upload(LINE, account=other)
+        api.await_(held[0].drop())
+        assert first.result().status == 200
+    assert refused.status == 429
+    assert (refused.error["type"], refused.error["code"]) == ("rate_limit_exceeded", "rate_limit_exceeded")
+    assert refused.headers["retry-after"] == "1"
+    assert remote.status == 200
+    assert api.create(**create).status == 200
+
+
+@pytest.mark.rule("A4", "A place is free again however it was left.")
+def test_a_place_is_free_again_however_it_was_left() -> None:
+    """A4: a request that fails gives its place back."""
+    throttle = Throttle(1, of="things")
+    with pytest.raises(KeyError), throttle.place("p"):
+        raise KeyError
+    with throttle.place("p"):
+        with pytest.raises(RateLimited), throttle.place("p"):
+            pass
+        with throttle.place("q"):
+            pass

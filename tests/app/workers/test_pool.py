@@ -1,0 +1,172 @@
+"""`batchline serve` with a hand: two processes that run lines out of one folder, as one service (F1, F2, F5)."""
+
+import os
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from tests.support.fleet import metric, progress_of
+from tests.support.service import (
+    await_end,
+    chat_lines,
+    counts_of,
+    results_of,
+    running_mock,
+    submit,
+    wait_until,
+)
+from tests.support.worker_pool import RESCUED, asks, bring_in_hand, hands_of, running_crew
+
+_CAP = 16
+
+
+def test_lines_of_many_batches_run_in_both_and_count_once(tmp_path: Path) -> None:
+    """C12, F5: every line in one of the two files, once; counts and metrics are those of one service, and
+    none of them falls when the hand dies."""
+    inputs = [
+        chat_lines("[[status=400]]" if n % 500 == 7 else f"{batch} {n}" for n in range(1500)) for batch in range(4)
+    ]
+    with running_mock() as mock, running_crew(tmp_path, mock.url, max_concurrency=_CAP) as service:
+        client, child = service.client(), bring_in_hand(service, mock, cap=_CAP)
+        recorded = mock.stats()["requests"] + 4 * 1500
+        batches = [submit(client, lines) for lines in inputs]
+        for batch, lines in zip(batches, inputs, strict=True):
+            ended = await_end(client, batch.id)
+            assert (ended.status, counts_of(ended)) == ("completed", (1500, 1497, 3))
+            failed = [name for name, record in results_of(client, ended, lines).items() if record["error"]]
+            assert sorted(failed) == ["line-1007", "line-507", "line-7"]
+        wait_until(lambda: metric(service, "batchline_lines_total") >= recorded, what="the hand's last beat")
+        child.kill()
+        wait_until(lambda: "worker process died" in service.log, what="word of the death")
+        assert metric(service, "batchline_lines_total") == recorded
+        assert metric(service, "batchline_attempts_total") == metric(service, "batchline_upstream_seconds_count")
+        stats = mock.stats()
+        assert stats["requests"] == recorded
+        assert RESCUED not in service.log, "it held nothing any more"
+
+
+def test_what_a_dead_hand_held_runs_again_at_once(tmp_path: Path) -> None:
+    """C12, D5: nothing is lost and nothing counts twice; the living one keeps its leases, and another hand comes."""
+    lines = chat_lines(f"[[delay=0.1]] {n}" for n in range(400))
+    # Of the first hand's lines nothing would be found before a third of a lease.
+    with running_mock() as mock, running_crew(tmp_path, mock.url, max_concurrency=_CAP, lease_seconds=600) as service:
+        client, child = service.client(), bring_in_hand(service, mock, cap=_CAP)
+        batch = submit(client, lines)
+        wait_until(lambda: mock.stats()["in_flight"] == _CAP, what="lines in flight")
+        wait_until(lambda: counts_of(client.batches.retrieve(batch.id))[1] > 0, what="a record")
+        child.kill()
+        wait_until(lambda: RESCUED in service.log, what="the rescue")
+        ended = await_end(client, batch.id)
+        assert counts_of(ended) == (400, 400, 0)
+        assert not any(record["error"] for record in results_of(client, ended, lines).values())
+        assert len(hands_of(service)) == 1
+        assert service.log.count(RESCUED) == 1
+        stats = mock.stats()
+        # Half of what was in flight, and of the answers of a second.
+        assert 0 < stats["requests"] - stats["distinct"] <= _CAP / 2 + _CAP / 2 * 10
+
+
+def test_hands_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """C7, F5: however it ends, and whatever they wait for; another life takes the folder over and ends what both had
+    begun."""
+    lines = chat_lines(f"taken over {n}" for n in range(300))
+    with running_mock() as mock, running_crew(tmp_path, mock.url, max_concurrency=_CAP) as service:
+        child = bring_in_hand(service, mock, cap=_CAP)
+        mock.follow(hang=100)
+        batch = submit(service.client(), lines)
+        wait_until(lambda: mock.stats()["in_flight"] == _CAP, what="lines in flight")
+        service.kill()
+        wait_until(lambda: not _runs(child), what="the end of the hand")
+        mock.follow()
+        service.restart()
+        ended = await_end(service.client(), batch.id)
+        assert counts_of(ended) == (300, 300, 0)
+        results_of(service.client(), ended, lines)
+
+
+def test_sigterm_lets_the_lines_of_all_processes_finish(tmp_path: Path) -> None:
+    """F5: the process ends with 0 when its hands have, none runs a line twice, and leases are handed back, not left to
+    lapse. A terminal's Ctrl-C does not reach the hands, so that this is so for it too."""
+    lines = chat_lines(f"[[delay=0.7]] {n}" for n in range(32))
+    with running_mock() as mock, running_crew(tmp_path, mock.url, max_concurrency=_CAP) as service:
+        child = bring_in_hand(service, mock, cap=_CAP)
+        assert os.getsid(child.pid) != os.getsid(service.pid)
+        batch = submit(service.client(), lines)
+        wait_until(lambda: mock.stats()["in_flight"] == _CAP, what="lines in flight")
+        assert service.terminate() == 0
+        assert not _runs(child)
+        assert "worker process died" not in service.log
+        assert set(mock.stats()["requests_by_status"]) == {"200"}
+
+        service.restart()
+        ended = await_end(service.client(), batch.id)
+        assert not any(record["error"] for record in results_of(service.client(), ended, lines).values())
+        assert mock.stats()["requests"] == mock.stats()["distinct"]
+        assert RESCUED not in service.log
+
+
+def test_a_cap_holds_over_all_processes(tmp_path: Path) -> None:
+    """F2: from the first line on, while a hand comes and while it works; and all of it is used. The progress of a batch
+    tells of both."""
+    with running_mock() as mock, running_crew(tmp_path, mock.url, max_concurrency=_CAP, lease_seconds=3) as service:
+        child, client = bring_in_hand(service, mock, cap=_CAP), service.client()
+        batch = submit(client, chat_lines(f"[[delay=0.05]] cap {n}" for n in range(600)))
+        wait_until(lambda: mock.stats()["in_flight"] == _CAP and asks(child, mock), what="the whole cap in use")
+        wait_until(lambda: progress_of(service, batch.id)["in_flight"] == _CAP, what="progress that tells of both")
+        assert progress_of(service, batch.id)["concurrency"] == _CAP
+        assert counts_of(await_end(client, batch.id)) == (600, 600, 0)
+        assert mock.stats()["peak_in_flight"] == _CAP
+        assert RESCUED not in service.log, "both lived, and kept their leases"
+
+
+def test_hands_come_and_go_and_no_line_notices(tmp_path: Path) -> None:
+    """C12, F2: one that is not needed hands back what it has not begun; nothing runs twice, and the cap holds."""
+    lines = chat_lines(f"[[delay=0.1]] {n}" for n in range(600))
+    with running_mock() as mock, running_crew(tmp_path, mock.url, spare=99.0, max_concurrency=_CAP) as service:
+        client = service.client()
+        batch = submit(client, lines)
+        ended = await_end(client, batch.id)
+        assert counts_of(ended) == (600, 600, 0)
+        results_of(client, ended, lines)
+        assert "worker process ended" in service.log
+        stats = mock.stats()
+        assert (stats["requests"], stats["distinct"], stats["peak_in_flight"]) == (600, 600, _CAP)
+        assert RESCUED not in service.log
+        wait_until(lambda: metric(service, "batchline_lines_total") >= 600, what="the last numbers")
+        assert metric(service, "batchline_lines_total") == 600
+
+
+def test_a_hand_hears_of_a_cancel(tmp_path: Path) -> None:
+    """C10: what it has in flight may finish, nothing more is started, and the batch ends."""
+    lines = chat_lines(f"[[delay=0.1]] {n}" for n in range(2000))
+    with running_mock() as mock, running_crew(tmp_path, mock.url, max_concurrency=_CAP) as service:
+        bring_in_hand(service, mock, cap=_CAP)
+        client = service.client()
+        batch = submit(client, lines)
+        wait_until(lambda: mock.stats()["in_flight"] == _CAP, what="lines in flight")
+        client.batches.cancel(batch.id)
+        ended = await_end(client, batch.id)
+        assert ended.status == "cancelled"
+        assert len(results_of(client, ended, lines)) == 2000
+
+
+def test_a_machine_that_starts_no_further_process_goes_on_with_one(tmp_path: Path) -> None:
+    """F5: for want of memory, say; the cap is not kept for those who never came."""
+    lines = chat_lines(f"[[delay=0.1]] {n}" for n in range(100))
+    refuse = (
+        "import asyncio\nasync def refuse(*_, **__): raise OSError('no more')\nasyncio.create_subprocess_exec = refuse"
+    )
+    with running_mock() as mock, running_crew(tmp_path, mock.url, more=refuse, max_concurrency=_CAP) as service:
+        client = service.client()
+        ended = await_end(client, submit(client, lines).id)
+        assert counts_of(ended) == (100, 100, 0)
+        assert "failed to start a worker process" in service.log
+        assert mock.stats()["peak_in_flight"] == _CAP
+        assert service.terminate() == 0
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

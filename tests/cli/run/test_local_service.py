@@ -1,0 +1,216 @@
+"""`batchline run` by itself, on a data folder (F4): its service comes with it and goes with it."""
+
+import re
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from tests.support.command_line import Shell
+from tests.support.run_process import Ran, Run, ended_with_the_test, is_gone, names, names_in, ran, running
+from tests.support.service import Mock, chat_lines, running_mock, running_service, wait_until
+
+
+@pytest.fixture
+def mock() -> Iterator[Mock]:
+    """Of its own, so that a test can count what it was asked."""
+    with running_mock() as started:
+        yield started
+
+
+def _arguments(mock: Mock, *more: str) -> list[str]:
+    return ["in.jsonl", "--json", "--data-dir", "data", "--upstream-url", mock.url, "--max-concurrency", "4", *more]
+
+
+def _lines(folder: Path, count: int, directive: str = "") -> None:
+    (folder / "in.jsonl").write_bytes(chat_lines(f"{directive} {n}" for n in range(count)))
+
+
+def _go(folder: Path, mock: Mock, *more: str) -> Ran:
+    return ran(folder, *_arguments(mock, *more))
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def _await_answers(mock: Mock, count: int) -> None:
+    wait_until(lambda: mock.stats()["requests_by_status"].get("200", 0) >= count, what=f"{count} answers")
+
+
+def test_a_run_needs_nothing_but_a_folder(tmp_path: Path, mock: Mock) -> None:
+    """F4: the service is started, used and gone; key and log are for nobody but the owner, and the key is kept."""
+    _lines(tmp_path, 8, "[[delay=0.3]]")
+    with running(tmp_path, *_arguments(mock, "--upstream-api-key", "hush")) as run:
+        _await_answers(mock, 1)
+        family = run.children()
+        assert not any("hush" in argument for process in family for argument in process.cmdline())
+        first = run.end()
+    assert first.code == 0, first.stderr
+    assert sorted(names_in(tmp_path / "in.output.jsonl")) == sorted(names(8))
+    assert "Starting the service" in first.stderr
+    assert family
+    assert is_gone(family)
+    data = tmp_path / "data"
+    assert _mode(data / "run.key") == _mode(data / "run.log") == 0o600
+    key = (data / "run.key").read_text()
+    assert key.strip() not in (data / "run.log").read_text() + first.stderr
+
+    second = _go(tmp_path, mock)
+    assert second.code == 0
+    assert second.summary["batch_id"] != first.summary["batch_id"]
+    assert (data / "run.key").read_text() == key
+
+
+def _killed_in_the_middle(folder: Path, mock: Mock) -> list[psutil.Process]:
+    with running(folder, *_arguments(mock)) as run:
+        _await_answers(mock, 8)
+        family = run.children()
+        run.kill()
+    return family
+
+
+def test_a_killed_run_takes_its_service_with_it_and_goes_on_when_run_again(tmp_path: Path, mock: Mock) -> None:
+    """F4, D5: nothing outlives it, the batch is the same, and what was recorded does not run again."""
+    _lines(tmp_path, 40, "[[delay=0.2]]")
+    family = _killed_in_the_middle(tmp_path, mock)
+    assert family
+    with ended_with_the_test(family):
+        again = _go(tmp_path, mock)
+        assert is_gone(family)
+    assert again.code == 0, again.stderr
+    assert sorted(names_in(tmp_path / "in.output.jsonl")) == sorted(names(40))
+    assert mock.stats()["distinct"] == 40
+    assert mock.stats()["requests"] <= 44
+    assert len(_batches(tmp_path)) == 1
+
+
+def _batches(folder: Path) -> set[str]:
+    """Of all that the folder's service ever did."""
+    return set(re.findall(r"batch_[0-9A-Z]{26}", (folder / "data" / "run.log").read_text()))
+
+
+def test_the_service_of_a_killed_run_ends_by_itself(tmp_path: Path, mock: Mock) -> None:
+    """F4: also when nobody runs the command again, and when a line would take for ever."""
+    _lines(tmp_path, 1, "[[hang]]")
+    with running(tmp_path, *_arguments(mock, "--shutdown-grace-seconds", "3600")) as run:
+        wait_until(lambda: mock.stats()["in_flight"] == 1, what="the line in flight")
+        family = run.children()
+        run.kill()
+    with ended_with_the_test(family):
+        wait_until(lambda: is_gone(family), what="the end of the service")
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_ctrl_c_pauses_the_job(tmp_path: Path, mock: Mock, patient: bool) -> None:
+    """F4, F5: lines in flight may finish, unless Ctrl-C is pressed again; the next run goes on."""
+    count = 6 if patient else 4
+    _lines(tmp_path, count, "[[delay=0.5]]" if patient else "[[hang times=1]]")
+    with running(tmp_path, *_arguments(mock)) as run:
+        wait_until(lambda: mock.stats()["in_flight"] == 4, what="lines in flight")
+        family = run.children()
+        run.send(signal.SIGINT)
+        if not patient:
+            wait_until(lambda: "Press Ctrl-C again" in (tmp_path / "run.stderr").read_text(), what="the offer")
+            assert not run.is_over
+            run.send(signal.SIGINT)
+        stopped = run.end()
+    assert stopped.code == 130
+    assert is_gone(family)
+    assert "Run the same command again to go on." in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    again = _go(tmp_path, mock)
+    assert again.code == 0, again.stderr
+    assert sorted(names_in(tmp_path / "in.output.jsonl")) == sorted(names(count))
+    assert len(_batches(tmp_path)) == 1
+    assert mock.stats()["requests"] == (6 if patient else 8)
+
+
+def test_a_folder_that_is_served_already_is_not_served_twice(tmp_path: Path, mock: Mock) -> None:
+    """F4: the job goes to the service that runs there, which neither run nor end of it disturbs."""
+    _lines(tmp_path, 10)
+    with running_service(tmp_path, mock.url) as service:
+        with running(tmp_path, *_arguments(mock)) as run:
+            ended = run.end()
+        assert ended.code == 0, ended.stderr
+        assert ended.summary["batch_id"] in service.log
+        assert service.is_ready()
+    assert not (tmp_path / "data" / "run.log").exists()
+
+
+def test_a_run_takes_over_when_the_service_it_uses_is_stopped(tmp_path: Path, mock: Mock) -> None:
+    """F4: the folder is free then, and the batch is in it."""
+    _lines(tmp_path, 12, "[[delay=0.3]]")
+    with (
+        running_service(tmp_path, mock.url, max_concurrency=2) as service,
+        running(tmp_path, *_arguments(mock)) as run,
+    ):
+        _await_answers(mock, 2)
+        assert service.terminate() == 0
+        ended = run.end()
+    assert ended.code == 0, ended.stderr
+    assert sorted(names_in(tmp_path / "in.output.jsonl")) == sorted(names(12))
+
+
+def test_a_service_that_dies_is_told_and_the_job_goes_on_later(tmp_path: Path, mock: Mock) -> None:
+    """F4: not waited for, because nobody else will start it."""
+    _lines(tmp_path, 12, "[[delay=0.3]]")
+    with running(tmp_path, *_arguments(mock)) as run:
+        _await_answers(mock, 2)
+        service_process = run.children()[0]
+        service_process.kill()
+        ended = run.end()
+    assert ended.code == 1
+    assert "The service of this run ended by itself with -9; its log is " in ended.stderr
+    again = _go(tmp_path, mock)
+    assert again.code == 0, again.stderr
+    assert len(_batches(tmp_path)) == 1
+
+
+def test_a_service_that_cannot_start_says_why(tmp_path: Path, mock: Mock) -> None:
+    """F4: in its own words, not by a log to be searched."""
+    _lines(tmp_path, 1)
+    ended = _go(tmp_path, mock, "--upstream-url", "http://127.0.0.1:99999/v1")
+    assert ended.code == 1
+    assert ended.stderr.splitlines()[-1].startswith("Error: BATCHLINE_UPSTREAM_URL cannot be used: ")
+
+
+def test_no_funds_are_told_with_what_to_do(tmp_path: Path, mock: Mock) -> None:
+    """A3: never waited for."""
+    _lines(tmp_path, 1)
+    ended = _go(tmp_path, mock, "--metering", "on", "--free-credits", "0")
+    assert ended.code == 1
+    assert "no balance and no free credits left. Give it some with `batchline orgs set-balance`" in ended.stderr
+    assert mock.stats()["requests"] == 0
+
+
+def test_a_revoked_key_of_the_folder_is_replaced(tmp_path: Path, mock: Mock) -> None:
+    """F3: revoking it ends what it began, not what comes later."""
+    _lines(tmp_path, 1)
+    shell = Shell(tmp_path / "data")
+    made = shell.json("keys", "create", "--project", "run")
+    shell.text("keys", "revoke", made["key_id"])
+    key_file = tmp_path / "data" / "run.key"
+    key_file.write_text(made["api_key"])
+    assert _go(tmp_path, mock).code == 0
+    assert made["api_key"] not in key_file.read_text()
+    assert {key["project_id"] for key in shell.json("keys", "list")} == {made["project_id"]}
+
+
+def test_two_runs_at_once_share_one_service(tmp_path: Path, mock: Mock) -> None:
+    """F4: the folder has one service, and both jobs end well, whichever run ends first."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        _lines(folder, 8 + 8 * number, f"[[delay=0.3]] {number}")
+    runs = [Run(folder, *_arguments(mock, "--data-dir", str(tmp_path / "data"))) for folder in folders]
+    try:
+        ended = [run.end() for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    assert [each.code for each in ended] == [0, 0], [each.stderr for each in ended]
+    assert mock.stats()["requests"] == 24

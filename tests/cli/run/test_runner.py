@@ -1,0 +1,251 @@
+"""`batchline run` against a server (F4): what comes home, what is said, and every exit code."""
+
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from batchline.cli import main
+from batchline.cli.loading import RUN_VARIABLES
+from tests.support.http_proxy import Between, Broken, Exchange, Instead, between
+from tests.support.run_process import Environment, Tenant, names, names_in, running
+from tests.support.service import Mock, chat_line, chat_lines, running_service, wait_until
+
+
+def _call(*arguments: object, environment: Environment) -> Result:
+    """In this process, which is quicker."""
+    return CliRunner(env=dict.fromkeys(RUN_VARIABLES) | environment).invoke(main, ["run", *map(str, arguments)])
+
+
+def _journal(source: Path) -> Path:
+    return source.with_name("in.output.jsonl.batchline")
+
+
+def test_the_whole_job_is_one_command(tenant: Tenant, source: Path) -> None:
+    """F4: every line's answer beside the input, nothing else there, 0, and nothing on stdout."""
+    result = _call(source, environment=tenant.environment())
+    assert result.exit_code == 0, result.output
+    assert sorted(names_in(source.with_name("in.output.jsonl"))) == sorted(names(20))
+    assert {path.name for path in source.parent.iterdir()} == {"in.jsonl", "in.output.jsonl"}
+    assert result.stdout == ""
+    assert re.search(
+        r"^Completed: all 20 lines succeeded in [\d.]+ s; 40 tokens in, \d+ out$", result.stderr, re.MULTILINE
+    )
+    assert "20/20 lines, 100 %" in result.stderr
+    assert len(tenant.batches()) == 1
+
+
+@pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/"])
+def test_the_base_url_may_end_in_v1_or_not(tenant: Tenant, source: Path, tail: str) -> None:
+    url = tenant.service.base_url.removesuffix("/v1") + tail
+    environment = tenant.environment() | {"BATCHLINE_BASE_URL": "http://127.0.0.1:1"}
+    assert _call(source, "--base-url", url, environment=environment).exit_code == 0
+
+
+@pytest.mark.rule("F4", "Exit code 3 says that the batch finished with failed lines.")
+def test_failed_lines_are_3_and_told_by_code(tenant: Tenant, tmp_path: Path) -> None:
+    """F4, D2: both files, a table of what went wrong, and a summary for programs."""
+    source, output, errors = tmp_path / "in.jsonl", tmp_path / "o.jsonl", tmp_path / "e.jsonl"
+    prompts = ["fine", "[[status=404]]", "[[status=400]] a", "[[status=400]] b"]
+    source.write_bytes(chat_lines(prompts))
+    result = _call(source, "-o", output, "-e", errors, "--json", environment=tenant.environment())
+    assert result.exit_code == 3
+    assert names_in(output) == ["line-0"]
+    assert sorted(names_in(errors)) == ["line-1", "line-2", "line-3"]
+    [batch] = tenant.batches()
+    summary = json.loads(result.stdout)
+    assert summary.pop("seconds") > 0
+    assert summary == {
+        "batch_id": batch["id"],
+        "status": "completed",
+        "total": 4,
+        "completed": 1,
+        "failed": 3,
+        "output": str(output),
+        "errors": str(errors),
+        "usage": batch["usage"],
+    }
+    assert "1 of 4 lines succeeded, 3 failed" in result.stderr
+    assert re.search(r"invalid_request_error +2  scripted status 400", result.stderr)
+    assert re.search(r"not_found_error +1  scripted status 404", result.stderr)
+
+
+def test_files_of_an_earlier_run_do_not_outlive_it(tenant: Tenant, source: Path) -> None:
+    """F4: an errors file says that lines failed, and an output file that some succeeded: in this run."""
+    output, errors = source.with_name("in.output.jsonl"), source.with_name("in.errors.jsonl")
+    errors.write_text("old")
+    assert _call(source, environment=tenant.environment()).exit_code == 0
+    assert not errors.exists()
+    source.write_bytes(chat_lines(["[[status=400]]"]))
+    assert _call(source, environment=tenant.environment()).exit_code == 3
+    assert not output.exists()
+    assert names_in(errors) == ["line-0"]
+
+
+def test_faults_of_the_input_are_told_by_line_and_nothing_is_left_to_go_on_with(tenant: Tenant, source: Path) -> None:
+    """C3, F4: all of them at once, so that one round fixes them; the fixed file is then a new job."""
+    good = source.read_bytes()
+    source.write_bytes(good + b"{nope\n" + chat_line("line-3", "again") + b"[]\n")
+    result = _call(source, environment=tenant.environment())
+    assert result.exit_code == 1
+    assert "line 21: is not valid JSON\n" in result.stderr
+    assert 'line 22: duplicates custom_id "line-3"\n' in result.stderr
+    assert "line 23: must be a JSON object\n" in result.stderr
+    assert result.stdout == ""
+    source.write_bytes(good)
+    assert _call(source, environment=tenant.environment()).exit_code == 0
+
+
+def test_the_endpoint_is_the_first_lines_url(tenant: Tenant, source: Path) -> None:
+    """F4: where it is wrong, the service says so."""
+    source.write_bytes(b"\xef\xbb\xbf \r\n\n" + source.read_bytes())
+    assert _call(source, environment=tenant.environment()).exit_code == 0
+    source.write_bytes(source.read_bytes().replace(b"/v1/chat/completions", b"/v1/other"))
+    result = _call(source, environment=tenant.environment())
+    assert result.exit_code == 1
+    assert 'line 3: url "/v1/other" is not an allowed batch endpoint' in result.stderr
+
+
+def test_an_empty_file_is_refused_in_words(tenant: Tenant, source: Path) -> None:
+    """B2."""
+    source.write_bytes(b"")
+    result = _call(source, environment=tenant.environment())
+    assert result.exit_code == 1
+    assert "empty" in result.stderr
+    assert not _journal(source).exists()
+
+
+@pytest.mark.rule("F4", "Exit code 4 says that the credentials do not fit.")
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"BATCHLINE_API_KEY": ""}, "BATCHLINE_API_KEY is not set"),
+        ({"BATCHLINE_PROJECT_ID": ""}, "BATCHLINE_PROJECT_ID is not set"),
+        ({"BATCHLINE_API_KEY": "bl-wrong"}, "Invalid credentials. Set BATCHLINE_API_KEY and BATCHLINE_PROJECT_ID"),
+        ({"BATCHLINE_API_KEY": "a\nb"}, "BATCHLINE_API_KEY is not usable"),
+    ],
+)
+def test_credentials_that_do_not_fit_are_4(tenant: Tenant, source: Path, change: Environment, word: str) -> None:
+    """F4, A1, A2: with what to set, and never the key itself."""
+    result = _call(source, environment=tenant.environment() | change)
+    assert result.exit_code == 4
+    assert word in result.stderr
+    assert tenant.account["api_key"] not in result.stderr
+
+
+def test_a_server_that_is_not_there_is_1_with_its_url(tenant: Tenant, source: Path) -> None:
+    """F4: and no job was begun that a later run would have to pick up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    result = _call(source, environment=tenant.environment(url))
+    assert result.exit_code == 1
+    assert f"{url} cannot be reached: Connection refused" in result.stderr
+    assert "BATCHLINE_BASE_URL" in result.stderr
+    assert _call(source, environment=tenant.environment()).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no-such.jsonl"],
+        ["in.jsonl", "-o", "in.jsonl"],
+        ["in.jsonl", "-o", "same.jsonl", "-e", "same.jsonl"],
+        ["in.jsonl", "-o", "no-such-folder/out.jsonl"],
+        ["in.jsonl", "--base-url", "127.0.0.1:8000"],
+        ["in.jsonl", "--base-url", "http://host:port"],
+        ["in.jsonl", "--upstream-url", "http://127.0.0.1:1/v1"],
+    ],
+)
+def test_what_cannot_be_meant_is_2(
+    tenant: Tenant, source: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F4: the last one sets a service that this run would start, although a server was named."""
+    monkeypatch.chdir(source.parent)
+    result = _call(*arguments, environment=tenant.environment())
+    assert result.exit_code == 2, result.output
+    assert {path.name for path in source.parent.iterdir()} == {"in.jsonl"}
+
+
+def _fail_once(proxy: Between, step: str, fault: Exception) -> None:
+    faults = [fault]
+
+    def before(exchange: Exchange) -> None:
+        if exchange.step == step and faults:
+            raise faults.pop()
+
+    proxy.before = before
+
+
+_THROTTLED = b'{"error": {"message": "Slowly", "type": "t", "code": "rate_limit_exceeded", "param": null}}'
+
+
+@pytest.mark.parametrize("step", ["upload", "create", "poll", "download"])
+@pytest.mark.parametrize(
+    "fault", [Broken(), Instead(503, b"busy", {"retry-after": "0"}), Instead(429, _THROTTLED, {"retry-after": "0"})]
+)
+def test_a_fault_that_passes_is_waited_out_at_every_step(
+    tenant: Tenant, proxy: Between, source: Path, step: str, fault: Exception
+) -> None:
+    """F4, A4: and the batch is still one."""
+    _fail_once(proxy, step, fault)
+    result = _call(source, environment=tenant.environment(proxy.url))
+    assert result.exit_code == 0, result.output
+    assert "; trying again" in result.stderr
+    assert sorted(names_in(source.with_name("in.output.jsonl"))) == sorted(names(20))
+    assert len(tenant.batches()) == 1
+
+
+def test_an_answer_that_was_lost_makes_no_second_batch(tenant: Tenant, proxy: Between, source: Path) -> None:
+    """A11, F4: the create was done, and its answer never came."""
+    lost: list[bool] = []
+
+    def after(exchange: Exchange) -> None:
+        if exchange.step == "create" and not lost:
+            lost.append(True)
+            raise Broken
+
+    proxy.after = after
+    assert _call(source, environment=tenant.environment(proxy.url)).exit_code == 0
+    assert proxy.steps().count("create") == 2
+    assert len(tenant.batches()) == 1
+
+
+def test_a_validation_that_was_interrupted_is_asked_for_again(tenant: Tenant, proxy: Between, source: Path) -> None:
+    """C6, A11: the service died over it. The same key would only bring the same answer again."""
+    text = b"Validation was interrupted; create the batch again"
+    body = b'{"error": {"message": "%s", "type": "t", "code": "invalid_request_error", "param": null}}' % text
+    _fail_once(proxy, "create", Instead(400, body, {"x-batch-id": "batch_dead"}))
+    assert _call(source, environment=tenant.environment(proxy.url)).exit_code == 0
+    keys = [exchange.headers["idempotency-key"] for exchange in proxy.seen if exchange.step == "create"]
+    assert len(keys) == len(set(keys)) == 2
+    assert len(tenant.batches()) == 1
+
+
+def test_a_download_that_breaks_goes_on_where_it_was(tenant: Tenant, proxy: Between, source: Path) -> None:
+    """B7, F4."""
+    proxy.cut_download_at = 1000
+    assert _call(source, environment=tenant.environment(proxy.url)).exit_code == 0
+    ranges = [exchange.headers.get("range") for exchange in proxy.seen if exchange.step == "download"]
+    assert ranges == [None, "bytes=1000-"]
+    assert sorted(names_in(source.with_name("in.output.jsonl"))) == sorted(names(20))
+
+
+def test_an_outage_of_the_server_does_not_end_a_run(tmp_path: Path, mock: Mock, source: Path) -> None:
+    """F4, C7: the job is durable there, so the run waits, says why, and brings it home."""
+    source.write_bytes(chat_lines(f"[[delay=0.5]] {n}" for n in range(12)))
+    with running_service(tmp_path / "own", mock.url, max_concurrency=4) as own, between(own) as proxy:
+        tenant = Tenant(own, own.account)
+        with running(tmp_path, str(source), environment=tenant.environment(proxy.url)) as run:
+            wait_until(lambda: "poll" in proxy.steps(), what="the first poll")
+            own.kill()
+            polls = proxy.steps().count("poll")
+            wait_until(lambda: run.is_over or proxy.steps().count("poll") > polls + 1, what="polls in vain")
+            assert not run.is_over
+            own.restart()
+            ended = run.end()
+    assert ended.code == 0, ended.stderr
+    assert "the connection broke off" in ended.stderr
+    assert sorted(names_in(source.with_name("in.output.jsonl"))) == sorted(names(12))

@@ -1,0 +1,43 @@
+"""Every implementation of the Store port, by name: one suite runs on them all."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.system import ThreadPool
+from tests.support.clocks import SettableClock
+from tests.support.postgres_store import opened
+from tests.support.stores import NOW, World
+
+
+@asynccontextmanager
+async def _on_sqlite(folder: Path) -> AsyncIterator[World]:
+    clock = SettableClock(now=NOW)
+    writer, reader = ThreadPool(1, name="writer"), ThreadPool(1, name="reader")
+    database = SqliteDatabase(folder / "store.sqlite", clock=clock, writer=writer, reader=reader)
+
+    async def pass_time(seconds: float) -> None:
+        clock.advance(seconds)
+
+    async def die(owner: str) -> None:
+        """Whoever is not the one process that holds the folder's lock is dead."""
+
+    try:
+        yield World(SqlStore(database), pass_time=pass_time, die=die)
+    finally:
+        writer.close()
+        reader.close()
+        database.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def world(request: pytest.FixtureRequest) -> Callable[[], AbstractAsyncContextManager[World]]:
+    """How a world is opened; ``scenario`` opens it in the test's own loop."""
+    if request.param == "sqlite":
+        return partial(_on_sqlite, request.getfixturevalue("tmp_path"))
+    return partial(opened, request.getfixturevalue("postgres_url"))

@@ -1,0 +1,135 @@
+"""Keys, projects and organizations behind every store: SPEC A2, F3."""
+
+from batchline.ports import NewKey
+from tests.support.stores import NOW, World, scenario
+
+
+@scenario
+async def test_a_key_stands_for_its_project(world: World) -> None:
+    """A1: key and project together say whom a request acts for."""
+    owner = await world.owner()
+    assert await world.store.owner_of(owner.key_id.encode(), owner.project_id) == owner
+
+
+@scenario
+async def test_a_wrong_key_or_project_is_nobody(world: World) -> None:
+    """A2: an unknown key, an unknown project and a key of another project are all the same."""
+    alpha, beta = await world.owner("alpha"), await world.owner("beta")
+    assert await world.store.owner_of(b"unknown", alpha.project_id) is None
+    assert await world.store.owner_of(alpha.key_id.encode(), "unknown") is None
+    assert await world.store.owner_of(alpha.key_id.encode(), beta.project_id) is None
+
+
+@scenario
+async def test_a_revoked_key_is_nobody(world: World) -> None:
+    """A2; the project's other keys live on."""
+    owner, spare = await world.owner(), await world.owner()
+    assert await world.store.revoke_key(owner.key_id, at=NOW + 1)
+    assert await world.store.owner_of(owner.key_id.encode(), owner.project_id) is None
+    assert await world.store.owner_of(spare.key_id.encode(), spare.project_id) == spare
+
+
+@scenario
+async def test_a_key_is_revoked_once(world: World) -> None:
+    """F3: the time of the first revocation stays."""
+    owner = await world.owner()
+    assert await world.store.revoke_key(owner.key_id, at=NOW + 1)
+    assert not await world.store.revoke_key(owner.key_id, at=NOW + 2)
+    assert not await world.store.revoke_key("key_unknown", at=NOW + 2)
+    assert [key.revoked_at for key in await world.store.keys()] == [NOW + 1]
+
+
+@scenario
+async def test_a_rotated_key_is_the_same_key_with_another_secret(world: World) -> None:
+    """F3: the old secret is void at once."""
+    owner = await world.owner()
+    assert await world.store.rotate_key(owner.key_id, digest=b"new secret", hint="bl-new")
+    assert await world.store.owner_of(owner.key_id.encode(), owner.project_id) is None
+    assert await world.store.owner_of(b"new secret", owner.project_id) == owner
+    assert [(key.id, key.hint) for key in await world.store.keys()] == [(owner.key_id, "bl-new")]
+
+
+@scenario
+async def test_a_revoked_key_cannot_be_rotated_back_to_life(world: World) -> None:
+    owner = await world.owner()
+    await world.store.revoke_key(owner.key_id, at=NOW)
+    assert not await world.store.rotate_key(owner.key_id, digest=b"new secret", hint="bl-new")
+    assert await world.store.owner_of(b"new secret", owner.project_id) is None
+    assert not await world.store.rotate_key("key_unknown", digest=b"another", hint="bl-x")
+
+
+@scenario
+async def test_keys_of_one_project_name_share_project_and_organization(world: World) -> None:
+    """F3: a project and an organization are made only where none of that name exist."""
+    first, second, other = await world.owner("alpha"), await world.owner("alpha"), await world.owner("beta")
+    assert first.key_id != second.key_id
+    assert (first.project_id, first.organization_id) == (second.project_id, second.organization_id)
+    assert other.project_id != first.project_id
+    assert other.organization_id == first.organization_id
+
+
+@scenario
+async def test_keys_are_listed_with_where_they_belong(world: World) -> None:
+    """F3: oldest first, and never with their secret."""
+    made = []
+    for number, project in enumerate(["alpha", "beta"]):
+        made.append(
+            await world.store.create_key(
+                NewKey(
+                    key_id=f"key_{9 - number}",
+                    digest=b"digest %d" % number,
+                    hint=f"bl-{number}",
+                    project=project,
+                    project_id=f"00000000-0000-4000-8000-00000000000{number}",
+                    organization="one",
+                    organization_id=f"10000000-0000-4000-8000-00000000000{number}",
+                    at=NOW + number,
+                )
+            )
+        )
+    keys = await world.store.keys()
+    assert [(key.id, key.project_id, key.organization_id) for key in keys] == [
+        (owner.key_id, owner.project_id, owner.organization_id) for owner in made
+    ]
+    assert [(key.organization, key.project, key.hint, key.created_at, key.revoked_at) for key in keys] == [
+        ("one", "alpha", "bl-0", NOW, None),
+        ("one", "beta", "bl-1", NOW + 1, None),
+    ]
+
+
+@scenario
+async def test_projects_of_one_name_in_two_organizations_are_two(world: World) -> None:
+    """F3: an organization's names are its own."""
+    one, two = await world.owner("alpha", "one"), await world.owner("alpha", "two")
+    assert one.project_id != two.project_id
+    assert one.organization_id != two.organization_id
+    assert [(project.name, project.organization, project.id) for project in await world.store.projects()] == [
+        ("alpha", name, owner.project_id)
+        for name, owner in sorted((("one", one), ("two", two)), key=lambda pair: pair[1].project_id)
+    ]
+    assert {found.name for found in await world.store.organizations()} == {"one", "two"}
+
+
+@scenario
+async def test_a_key_alone_names_its_project(world: World) -> None:
+    """A13: where the project is left to the key."""
+    owner, _ = await world.owner("alpha"), await world.owner("beta")
+    assert await world.store.owner_of(owner.key_id.encode(), None) == owner
+    assert await world.store.owner_of(b"unknown", None) is None
+
+
+@scenario
+async def test_the_last_use_of_a_key_is_noted_and_never_goes_back(world: World) -> None:
+    """Two processes may note in any order."""
+    owner, other = await world.owner(), await world.owner()
+    await world.store.touch_keys({owner.key_id: NOW + 5, "key_unknown": NOW})
+    await world.store.touch_keys({owner.key_id: NOW + 3})
+    used = {key.id: key.last_used_at for key in await world.store.keys()}
+    assert used == {owner.key_id: NOW + 5, other.key_id: None}
+
+
+@scenario
+async def test_a_store_that_is_there_says_so(world: World) -> None:
+    """F5: readiness asks for a commit."""
+    await world.store.check()
+    await world.store.check()

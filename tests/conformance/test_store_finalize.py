@@ -1,0 +1,326 @@
+"""How batches end behind every store: SPEC C10 to C13."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from batchline.domain.bitmap import unsettled
+from batchline.domain.errors import LeaseLost
+from batchline.domain.records import Batch, Shard
+from batchline.domain.states import TERMINAL, BatchStatus
+from tests.support.stores import DAY, LEASE, ME, NOW, OTHER, World, cut, moved_on, scenario, segment
+
+ERRORS = b'{"object":"list","data":[]}'
+
+
+async def _completed(world: World) -> Batch:
+    batch = await world.running(shards=[2, 2], idempotency_key="one")
+    await world.record_all(await world.claim())
+    return batch
+
+
+async def _cancelled(world: World) -> Batch:
+    batch = await world.running(shards=[2, 2], idempotency_key="one")
+    (shard,) = await world.claim(lines=1)
+    await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 20)
+    await world.record_all([shard])
+    return batch
+
+
+async def _expired(world: World) -> Batch:
+    batch = await world.running(shards=[2, 2], idempotency_key="one")
+    (shard,) = await world.claim(lines=1)
+    assert await world.store.expire(at=NOW + DAY) == [batch.id]
+    await world.record_all([shard])
+    return batch
+
+
+ENDINGS = [(_completed, "completed"), (_cancelled, "cancelled"), (_expired, "expired")]
+Reach = Callable[[World], Awaitable[Batch]]
+
+
+@pytest.mark.rule("C13", "On expiry what never ran is batch_expired, and what finished is kept.")
+@scenario
+async def test_a_batch_past_its_window_is_stopped_once(world: World) -> None:
+    """C11, C13: open shards close, leased ones may be recorded."""
+    batch = await world.running(shards=[2, 2], expires_at=NOW + 10)
+    later = await world.running(shards=[2])
+    (shard,) = await world.claim(lines=1)
+    assert await world.store.expire(at=NOW + 9) == []
+    assert await world.store.expire(at=NOW + 10) == [batch.id]
+    assert await world.store.expire(at=NOW + 11) == []
+    seen = await world.seen(batch)
+    assert (seen.status, seen.stop, seen.expired_at) == (BatchStatus.IN_PROGRESS, "expired", None)
+    assert [one.batch_id for one in await world.claim()] == [later.id]
+    await world.record(shard, [0])
+    await world.store.release(batch.id, shards=[(shard.n, shard.epoch)])
+    finish = await world.finish()
+    assert [unsettled(left.settled, left.lines) for left in finish.leftovers] == [[1], [0, 1]]
+    assert finish.batch.completed == 1
+
+
+@pytest.mark.rule("C11", "A batch with nothing left to run does not expire.")
+@scenario
+async def test_only_what_has_work_left_expires(world: World) -> None:
+    """C11: not what is all recorded, finalizing, cancelling, or still validated."""
+    validating = await world.validating()
+    finalizing = await world.running()
+    await world.record_all(await world.claim())
+    await world.finish()
+    recorded = await world.running()
+    await world.record_all(await world.claim())
+    cancelling = await world.running()
+    await world.claim()
+    await world.store.cancel_batch(cancelling.project_id, cancelling.id, at=NOW)
+    before = [await world.seen(batch) for batch in (validating, finalizing, recorded, cancelling)]
+    assert await world.store.expire(at=NOW + 2 * DAY) == []
+    assert [await world.seen(batch) for batch in before] == before
+    finish = await world.finish()
+    assert finish.batch.id == recorded.id
+    assert await world.publish(finish) is BatchStatus.COMPLETED
+
+
+@scenario
+async def test_a_batch_is_finished_when_no_shard_is_open_or_leased(world: World) -> None:
+    batch = await world.running(shards=[2, 2])
+
+    async def nothing_to_finish() -> bool:
+        return await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
+
+    assert await nothing_to_finish()
+    first, second = await world.claim()
+    await world.record_all([first])
+    assert await nothing_to_finish()
+    await world.record_all([second])
+    finish = await world.finish()
+    assert (finish.batch.id, finish.work_key, finish.leftovers) == (batch.id, f"work/{batch.id}/1", [])
+    assert (finish.batch.completed, finish.batch.failed, finish.epoch) == (4, 0, finish.batch.epoch)
+
+
+@pytest.mark.rule("C11", "Each time is set when its state is entered and never changes.")
+@scenario
+async def test_a_finish_is_leased_to_one(world: World) -> None:
+    """C12: until its holder died or let the lease lapse; then under a higher epoch."""
+    await _completed(world)
+    first = await world.finish()
+    assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
+    await world.pass_time(LEASE - 1)
+    await world.store.renew_batch(first.batch.id, epoch=first.epoch, owner=ME, lease=LEASE)
+    await world.pass_time(LEASE - 1)
+    assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
+    await world.pass_time(2)
+    second = await world.finish(at=NOW + 150)
+    await world.die(ME)
+    third = await world.finish(holder=OTHER, at=NOW + 160)
+    assert first.epoch < second.epoch < third.epoch
+    assert third.batch.finalizing_at == first.batch.finalizing_at == NOW + 100
+    for old in (first, second):
+        with pytest.raises(LeaseLost):
+            await world.store.renew_batch(old.batch.id, epoch=old.epoch, owner=ME, lease=LEASE)
+
+
+@pytest.mark.rule("C11", "Only an unstopped batch passes through finalizing.")
+@pytest.mark.rule("C12", "In every terminal state completed + failed = total.")
+@pytest.mark.parametrize(("reach", "end"), ENDINGS)
+@scenario
+async def test_a_batch_ends_in_the_state_it_was_heading_for(world: World, reach: Reach, end: str) -> None:
+    """C11, C12: each time is set when its state is entered; only an unstopped batch passes through finalizing."""
+    batch = await reach(world)
+    finish = await world.finish()
+    status = "finalizing" if end == "completed" else {"cancelled": "cancelling", "expired": "in_progress"}[end]
+    assert finish.batch.status == status
+    assert len(finish.leftovers) == (0 if end == "completed" else 1)
+    assert await world.publish(finish) == end
+    seen = await world.seen(batch)
+    assert seen.status == end
+    assert seen.completed + seen.failed == seen.total == 4
+    assert seen.completed == (4 if end == "completed" else 2)
+    times = {
+        "finalizing": seen.finalizing_at,
+        "completed": seen.completed_at,
+        "cancelling": seen.cancelling_at,
+        "cancelled": seen.cancelled_at,
+        "expired": seen.expired_at,
+        "failed": seen.failed_at,
+    }
+    entered = {"completed": {"finalizing": NOW + 100}, "cancelled": {"cancelling": NOW + 20}, "expired": {}}[end]
+    assert {name: at for name, at in times.items() if at is not None} == {**entered, end: NOW + 200}
+
+
+@pytest.mark.rule("C11", "Cancelled while finalizing ends cancelled with all results.")
+@scenario
+async def test_cancelled_while_finalizing_ends_cancelled_with_all_results(world: World) -> None:
+    """C11: though the finalizer had its lease already, or a new one takes over."""
+    for take_over in (False, True):
+        batch = await _completed(world) if not take_over else await world.running(shards=[4])
+        await world.record_all(await world.claim())
+        finish = await world.finish()
+        await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 150)
+        if take_over:
+            await world.die(ME)
+            finish = await world.finish(holder=OTHER, at=NOW + 160)
+        assert await world.publish(finish) is BatchStatus.CANCELLED
+        seen = await world.seen(batch)
+        assert (seen.completed, seen.failed, seen.finalizing_at) == (4, 0, NOW + 100)
+        assert (seen.cancelling_at, seen.cancelled_at, seen.completed_at) == (NOW + 150, NOW + 200, None)
+
+
+@scenario
+async def test_files_counts_and_state_are_published_at_once(world: World) -> None:
+    """C12: neither file can be seen before; then both, with the order of a list."""
+    owner = await world.owner()
+    batch = await world.running(owner, shards=[3])
+    (shard,) = await world.claim()
+    await world.record(shard, [0, 1, 2], failed=1)
+    finish = await world.finish()
+    output, errors = world.file(owner, purpose="batch_output"), world.file(owner, purpose="batch_output", is_error=True)
+    assert await world.store.file(owner.project_id, output.id, at=NOW) is None
+    assert not await world.store.kept([output.object_key])
+    await world.publish(finish, files=[output, errors])
+    seen = await world.seen(batch)
+    assert (seen.output_file_id, seen.error_file_id) == (output.id, errors.id)
+    assert (seen.completed, seen.failed) == (2, 1)
+    listed = await world.store.files(
+        owner.project_id, purpose="batch_output", ascending=True, after=None, limit=9, at=NOW
+    )
+    assert listed == [output, errors]
+    assert await world.store.kept([output.object_key])
+
+
+@pytest.mark.rule("C12", "A file id is set only where there is a file.")
+@pytest.mark.parametrize("is_error", [True, False])
+@scenario
+async def test_a_file_that_nothing_was_written_to_is_not_named(world: World, is_error: bool) -> None:
+    """C12: each id is set only where there is a file."""
+    owner = await world.owner()
+    batch = await world.running(owner)
+    await world.record_all(await world.claim())
+    file = world.file(owner, is_error=is_error)
+    await world.publish(await world.finish(), files=[file])
+    seen = await world.seen(batch)
+    assert (seen.output_file_id, seen.error_file_id) == ((None, file.id) if is_error else (file.id, None))
+
+
+@pytest.mark.rule("C12", "Only the holder of the epoch publishes.")
+@scenario
+async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
+    """C12: what a zombie brings leaves no trace, and a second publication neither."""
+    owner = await world.owner()
+    batch = await world.running(owner)
+    await world.record_all(await world.claim())
+    old = await world.finish(holder=OTHER)
+    await world.die(OTHER)
+    new = await world.finish()
+    late, good = world.file(owner), world.file(owner)
+    with pytest.raises(LeaseLost):
+        await world.publish(old, files=[late])
+    assert await world.seen(batch) == new.batch
+    await world.publish(new, files=[good])
+    seen = await world.seen(batch)
+    for finish in (old, new):
+        with pytest.raises(LeaseLost):
+            await world.publish(finish, files=[late], at=NOW + 300)
+    assert await world.seen(batch) == seen
+    assert await world.store.file(owner.project_id, late.id, at=NOW) is None
+
+
+@pytest.mark.parametrize(("reach", "end"), ENDINGS)
+@scenario
+async def test_counts_are_frozen_before_the_work_is_forgotten(world: World, reach: Reach, end: str) -> None:
+    """C8, C12: the final snapshot does not lean on shards or segments."""
+    batch = await reach(world)
+    assert await world.store.finished(limit=9) == []
+    await world.publish(await world.finish())
+    seen = await world.seen(batch)
+    assert await world.store.finished(limit=9) == [batch.id]
+    await world.store.delete_work(batch.id)
+    assert await world.seen(batch) == seen
+    assert (await world.store.batches(batch.project_id, after=None, limit=1)) == [seen]
+    assert await world.store.segments(batch.id, after=0, limit=9) == []
+    assert await world.store.finished(limit=9) == []
+
+
+@scenario
+async def test_finished_batches_come_in_portions(world: World) -> None:
+    batches = [await world.running() for _ in range(3)]
+    await world.record_all(await world.claim())
+    for _ in batches:
+        await world.publish(await world.finish())
+    await world.validating()
+    portion = await world.store.finished(limit=2)
+    assert len(portion) == 2
+    for batch_id in portion:
+        await world.store.delete_work(batch_id)
+    assert set(await world.store.finished(limit=2)) == {batch.id for batch in batches} - set(portion)
+
+
+@pytest.mark.parametrize(("reach", "end"), ENDINGS)
+@scenario
+async def test_a_batch_runs_until_it_is_published(world: World, reach: Reach, end: str) -> None:
+    """What the sweep of objects asks before it removes a batch's work."""
+    batch = await reach(world)
+    finish = await world.finish()
+    assert await world.store.running([batch.id, "batch_unknown"]) == {batch.id}
+    await world.publish(finish)
+    assert not await world.store.running([batch.id, "batch_unknown"])
+
+
+async def _failed(world: World) -> Batch:
+    batch = await world.validating(idempotency_key="one")
+    await world.store.fail_batch(batch.id, epoch=1, errors=ERRORS, answer=b"{}", at=NOW + 1)
+    return batch
+
+
+async def _cancelled_at_once(world: World) -> Batch:
+    batch = await world.validating(idempotency_key="one")
+    await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 1)
+    return batch
+
+
+async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) -> None:
+    """Every call that can change a batch, as a process would make it that slept through its end."""
+    store, later = world.store, NOW + 3 * DAY
+    again = world.new_batch(await world.owner(), idempotency_key="one")
+    await world.pass_time(2 * LEASE)
+    for call in (
+        store.start_batch(batch.id, epoch=epoch, shards=cut([1]), total=1, work_key="w", at=later),
+        store.fail_batch(batch.id, epoch=epoch, errors=b"[]", answer=b"late", at=later),
+        store.drop_batch(batch.id, epoch=epoch),
+        store.renew_batch(batch.id, epoch=epoch, owner=ME, lease=LEASE),
+        store.begin_batch(again, owner=ME, lease=LEASE, since=NOW - DAY),
+        store.cancel_batch(batch.project_id, batch.id, at=later),
+        store.record(batch.id, progress=[moved_on(shard, [0])[1]], segment=segment(1), at=NOW),
+        store.release(batch.id, shards=[(shard.n, shard.epoch)]),
+        store.renew_shards(owner=ME, lease=LEASE),
+        world.rescue(OTHER),
+        store.fail_interrupted(owner=OTHER, errors=b"[]", answer=b"late", at=later),
+        store.expire(at=later),
+        store.claim(owner=OTHER, lease=LEASE, lines=99, bytes=1 << 30, alone=True, at=NOW),
+        store.lease_finalizable(owner=OTHER, lease=LEASE, at=later),
+        store.publish(batch.id, epoch=epoch, files=[], completed=0, failed=0, at=later),
+        store.expire_files(owner=OTHER, at=later, limit=9),
+    ):
+        with suppress(LeaseLost):
+            await call
+
+
+@pytest.mark.rule("C11", "Nothing ever leaves a terminal state.")
+@pytest.mark.parametrize(("reach", "end"), [*ENDINGS, (_failed, "failed"), (_cancelled_at_once, "cancelled")])
+@pytest.mark.parametrize("forgotten", [False, True])
+@scenario
+async def test_nothing_leaves_a_terminal_state(world: World, reach: Reach, end: str, forgotten: bool) -> None:
+    """C11, A11: whatever is called after, by whomever, the batch and the answer to its create stay as they are."""
+    batch = await reach(world)
+    if (finish := await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW)) is not None:
+        await world.publish(finish)
+    if forgotten:
+        await world.store.delete_work(batch.id)
+    seen, created = await world.seen(batch), await world.store.created(batch.id)
+    assert seen.status == end
+    assert seen.status in TERMINAL
+    shard = Shard(batch_id=batch.id, n=0, offset=0, length=1, lines=2, model="m", settled=b"\0", epoch=1, strikes=0)
+    for epoch in range(seen.epoch + 2):
+        await everything(world, batch, epoch=epoch, shard=shard)
+        assert await world.seen(batch) == seen
+    assert await world.store.created(batch.id) == created

@@ -1,0 +1,77 @@
+"""Processes that tell each other of themselves through the store: one suite, every store."""
+
+import asyncio
+
+from batchline.domain.fleet import Report, UpstreamLoad
+from tests.support.stores import LEASE, World, scenario
+
+
+def _report(owner: str, *, in_flight: int = 0, live: int = 0, works: bool = True) -> Report:
+    return Report(
+        owner=owner, runs_batches=works, upstream_loads={"gpu": UpstreamLoad(in_flight=in_flight, sync_calls=live)}
+    )
+
+
+async def _tell(world: World, report: Report, *, cap: int = 10) -> int:
+    caps = {"gpu": cap} if report.runs_batches else {}
+    return (await world.store.heartbeat(report, caps=caps, lease=LEASE)).get("gpu", 0)
+
+
+@scenario
+async def test_a_cap_is_shared_and_never_passed(world: World) -> None:
+    """F2: a newcomer gets what others have given back, and waits for the rest."""
+    assert await _tell(world, _report("a")) == 10
+    assert await _tell(world, _report("b")) == 0
+    assert await _tell(world, _report("a", in_flight=8)) == 5
+    assert await _tell(world, _report("b")) == 2
+    assert await _tell(world, _report("a", in_flight=5)) == 5
+    assert await _tell(world, _report("b", in_flight=2)) == 5
+
+
+@scenario
+async def test_who_leaves_or_falls_silent_gives_its_share_back(world: World) -> None:
+    for owner in ("a", "b", "a", "b"):
+        await _tell(world, _report(owner))
+    await world.store.leave("a")
+    assert await _tell(world, _report("b")) == 10
+    assert await _tell(world, _report("c")) == 0
+    await world.pass_time(LEASE + 1)
+    assert await _tell(world, _report("c")) == 10
+
+
+@scenario
+async def test_calls_of_others_that_somebody_waits_for_go_first(world: World) -> None:
+    """D8: also those of processes that run no batches, and have no share."""
+    assert await _tell(world, _report("api", live=4, works=False)) == 0
+    assert await _tell(world, _report("a")) == 6
+
+
+@scenario
+async def test_reports_are_told_as_they_were_given_while_they_hold(world: World) -> None:
+    told = Report(
+        owner="a", runs_batches=True, upstream_loads={"gpu": UpstreamLoad(in_flight=3, limit=8)}, batches={"batch_1": 3}
+    )
+    await _tell(world, told)
+    assert await world.store.reports() == [told]
+    await world.pass_time(LEASE + 1)
+    assert await world.store.reports() == []
+
+
+@scenario
+async def test_many_who_speak_at_once_keep_the_cap(world: World) -> None:
+    """F2: shares are handed out one after the other."""
+    owners = [f"worker-{n}" for n in range(8)]
+    for _ in range(3):
+        allowed = await asyncio.gather(*(_tell(world, _report(owner), cap=20) for owner in owners))
+        assert sum(allowed) <= 20
+    assert sorted(allowed) == [2, 2, 2, 2, 3, 3, 3, 3]
+
+
+@scenario
+async def test_lines_that_nobody_holds_are_counted(world: World) -> None:
+    """F5: by all batches, for whoever decides how many workers there are."""
+    assert await world.store.count_queued_lines() == 0
+    await world.running(shards=(4, 6))
+    assert await world.store.count_queued_lines() == 10
+    await world.claim(lines=1)
+    assert await world.store.count_queued_lines() == 6

@@ -1,0 +1,159 @@
+"""What a line costs PostgreSQL, as the processor time of all its processes tells, and what a pooler adds to it."""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from tests.support.fleet import Fleet, running_fleet
+from tests.support.pgbouncer import Pooler, running_pooler
+from tests.support.postgres_server import Postgres, running_postgres
+from tests.support.s3_server import Seaweed
+from tests.support.service import Mock, await_end, chat_lines, counts_of, running_mock, submit, wait_until
+
+pytestmark = pytest.mark.proof
+
+_LINES = 50_000
+_ROUNDS = 3
+_FLAT = 1.15
+
+
+class Cost(NamedTuple):
+    """Of a whole batch, from its create to its end."""
+
+    seconds: float
+    cpu: float
+    """Of PostgreSQL."""
+    pooler_cpu: float = 0.0
+
+    @property
+    def microseconds(self) -> float:
+        return self.cpu / _LINES * 1e6
+
+    @property
+    def pooler_microseconds(self) -> float:
+        return self.pooler_cpu / _LINES * 1e6
+
+    @property
+    def speed(self) -> float:
+        return _LINES / self.seconds
+
+
+@pytest.fixture
+def durable_postgres() -> Iterator[Postgres]:
+    with running_postgres(durable=True) as server:
+        yield server
+
+
+@pytest.fixture
+def mock() -> Iterator[Mock]:
+    with running_mock() as running:
+        yield running
+
+
+def test_a_line_costs_the_same_however_many_work_and_however_much_is_stored(
+    tmp_path: Path, durable_postgres: Postgres, seaweed: Seaweed, mock: Mock
+) -> None:
+    """One, two and four workers; about ten and ten thousand finished batches in the table. Of three rounds the least
+    counts, as whatever else the machine does only adds."""
+    with running_fleet(
+        tmp_path,
+        *("api", "worker"),
+        postgres=durable_postgres,
+        seaweed=seaweed,
+        upstream_url=mock.url,
+    ) as fleet:
+        costs = {}
+        for workers in (1, 2, 4):
+            while len(fleet.workers) < workers:
+                fleet.add("worker")
+            costs[f"{workers} workers, few batches"] = _best(fleet, durable_postgres)
+        _fill_table(fleet, durable_postgres, 10_000)
+        costs["4 workers, 10,000 batches"] = _best(fleet, durable_postgres)
+    _print_table(costs)
+    one, _, four, filled = (cost.microseconds for cost in costs.values())
+    assert 1 / _FLAT < four / one < _FLAT
+    assert filled / four < _FLAT
+
+
+def test_a_pooler_in_transaction_mode(tmp_path: Path, durable_postgres: Postgres, seaweed: Seaweed, mock: Mock) -> None:
+    """F2: the whole trip through PgBouncer with BATCHLINE_DATABASE_POOLER on, beside a direct connection."""
+    costs = {}
+    roles = ("api", "worker", "worker")
+    running = partial(running_fleet, postgres=durable_postgres, seaweed=seaweed, upstream_url=mock.url)
+    with running(tmp_path / "direct", *roles) as fleet:
+        costs["direct"] = _best(fleet, durable_postgres)
+    with running_pooler(tmp_path, durable_postgres) as pooler:
+        database = durable_postgres.new_database().rpartition("/")[2]
+        url = durable_postgres.url(database, port=pooler.port)
+        with running(tmp_path / "pooled", *roles, database_url=url, database_pooler="on") as fleet:
+            costs["through PgBouncer"] = _best(fleet, durable_postgres, pooler)
+            _cancel_and_delete(fleet)
+    _print_table(costs)
+
+
+def _cancel_and_delete(fleet: Fleet) -> None:
+    client = fleet.client()
+    batch = submit(client, chat_lines(f"[[delay=1]] {n}" for n in range(5000)))
+    client.batches.cancel(batch.id)
+    assert await_end(client, batch.id).status == "cancelled"
+    assert client.files.delete(batch.input_file_id).deleted
+
+
+def _best(fleet: Fleet, postgres: Postgres, pooler: Pooler | None = None) -> Cost:
+    return min((_run(fleet, postgres, pooler) for _ in range(_ROUNDS)), key=lambda cost: cost.cpu)
+
+
+def _run(fleet: Fleet, postgres: Postgres, pooler: Pooler | None) -> Cost:
+    client = fleet.client()
+    lines = chat_lines(f"Summarise the ticket number {n} of the queue" for n in range(_LINES))
+    uploaded = client.files.create(file=lines, purpose="batch")
+    pids = [postgres.pid] if pooler is None else [postgres.pid, pooler.pid]
+    began, before = time.monotonic(), list(map(_cpu_seconds, pids))
+    batch = client.batches.create(
+        input_file_id=uploaded.id, endpoint="/v1/chat/completions", completion_window="24h", timeout=60
+    )
+    while client.batches.retrieve(batch.id).status != "completed":
+        time.sleep(0.2)
+    took = time.monotonic() - began
+    cost = Cost(took, *(_cpu_seconds(pid) - so_far for pid, so_far in zip(pids, before, strict=True)))
+    assert counts_of(client.batches.retrieve(batch.id)) == (_LINES, _LINES, 0)
+    return cost
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process, its children, and those of them that have ended."""
+    process = psutil.Process(pid)
+    own = process.cpu_times()
+    spent = own.user + own.system + own.children_user + own.children_system
+    for child in process.children(recursive=True):
+        times = child.cpu_times()
+        spent += times.user + times.system
+    return float(spent)
+
+
+def _fill_table(fleet: Fleet, postgres: Postgres, count: int) -> None:
+    """With copies of a batch that is over and done with."""
+    database = str(fleet.settings["database_url"]).rpartition("/")[2]
+    done = "SELECT 1 FROM batches WHERE work_key IS NULL AND status = 'completed' LIMIT 1"
+    wait_until(lambda: postgres.execute(done, database=database) == "SELECT 1", what="a batch without leftovers")
+    postgres.execute(
+        f"""
+        INSERT INTO batches
+        SELECT (jsonb_populate_record(over, jsonb_build_object('id', over.id || '-' || n, 'seq', -n))).*
+        FROM batches AS over, generate_series(1, {count}) AS n
+        WHERE over.id = (SELECT min(id) FROM batches WHERE work_key IS NULL AND status = 'completed')
+        """,
+        database=database,
+    )
+    postgres.execute("VACUUM ANALYZE batches", database=database)
+
+
+def _print_table(costs: dict[str, Cost]) -> None:
+    print(f"\n{'us of processor time a line':30}{'lines/s':>10}{'PostgreSQL':>12}{'PgBouncer':>12}")
+    for name, cost in costs.items():
+        print(f"{name:30}{cost.speed:>10,.0f}{cost.microseconds:>12.1f}{cost.pooler_microseconds:>12.1f}")

@@ -1,0 +1,283 @@
+"""What only a bucket can be asked: parts, wires that are cut, local files, and how much is held in memory."""
+
+import asyncio
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from batchline.domain.errors import ObjectMissing, ObjectsDown
+from batchline.objects.bucket_writer import PART_BYTES
+from tests.support.buckets import LARGE, opened, wire_to
+from tests.support.s3_server import Seaweed
+
+
+async def read_on(stream: AsyncIterator[bytes], read: list[bytes]) -> None:
+    """As far as it goes."""
+    while chunk := await anext(stream, b""):
+        read.append(chunk)
+
+
+def test_an_object_of_many_parts(bucket: Seaweed, tmp_path: Path) -> None:
+    """B1: pieces of any size, in order; nothing is to be seen before the commit and nothing half-sent stays."""
+
+    async def story() -> None:
+        async with opened(bucket.new_url(), tmp_path) as objects:
+            writer = await objects.create("uploads/file-1")
+            for start in range(0, len(LARGE), 777_777):
+                await writer.write(LARGE[start : start + 777_777])
+                with pytest.raises(ObjectMissing):
+                    await objects.read("uploads/file-1", 0, 1)
+            assert bucket.unfinished_uploads() != []
+            await writer.commit()
+            assert await objects.read("uploads/file-1", 0, len(LARGE) + 1) == LARGE
+            await writer.abort()
+            exact = await objects.create("uploads/file-2")
+            await exact.write(LARGE[: 2 * PART_BYTES])
+            await exact.commit()
+            assert await objects.read("uploads/file-2", 0, len(LARGE)) == LARGE[: 2 * PART_BYTES]
+
+    asyncio.run(story())
+    assert bucket.unfinished_uploads() == []
+
+
+def test_an_aborted_upload_leaves_no_parts(bucket: Seaweed, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """B2: nothing of a refused upload stays, not even what no listing shows and everybody pays for, nor a complaint in
+    the log."""
+
+    async def story() -> None:
+        async with opened(bucket.new_url(), tmp_path) as objects:
+            writer = await objects.create("uploads/file-1")
+            await writer.write(LARGE)
+            await writer.abort()
+            with pytest.raises(ValueError, match="over"):
+                await writer.write(b"more")
+            assert await objects.names("uploads") == []
+
+    asyncio.run(story())
+    gc.collect()
+    assert caplog.records == []
+    assert bucket.unfinished_uploads() == []
+
+
+def test_an_adoption_that_is_cancelled_leaves_no_parts(bucket: Seaweed, tmp_path: Path) -> None:
+    """C6: whoever creates a batch may leave while its work file is on the way."""
+
+    async def story(monkeypatch: pytest.MonkeyPatch) -> None:
+        async with wire_to(bucket.port) as (wire, endpoint):
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            async with opened(bucket.new_url(), tmp_path) as objects, objects.scratch() as path:
+                path.write_bytes(LARGE)
+                wire.free.clear()
+                adopting = asyncio.create_task(objects.accept(path, "work/batch_1/1"))
+                await wire.seen.wait()
+                adopting.cancel()
+                await asyncio.wait({adopting}, timeout=0.05)
+                wire.free.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await adopting
+                assert await objects.names("work") == []
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        asyncio.run(story(monkeypatch))
+    assert bucket.unfinished_uploads() == []
+
+
+def test_an_abort_waits_for_a_commit_that_was_cancelled(
+    bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B2: what is deleted after the abort stays deleted, since no write of that key is under way any more."""
+
+    async def story() -> None:
+        async with wire_to(bucket.port) as (wire, endpoint):
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            async with opened(bucket.new_url(), tmp_path) as objects:
+                writer = await objects.create("uploads/file-1")
+                await writer.write(b"x")
+                wire.free.clear()
+                committing = asyncio.create_task(writer.commit())
+                await wire.seen.wait()
+                committing.cancel()
+                aborting = asyncio.create_task(writer.abort())
+                await asyncio.wait({aborting}, timeout=0.05)
+                assert not aborting.done()
+                wire.free.set()
+                await aborting
+                assert await objects.read("uploads/file-1", 0, 1) == b"x"
+
+    asyncio.run(story())
+
+
+def test_more_objects_than_a_page_lists(bucket: Seaweed, tmp_path: Path) -> None:
+    """Sweeps see all of them and remove all of them."""
+
+    async def story() -> None:
+        async with opened(bucket.new_url(), tmp_path) as objects:
+            async with asyncio.TaskGroup() as group:
+                for n in range(1010):
+                    group.create_task(objects.put(f"segments/batch_1/{n}", b""))
+            assert sorted(map(int, await objects.names("segments/batch_1"))) == list(range(1010))
+            await objects.delete_all("segments/batch_1")
+            assert await objects.names("segments/batch_1") == []
+
+    asyncio.run(story())
+
+
+def test_a_stream_goes_on_where_it_was_cut(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B7: a connection that breaks, or that the store gave up on, costs the client nothing."""
+
+    async def story() -> None:
+        async with wire_to(bucket.port) as (wire, endpoint):
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            async with opened(bucket.new_url(), tmp_path) as objects:
+                await objects.put("uploads/file-1", LARGE)
+                before, wire.downloads = wire.connections, 2_000_000
+                chunks = [chunk async for chunk in objects.stream("uploads/file-1", 5, len(LARGE))]
+                assert b"".join(chunks) == LARGE[5:]
+                assert wire.connections > before + 5
+
+    asyncio.run(story())
+
+
+def test_a_stream_is_never_of_two_objects(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B7: where the object was replaced meanwhile, its rest is not another's."""
+
+    async def story() -> None:
+        async with wire_to(bucket.port) as (wire, endpoint):
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            async with opened(bucket.new_url(), tmp_path) as objects:
+                await objects.put("uploads/file-1", LARGE)
+                wire.downloads = 6_000_000
+                stream = objects.stream("uploads/file-1", 0, len(LARGE))
+                read = [await anext(stream)]
+                await objects.put("uploads/file-1", LARGE[::-1])
+                with pytest.raises(ObjectsDown):
+                    await read_on(stream, read)
+                assert LARGE.startswith(b"".join(read))
+
+    asyncio.run(story())
+
+
+def test_two_prefixes_of_a_bucket(bucket: Seaweed, tmp_path: Path) -> None:
+    """Two services may share a bucket."""
+
+    async def story() -> None:
+        url = bucket.new_url()
+        async with opened(f"{url}/a", tmp_path) as one, opened(f"{url}/ab", tmp_path) as other:
+            await one.put("work/batch_1/1", b"one")
+            await other.put("work/batch_1/1", b"other")
+            await one.delete_all("work")
+            assert await other.read("work/batch_1/1", 0, 10) == b"other"
+        async with opened(url, tmp_path) as whole:
+            assert await whole.read("ab/work/batch_1/1", 0, 10) == b"other"
+
+    asyncio.run(story())
+
+
+_DIES_OVER_A_SCRATCH_FILE = """
+import asyncio, os, sys
+from pathlib import Path
+from tests.support.buckets import opened
+
+async def main():
+    async with opened("s3://bucket", Path(sys.argv[1])) as objects, objects.scratch() as path:
+        path.write_bytes(b"left")
+        os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+def run_python(program: str, *arguments: str) -> str:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True, env=environment
+    )
+    return done.stdout
+
+
+def test_what_dead_processes_left_on_the_local_disk_goes(tmp_path: Path) -> None:
+    """B2: and what living ones have there stays, also when several processes share the folder."""
+
+    def folders() -> list[Path]:
+        return list(tmp_path.iterdir())
+
+    run_python(_DIES_OVER_A_SCRATCH_FILE, str(tmp_path))
+    assert len(folders()) == 1
+
+    async def story() -> None:
+        async with opened("s3://bucket", tmp_path) as living, living.scratch() as path:
+            path.write_bytes(b"mine")
+            async with opened("s3://bucket", tmp_path) as starting:
+                await starting.clear_temporary()
+                async with starting.scratch():
+                    await starting.clear_temporary()
+            assert path.read_bytes() == b"mine"
+            assert folders() == [path.parent]
+
+    asyncio.run(story())
+    assert folders() == []
+
+
+_MOVES_100_MEGABYTES = """
+import asyncio, json, sys
+from pathlib import Path
+import psutil
+from tests.support.buckets import opened
+
+PIECE = bytes(256 * 1024)
+
+async def write(objects, key, pieces):
+    writer = await objects.create(key)
+    for _ in range(pieces):
+        await writer.write(bytes(PIECE))
+    await writer.commit()
+
+async def adopt(objects, key, pieces):
+    async with objects.scratch() as path:
+        with path.open("wb") as file:
+            for _ in range(pieces):
+                file.write(PIECE)
+        await objects.adopt(path, key)
+
+async def stream(objects, key, pieces):
+    total = 0
+    async for chunk in objects.stream(key, 0, pieces * len(PIECE)):
+        total += len(chunk)
+    assert total == pieces * len(PIECE)
+
+async def download(objects, key, pieces):
+    async with objects.local(key) as path:
+        assert path.stat().st_size == pieces * len(PIECE)
+
+async def watch(peaks):
+    process = psutil.Process()
+    while True:
+        peaks[-1] = max(peaks[-1], process.memory_info().rss)
+        await asyncio.sleep(0.002)
+
+async def main():
+    peaks = [0]
+    async with opened(sys.argv[1], Path(sys.argv[2])) as objects, asyncio.TaskGroup() as group:
+        watching = group.create_task(watch(peaks))
+        for pieces in (48, 400):
+            peaks.append(0)
+            for move in (write, adopt, stream, download):
+                await move(objects, f"uploads/{pieces}", pieces)
+        watching.cancel()
+    print(json.dumps(peaks[1:]))
+
+asyncio.run(main())
+"""
+
+
+def test_memory_does_not_grow_with_an_object(bucket: Seaweed, tmp_path: Path) -> None:
+    """B1, B7, C6: 100 MB written, adopted, streamed and downloaded take about what 12 MB take."""
+    small, large = json.loads(run_python(_MOVES_100_MEGABYTES, bucket.new_url(), str(tmp_path)))
+    print(f"\npeak {small >> 20} MiB with 12 MB, {large >> 20} MiB with 100 MB")
+    assert large - small < 40_000_000

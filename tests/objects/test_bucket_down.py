@@ -1,0 +1,213 @@
+"""A bucket that cannot be used: its store dies, stalls, refuses or hangs up, or the settings are wrong."""
+
+import asyncio
+import socket
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from batchline.domain.errors import ObjectsDown
+from batchline.objects import bucket as bucket_module
+from batchline.ports import Objects
+from batchline.system import SystemRandom, ThreadPool
+from tests.support.buckets import LARGE, opened, wire_to
+from tests.support.s3_server import KEY, SECRET, Seaweed
+
+
+async def down_calls(objects: Objects, path: Path) -> list[str]:
+    """What every kind of call says of a store that is down."""
+
+    async def enter(manager: AbstractAsyncContextManager[Path]) -> None:
+        async with manager:
+            raise AssertionError("there is no store")
+
+    async def drain() -> None:
+        async for _ in objects.stream("uploads/file-1", 0, 1):
+            raise AssertionError("there is no store")
+
+    async def write() -> None:
+        writer = await objects.create("uploads/file-1")
+        try:
+            await writer.write(LARGE)
+            await writer.commit()
+        finally:
+            await writer.abort()
+
+    results = await asyncio.gather(
+        objects.put("uploads/file-1", b"x"),
+        write(),
+        objects.accept(path, "uploads/file-1"),
+        enter(objects.local("uploads/file-1")),
+        objects.read("uploads/file-1", 0, 1),
+        drain(),
+        objects.delete("uploads/file-1"),
+        objects.delete_all("uploads"),
+        objects.names("uploads"),
+        objects.check(),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results] == [ObjectsDown] * len(results)
+    return [str(result) for result in results]
+
+
+def test_a_wire_that_is_always_cut(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B2: nothing hangs, and nothing is there that was not there before."""
+    source = tmp_path / "source"
+    source.write_bytes(LARGE)
+
+    async def story() -> None:
+        url = bucket.new_url()
+        async with wire_to(bucket.port) as (wire, endpoint):
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            wire.uploads = 1
+            async with opened(url, tmp_path) as objects:
+                assert all("did not answer" in told for told in await down_calls(objects, source))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
+        async with opened(url, tmp_path) as objects:
+            assert await objects.names("uploads") == []
+
+    asyncio.run(story())
+
+
+def test_a_store_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B2, F5: it takes connections and never answers; that is told, too, and in bounded time."""
+    silence, retries = bucket_module._CLIENT["read_timeout"], bucket_module._RETRIES["retry_timeout"]
+    assert isinstance(silence, timedelta)
+    assert silence + retries <= timedelta(seconds=15)
+    monkeypatch.setitem(bucket_module._CLIENT, "read_timeout", timedelta(seconds=0.2))
+    monkeypatch.setitem(bucket_module._RETRIES, "max_retries", 0)
+    source = tmp_path / "source"
+    source.write_bytes(LARGE)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        point_to(monkeypatch, f"http://127.0.0.1:{deaf.getsockname()[1]}")
+
+        async def story() -> None:
+            async with opened("s3://bucket/prefix", tmp_path) as objects:
+                bounds = objects._store.client_options
+                assert bounds is not None
+                assert {"connect_timeout", "read_timeout", "timeout"} <= set(bounds)
+                await down_calls(objects, source)
+
+        asyncio.run(story())
+
+
+def test_a_store_that_dies_under_an_upload(
+    mortal_bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B2, C12: an upload that was cut is no object, also when the store is back; then it can be made again."""
+    monkeypatch.setitem(bucket_module._RETRIES, "max_retries", 1)
+    source = tmp_path / "source"
+    source.write_bytes(LARGE)
+
+    async def story() -> None:
+        async with opened(mortal_bucket.new_url(), tmp_path / "scratch") as objects:
+            await objects.put("uploads/file-0", b"durable")
+            writer = await objects.create("uploads/file-1")
+            await writer.write(LARGE)
+            mortal_bucket.kill()
+            with pytest.raises(ObjectsDown):
+                await writer.write(LARGE * 2)
+            await writer.abort()
+            await down_calls(objects, source)
+            mortal_bucket.start()
+            assert await objects.names("uploads") == ["file-0"]
+            assert await objects.read("uploads/file-0", 0, 10) == b"durable"
+            again = await objects.create("uploads/file-1")
+            await again.write(LARGE)
+            await again.commit()
+            assert await objects.read("uploads/file-1", 0, len(LARGE)) == LARGE
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("wrong", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
+def test_wrong_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """F5: the check tells what to look at, and nothing tells the secrets."""
+    monkeypatch.setenv(wrong, "guessed")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-somebody")
+    source = tmp_path / "source"
+    source.write_bytes(LARGE)
+
+    async def story() -> None:
+        async with opened(bucket.new_url(), tmp_path / "scratch") as objects:
+            for told in await down_calls(objects, source):
+                assert "403" in told
+                assert "AWS_SECRET_ACCESS_KEY" in told
+                assert not any(secret in told for secret in (KEY, SECRET, "guessed", "token-of-somebody"))
+
+    asyncio.run(story())
+
+
+def test_no_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F5: where neither the environment nor the machine has any, that is what is told."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    # Never the machine's own: a test asks nobody for credentials.
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", nobody)
+
+    async def story() -> None:
+        async with opened(bucket.new_url(), tmp_path) as objects:
+            with pytest.raises(ObjectsDown, match="no credentials; set AWS_ACCESS_KEY_ID"):
+                await objects.check()
+
+    asyncio.run(story())
+
+
+def test_a_bucket_that_does_not_exist_is_not_a_missing_object(bucket: Seaweed, tmp_path: Path) -> None:
+    """C2: ``object missing`` ends batches; a wrong name in the settings must not."""
+
+    async def story() -> None:
+        async with opened("s3://nobodys-bucket/tests", tmp_path) as objects:
+            with pytest.raises(ObjectsDown, match="NoSuchBucket; check the bucket's name"):
+                await objects.read("uploads/file-1", 0, 1)
+            with pytest.raises(ObjectsDown, match="NoSuchBucket"):
+                await anext(objects.stream("uploads/file-1", 0, 1))
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "bucket",
+        "s3:bucket",
+        "s3://",
+        "s3:///prefix",
+        "S3//bucket",
+        "gs://bucket",
+        "https://host/bucket",
+        "s3://me:hidden@bucket/prefix",
+        "s3://bucket/a b",
+        "s3://bucket/../other",
+        "s3://bucket/a//b",
+        "s3://bucket/prefix?key=hidden",
+        "s3://bucket/prefix#hidden",
+        "s3://bucket:80/prefix",
+    ],
+)
+def test_a_url_that_names_no_bucket(tmp_path: Path, url: str) -> None:
+    """F2: the message says what to write, and does not repeat what may hold a secret."""
+    with pytest.raises(ValueError, match="s3://bucket/prefix") as told:
+        bucket_module.BucketObjects.open(url, threads=ThreadPool(1, name="x"), random=SystemRandom(), scratch=tmp_path)
+    assert "hidden" not in str(told.value)
+
+
+def test_an_endpoint_without_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: said at the start, by the name of the variable."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
+    with pytest.raises(ValueError, match="AWS_ENDPOINT_URL must begin with https:// or http://"):
+        bucket_module.BucketObjects.open(
+            "s3://bucket", threads=ThreadPool(1, name="x"), random=SystemRandom(), scratch=tmp_path
+        )
+
+
+def point_to(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -1,0 +1,252 @@
+"""What only a folder of objects can be asked: the order of syncs, a full disk, leftovers."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from batchline.domain.errors import ObjectsDown
+from batchline.objects import local as local_module
+from batchline.ports import Objects
+from tests.support.folders import files_below, folder
+
+
+def test_a_folder_keeps_only_objects(tmp_path: Path) -> None:
+    """B2: whatever was done, no temporary file and no emptied folder of a deleted prefix is left."""
+
+    async def story() -> None:
+        async with folder(tmp_path) as objects:
+            await objects.put("uploads/file-1", b"1")
+            aborted = await objects.create("uploads/file-2")
+            await aborted.write(b"2")
+            await aborted.abort()
+            await objects.put("work/batch_1/0", b"")
+            await objects.delete_all("work/batch_1")
+            await objects.check()
+            async with objects.scratch() as path:
+                path.write_bytes(b"")
+
+    asyncio.run(story())
+    assert files_below(tmp_path) == ["uploads/file-1"]
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path) -> None:
+    """B2: what one process knows of folders is not for ever, and what it puts is on the disk all the same."""
+
+    async def story() -> None:
+        async with folder(tmp_path) as serving, folder(tmp_path) as hand:
+            await hand.put("segments/batch_1/a-1", b"1")
+            await serving.delete_all("segments/batch_1")
+            await hand.put("segments/batch_1/a-2", b"2")
+            await serving.delete_all("segments")
+            await hand.put("segments/batch_2/a-3", b"3")
+            await hand.put("segments/batch_1/a-4", b"4")
+
+    asyncio.run(story())
+    assert files_below(tmp_path) == ["segments/batch_1/a-4", "segments/batch_2/a-3"]
+
+
+def test_what_an_earlier_life_left_is_cleared(tmp_path: Path) -> None:
+    """B2: half-written files go at start; objects stay; the folder for temporary files is not a prefix."""
+
+    async def first_life() -> None:
+        async with folder(tmp_path) as objects:
+            await objects.put("uploads/file-1", b"1")
+            writer = await objects.create("uploads/file-2")
+            await writer.write(b"cut off by a crash")
+            await writer.abort()
+            (tmp_path / "tmp" / "left").write_bytes(b"half")
+            (tmp_path / "tmp" / "folder").mkdir()
+            (tmp_path / "tmp" / "folder" / "left").write_bytes(b"half")
+
+    async def second_life() -> None:
+        async with folder(tmp_path) as objects:
+            await objects.clear_temporary()
+            assert files_below(tmp_path) == ["uploads/file-1"]
+            await objects.put("uploads/file-2", b"2")
+            with pytest.raises(ValueError, match="tmp/left"):
+                await objects.delete("tmp/left")
+
+    async def first_start() -> None:
+        async with folder(tmp_path / "new") as objects:
+            await objects.clear_temporary()
+            await objects.put("uploads/file-1", b"1")
+
+    asyncio.run(first_life())
+    asyncio.run(second_life())
+    asyncio.run(first_start())
+
+
+class Journal:
+    """What was synced and renamed, in order; files by their inode, which a rename keeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[tuple[str, int]] = []
+        real_sync, real_replace = os.fsync, os.replace
+
+        def sync(descriptor: int) -> None:
+            real_sync(descriptor)
+            self.events.append(("sync", os.fstat(descriptor).st_ino))
+
+        def replace(source: Path, target: Path) -> None:
+            real_replace(source, target)
+            self.events.append(("rename", os.stat(target).st_ino))  # noqa: PTH116
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(os, "replace", replace)
+
+    def take(self) -> list[tuple[str, int]]:
+        taken, self.events = self.events, []
+        return taken
+
+
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+async def by_put(objects: Objects, key: str) -> None:
+    await objects.put(key, b"x")
+
+
+async def by_writer(objects: Objects, key: str) -> None:
+    writer = await objects.create(key)
+    await writer.write(b"x")
+    await writer.commit()
+
+
+async def by_adoption(objects: Objects, key: str) -> None:
+    async with objects.scratch() as path:
+        path.write_bytes(b"x")
+        await objects.accept(path, key)
+
+
+@pytest.mark.parametrize("way", [by_put, by_writer, by_adoption])
+def test_bytes_are_on_the_disk_before_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Objects, str], Awaitable[None]]
+) -> None:
+    """C7: the bytes, the folders made for them, the rename, the folder that names them; in a known folder no more."""
+    journal = Journal(monkeypatch)
+    root = tmp_path / "data" / "objects"
+    new = root / "work" / "batch_1"
+
+    async def story() -> None:
+        async with folder(root) as objects:
+            await way(objects, "work/batch_1/0")
+            data = inode(new / "0")
+            naming = [tmp_path, tmp_path / "data", root, root / "work"]
+            events = journal.take()
+            assert set(events[:-2]) == {("sync", data), *(("sync", inode(parent)) for parent in naming)}
+            assert events[-2:] == [("rename", data), ("sync", inode(new))]
+            await way(objects, "work/batch_1/1")
+            data = inode(new / "1")
+            assert journal.take() == [("sync", data), ("rename", data), ("sync", inode(new))]
+
+    asyncio.run(story())
+
+
+def test_a_folder_found_is_not_trusted_to_be_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C7: whoever made it may have died before its name was synced, so the first use syncs it again."""
+    (tmp_path / "uploads").mkdir()
+    journal = Journal(monkeypatch)
+
+    async def story() -> None:
+        async with folder(tmp_path) as objects:
+            await objects.put("uploads/file-1", b"x")
+            events = journal.take()
+            data = inode(tmp_path / "uploads" / "file-1")
+            assert events.index(("sync", inode(tmp_path))) < events.index(("rename", data))
+
+    asyncio.run(story())
+
+
+FULL_DISK = """
+import asyncio, resource, sys
+from pathlib import Path
+from batchline.domain.errors import ObjectsDown
+from batchline.objects.local import LocalObjects
+from batchline.system import SystemRandom, ThreadPool
+
+async def refused(call):
+    try:
+        await call
+    except ObjectsDown:
+        print("refused")
+
+async def main():
+    objects = LocalObjects(Path(sys.argv[1]), ThreadPool(2, name="objects"), SystemRandom())
+    await objects.put("uploads/old", b"old")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    await refused(objects.put("uploads/new", bytes(200_000)))
+    await refused(objects.put("uploads/old", bytes(200_000)))
+    writer = await objects.create("uploads/slow")
+    await writer.write(bytes(60_000))
+    await refused(writer.write(bytes(60_000)))
+    print(sorted(path.name for path in Path(sys.argv[1]).rglob("*") if path.is_file()))
+    await writer.abort()
+    print(await objects.read("uploads/old", 0, 100))
+
+asyncio.run(main())
+"""
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """B2: the write is refused as ``storage_error``, and only what was whole before is there."""
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["refused", "refused", "refused", "['old']", "b'old'"]
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    """B2, F5: every way of writing says ObjectsDown."""
+    (tmp_path / "file").write_bytes(b"in the way")
+
+    async def enter(manager: AbstractAsyncContextManager[Path]) -> None:
+        async with manager:
+            raise AssertionError("there is no disk")
+
+    async def story() -> None:
+        async with folder(tmp_path / "file" / "objects") as objects:
+            writer = await objects.create("uploads/file-1")
+            calls = [objects.put("a", b""), writer.write(b"x"), objects.check(), enter(objects.scratch())]
+            results = await asyncio.gather(*calls, objects.accept(tmp_path / "file", "a"), return_exceptions=True)
+            assert [type(result) for result in results] == [ObjectsDown] * 5
+
+    asyncio.run(story())
+    assert files_below(tmp_path) == ["file"]
+
+
+def test_an_abort_waits_for_a_write_that_was_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B2: a client leaves while its bytes are being written; the thread still writes to a file that is its own."""
+    real_write = local_module._write_all
+    entered, release = threading.Event(), threading.Event()
+    written: list[bytes] = []
+
+    def slow_write(file: FileIO, data: bytes) -> None:
+        entered.set()
+        release.wait()
+        real_write(file, data)
+        written.append(data)
+
+    monkeypatch.setattr(local_module, "_write_all", slow_write)
+
+    async def story() -> None:
+        async with folder(tmp_path) as objects:
+            writer = await objects.create("uploads/file-1")
+            writing = asyncio.create_task(writer.write(b"x"))
+            await asyncio.to_thread(entered.wait)
+            writing.cancel()
+            aborting = asyncio.create_task(writer.abort())
+            await asyncio.wait({aborting}, timeout=0.05)
+            release.set()
+            await aborting
+            assert written == [b"x"]
+            assert files_below(tmp_path) == []
+
+    asyncio.run(story())

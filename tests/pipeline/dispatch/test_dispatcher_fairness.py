@@ -1,0 +1,105 @@
+"""Slots are shared by project, then by earliest deadline: SPEC D8."""
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchline.domain.records import Batch
+from tests.support.engine_harness import Bench
+
+
+async def _timed(bench: Bench, batch: Batch) -> float:
+    """Virtual seconds until the batch is over, from now."""
+    began = bench.time.now
+    await bench.ended(batch)
+    return bench.time.now - began
+
+
+@pytest.mark.rule("D8", "Slots are shared by project.")
+def test_a_small_batch_beside_a_large_one_is_soon_done(tmp_path: Path) -> None:
+    """D8: 5 lines of a second beside 20,000 of another project, with 16 slots."""
+    with closing(Bench(tmp_path, latency=1, max_concurrency=16)) as bench:
+
+        async def scene() -> float:
+            await bench.batch((f"large {n}" for n in range(20_000)), project="alpha")
+            await asyncio.sleep(7)
+            return await _timed(bench, await bench.batch((f"small {n}" for n in range(5)), project="beta"))
+
+        taken = bench.play(scene())
+        print(f"5 lines of 1 s beside 20,000: {taken:.1f} s")
+        assert taken <= 4
+
+
+@pytest.mark.parametrize("lines", [40, 200])
+def test_a_batch_takes_at_most_twice_its_time_alone_and_a_line(tmp_path: Path, lines: int) -> None:
+    """D8: whoever else is there, half of the slots are its own."""
+
+    def run(folder: Path, *, beside: int) -> float:
+        with closing(Bench(folder, latency=0.5, max_concurrency=16)) as bench:
+
+            async def scene() -> float:
+                if beside:
+                    await bench.batch((f"large {n}" for n in range(beside)), project="alpha")
+                    await asyncio.sleep(5)
+                return await _timed(bench, await bench.batch((f"small {n}" for n in range(lines)), project="beta"))
+
+            return bench.play(scene())
+
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "beside").mkdir()
+    alone, beside = run(tmp_path / "alone", beside=0), run(tmp_path / "beside", beside=5000)
+    assert beside <= 2 * alone + 0.5 + 0.5, (alone, beside)
+
+
+@pytest.mark.rule("D8", "Hanging lines keep no other project's from starting.")
+def test_lines_that_hang_keep_nobody_from_starting(tmp_path: Path) -> None:
+    """D8: within about a second, though every slot that their project may have is taken."""
+    with closing(Bench(tmp_path, latency=0.2, max_concurrency=16, request_timeout_seconds=300)) as bench:
+
+        async def scene() -> float:
+            await bench.batch((f"[[hang]] {n}" for n in range(200)), project="alpha")
+            await asyncio.sleep(30)
+            other = await bench.batch((f"quick {n}" for n in range(5)), project="beta")
+            began = bench.time.now
+            await bench.until(other, lambda seen: bench.attempts("quick") > 0)
+            started = bench.time.now - began
+            assert (await bench.ended(other)).completed == 5
+            return started
+
+        assert bench.play(scene()) <= 1
+
+
+def test_in_a_project_the_earliest_deadline_is_first(tmp_path: Path) -> None:
+    """D8: a batch near its window is not missed while others have slack."""
+    with closing(Bench(tmp_path, latency=1, max_concurrency=4, completion_window_seconds=3600)) as bench:
+
+        async def scene() -> None:
+            slack = await bench.batch(f"slack {n}" for n in range(400))
+            await asyncio.sleep(5)
+            owner = await bench.owner("alpha")
+            bench.engine.api_role.services.creator._window = 30
+            urgent = await bench.batch(f"urgent {n}" for n in range(40))
+            assert owner.project_id == urgent.project_id
+            assert (await bench.ended(urgent)).completed == 40
+            assert (await bench.seen(slack.id)).completed < 200
+
+        bench.play(scene())
+
+
+def test_models_share_alike_too(tmp_path: Path) -> None:
+    """D8: a project's many lines of one model do not keep its others waiting."""
+    two: dict[str, Any] = {
+        "upstreams": {"second": {"url": "http://second/v1"}},
+        "models": {"m": {}, "n": {"upstream": "second"}},
+    }
+    with closing(Bench(tmp_path, latency=1, max_concurrency=4, **two)) as bench:
+
+        async def scene() -> float:
+            await bench.batch((f"large {n}" for n in range(1000)), model="m")
+            await asyncio.sleep(5)
+            return await _timed(bench, await bench.batch((f"small {n}" for n in range(4)), model="n"))
+
+        assert bench.play(scene()) <= 3

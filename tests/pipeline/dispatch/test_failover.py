@@ -1,0 +1,85 @@
+"""Several upstreams for one model: the least busy is chosen, one that fails is left out and taken back."""
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tests.support.engine_harness import Bench
+
+TWO: dict[str, Any] = {
+    "upstreams": {"second": {"url": "http://second/v1"}},
+    "models": {"m": {"upstream": ["default", "second"]}},
+}
+
+
+def _shares(bench: Bench) -> list[int]:
+    return [sum(machine.starts.values()) for machine in bench.machines.values()]
+
+
+def test_lines_go_to_whoever_is_less_busy(tmp_path: Path) -> None:
+    """Two that are alike get the same, and together they do twice as much."""
+    with closing(Bench(tmp_path, latency=0.5, max_concurrency=8, **TWO)) as bench:
+
+        async def scene() -> None:
+            assert (await bench.ended(await bench.batch(f"good {n}" for n in range(400)))).completed == 400
+
+        bench.play(scene())
+        first, second = _shares(bench)
+        assert first + second == 400
+        assert abs(first - second) <= 80
+        assert bench.time.now < 400 / 16 * 0.5 * 1.5 + 2
+
+
+def test_one_that_is_gone_costs_nothing_while_the_other_is_there(tmp_path: Path) -> None:
+    """D3: no line fails, none waits for it, and it works again when it is back."""
+    with closing(Bench(tmp_path, latency=0.2, max_concurrency=8, **TWO)) as bench:
+
+        async def scene() -> None:
+            batch = await bench.batch(f"good {n}" for n in range(3000))
+            await asyncio.sleep(2)
+            bench.machine.crash(40)
+            done = (await bench.seen(batch.id)).completed
+            await asyncio.sleep(20)
+            assert (await bench.seen(batch.id)).completed - done > 20 / 0.2 * 8 * 0.6
+            ended = await bench.ended(batch)
+            assert ended.completed == 3000
+
+        bench.play(scene())
+        assert bench.time.now < 3000 / 8 * 0.2 * 1.1
+
+
+def test_one_that_comes_back_is_taken_back(tmp_path: Path) -> None:
+    """It is probed though nothing needs it."""
+    with closing(Bench(tmp_path, latency=0.2, max_concurrency=8, **TWO)) as bench:
+        bench.machine.down_until = 30
+
+        async def scene() -> None:
+            batch = await bench.batch(f"good {n}" for n in range(4000))
+            await asyncio.sleep(60)
+            before = _shares(bench)[0]
+            await asyncio.sleep(5)
+            assert _shares(bench)[0] - before > 5 / 0.2 * 8 * 0.6
+            assert (await bench.ended(batch)).completed == 4000
+
+        bench.play(scene())
+
+
+def test_calls_that_somebody_waits_for_take_slots_from_batches(tmp_path: Path) -> None:
+    """Batch lines yield as they end: together no more are in flight than there are slots."""
+    with closing(Bench(tmp_path, latency=1, max_concurrency=8)) as bench:
+
+        async def scene() -> None:
+            batch = await bench.batch(f"good {n}" for n in range(200))
+            await asyncio.sleep(5)
+            with bench.router.call("default"), bench.router.call("default"), bench.router.call("default"):
+                await asyncio.sleep(3)
+                before = _shares(bench)[0]
+                await asyncio.sleep(10)
+                assert 40 <= _shares(bench)[0] - before <= 60
+            before = _shares(bench)[0]
+            await asyncio.sleep(10)
+            assert _shares(bench)[0] - before >= 70
+            assert (await bench.ended(batch)).completed == 200
+
+        bench.play(scene())

@@ -1,0 +1,311 @@
+"""The engine where answers cost money and models are configured: SPEC D4, D6, D7 and the charges of F2."""
+
+import asyncio
+import json
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchline.domain.records import Batch
+from batchline.domain.states import BatchStatus
+from batchline.upstream.mock.script import Plan
+from tests.simulation.virtual import EPOCH
+from tests.support.engine_harness import Bench
+
+ONE: dict[str, Any] = {"metering": True, "models": {"m": {"input_price": "2", "output_price": "2"}}}
+"""A line costs as many nano-units as its tokens, times a thousand: half of 2 units for a million."""
+
+TWO: dict[str, Any] = {
+    "upstreams": {"second": {"url": "http://second/v1"}},
+    "models": {"m": {}, "n": {"upstream": "second", "name": "org/n-7b"}},
+}
+
+
+def tokens(record: dict[str, Any]) -> int:
+    total: int = record["response"]["body"]["usage"]["total_tokens"] if record["response"] else 0
+    return total
+
+
+@pytest.mark.rule("D4", "A batch costs what the usage in its output file says.")
+def test_a_batch_costs_what_the_usage_in_its_output_file_says(tmp_path: Path) -> None:
+    """D4: to the nano-unit, and nothing for lines that failed."""
+    with closing(Bench(tmp_path, **ONE)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(10**9)
+            prompts = ["[[status=400]]" if n % 10 == 0 else "word " * (n % 7) for n in range(300)]
+            batch = await bench.ended(await bench.batch(f"{prompt} {n}" for n, prompt in enumerate(prompts)))
+            assert (batch.completed, batch.failed) == (270, 30)
+            records = (await bench.records(batch)).values()
+            assert 10**9 - await bench.funds() == 1000 * sum(map(tokens, records))
+            entries = await bench.rows.usage(since=0, until=10**10)
+            assert sum(entry.requests for entry in entries) == 270
+            assert {(entry.batch_id, entry.model) for entry in entries} == {(batch.id, "m")}
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("F2", "Where it is off, nothing is charged.")
+def test_nothing_is_charged_where_nobody_is_metered(tmp_path: Path) -> None:
+    """F2: what was used is booked all the same."""
+    with closing(Bench(tmp_path, **ONE | {"metering": False})) as bench:
+
+        async def scene() -> None:
+            batch = await bench.ended(await bench.batch(f"good {n}" for n in range(20)))
+            assert (batch.completed, await bench.funds()) == (20, 0)
+            entries = await bench.rows.usage(since=0, until=10**10)
+            assert sum(entry.input_tokens for entry in entries) == batch.input_tokens > 0
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("D2", "A line of an organization out of quota is insufficient_quota, http_420.")
+@pytest.mark.rule("D4", "Quota is checked when a line runs; the rest fails and the batch completes.")
+@pytest.mark.rule("D4", "An overdraft is at most what was in flight.")
+@pytest.mark.parametrize("slots", [1, 8, 64])
+def test_when_the_money_runs_out_the_rest_fails_and_the_batch_completes(tmp_path: Path, slots: int) -> None:
+    """D4: and the overdraft is at most what was in flight."""
+    with closing(Bench(tmp_path, max_concurrency=slots, **ONE)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(1_000_000)
+            batch = await bench.ended(await bench.batch(f"good {n}" for n in range(500)))
+            assert batch.status is BatchStatus.COMPLETED
+            records = await bench.records(batch)
+            failed = [record["error"] for record in records.values() if record["error"]]
+            assert {error["code"] for error in failed} == {"insufficient_quota"}
+            assert all(error["message"].startswith("[legacy:http_420] ") for error in failed)
+            line = 1000 * max(map(tokens, records.values()))
+            assert -slots * line < await bench.funds() <= 0
+            assert batch.completed == pytest.approx(1_000_000 / line, abs=slots + 1)
+            assert bench.attempts("good") == batch.completed
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("D4", "One organization's empty purse stops nobody else.")
+def test_another_organizations_empty_purse_stops_nobody_else(tmp_path: Path) -> None:
+    """Tenants are strictly apart."""
+    with closing(Bench(tmp_path, max_concurrency=4, **ONE)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(10_000, project="alpha")
+            await bench.fund(10**9, project="beta")
+            poor = await bench.batch((f"poor {n}" for n in range(50)), project="alpha")
+            rich = await bench.batch((f"rich {n}" for n in range(50)), project="beta")
+            assert (await bench.ended(rich)).completed == 50
+            assert (await bench.ended(poor)).failed > 0
+
+        bench.play(scene())
+
+
+def test_money_that_comes_in_is_noticed_while_the_batch_runs(tmp_path: Path) -> None:
+    """F3: a balance set on a running system takes effect."""
+    with closing(Bench(tmp_path, plan=Plan(delay=1), max_concurrency=1, **ONE)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(40_000)
+            batch = await bench.batch(f"good {n}" for n in range(30))
+            await bench.until(batch, lambda seen: seen.completed > 0)
+            await bench.fund(10**9)
+            assert (await bench.ended(batch)).completed == 30
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("D4", "A balance is read again at least every 2 s.")
+def test_what_another_process_spends_is_noticed_while_the_batch_runs(tmp_path: Path) -> None:
+    """D4: a line is checked against a balance at most 2 s old, though nothing of its own was recorded since."""
+    with closing(Bench(tmp_path, plan=Plan(delay=10), max_concurrency=1, **ONE)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(10**9)
+            batch = await bench.batch(f"good {n}" for n in range(30))
+            await asyncio.sleep(5)
+            await bench.fund(0)
+            ended = await bench.ended(batch)
+            assert (ended.completed, ended.failed) == (1, 29)
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("D4", "Once, also across crashes.")
+def test_a_killed_process_charges_for_no_answer_twice(tmp_path: Path) -> None:
+    """D4: what it answered and did not record is run again, and only then paid."""
+    with closing(Bench(tmp_path, latency=0.5, max_concurrency=16, **ONE)) as bench:
+
+        async def begin() -> Any:
+            await bench.fund(10**9)
+            batch = await bench.batch(f"good {n}" for n in range(400))
+            return await bench.until(batch, lambda seen: seen.completed > 0)
+
+        batch = bench.play(begin())
+        for done in (60, 120, 180):
+            bench.kill()
+            bench.start()
+            bench.play(bench.until(batch, partial(_is_further, done)))
+
+        async def end() -> None:
+            records = await bench.records(await bench.ended(batch))
+            assert 10**9 - await bench.funds() == 1000 * sum(map(tokens, records.values()))
+
+        bench.play(end())
+        assert bench.attempts("good") > 400
+
+
+def _is_further(done: int, batch: Batch) -> bool:
+    return batch.completed > done
+
+
+@pytest.mark.rule("D6", "A missing model is invalid_request_error.")
+@pytest.mark.rule("D6", "A line's rules are checked without asking the upstream.")
+def test_a_line_that_breaks_the_rules_fails_without_asking_the_upstream(tmp_path: Path) -> None:
+    """D6: also while the upstream is away."""
+    user = {"role": "user", "content": "forbidden"}
+    bodies = [
+        {"messages": [user]},
+        {"model": "m"},
+        {"model": "m", "messages": []},
+        {"model": "m", "messages": [user | {"role": "robot"}]},
+        {"model": "unknown", "messages": [user]},
+    ]
+    with closing(Bench(tmp_path, **TWO)) as bench:
+        bench.machine.down_until = 1000
+
+        async def scene() -> None:
+            batch = await bench.ended(await bench.batch_of(bodies))
+            assert bench.time.now < 100
+            records = [record["error"] for _, record in sorted((await bench.records(batch)).items())]
+            assert [error["code"] for error in records] == ["invalid_request_error"] * 4 + ["not_found_error"]
+            assert [error["message"].split()[0] for error in records] == ["[legacy:http_400]"] * 4 + [
+                "[legacy:http_404]"
+            ]
+            assert [error["param"] for error in records] == ["model", *["messages"] * 3, "model"]
+
+        bench.play(scene())
+        assert bench.attempts("forbidden") == 0
+
+
+@pytest.mark.rule("D6", "A model goes to its upstream under the name it has there.")
+def test_a_model_goes_to_its_upstream_under_the_name_it_has_there(tmp_path: Path) -> None:
+    """D6: and another model's lines to theirs."""
+    with closing(Bench(tmp_path, **TWO)) as bench:
+
+        async def scene() -> None:
+            bodies = [{"model": "mn"[n % 2], "messages": [{"role": "user", "content": f"good {n}"}]} for n in range(40)]
+            assert (await bench.ended(await bench.batch_of(bodies))).completed == 40
+
+        bench.play(scene())
+        asked = {
+            name: {json.loads(body)["model"] for body in machine.starts} for name, machine in bench.machines.items()
+        }
+        assert asked == {"default": {"m"}, "second": {"org/n-7b"}}
+        assert [sum(machine.starts.values()) for machine in bench.machines.values()] == [20, 20]
+
+
+@pytest.mark.rule("D6", "A model must be enabled for the project.")
+def test_a_model_of_other_projects_does_not_exist(tmp_path: Path) -> None:
+    """D6, A8."""
+    settings: dict[str, Any] = {"models": {"m": {}, "n": {"projects": ["22222222-2222-4222-8222-222222222222"]}}}
+    with closing(Bench(tmp_path, **settings)) as bench:
+
+        async def scene() -> None:
+            refused = await bench.ended(await bench.batch(["mine"], project="alpha", model="n"))
+            missing = await bench.ended(await bench.batch(["mine"], project="alpha", model="x"))
+            told = [(await bench.failures(batch))["line-0"] for batch in (refused, missing)]
+            assert told[0].replace(" n ", " x ") == told[1]
+            assert (await bench.ended(await bench.batch(["ours"], project="beta", model="n"))).completed == 1
+
+        bench.play(scene())
+        assert bench.attempts("mine") == 0
+
+
+def test_a_line_over_its_models_limit_is_refused(tmp_path: Path) -> None:
+    """D6: with error_on_max_token, and without asking the upstream."""
+    with closing(Bench(tmp_path, models={"m": {"max_tokens": 5}})) as bench:
+
+        async def scene() -> None:
+            batch = await bench.ended(await bench.batch(["one two three", "one two three four five six"]))
+            assert batch.completed == 1
+            error = (await bench.records(batch))["line-1"]["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+            assert error["message"].startswith("[legacy:http_400] ")
+
+        bench.play(scene())
+        assert bench.attempts("six") == 0
+
+
+def test_a_line_over_its_models_limit_is_cut(tmp_path: Path) -> None:
+    """D6: silently, where the model says so."""
+    with closing(Bench(tmp_path, models={"m": {"max_tokens": 5, "error_on_max_token": False}})) as bench:
+
+        async def scene() -> None:
+            batch = await bench.ended(await bench.batch(["one two three four five six seven"]))
+            assert (batch.completed, batch.input_tokens) == (1, 5)
+
+        bench.play(scene())
+        assert (bench.attempts("one two three four five"), bench.attempts("six")) == (1, 0)
+
+
+def test_a_classification_models_line_needs_a_document(tmp_path: Path) -> None:
+    """D7: an answer that is none is a fault of the upstream, and tried again."""
+    with closing(Bench(tmp_path, models={"m": {"kind": "classification"}})) as bench:
+
+        async def scene() -> None:
+            told = await bench.failures(await bench.ended(await bench.batch(["classify me"])))
+            assert told["line-0"].startswith("[legacy:retries_exhausted] Line failed after 4 attempts: ")
+
+        bench.play(scene())
+        assert bench.attempts("classify me") == 4
+
+
+@pytest.mark.rule("A8", "A busy upstream does not tell strangers of its models.")
+def test_a_busy_upstream_does_not_tell_strangers_of_its_models(tmp_path: Path) -> None:
+    """D6, A8: a line for a model of other projects fails as soon as one for a model that does not exist."""
+    private = {"upstream": "second", "projects": ["22222222-2222-4222-8222-222222222222"]}
+    settings = TWO | {"models": {"m": {}, "n": private}}
+    with closing(Bench(tmp_path, max_concurrency=2, latency=100, **settings)) as bench:
+
+        async def scene() -> None:
+            await bench.batch((f"theirs {n}" for n in range(50)), project="beta", model="n")
+            await asyncio.sleep(10)
+            refused = await bench.ended(await bench.batch(["mine"], project="alpha", model="n"))
+            assert (refused.failed, bench.time.now < 20) == (1, True)
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("D3", "An upstream that is gone keeps only its own models' lines waiting.")
+def test_an_upstream_that_is_away_keeps_no_other_models_lines_waiting(tmp_path: Path) -> None:
+    """Each upstream has slots, a pause and a quarantine of its own, and work is claimed for those that want it."""
+    with closing(Bench(tmp_path, max_concurrency=8, **TWO)) as bench:
+        bench.machine.down_until = 600
+
+        async def scene() -> None:
+            stuck = await bench.batch((f"stuck {n}" for n in range(2000)), model="m")
+            await asyncio.sleep(30)
+            free = await bench.batch((f"free {n}" for n in range(200)), model="n")
+            assert (await bench.ended(free)).completed == 200
+            assert bench.time.now < 60
+            assert (await bench.ended(stuck)).completed == 2000
+
+        bench.play(scene())
+
+
+def test_the_last_use_of_a_key_is_noted_soon(tmp_path: Path) -> None:
+    """F3: what operators see of it is a few seconds old at most."""
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            owner = await bench.owner("alpha")
+            await asyncio.sleep(100)
+            bench.engine.api_role.services.on_key_used(owner.key_id)
+            await asyncio.sleep(6)
+            (key,) = await bench.rows.keys()
+            assert key.last_used_at is not None
+            assert bench.time.now - 7 < key.last_used_at - EPOCH <= bench.time.now
+
+        bench.play(scene())

@@ -1,0 +1,283 @@
+"""What only the store of many machines promises: outages, unclear commits, migrations, a pooler in between."""
+
+import asyncio
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]
+import pytest
+
+from batchline.domain.errors import LeaseLost, StoreDown
+from batchline.store.postgres import database as postgres_database
+from batchline.store.postgres import pool as postgres_pool
+from batchline.store.postgres.database import PostgresDatabase
+from batchline.store.postgres.migrate import migrate
+from batchline.store.sql import Script, change, fenced, load_queries, one
+from batchline.system import SystemClock
+from tests.support.postgres_proxy import wired
+from tests.support.postgres_server import Postgres
+from tests.support.postgres_store import asynchronous, opened
+from tests.support.stores import LEASE, NOW, OTHER, key
+
+
+def through(postgres: Postgres, url: str, port: int) -> str:
+    """The same database by another port."""
+    return postgres.url(url.rpartition("/")[2], port=port)
+
+
+def test_both_dialects_have_the_same_queries() -> None:
+    assert list(load_queries("batchline.store.postgres")) == list(load_queries("batchline.store.sqlite"))
+
+
+@asynchronous
+async def test_a_commit_whose_answer_is_lost_counts_once(postgres: Postgres, postgres_url: str) -> None:
+    """C12, D4: whoever would record and charge again, as nobody said that it happened, would do so twice."""
+    async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
+        batch = await world.running(shards=[4])
+        (shard,) = await world.claim()
+        fates = iter(["lose the answer"])
+        wire.on_commit = lambda: next(fates, "carry")
+        shard = await world.record(shard, [0, 1])
+        assert wire.lost.is_set()
+        assert (await world.seen(batch)).completed == 2
+        await world.record(shard, [2, 3])
+        assert (await world.finish()).batch.completed == 4
+        assert len(await world.store.segments(batch.id, after=0, limit=9)) == 2
+
+
+@asynchronous
+async def test_a_commit_that_was_lost_never_happened(
+    postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C12: StoreDown means that nothing happened, now or later; nor does the server keep the locks of one that is
+    gone."""
+    begin = postgres_database._BEGIN_WRITE
+    assert begin.count(" idle_in_transaction_session_timeout = 10000;") == 1
+    monkeypatch.setattr(
+        postgres_database, "_BEGIN_WRITE", begin.replace("_session_timeout = 10000", "_session_timeout = 300")
+    )
+    async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
+        batch = await world.running(shards=[4])
+        (shard,) = await world.claim()
+        fates = iter(["lose it"])
+        wire.on_commit = lambda: next(fates, "carry")
+        with pytest.raises(StoreDown):
+            await world.record(shard, [0, 1])
+        assert (await world.seen(batch)).completed == 0
+        await world.record(shard, [0, 1, 2, 3])
+        assert (await world.finish()).batch.completed == 4
+
+
+@asynchronous
+async def test_an_unclear_commit_is_cleared_up_once_the_server_is_back(
+    postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: however long that takes, nobody hears of a success or a failure before."""
+    monkeypatch.setattr(postgres_pool, "_CONNECT_SECONDS", 0.1)
+    async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
+        await world.store.check()
+        wire.on_commit = lambda: "lose the answer"
+        writing = asyncio.create_task(world.owner())
+        wire.silent_from_now_on = True
+        await wire.asked_in_vain(times=2)
+        assert not writing.done()
+        wire.on_commit = lambda: "carry"
+        wire.silent_from_now_on = False
+        owner = await writing
+        assert [one.id for one in await world.store.keys()] == [owner.key_id]
+
+
+@asynchronous
+async def test_a_network_that_is_cut_hangs_nobody(
+    postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F5: who waits for an answer that never comes hears so in bounded time; then all is as before."""
+    monkeypatch.setattr(postgres_database, "_TRANSACTION_SECONDS", 0.2)
+    async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
+        await world.store.check()
+        wire.silent = True
+        with pytest.raises(StoreDown):
+            await world.store.keys()
+        wire.silent = False
+        await world.store.check()
+
+
+@asynchronous
+async def test_connections_that_were_closed_meanwhile_are_replaced(postgres_url: str) -> None:
+    """B2: a server that restarted costs nobody an error."""
+    async with opened(postgres_url) as world:
+        await asyncio.gather(*(world.store.check() for _ in range(4)))
+        await world.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        owner = await world.owner()
+        assert [one.id for one in await world.store.keys()] == [owner.key_id]
+
+
+@asynchronous
+async def test_a_connection_that_was_left_in_the_middle_is_not_lent_again(postgres_url: str) -> None:
+    """F5: a client that goes away, a drain that ends: what is still to come of one must not reach the next."""
+    async with opened(postgres_url, size=1) as world:
+        asking, lend_job = asyncio.Event(), world.database._connections.lend_job
+
+        async def ask() -> None:
+            async with lend_job() as connection:
+                asking.set()
+                await connection.execute("SELECT pg_sleep(60)")
+
+        left = asyncio.create_task(ask())
+        await asking.wait()
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        assert world.database._connections._idle == []
+        await world.store.check()
+
+
+@asynchronous
+async def test_nobody_there_is_down() -> None:
+    with pytest.raises(StoreDown):
+        await PostgresDatabase.open("postgresql://postgres@127.0.0.1:1/none", pooled=False, size=1, clock=SystemClock())
+
+
+@asynchronous
+async def test_what_a_script_raises_undoes_it_and_the_connection_goes_on(postgres_url: str) -> None:
+    """A broken rule of the schema is told as such, as every store does."""
+
+    def lose() -> Script[None]:
+        yield from change("insert_organization", organization_id="o", name="undone", at=1)
+        yield from fenced("revoke_key", key_id="unknown", at=1)
+
+    def break_a_rule() -> Script[int]:
+        yield from change("insert_organization", organization_id="p", name="undone too", at=1)
+        return (yield from change("insert_key", key_id="k", project_id="unknown", digest=b"", hint="", at=1))
+
+    async with opened(postgres_url, size=1) as world:
+        database = world.database
+        with pytest.raises(LeaseLost):
+            await database.write(lose)
+        with pytest.raises(asyncpg.IntegrityConstraintViolationError):
+            await database.write(break_a_rule)
+        with pytest.raises(StoreDown):
+            await database.write(lambda: change("insert_organization", organization_id="n", name=object(), at=1))
+        assert await world.store.organizations() == []
+        await world.store.check()
+
+
+@asynchronous
+async def test_scripts_that_wait_for_each_other_both_succeed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database gives one of them up, and it is run again from its start."""
+    async with opened(postgres_url) as world:
+        first, second = await world.owner(organization="one"), await world.owner(organization="two")
+        both_hold_one = asyncio.Barrier(2)
+        runs: list[str] = []
+
+        def crossing(mine: str, other: str) -> Script[None]:
+            runs.append(mine)
+            yield from one("lock_organization", organization_id=mine)
+            for organization_id in (mine, other):
+                yield from change("add_funds", organization_id=organization_id, balance=1, credits=0)
+
+        database = world.database
+        execute = database._execute
+
+        async def meet(connection: Any, statement: Any) -> Any:
+            result = await execute(connection, statement)
+            if statement.name == "lock_organization" and len(runs) <= 2:
+                await both_hold_one.wait()
+            return result
+
+        monkeypatch.setattr(database, "_execute", meet)
+        ids = first.organization_id, second.organization_id
+        await asyncio.gather(database.write(lambda: crossing(*ids)), database.write(lambda: crossing(*reversed(ids))))
+        assert [found.balance for found in await world.store.organizations()] == [2, 2]
+        assert len(runs) >= 3
+
+
+@asynchronous
+async def test_any_text_comes_back_as_it_went_in(postgres_url: str) -> None:
+    """B3, C5: PostgreSQL's text holds no NUL, and its indexes no long names."""
+    async with opened(postgres_url) as world:
+        owner = await world.owner()
+        for text in ("a\0b", "\x10", "\x100\x101\0", "é\u2028" * 5000, "\0" * 3000):
+            file = await world.stored(owner, filename=text)
+            assert await world.store.file(owner.project_id, file.id, at=NOW) == file
+            batch = await world.running(owner, model=text, endpoint=text, idempotency_key=text)
+            assert (batch.model, batch.endpoint) == (text, text)
+            created = await world.store.created_with(owner.project_id, text, since=0)
+            assert created is not None
+            assert created.batch_id == batch.id
+            (shard,) = await world.claim()
+            assert shard.model == text
+            await world.record_all([shard])
+        assert await world.store.batch(owner.project_id, "batch_\0") is None
+
+
+@asynchronous
+async def test_an_outage_of_the_database_strikes_nobody(postgres_url: str) -> None:
+    """D5: while it was gone nobody could renew; once it is back everybody has the time to. Whoever is dead then is."""
+    async with opened(postgres_url) as world:
+        batch = await world.running(shards=[4])
+        (shard,) = await world.claim(holder=OTHER)
+        await world.execute(
+            "UPDATE shards SET lease_until = lease_until - interval '1 hour'; "
+            "UPDATE watch SET seen = seen - interval '1 hour', since = since - interval '1 hour'"
+        )
+        assert await world.rescue() == 0
+        await world.pass_time(LEASE - 1)
+        assert await world.rescue() == 0
+        assert await world.store.renew_shards(owner=OTHER, lease=LEASE) == {key(shard)}
+        await world.record(shard, [0])
+        await world.pass_time(LEASE + 1)
+        assert await world.rescue() == 1
+        assert (await world.seen(batch)).completed == 1
+
+
+@asynchronous
+async def test_everything_goes_through_a_pooler_that_keeps_no_state(postgres_url: str) -> None:
+    """One transaction after the other may be on another server: nothing of a connection is leaned on."""
+    async with opened(postgres_url, pooled=True) as world:
+        batch = await world.running(shards=[2, 2])
+        await world.record_all(await world.claim())
+        await world.publish(await world.finish())
+        assert (await world.seen(batch)).status == "completed"
+        for connection in world.database._connections._idle:
+            assert await connection.fetchval("SELECT count(*) FROM pg_prepared_statements") == 0
+
+
+def test_processes_that_start_at_once_migrate_once(postgres: Postgres) -> None:
+    """F1: `serve` on several machines, on a database that is new."""
+    url = postgres.new_database(empty=True)
+
+    async def start() -> None:
+        await asyncio.gather(*(migrate(url) for _ in range(6)))
+        async with opened(url) as world:
+            await world.store.check()
+
+    asyncio.run(start())
+
+
+def test_a_database_of_another_version_is_refused(postgres: Postgres) -> None:
+    """An older program must not touch what a newer one made; one that is behind says what to do."""
+    url = postgres.new_database(empty=True)
+
+    async def refusal(version: int | None) -> str:
+        if version is not None:
+            connection = await asyncpg.connect(url)
+            await connection.execute("UPDATE schema_version SET version = $1", version)
+            await connection.close()
+        with pytest.raises(StoreDown) as told:
+            async with opened(url):
+                pass
+        return str(told.value)
+
+    async def play() -> None:
+        assert "batchline migrate" in await refusal(None)
+        await migrate(url)
+        assert "batchline migrate" in await refusal(0)
+        assert "newer" in await refusal(99)
+        with pytest.raises(StoreDown, match="newer"):
+            await migrate(url)
+
+    asyncio.run(play())

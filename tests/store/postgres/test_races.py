@@ -1,0 +1,223 @@
+"""Races of many machines on PostgreSQL, each held open at its worst moment: SPEC C10 to C12, D5, D8, F2."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from batchline.domain.records import Charge
+from batchline.domain.states import BatchStatus
+from batchline.domain.usage import NOTHING
+from batchline.store.sql import Result, Statement
+from tests.support.postgres_store import Opened, asynchronous, opened
+from tests.support.stores import LEASE, ME, NOW, OTHER
+
+T = TypeVar("T")
+_HEADWAY_SECONDS = 0.3
+"""For what may go on meanwhile; where it has to wait, as it should, no time is enough."""
+
+
+class Held:
+    """The first transaction that runs a statement stops after it, before it commits."""
+
+    def __init__(self, world: Opened, name: str) -> None:
+        self._name, self._go_on = name, asyncio.Event()
+        self._execute = world.database._execute
+        self.reached = asyncio.Event()
+
+    async def execute(self, connection: Any, statement: Statement) -> Result:
+        result = await self._execute(connection, statement)
+        if statement.name == self._name and not self.reached.is_set():
+            self.reached.set()
+            await self._go_on.wait()
+        return result
+
+    async def meanwhile(self, other: Awaitable[T]) -> T:
+        """Try something else at that moment; then let both go on."""
+        await self.reached.wait()
+        trying = asyncio.ensure_future(other)
+        await asyncio.wait({trying}, timeout=_HEADWAY_SECONDS)
+        self._go_on.set()
+        return await trying
+
+
+@asynccontextmanager
+async def held_after(world: Opened, name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Held]:
+    held = Held(world, name)
+    monkeypatch.setattr(world.database, "_execute", held.execute)
+    yield held
+
+
+@asynchronous
+async def test_the_last_two_shards_that_end_at_once_end_the_batch(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C12: neither sees the other's end before it is committed, yet one of them must notice that nothing is left."""
+    async with opened(postgres_url) as world:
+        await world.running(shards=[1, 1])
+        first, second = await world.claim()
+        async with held_after(world, "count_lines", monkeypatch) as held:
+            await asyncio.gather(world.record_all([first]), held.meanwhile(world.record_all([second])))
+        assert (await world.finish()).batch.completed == 2
+
+
+@asynchronous
+async def test_what_is_handed_back_during_a_cancel_never_runs(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C10: it is open when the cancel looks for what is open, and nobody else can see that."""
+    async with opened(postgres_url) as world:
+        batch = await world.running(shards=[2])
+        (shard,) = await world.claim()
+        async with held_after(world, "release_shard", monkeypatch) as held:
+            await asyncio.gather(
+                world.store.release(batch.id, shards=[(shard.n, shard.epoch)]),
+                held.meanwhile(world.store.cancel_batch(batch.project_id, batch.id, at=NOW)),
+            )
+        assert await world.claim() == []
+        assert len((await world.finish()).leftovers) == 1
+
+
+@asynchronous
+async def test_what_is_rescued_during_a_cancel_never_runs(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C11: nor do the pieces of it that the cancel cannot see yet."""
+    async with opened(postgres_url) as world:
+        batch = await world.running(shards=[4])
+        await world.claim(holder=OTHER)
+        await world.die(OTHER)
+        async with held_after(world, "insert_shard", monkeypatch) as held:
+            await asyncio.gather(
+                world.rescue(),
+                held.meanwhile(world.store.cancel_batch(batch.project_id, batch.id, at=NOW)),
+            )
+        assert await world.claim() == []
+        assert len((await world.finish()).leftovers) == 4
+
+
+@asynchronous
+async def test_a_batch_is_published_or_cancelled(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C10, C11: who was told that it is being cancelled never sees it completed."""
+    async with opened(postgres_url) as world:
+        batch = await world.running()
+        await world.record_all(await world.claim())
+        finish = await world.finish()
+        async with held_after(world, "batch", monkeypatch) as held:
+            published, cancelled = await asyncio.gather(
+                world.publish(finish), held.meanwhile(world.store.cancel_batch(batch.project_id, batch.id, at=NOW))
+            )
+        assert cancelled is not None
+        assert published == (await world.seen(batch)).status == cancelled.status == BatchStatus.COMPLETED
+
+
+@asynchronous
+async def test_no_file_appears_before_one_that_was_seen(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B5, C9b: whoever has its place in the order first is seen first, or a reader would pass it by."""
+    async with opened(postgres_url) as world:
+        owner = await world.owner()
+        seen: list[str] = []
+
+        async def read_on() -> None:
+            after = seen[-1] if seen else None
+            page = await world.store.files(owner.project_id, purpose=None, ascending=True, after=after, limit=9, at=NOW)
+            seen.extend(file.id for file in page or [])
+
+        async def store_another() -> str:
+            other = await world.stored(owner)
+            await read_on()
+            return other.id
+
+        async with held_after(world, "finish_upload", monkeypatch) as held:
+            first, second = await asyncio.gather(world.stored(owner), held.meanwhile(store_another()))
+        await read_on()
+        assert seen == [first.id, second]
+
+
+@asynchronous
+async def test_a_lane_that_opens_while_others_move_on_is_found(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D8: claims do not look below a floor, which must not be raised over a lane that is just being opened."""
+    async with opened(postgres_url) as world:
+        busy, late = await world.owner("busy"), await world.owner("late")
+        await world.running(busy, shards=[10] * 6)
+        assert len(await world.claim(lines=10)) == 1
+
+        async def work_on() -> None:
+            for _ in range(4):
+                assert await world.claim(lines=10)
+
+        async with held_after(world, "open_lane", monkeypatch) as held:
+            batch, _ = await asyncio.gather(world.running(late, shards=[10]), held.meanwhile(work_on()))
+        assert batch.id in {shard.batch_id for shard in await world.claim()}
+
+
+@asynchronous
+async def test_the_floor_follows_the_lanes(postgres_url: str) -> None:
+    """D8: what a claim need not look at grows with what was claimed, else each would cost more than the one before."""
+    async with opened(postgres_url) as world:
+        for name in ("alpha", "beta"):
+            await world.running(await world.owner(name), shards=[10] * 10)
+        for n in range(10):
+            await world.claim(lines=20)
+            assert await world.fetch("SELECT last_value FROM lane_floor") == 10 * n
+
+
+@asynchronous
+async def test_an_organization_made_while_metering_starts_gets_its_credits(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: it asked what new ones get before that was said, and is not there yet for who gives it to all others."""
+    async with opened(postgres_url) as world:
+        async with held_after(world, "free_credits", monkeypatch) as held:
+            await asyncio.gather(world.owner(), held.meanwhile(world.store.start_metering(5, at=NOW)))
+        assert [found.credits for found in await world.store.organizations()] == [5]
+
+
+@asynchronous
+async def test_only_the_databases_clock_ends_a_lease(postgres_url: str) -> None:
+    """C6, D5: that another process asks is no sign of anybody's death."""
+    async with opened(postgres_url) as world:
+        await world.pass_time(10 * LEASE)
+        owner = await world.owner()
+        finishing = await world.running(owner)
+        await world.record_all(await world.claim())
+        await world.finish(holder=OTHER)
+        await world.running(owner)
+        (shard,) = await world.claim(holder=OTHER)
+        validating = await world.validating(owner, holder=OTHER)
+        upload = world.file(owner)
+        await world.store.begin_upload(upload, owner=OTHER, lease=LEASE)
+
+        async def taken_over() -> tuple[int, int, list[str], bool]:
+            return (
+                await world.rescue(),
+                await world.store.fail_interrupted(owner=ME, errors=b"[]", answer=b"{}", at=NOW),
+                await world.store.expire_files(owner=ME, at=NOW, limit=9),
+                await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is not None,
+            )
+
+        await world.pass_time(LEASE - 5)
+        assert await taken_over() == (0, 0, [], False)
+        await world.record(shard, [0])
+        await world.pass_time(6)
+        assert await taken_over() == (1, 1, [upload.object_key], True)
+        assert (await world.seen(validating)).status == "failed"
+        assert (await world.seen(finishing)).status == "finalizing"
+
+
+@asynchronous
+async def test_records_of_one_organization_and_a_grant_at_once_all_count(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D4, F3: a balance that is set is what was set, less what was charged after."""
+    async with opened(postgres_url) as world:
+        owner = await world.owner()
+        set_funds = world.store.set_funds(owner.organization_id, balance=100, credits=None, at=NOW)
+        charge = Charge(model="m", requests=1, usage=NOTHING, cost=7)
+        async with held_after(world, "lock_organization", monkeypatch) as held:
+            await asyncio.gather(set_funds, held.meanwhile(world.store.charge(owner, charge, at=NOW)))
+        (organization,) = await world.store.organizations()
+        entries = await world.store.entries(owner.organization_id)
+        assert organization.balance == sum(entry.balance for entry in entries) == 93

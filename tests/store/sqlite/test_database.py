@@ -1,0 +1,378 @@
+"""What only the embedded store promises: durability, one writer that groups commits, locks, migrations."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from threading import Event, Timer
+
+import pytest
+
+from batchline.domain.errors import LeaseLost, StoreDown
+from batchline.store.sql import Script, change, fenced
+from batchline.store.sqlite import database as sqlite_database
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.system import ThreadPool
+from tests.support.clocks import SettableClock
+from tests.support.stores import World
+
+PATIENCE = 20
+"""Ends a test that hangs; no test depends on it."""
+
+
+async def _nothing(_: float | str) -> None: ...
+
+
+class Embedded:
+    """A store whose database can be looked into."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pools = ThreadPool(1, name="writer"), ThreadPool(1, name="reader")
+        writer, reader = self._pools
+        self.database = SqliteDatabase(path, clock=SettableClock(), writer=writer, reader=reader)
+        self.world = World(SqlStore(self.database), pass_time=_nothing, die=_nothing)
+        self.store = self.world.store
+
+    def close(self) -> None:
+        for pool in self._pools:
+            pool.close()
+        self.database.close()
+
+    async def hold_writer(self) -> tuple[asyncio.Task[int], Event]:
+        """Have the writer inside a transaction until the event is set."""
+        inside, go_on = Event(), Event()
+
+        def script() -> Script[int]:
+            inside.set()
+            go_on.wait()
+            return (yield from change("probe"))
+
+        writing = asyncio.create_task(self.database.write(script))
+        await asyncio.to_thread(inside.wait)
+        return writing, go_on
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Embedded]:
+    with closing(Embedded(tmp_path / "store.sqlite")) as opened:
+        yield opened
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process's hand on the database."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+
+
+@pytest.mark.rule("C7", "A commit is on the disk before anyone hears of it.")
+def test_a_commit_is_on_the_disk_before_anyone_hears_of_it(embedded: Embedded) -> None:
+    """C7: a 200 survives the loss of power."""
+    writing = embedded.database._for_writing
+    assert writing.execute("PRAGMA synchronous").fetchone()[0] == 2, "FULL"
+    assert writing.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert writing.execute("PRAGMA fullfsync").fetchone()[0] == 1
+    with closing(sqlite3.connect(embedded.path)) as other:
+        assert other.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+
+
+def test_a_read_does_not_wait_for_a_long_write(embedded: Embedded) -> None:
+    """C8: it sees the state before that write."""
+
+    async def play() -> None:
+        owner = await embedded.world.owner()
+        writing, go_on = await embedded.hold_writer()
+        second = asyncio.create_task(embedded.world.owner())
+        try:
+            async with asyncio.timeout(PATIENCE):
+                assert [key.id for key in await embedded.store.keys()] == [owner.key_id]
+            assert not writing.done()
+        finally:
+            go_on.set()
+        await writing
+        made = {owner.key_id, (await second).key_id}
+        assert {key.id for key in await embedded.store.keys()} == made
+
+    asyncio.run(play())
+
+
+def test_writes_that_wait_share_one_commit(embedded: Embedded) -> None:
+    """One wait for the disk for all of them, and every caller hears of its own."""
+
+    async def play() -> list[str]:
+        writing, go_on = await embedded.hold_writer()
+        waiting = [asyncio.create_task(embedded.world.owner()) for _ in range(20)]
+        await asyncio.sleep(0)
+        ran: list[str] = []
+        embedded.database._for_writing.set_trace_callback(ran.append)
+        go_on.set()
+        owners = await asyncio.gather(*waiting)
+        await writing
+        assert {key.id for key in await embedded.store.keys()} == {owner.key_id for owner in owners}
+        return ran
+
+    assert [one for one in asyncio.run(play()) if one in {"BEGIN IMMEDIATE", "COMMIT"}] == [
+        "COMMIT",
+        "BEGIN IMMEDIATE",
+        "COMMIT",
+    ]
+
+
+def test_a_script_that_fails_undoes_only_itself(embedded: Embedded) -> None:
+    """What one raises in a shared commit is told to its caller alone, and nothing of it stays."""
+
+    def lose() -> Script[None]:
+        yield from change("insert_organization", organization_id="o", name="undone", at=1)
+        yield from fenced("revoke_key", key_id="unknown", at=1)
+
+    def break_a_rule() -> Script[int]:
+        yield from change("insert_organization", organization_id="p", name="undone too", at=1)
+        return (yield from change("insert_key", key_id="k", project_id="unknown", digest=b"", hint="", at=1))
+
+    async def play() -> None:
+        writing, go_on = await embedded.hold_writer()
+        before = asyncio.create_task(embedded.world.owner("alpha"))
+        await asyncio.sleep(0)
+        failing = [asyncio.create_task(embedded.database.write(script)) for script in (lose, break_a_rule)]
+        await asyncio.sleep(0)
+        after = asyncio.create_task(embedded.world.owner("beta"))
+        await asyncio.sleep(0)
+        go_on.set()
+        await writing
+        with pytest.raises(LeaseLost):
+            await failing[0]
+        with pytest.raises(sqlite3.IntegrityError):
+            await failing[1]
+        made = {(await before).key_id, (await after).key_id}
+        assert {key.id for key in await embedded.store.keys()} == made
+
+    asyncio.run(play())
+    with closing(sqlite3.connect(embedded.path)) as other:
+        assert other.execute("SELECT name FROM organizations").fetchall() == [("default",)]
+
+
+class Torn(BaseException):
+    """Ends a writer's turn as nothing foreseen does."""
+
+
+def tear() -> Script[None]:
+    yield from change("probe")
+    raise Torn
+
+
+def say_nonsense() -> Script[None]:
+    """What the driver refuses, as it does when the database is damaged: nobody knows what is left of the rest."""
+    yield from change("insert_organization", organization_id="n", name="nonsense", at=object())
+
+
+@pytest.mark.parametrize(("script", "told"), [(tear, Torn), (say_nonsense, StoreDown)])
+def test_whatever_ends_a_shared_commit_nobody_hears_of_success(
+    embedded: Embedded, script: Callable[[], Script[None]], told: type[BaseException]
+) -> None:
+    """C7, C12: neither those whose scripts ran before nor those after; nothing of theirs is kept, and it goes on."""
+
+    async def play() -> None:
+        writing, go_on = await embedded.hold_writer()
+        before = asyncio.create_task(embedded.world.owner())
+        await asyncio.sleep(0)
+        failing = asyncio.create_task(embedded.database.write(script))
+        await asyncio.sleep(0)
+        after = asyncio.create_task(embedded.world.owner())
+        await asyncio.sleep(0)
+        go_on.set()
+        await writing
+        heard = await asyncio.gather(before, failing, after, return_exceptions=True)
+        assert {type(one) for one in heard} <= {StoreDown, told}
+        assert await _writes_again(embedded) == 1
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("refused", [{"COMMIT"}, {"COMMIT", "ROLLBACK"}])
+def test_a_commit_that_fails_is_no_success(embedded: Embedded, refused: set[str]) -> None:
+    """C7, C12: everyone who shared it is told, also when it cannot be rolled back; and nothing of it is kept by the
+    commit of the next."""
+
+    def authorize(action: int, statement: str | None, *_: str | None) -> int:
+        return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION and statement in refused else 0
+
+    async def play() -> None:
+        writing, go_on = await embedded.hold_writer()
+        waiting = [asyncio.create_task(embedded.world.owner()) for _ in range(3)]
+        await asyncio.sleep(0)
+        embedded.database._for_writing.set_authorizer(authorize)
+        go_on.set()
+        heard = await asyncio.gather(writing, *waiting, return_exceptions=True)
+        assert [type(one) for one in heard] == [StoreDown] * 4
+        embedded.database._for_writing.set_authorizer(None)
+        assert await _writes_again(embedded) == 1
+
+    asyncio.run(play())
+
+
+async def _writes_again(embedded: Embedded) -> int:
+    """How many keys there are, once one could be made; a transaction left open costs one try."""
+    with suppress(StoreDown):
+        await embedded.store.check()
+    made = await embedded.world.owner()
+    keys = await embedded.store.keys()
+    assert made.key_id in {key.id for key in keys}
+    return len(keys)
+
+
+def test_who_lives_is_asked_when_nobody_can_claim_any_more(embedded: Embedded) -> None:
+    """D5: a process that began while a rescue waited for the database, and claimed, is not taken for a dead one."""
+    world = embedded.world
+
+    async def play() -> None:
+        await world.running(shards=[1])
+        living = ["serve"]
+        writing, go_on = await embedded.hold_writer()
+        claiming = asyncio.create_task(world.claim(holder="hand"))
+        await asyncio.sleep(0)
+        rescuing = asyncio.create_task(embedded.store.rescue(live_owners=lambda: list(living)))
+        await asyncio.sleep(0)
+        living.append("hand")
+        go_on.set()
+        await writing
+        assert len(await claiming) == 1
+        assert await rescuing == 0
+
+    asyncio.run(play())
+
+
+_WRITER = """
+import asyncio
+import sys
+from pathlib import Path
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.system import SystemClock, ThreadPool
+
+
+async def write():
+    pools = [ThreadPool(1, name="writer"), ThreadPool(1, name="reader")]
+    store = SqlStore(SqliteDatabase(Path(sys.argv[1]), clock=SystemClock(), writer=pools[0], reader=pools[1]))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(200):
+        await store.check()
+    for pool in pools:
+        pool.close()
+    print("written", flush=True)
+
+
+asyncio.run(write())
+"""
+
+
+def test_processes_that_write_all_the_time_wait_for_each_other(tmp_path: Path) -> None:
+    """F1: that another is busy is no outage, for none of them."""
+    path = tmp_path / "store.sqlite"
+    Embedded(path).close()
+    command = [sys.executable, "-c", _WRITER, str(path)]
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    try:
+        assert [_line_from(writer) for writer in writers] == ["ready"] * 3
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+        assert [_line_from(writer) for writer in writers] == ["written"] * 3
+    finally:
+        for writer in writers:
+            writer.communicate()
+
+
+def test_a_locked_database_is_down_until_it_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B2, F5: what StoreDown was said of never happened; reads go on; then all is as before."""
+    monkeypatch.setattr(sqlite_database, "_BUSY_MILLISECONDS", 20)
+    embedded = Embedded(tmp_path / "store.sqlite")
+
+    async def play() -> None:
+        owner = await embedded.world.owner()
+        with locked(embedded.path):
+            for _ in range(2):
+                with pytest.raises(StoreDown):
+                    await embedded.store.check()
+            lost = await asyncio.gather(*(embedded.world.owner() for _ in range(3)), return_exceptions=True)
+            assert [type(one) for one in lost] == [StoreDown] * 3
+            assert [key.id for key in await embedded.store.keys()] == [owner.key_id]
+        await embedded.store.check()
+        again = await embedded.world.owner()
+        assert {key.id for key in await embedded.store.keys()} == {owner.key_id, again.key_id}
+
+    with closing(embedded):
+        asyncio.run(play())
+
+
+_OPENER = """
+import sys
+import time
+from pathlib import Path
+from batchline.store.sqlite.database import SqliteDatabase
+
+print("ready", flush=True)
+for line in sys.stdin:
+    at, path = line.strip().split(" ", 1)
+    while time.time() < float(at):
+        pass
+    SqliteDatabase(Path(path), clock=None, writer=None, reader=None).close()
+    print("opened", flush=True)
+"""
+
+
+def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
+    """F1, F3: `serve` and `keys` on a new folder at the same moment."""
+    command = [sys.executable, "-c", _OPENER]
+    openers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    try:
+        assert [_line_from(opener) for opener in openers] == ["ready"] * 3
+        for number in range(12):
+            path = tmp_path / f"{number}.sqlite"
+            at = time.time() + 0.01
+            for opener in openers:
+                assert opener.stdin is not None
+                opener.stdin.write(f"{at} {path}\n")
+                opener.stdin.flush()
+            assert [_line_from(opener) for opener in openers] == ["opened"] * 3
+            with closing(sqlite3.connect(path)) as made:
+                assert made.execute("SELECT count(*) FROM probe").fetchone()[0] == 1
+    finally:
+        for opener in openers:
+            opener.communicate()
+
+
+def _line_from(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_opening_waits_for_another_process_that_makes_the_database(tmp_path: Path) -> None:
+    """F3: the moment of the race before, held open; whoever is first holds the lock of a database not yet in WAL."""
+    path = tmp_path / "store.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        release = Timer(0.2, other.execute, ["ROLLBACK"])
+        release.start()
+        try:
+            Embedded(path).close()
+        finally:
+            release.join()
+
+
+def test_a_database_of_a_newer_version_is_left_alone(embedded: Embedded) -> None:
+    """An older batchline must not mark it as its own: the newer one would then migrate it a second time."""
+    with closing(sqlite3.connect(embedded.path)) as other:
+        other.execute("PRAGMA user_version = 99")
+        with suppress(Exception):
+            Embedded(embedded.path).close()
+        assert other.execute("PRAGMA user_version").fetchone()[0] == 99

@@ -1,0 +1,310 @@
+"""The whole engine on a bench: real parts on virtual time, an upstream by script, and ports that meet trouble."""
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from zlib import crc32
+
+from batchline.domain.errors import ObjectsDown, StoreDown
+from batchline.domain.models import DEFAULT_UPSTREAM
+from batchline.domain.records import Batch, File, Owner
+from batchline.domain.replies import Fault, FaultKind, Reply
+from batchline.domain.states import TERMINAL
+from batchline.engine import Context, Engine
+from batchline.objects.local import LocalObjects
+from batchline.pipeline.create import CreateRequest
+from batchline.pipeline.routing import SyncRouter
+from batchline.pipeline.token_limit import TokenLimit
+from batchline.pipeline.upload import Incoming
+from batchline.ports import NewKey, Upstream
+from batchline.settings import Settings
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.telemetry.metrics import Metrics
+from batchline.upstream.mock.script import Plan, Script
+from tests.simulation.upstream import Machine, SimulatedUpstream
+from tests.simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
+
+CHAT = "/v1/chat/completions"
+_PROJECTS = {"alpha": "11111111-1111-4111-8111-111111111111", "beta": "22222222-2222-4222-8222-222222222222"}
+_LONGEST_CALL = 0.0005
+_LOOK_SECONDS = 0.1
+_MOST_STEPS = 200_000
+
+T = TypeVar("T")
+Trouble = Callable[..., Awaitable[None]]
+
+STORE_CALLS = (
+    *("claim", "renew_shards", "notices", "record", "release", "rescue", "interrupt", "expire", "next_finish"),
+    *("renew_batch", "segments", "publish", "finished", "forget_work", "lapse_files", "running", "kept"),
+)
+"""What a running engine asks of its store by itself."""
+
+
+class Port:
+    """Hands calls on, once ``trouble`` that is set for them let them pass."""
+
+    def __init__(self, part: object) -> None:
+        self._part = part
+        self.trouble: dict[str, Trouble] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        call, trouble = getattr(self._part, name), self.trouble.get(name)
+        if trouble is None:
+            return call
+
+        async def meet_trouble(*args: Any, **named: Any) -> Any:
+            await trouble(*args, **named)
+            return await call(*args, **named)
+
+        return meet_trouble
+
+
+class _Upstream(SimulatedUpstream):
+    """Which of several connections is seen to break first says nothing about whose fault it was."""
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        reply = await super().post(path, body)
+        if isinstance(reply, Fault) and reply.kind is FaultKind.BROKEN:
+            await asyncio.sleep(crc32(body) % 100 / 1000)
+        return reply
+
+
+class _Words:
+    """Tokens as a child would count them."""
+
+    async def count(self, body: bytes) -> int:
+        return sum(len(message["content"].split()) for message in json.loads(body)["messages"])
+
+
+class Bench:
+    """A folder, an upstream and time outlive the process; ``start`` begins a life of it, ``kill`` ends one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        plan: Plan | None = None,
+        latency: float = 0.05,
+        upstream: Callable[[Upstream, Callable[[], float]], Any] = lambda inner, _: inner,
+        **settings: Any,
+    ) -> None:
+        """``upstream`` stands before the scripted one, and is handed the time."""
+        self.folder, self.time = folder, Time()
+        self._stand_before = upstream
+        self._latency, self._settings = latency, Settings(**{"upstream_url": "http://default/v1"} | settings)
+        self.machines = {name: Machine(Script(plan), self.time) for name in self._settings.all_upstreams}
+        self.machine = self.machines[DEFAULT_UPSTREAM]
+        self._source = random.Random(1)
+        self._owners: dict[str, Owner] = {}
+        self._dead: list[tuple[Loop, SqliteDatabase, Engine]] = []
+        self._steps = 0
+        self.start()
+
+    def start(self) -> None:
+        self.loop, clock = Loop(self.time), VirtualClock(self.time)
+        threads, chance = InlineThreads(self._source, longest=_LONGEST_CALL), SeededRandom(self._source)
+        self._database = SqliteDatabase(self.folder / "store.sqlite", clock=clock, writer=threads, reader=threads)
+        self.rows = SqlStore(self._database)
+        """The store without trouble, to look into it."""
+        self.store: Any = Port(self.rows)
+        self.objects: Any = Port(LocalObjects(self.folder / "objects", threads, chance))
+        self.router = SyncRouter(clock=clock)
+        upstreams = {name: self._upstream(machine) for name, machine in self.machines.items()}
+        self.upstream = upstreams[DEFAULT_UPSTREAM]
+        context = Context(
+            settings=self._settings,
+            store=self.store,
+            objects=self.objects,
+            upstreams=upstreams,
+            token_limit=TokenLimit(tokens=dict.fromkeys(self.machines, _Words())),
+            router=self.router,
+            clock=clock,
+            random=chance,
+            metrics=Metrics(),
+            owner=chance.bytes(8).hex(),
+        )
+        self.engine = Engine(context, validator=InlineValidator(threads))
+        self._running = self.loop.create_task(self.engine.run())
+
+    def _upstream(self, machine: Machine) -> Any:
+        scripted = _Upstream(
+            machine,
+            request_timeout=self._settings.request_timeout_seconds,
+            latency=self._latency,
+            kill_worker=lambda: None,
+        )
+        return self._stand_before(scripted, lambda: self.time.now)
+
+    def kill(self) -> None:
+        """Nothing of this life happens any more; its leases stay behind."""
+        self._dead.append((self.loop, self._database, self.engine))
+
+    def play(self, scene: Coroutine[Any, Any, T], *, seconds: float = 4000.0) -> T:
+        """Let things happen until the scene is over, and not for longer than so many virtual seconds."""
+        playing = self.loop.create_task(scene)
+        until = self.time.now + seconds
+        while not playing.done():
+            self._step(until)
+        return playing.result()
+
+    def close(self) -> None:
+        self.kill()
+        for loop, database, engine in self._dead:
+            database.close()
+            self._bury(loop, engine)
+
+    async def stopped(self) -> None:
+        """SIGTERM, and the end of the process."""
+        self.engine.stop()
+        await self._running
+
+    async def batch(self, prompts: Iterable[str], *, project: str = "alpha", model: str = "m") -> Batch:
+        """A batch that was created; each prompt must be the only one of its kind."""
+        return await self.batch_of((_chat(prompt, model) for prompt in prompts), project=project)
+
+    async def batch_of(self, bodies: Iterable[object], *, project: str = "alpha") -> Batch:
+        lines = [_line(f"line-{n}", body) for n, body in enumerate(bodies)]
+        owner = await self.owner(project)
+        file = await self.engine.api_role.services.upload.take(
+            owner.project_id, lambda incoming: _fill(incoming, b"".join(lines))
+        )
+        request = CreateRequest(input_file_id=file.id, endpoint=CHAT, metadata=b"{}")
+        answer = await self.engine.api_role.services.creator.create(
+            owner, request, idempotency_key=None, retried=False, admit=lambda: None
+        )
+        assert answer.status == 200, answer.body
+        return await self.seen(answer.batch_id)
+
+    async def seen(self, batch_id: str) -> Batch:
+        for owner in self._owners.values():
+            if (batch := await self.rows.batch(owner.project_id, batch_id)) is not None:
+                return batch
+        raise AssertionError(f"{batch_id} is gone")
+
+    async def until(self, batch: Batch, condition: Callable[[Batch], bool]) -> Batch:
+        """The batch as it is when this holds of it."""
+        while True:
+            seen = await self.seen(batch.id)
+            if condition(seen):
+                return seen
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def ended(self, batch: Batch) -> Batch:
+        return await self.until(batch, lambda seen: seen.status in TERMINAL)
+
+    async def records(self, batch: Batch) -> dict[str, Any]:
+        """What became of each line, by its custom_id: all of them, each in one of the two files, once."""
+        found: dict[str, Any] = {}
+        for file_id in (batch.output_file_id, batch.error_file_id):
+            for line in (await self._content(batch.project_id, file_id)).splitlines():
+                record = json.loads(line)
+                assert record["custom_id"] not in found, "a line stands there twice"
+                found[record["custom_id"]] = record
+        assert len(found) == batch.total == batch.completed + batch.failed
+        return found
+
+    async def failures(self, batch: Batch) -> dict[str, str]:
+        """What the lines that failed are told, by their custom_ids."""
+        records = await self.records(batch)
+        return {name: record["error"]["message"] for name, record in records.items() if record["error"]}
+
+    async def fund(self, amount: int, *, project: str = "alpha") -> None:
+        owner = await self.owner(project)
+        await self.rows.set_funds(owner.organization_id, balance=amount, credits=0, at=0)
+
+    async def funds(self, project: str = "alpha") -> int:
+        owner = await self.owner(project)
+        (left,) = [found for found in await self.rows.organizations() if found.id == owner.organization_id]
+        return left.balance + left.credits
+
+    def attempts(self, word: str) -> int:
+        """How often an upstream was asked something with this word in it."""
+        starts = [start for machine in self.machines.values() for start in machine.starts.items()]
+        return sum(times for body, times in starts if word.encode() in body)
+
+    def take_store_away(self, seconds: float) -> None:
+        """Every call of the engine waits as SQLite does for a lock, and fails."""
+        until = self.time.now + seconds
+
+        async def be_away(*_: Any, **__: Any) -> None:
+            if self.time.now < until:
+                await asyncio.sleep(2)
+                raise StoreDown("away")
+
+        self.store.trouble |= dict.fromkeys(STORE_CALLS, be_away)
+
+    def take_disk_away(self, seconds: float) -> None:
+        """Nothing can be written to the folder of objects."""
+        until = self.time.now + seconds
+
+        async def be_full(*_: Any, **__: Any) -> None:
+            if self.time.now < until:
+                raise ObjectsDown("full")
+
+        self.objects.trouble |= dict.fromkeys(("put", "create"), be_full)
+
+    async def owner(self, project: str) -> Owner:
+        if project not in self._owners:
+            self._owners[project] = await self.rows.create_key(
+                NewKey(
+                    key_id=f"key_{project}",
+                    digest=project.encode(),
+                    hint="",
+                    project=project,
+                    project_id=_PROJECTS[project],
+                    organization=project,
+                    organization_id=f"organization of {project}",
+                    at=0,
+                )
+            )
+        return self._owners[project]
+
+    async def _content(self, project_id: str, file_id: str | None) -> bytes:
+        if file_id is None:
+            return b""
+        file = await self.engine.api_role.services.download.find(project_id, file_id)
+        chunks = await self.engine.api_role.services.download.open(file, start=0, length=file.bytes)
+        return b"".join([chunk async for chunk in chunks])
+
+    def _step(self, until: float) -> None:
+        due = self.loop.next_due()
+        self._steps += 1
+        assert due is not None, "nothing will ever happen again"
+        assert due <= until, "it does not end in time"
+        assert self._steps < _MOST_STEPS, "it goes round in circles"
+        self.time.now = max(self.time.now, due)
+        self.loop.step()
+        if self._running.done() and (error := self._running.exception()):
+            raise error
+
+    def _bury(self, loop: Loop, engine: Engine) -> None:
+        """Let what never ran on unwind, now that nobody looks."""
+        loop.buried = True
+        engine.stop()
+        for task in (tasks := asyncio.all_tasks(loop)):
+            task.cancel()
+        while not all(task.done() for task in tasks) and (due := loop.next_due()) is not None:
+            self.time.now = max(self.time.now, due)
+            loop.step()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                task.exception()
+        loop.close()
+
+
+def _chat(prompt: str, model: str) -> object:
+    return {"model": model, "messages": [{"role": "user", "content": prompt}]}
+
+
+def _line(custom_id: str, body: object) -> bytes:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}).encode() + b"\n"
+
+
+async def _fill(incoming: Incoming, data: bytes) -> File:
+    await incoming.write(data)
+    return await incoming.finish(filename=None, expires_after=None)

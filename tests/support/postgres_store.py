@@ -1,0 +1,44 @@
+"""A store on PostgreSQL whose database a test can look into."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import Any
+
+from batchline.store.postgres.database import PostgresDatabase
+from batchline.store.store import SqlStore
+from batchline.system import SystemClock
+from tests.support.postgres_server import Leases
+from tests.support.service import PATIENCE
+from tests.support.stores import World
+
+
+class Opened(World):
+    def __init__(self, database: PostgresDatabase, leases: Leases) -> None:
+        super().__init__(SqlStore(database), pass_time=leases.age, die=leases.lapse)
+        self.database = database
+        self.execute, self.fetch = leases.execute, leases.fetch
+
+
+@asynccontextmanager
+async def opened(url: str, *, pooled: bool = False, size: int = 8) -> AsyncIterator[Opened]:
+    database = await PostgresDatabase.open(url, pooled=pooled, size=size, clock=SystemClock())
+    leases = Leases(url)
+    try:
+        yield Opened(database, leases)
+    finally:
+        await leases.close()
+        await database.close()
+
+
+def asynchronous(test: Callable[..., Any]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        async def play() -> None:
+            async with asyncio.timeout(PATIENCE):
+                await test(**fixtures)
+
+        asyncio.run(play())
+
+    return run

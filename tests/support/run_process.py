@@ -1,0 +1,123 @@
+"""`batchline run` as a process, and a project of its own on a server that tests share."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil  # type: ignore[import-untyped]
+
+from tests.support.service import PATIENCE, Service, credentials_of
+
+Environment = dict[str, str]
+
+
+class Ran(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def summary(self) -> Any:
+        return json.loads(self.stdout)
+
+
+class Run:
+    """A process of the command, in a folder of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, environment: Environment | None = None) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")}
+        self._written = [folder / "run.stdout", folder / "run.stderr"]
+        with self._written[0].open("w") as stdout, self._written[1].open("w") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "batchline", "run", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=inherited | (environment or {}),
+                cwd=folder,
+            )
+
+    def children(self) -> list[psutil.Process]:
+        """Its service, and the children of that."""
+        found: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+    def end(self) -> Ran:
+        """Wait for it to end by itself."""
+        code = self._process.wait(PATIENCE)
+        return Ran(code, *(path.read_text() for path in self._written))
+
+
+@contextmanager
+def running(folder: Path, *arguments: str, environment: Environment | None = None) -> Iterator[Run]:
+    run = Run(folder, *arguments, environment=environment)
+    try:
+        yield run
+    finally:
+        run.kill()
+
+
+def ran(folder: Path, *arguments: str, environment: Environment | None = None) -> Ran:
+    """Run it to its end."""
+    with running(folder, *arguments, environment=environment) as run:
+        return run.end()
+
+
+class Tenant(NamedTuple):
+    """A project of its own on a service that tests share, so that each can count its batches."""
+
+    service: Service
+    account: dict[str, str]
+
+    def environment(self, url: str | None = None) -> Environment:
+        return {
+            "BATCHLINE_BASE_URL": url or self.service.base_url,
+            "BATCHLINE_API_KEY": self.account["api_key"],
+            "BATCHLINE_PROJECT_ID": self.account["project_id"],
+        }
+
+    def batches(self) -> list[Any]:
+        answer = self.service.call("GET", "/v1/batches?limit=100", headers=credentials_of(self.account))
+        found: list[Any] = answer.json["data"]
+        return found
+
+
+def names_in(path: Path) -> list[str]:
+    """The custom ids of a file of results."""
+    return [json.loads(line)["custom_id"] for line in path.read_bytes().splitlines()]
+
+
+def names(count: int) -> list[str]:
+    return [f"line-{number}" for number in range(count)]
+
+
+def is_gone(processes: Sequence[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+@contextmanager
+def ended_with_the_test(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """Should they not be gone by themselves, they are afterwards."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()

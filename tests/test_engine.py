@@ -1,0 +1,131 @@
+"""The engine against an upstream that crashes, drops and stays away, and after deaths of its own: SPEC D3, D5."""
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from batchline.domain.records import Batch
+from batchline.domain.states import BatchStatus
+from batchline.upstream.mock.script import Plan
+from tests.support.engine_harness import Bench
+
+CRASHES = "[[crash delay=0.02]]"
+
+
+@pytest.mark.rule("D5", "Lines beside the one that crashes the upstream do not fail.")
+@pytest.mark.parametrize("guilty", [0, 13, 40, 63])
+def test_one_line_that_crashes_the_upstream_is_found_with_few_crashes(tmp_path: Path, guilty: int) -> None:
+    """D5: those in flight beside it are tried again apart from it, not with it, so that nobody else fails and the
+    upstream need not come back for each of them."""
+    with closing(Bench(tmp_path, latency=0.2, max_concurrency=64)) as bench:
+
+        async def scene() -> None:
+            batch = await bench.batch(f"{CRASHES if n == guilty else 'good'} {n}" for n in range(64))
+            told = await bench.failures(await bench.ended(batch))
+            assert list(told) == [f"line-{guilty}"]
+            assert told[f"line-{guilty}"].startswith("[legacy:retries_exhausted] Line failed after 4 attempts: ")
+
+        bench.play(scene())
+        assert bench.machine.crashes() <= 12
+
+
+def test_poisonous_lines_do_not_keep_others_from_being_tried(tmp_path: Path) -> None:
+    """D3, D5: while two lines crash the upstream again and again, it is probed with a line that is not suspected of
+    anything, and the first answer to that ends the pause for all."""
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            poison = await bench.batch(f"{CRASHES} {n}" for n in range(2))
+            await asyncio.sleep(1)
+            other = await bench.batch((f"good {n}" for n in range(5)), project="beta")
+            await bench.until(other, lambda seen: seen.completed > 0)
+            assert bench.time.now < 10
+            assert await bench.failures(await bench.ended(other)) == {}
+            assert (await bench.seen(poison.id)).status == BatchStatus.IN_PROGRESS
+            assert len(await bench.failures(await bench.ended(poison))) == 2
+
+        bench.play(scene())
+
+
+def test_an_outage_costs_no_line_its_life_though_all_have_one_custom_id(tmp_path: Path) -> None:
+    """D3: lines are told apart by what they are, not by the name that their client gave them."""
+    with closing(Bench(tmp_path)) as bench:
+        bench.machine.down_until = 900
+
+        async def scene() -> None:
+            batches = [await bench.batch([f"batch {n}"]) for n in range(8)]
+            ends = [await bench.ended(batch) for batch in batches]
+            assert [(batch.completed, batch.failed) for batch in ends] == [(1, 0)] * 8
+
+        bench.play(scene(), seconds=1100)
+
+
+def _run_to_the_end(bench: Bench, lines: int) -> tuple[Batch, float]:
+    async def scene() -> Batch:
+        return await bench.ended(await bench.batch(f"line {n}" for n in range(lines)))
+
+    since = bench.time.now
+    return bench.play(scene()), bench.time.now - since
+
+
+def test_dropped_connections_cost_little(tmp_path: Path) -> None:
+    """D5: a connection that breaks by itself is no crash: the others go on meanwhile. With one in a hundred dropped, a
+    batch takes less than twice as long as with none."""
+    taken = {}
+    for percent in (0, 1):
+        folder = tmp_path / str(percent)
+        folder.mkdir()
+        with closing(Bench(folder, plan=Plan(drop=percent), max_concurrency=64)) as bench:
+            batch, taken[percent] = _run_to_the_end(bench, 5000)
+            assert (batch.completed, batch.failed) == (5000, 0)
+            assert (bench.attempts("line") > 5000) == bool(percent)
+    assert taken[1] < 2 * taken[0]
+
+
+def test_after_a_death_fresh_lines_are_not_held_up_by_struck_ones(tmp_path: Path) -> None:
+    """D5: one death may have any cause; what the dead worker held is run again side by side, so that its slow lines
+    do not go one after the other before anybody else's."""
+    with closing(Bench(tmp_path, latency=20, max_concurrency=16)) as bench:
+
+        async def before() -> list[Batch]:
+            batches = [await bench.batch([f"slow {n}"]) for n in range(24)]
+            await asyncio.sleep(1)
+            return batches
+
+        struck = bench.play(before())
+        assert bench.attempts("slow") == 15, "one slot is left for other projects"
+        bench.kill()
+        bench.start()
+
+        async def after() -> None:
+            fresh = await bench.ended(await bench.batch(["fresh [[delay=0.1]]"], project="beta"))
+            assert fresh.completed == 1
+            assert bench.time.now < 60
+            assert [(await bench.ended(batch)).completed for batch in struck] == [1] * 24
+
+        bench.play(after(), seconds=200)
+
+
+@pytest.mark.parametrize("lines", [1, 9])
+def test_a_worker_that_dies_twice_loses_nothing(tmp_path: Path, lines: int) -> None:
+    """C12, D5: the lines are run by the third life, apart, and every one once counted."""
+    with closing(Bench(tmp_path, latency=5)) as bench:
+
+        async def until_in_flight() -> Batch:
+            batch = await bench.batch(f"line {n}" for n in range(lines))
+            await asyncio.sleep(1)
+            return batch
+
+        batch = bench.play(until_in_flight())
+        for _ in range(2):
+            bench.kill()
+            bench.start()
+            bench.play(asyncio.sleep(2))
+
+        async def to_the_end() -> None:
+            assert await bench.failures(await bench.ended(batch)) == {}
+
+        bench.play(to_the_end())
+        assert bench.attempts("line") == 3 * lines

@@ -1,0 +1,455 @@
+"""The HTTP client's connections: made, kept, given up, and never mixed up."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import uvloop
+
+from batchline.domain.replies import Answer, Fault, FaultKind, Reply
+from batchline.upstream.http import HttpUpstream
+from tests.support.raw_server import BODY, KEY, Behaviour, ManualClock, Peer, answer, client, serving
+
+PATH = "/v1/chat/completions"
+FINE = Answer(status=200, body=b"{}")
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param  # type: ignore[no-any-return]
+
+
+def kind_of(reply: Reply) -> FaultKind | None:
+    return reply.kind if isinstance(reply, Fault) else None
+
+
+async def post(upstream: HttpUpstream) -> Reply:
+    """Post, and see to it that no fault ever tells the key or the body."""
+    reply = await upstream.post(PATH, BODY)
+    if isinstance(reply, Fault):
+        assert KEY not in reply.detail
+        assert BODY.decode() not in reply.detail
+    return reply
+
+
+async def answers_for_ever(peer: Peer) -> None:
+    while await peer.request():
+        await peer.send(answer())
+
+
+async def answers_once(peer: Peer) -> None:
+    await peer.request()
+    await peer.send(answer())
+
+
+def answers_then(behave: Behaviour) -> Behaviour:
+    """One answer on the first connection, then something else; later connections work."""
+
+    async def behave_by_number(peer: Peer) -> None:
+        await answers_once(peer)
+        await (behave(peer) if peer.number == 1 else answers_for_ever(peer))
+
+    return behave_by_number
+
+
+async def post_twice(behave: Behaviour, **options: Any) -> tuple[Reply, int]:
+    """The second reply, and how many connections the two posts took."""
+    async with serving(behave) as wire, client(wire.port, **options) as upstream:
+        assert await post(upstream) == FINE
+        return await post(upstream), wire.accepted
+
+
+def test_a_connection_is_used_again(run: Run) -> None:
+    """A hundred posts one after the other take one connection."""
+
+    async def main() -> int:
+        async with serving(answers_for_ever) as wire, client(wire.port) as upstream:
+            assert [await post(upstream) for _ in range(100)] == [FINE] * 100
+            return wire.accepted
+
+    assert run(main()) == 1
+
+
+@pytest.mark.parametrize(
+    "wire_bytes", [answer(b"{}", "Connection: close"), answer().replace(b"1.1", b"1.0")], ids=["close", "1.0"]
+)
+def test_a_connection_the_server_will_close_is_not_used_again(run: Run, wire_bytes: bytes) -> None:
+    async def behave(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(wire_bytes)
+        await peer.left()
+
+    assert run(post_twice(behave)) == (FINE, 2)
+
+
+def test_the_connection_used_last_is_taken_first(run: Run) -> None:
+    """Those that a smaller load does not need grow old: after 60 s idle they are closed, the busy one is not."""
+    clock = ManualClock()
+    served: list[int] = []
+    both = asyncio.Barrier(2)
+    first_left = asyncio.Event()
+
+    async def behave(peer: Peer) -> None:
+        await peer.request()
+        await both.wait()
+        await peer.send(answer())
+        try:
+            while await peer.request():
+                served.append(peer.number)
+                await peer.send(answer())
+        finally:
+            first_left.set()
+
+    async def main() -> None:
+        async with serving(behave) as wire, client(wire.port, clock=clock) as upstream:
+            await asyncio.gather(post(upstream), post(upstream))
+            for pause in (0, 0, 40, 30):
+                clock.seconds += pause
+                assert await post(upstream) == FINE
+            await first_left.wait()
+            assert wire.accepted == 2
+
+    run(main())
+    assert len(set(served)) == 1
+
+
+def test_an_idle_connection_of_over_a_minute_is_not_trusted(run: Run) -> None:
+    clock = ManualClock()
+
+    async def main() -> list[int]:
+        accepted = []
+        async with serving(answers_for_ever) as wire, client(wire.port, clock=clock) as upstream:
+            for pause in (0, 59, 61):
+                clock.seconds += pause
+                assert await post(upstream) == FINE
+                accepted.append(wire.accepted)
+        return accepted
+
+    assert run(main()) == [1, 1, 2]
+
+
+def test_a_connection_closed_while_idle_is_replaced(run: Run) -> None:
+    """A server's idle timeout is no fault of a line."""
+
+    async def main() -> tuple[Reply, int]:
+        async with serving(answers_once) as wire, client(wire.port) as upstream:
+            await post(upstream)
+            await wire.finish()
+            return await post(upstream), wire.accepted
+
+    assert run(main()) == (FINE, 2)
+
+
+@pytest.mark.parametrize("how", ["closed", "reset"])
+def test_a_request_the_server_never_took_is_sent_again(run: Run, how: str) -> None:
+    """A kept-alive connection that ends without a byte as we write: once more, on a fresh connection."""
+
+    async def ends(peer: Peer) -> None:
+        await peer.request()
+        if how == "reset":
+            peer.reset()
+
+    assert run(post_twice(answers_then(ends))) == (FINE, 2)
+
+
+def test_it_is_sent_again_only_once_and_only_afresh(run: Run) -> None:
+    """D5: a line that kills servers is not fed to one after the other; the other idle connection is left alone."""
+    requests: list[int] = []
+    both = asyncio.Barrier(2)
+
+    async def behave(peer: Peer) -> None:
+        await peer.request()
+        if peer.number <= 2:
+            await both.wait()
+            await peer.send(answer())
+            await peer.request()
+        requests.append(peer.number)
+
+    async def main() -> Reply:
+        async with serving(behave) as wire, client(wire.port) as upstream:
+            await asyncio.gather(post(upstream), post(upstream))
+            reply = await post(upstream)
+            assert wire.accepted == 3
+            assert len(requests) == 2
+            return reply
+
+    assert kind_of(run(main())) is FaultKind.BROKEN
+
+
+@pytest.mark.rule("D5", "A server that is gone after it took a line may have gone down over it.")
+def test_a_server_that_is_gone_after_it_took_a_request_is_broken(run: Run) -> None:
+    """D5: it may have gone down over the line, so this is no refusal of a connection."""
+
+    async def dies(peer: Peer) -> None:
+        await peer.request()
+
+    async def main() -> Reply:
+        async with AsyncExitStack() as server:
+            wire = await server.enter_async_context(serving(answers_then(dies)))
+            async with client(wire.port) as upstream, asyncio.TaskGroup() as group:
+                await post(upstream)
+                group.create_task(server.aclose())
+                # From here on it listens no more; its last connection waits for the request that it ends over.
+                await asyncio.sleep(0)
+                return await post(upstream)
+
+    reply = run(main())
+    assert reply == Fault(kind=FaultKind.BROKEN, detail="cannot connect to the upstream: connection refused")
+
+
+def test_a_fresh_connection_that_ends_is_broken(run: Run) -> None:
+    """D2: the first request of a connection is not sent again: the server took it."""
+
+    async def ends(peer: Peer) -> None:
+        await peer.request()
+
+    async def main() -> tuple[FaultKind | None, int]:
+        async with serving(ends) as wire, client(wire.port) as upstream:
+            return kind_of(await post(upstream)), wire.accepted
+
+    assert run(main()) == (FaultKind.BROKEN, 1)
+
+
+def test_a_server_that_began_to_answer_took_the_request(run: Run) -> None:
+    """D2: one byte of an answer, and it is not sent again."""
+
+    async def begins(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"H")
+
+    reply, accepted = run(post_twice(answers_then(begins)))
+    assert (kind_of(reply), accepted) == (FaultKind.BROKEN, 1)
+
+
+def test_a_server_that_took_its_time_took_the_request(run: Run) -> None:
+    """D5: a process that dies long after it got the request did not close an idle connection."""
+    clock = ManualClock()
+
+    async def dies_late(peer: Peer) -> None:
+        await peer.request()
+        clock.seconds += 2
+
+    reply, accepted = run(post_twice(answers_then(dies_late), clock=clock))
+    assert (kind_of(reply), accepted) == (FaultKind.BROKEN, 1)
+
+
+def test_a_connection_that_is_ending_is_not_sent_to(run: Run) -> None:
+    """D2: if no other can be made either, nothing was sent."""
+
+    async def main() -> tuple[Reply, int]:
+        async with serving(answers_for_ever) as wire, client(wire.port) as upstream:
+            await post(upstream)
+            (ending,) = upstream._idle
+            ending.data_received(b"?")
+            reply = await post(upstream)
+            assert ending._exchanges == 1
+            return reply, wire.accepted
+
+    assert run(main()) == (FINE, 2)
+
+
+def test_an_answer_says_nothing_about_the_next(run: Run) -> None:
+    """D2: one without length or body, and then a line's end and no more: half an answer is never taken for one."""
+
+    async def behave(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 204 None\r\n\r\n")
+        await peer.request()
+        await peer.send(b"\r\n")
+
+    async def main() -> Reply:
+        async with serving(behave) as wire, client(wire.port) as upstream:
+            assert await post(upstream) == Answer(status=204, body=b"")
+            return await post(upstream)
+
+    assert kind_of(run(main())) is FaultKind.BROKEN
+
+
+def test_a_post_is_on_its_way_before_anybody_waits_for_it(run: Run) -> None:
+    """Over a new connection and over a kept one; and an answer that came early is not lost."""
+    asked: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def behave(peer: Peer) -> None:
+        while True:
+            asked.put_nowait(await peer.request())
+            await peer.send(answer())
+
+    async def main() -> int:
+        async with serving(behave) as wire, client(wire.port) as upstream:
+            for _ in range(2):
+                posted = upstream.post(PATH, BODY)
+                await asked.get()
+                assert await asyncio.ensure_future(posted) == FINE
+            return wire.accepted
+
+    assert run(main()) == 1
+
+
+def test_bytes_nobody_asked_for_end_the_connection(run: Run) -> None:
+    """C12: what comes on an idle connection is never the answer to the next line."""
+
+    idle = asyncio.Event()
+    left = asyncio.Event()
+
+    async def talks(peer: Peer) -> None:
+        await idle.wait()
+        await peer.send(answer(b'"unasked"'))
+        await peer.left()
+        left.set()
+
+    async def main() -> tuple[Reply, int]:
+        async with serving(answers_then(talks)) as wire, client(wire.port) as upstream:
+            await post(upstream)
+            idle.set()
+            await left.wait()
+            return await post(upstream), wire.accepted
+
+    assert run(main()) == (FINE, 2)
+
+
+def test_each_post_on_a_kept_connection_has_the_whole_timeout(run: Run) -> None:
+    """D2: though one timer serves them all."""
+    waited: list[float] = []
+
+    async def scene() -> None:
+        async with serving(answers_then(hangs)) as wire, client(wire.port, request_timeout=0.2) as upstream:
+            loop = asyncio.get_running_loop()
+            assert await post(upstream) == FINE
+            # Its timer is due in the middle of the next one.
+            await asyncio.sleep(0.1)
+            since = loop.time()
+            assert kind_of(await post(upstream)) is FaultKind.TIMEOUT
+            waited.append(loop.time() - since)
+
+    run(scene())
+    assert waited[0] > 0.19
+
+
+async def hangs(peer: Peer) -> None:
+    await peer.request()
+    await peer.left()
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"], ids=["silent", "begun"])
+def test_a_timeout_closes_the_connection(run: Run, start: bytes) -> None:
+    """D2: the whole answer must be there in time, and a late one meets nobody."""
+    left = asyncio.Event()
+
+    async def stalls(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(start)
+        await peer.left()
+        left.set()
+
+    async def main() -> Reply:
+        async with serving(stalls) as wire, client(wire.port, request_timeout=0.05) as upstream:
+            reply = await post(upstream)
+            await left.wait()
+            return reply
+
+    assert kind_of(run(main())) is FaultKind.TIMEOUT
+
+
+def test_sending_again_takes_no_new_time(run: Run) -> None:
+    """D2: the request timeout is for the post as a whole."""
+    clock = ManualClock()
+
+    async def behave(peer: Peer) -> None:
+        if peer.number == 1:
+            await answers_once(peer)
+            await peer.request()
+            clock.seconds += 0.9
+        else:
+            await peer.left()
+
+    reply, accepted = run(post_twice(behave, clock=clock, request_timeout=0.95))
+    assert (reply, accepted) == (Fault(kind=FaultKind.TIMEOUT, detail="no complete answer within 0.05 s"), 2)
+
+
+def test_cancelling_closes_the_connection(run: Run) -> None:
+    """C11: a line that is cut at the end of the grace leaves no answer behind for the next."""
+    asked = asyncio.Event()
+    left = asyncio.Event()
+
+    async def stalls(peer: Peer) -> None:
+        await peer.request()
+        asked.set()
+        await peer.left()
+        left.set()
+
+    async def main() -> Reply:
+        async with serving(answers_then(stalls)) as wire, client(wire.port) as upstream:
+            await post(upstream)
+            doomed = asyncio.create_task(post(upstream))
+            await asked.wait()
+            doomed.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await doomed
+            await left.wait()
+            return await post(upstream)
+
+    assert run(main()) == FINE
+
+
+def test_closing_ends_what_is_in_flight(run: Run) -> None:
+    asked = asyncio.Event()
+
+    async def stalls(peer: Peer) -> None:
+        await peer.request()
+        asked.set()
+        await peer.left()
+
+    async def main() -> Reply:
+        async with serving(stalls) as wire, client(wire.port) as upstream:
+            in_flight = asyncio.create_task(post(upstream))
+            await asked.wait()
+            await upstream.close()
+            return await in_flight
+
+    assert kind_of(run(main())) is FaultKind.BROKEN
+
+
+def test_nobody_listening_is_refused(run: Run) -> None:
+    """D2: no connection, and nothing was sent."""
+
+    async def main() -> Reply:
+        async with serving(answers_once) as wire:
+            port = wire.port
+        async with client(port) as upstream:
+            return await post(upstream)
+
+    assert run(main()) == Fault(kind=FaultKind.REFUSED, detail="cannot connect to the upstream: connection refused")
+
+
+def test_a_name_that_does_not_resolve_is_refused(run: Run) -> None:
+    """What is told ends up in tenants' error files, which shall not name the operator's machines."""
+
+    async def main() -> Reply:
+        async with client(1, url="http://batchline.invalid/v1") as upstream:
+            return await post(upstream)
+
+    reply = run(main())
+    assert kind_of(reply) is FaultKind.REFUSED
+    assert isinstance(reply, Fault)
+    assert "cannot be resolved" in reply.detail
+    assert "batchline.invalid" not in reply.detail
+
+
+def test_connecting_has_its_own_limit(run: Run) -> None:
+    """D2: a server that takes the connection but never the handshake is left after the connect timeout."""
+
+    async def silent(peer: Peer) -> None:
+        await peer.left()
+
+    async def main() -> Reply:
+        url = "https://127.0.0.1:{port}/v1"
+        async with serving(silent) as wire, client(wire.port, url=url, connect_timeout=0.05) as upstream:
+            return await post(upstream)
+
+    reply = run(main())
+    assert kind_of(reply) is FaultKind.REFUSED
+    assert reply.detail.endswith("timed out after 0.05 s")

@@ -1,0 +1,135 @@
+"""What the HTTP client reads from headers, and what it refuses to be built with."""
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchline.domain.replies import Answer
+from batchline.upstream.connection import _retry_after
+from batchline.upstream.http import HttpUpstream
+from tests.support.raw_server import BODY, ManualClock, Peer, answer, client, serving
+
+NOW = 784_111_777  # Sun, 06 Nov 1994 08:49:37 GMT
+
+
+def ask(*headers: str) -> Answer:
+    async def behave(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer(b"{}", *headers, status="429 Too Many Requests"))
+
+    async def main() -> Answer:
+        async with serving(behave) as wire, client(wire.port, clock=ManualClock(NOW)) as upstream:
+            reply = await upstream.post("/v1/chat/completions", BODY)
+            assert isinstance(reply, Answer), reply
+            return reply
+
+    return uvloop.run(main())
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ([], None),
+        (["Retry-After: 0"], 0),
+        (["Retry-After: 7"], 7),
+        (["retry-after: 0.25"], 0.25),
+        (["Retry-After: 100000"], 100_000),
+        (["Retry-After: Sun, 06 Nov 1994 08:50:07 GMT"], 30),
+        (["Retry-After: Sunday, 06-Nov-94 08:50:07 GMT"], 30),
+        (["Retry-After: Sun Nov  6 08:50:07 1994"], 30),
+        (["Retry-After: Sun, 06 Nov 1994 08:00:00 GMT"], 0),
+        (["Retry-After-Ms: 1500"], 1.5),
+        (["Retry-After: 9", "Retry-After-Ms: 1500"], 1.5),
+        (["Retry-After: 9", "Retry-After-Ms: soon"], 9),
+        (["Retry-After: -5"], None),
+        (["Retry-After: nan"], None),
+        (["Retry-After: inf"], None),
+        (["Retry-After: 1e3"], None),
+        (["Retry-After: 1_000"], None),
+        (["Retry-After: soon"], None),
+        (["Retry-After: Sun, 99 Nov 1994 08:49:37 GMT"], None),
+        (["Retry-After:"], None),
+        (["Retry-After: " + "9" * 400], None),
+    ],
+)
+def test_retry_after_is_seconds_from_now_or_nothing(headers: list[str], seconds: float | None) -> None:
+    """D3: seconds, decimals, milliseconds and dates are understood; nonsense is no wait at all, nothing is negative."""
+    assert ask(*headers).retry_after == seconds
+
+
+@given(st.binary(max_size=60) | st.from_regex(r"\w{3}, \d{1,3} \w{3} \d{1,6} \d+:\d+:\d+ [+-]?\w{1,9}").map(str.encode))
+def test_no_retry_after_raises_or_is_negative(value: bytes) -> None:
+    """D3: a header is a stranger's text."""
+    seconds = _retry_after({b"retry-after": value, b"retry-after-ms": value}, ManualClock(NOW))
+    assert seconds is None or seconds >= 0
+
+
+@pytest.mark.parametrize(
+    ("value", "request_id"),
+    [
+        ("req_1", "req_1"),
+        ("  padded id  ", "padded id"),
+        ("x" * 200, "x" * 200),
+        ("x" * 201, None),
+        ("", None),
+        ("tab\tinside", None),
+        ("\xe9", None),
+    ],
+)
+def test_request_ids_are_short_and_printable(value: str, request_id: str | None) -> None:
+    """D1: an id goes into a result file only if it can be trusted to be one."""
+    assert ask(f"X-Request-Id: {value}").request_id == request_id
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("ftp://host/v1", "secret"),
+        ("host/v1", "secret"),
+        ("http:///v1", "secret"),
+        ("http://host:99999/v1", "secret"),
+        ("http://host:port/v1", "secret"),
+        ("http://a..b/v1", "secret"),
+        ("http://host/v1", "secret\r\nX-Evil: 1"),
+        ("http://host/v1", "secret\u20ac"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_at_once(url: str, key: str) -> None:
+    """F2: a setting that cannot work says so at the start, without telling the key."""
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        HttpUpstream(url, api_key=key, connect_timeout=1, request_timeout=1, max_answer_bytes=1, clock=ManualClock())
+    assert "secret" not in str(refused.value)
+
+
+def _built(**headers: str) -> HttpUpstream:
+    return HttpUpstream(
+        "http://127.0.0.1:1/v1",
+        api_key=None,
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+        connect_timeout=1,
+        request_timeout=1,
+        max_answer_bytes=1,
+        clock=ManualClock(NOW),
+    )
+
+
+def test_an_upstream_gets_the_headers_it_wants() -> None:
+    """With every kind of request."""
+    built = _built(X_Tenant="blue", api_key="other")
+    for fields in (built._get_fields, built._post_fields, built._stream_fields):
+        assert b"\r\nX-Tenant: blue\r\n" in fields
+        assert b"\r\napi-key: other\r\n" in fields
+
+
+@pytest.mark.parametrize("name", ["host", "Content-Length", "Transfer-Encoding", "a b", "a:b", "", "é"])
+def test_a_header_that_would_break_the_request_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="a header cannot be called"):
+        _built(**{name: "hush"})
+
+
+@pytest.mark.parametrize("value", ["hush\r\nX-Evil: 1", "hush\x00", "hüsh"])
+def test_a_value_that_would_break_the_request_is_refused_and_not_repeated(value: str) -> None:
+    with pytest.raises(ValueError, match="X-Token") as refused:
+        _built(X_Token=value)
+    assert "sh" not in str(refused.value).replace("shall", "")
