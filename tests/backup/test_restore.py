@@ -82,7 +82,7 @@ def test_what_is_over_stays_over_and_its_work_is_forgotten(restored: Target, bus
         assert batch is not None
         assert batch.status is BatchStatus.COMPLETED
         assert (batch.total, batch.completed) == (2, 2)
-        assert await store.finished(limit=10) == []
+        assert await store.prunable(limit=10) == []
 
     restored.in_store(look)
 
@@ -162,7 +162,7 @@ def test_an_upload_that_was_not_finished_is_dropped(restored: Target, folder: Fo
     """B2: nobody will ever finish it."""
 
     async def is_kept(store: Store) -> bool:
-        return bool(await store.kept(["uploads/file-unfinished"]))
+        return bool(await store.referenced_keys(["uploads/file-unfinished"]))
 
     assert folder.play(lambda world: is_kept(world.store))
     assert not restored.in_store(is_kept)

@@ -32,7 +32,7 @@ async def test_a_batch_is_there_from_the_start_of_its_validation(world: World) -
     batch = await world.validating()
     assert await world.seen(batch) == batch
     assert await world.store.batches(batch.project_id, after=None, limit=9) == [batch]
-    assert await world.store.running([batch.id])
+    assert await world.store.active([batch.id])
     assert await world.claim() == []
 
 
@@ -67,7 +67,7 @@ async def test_a_refused_batch_has_failed(world: World) -> None:
     assert (seen.status, seen.failed_at, seen.errors) == (BatchStatus.FAILED, NOW + 1, ERRORS)
     assert (seen.total, seen.completed, seen.failed) == (0, 0, 0)
     assert (created.answer_status, created.answer_body) == (400, ANSWER)
-    assert not await world.store.running([batch.id])
+    assert not await world.store.active([batch.id])
     assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
 
 
@@ -81,10 +81,10 @@ async def test_the_answer_to_a_create_is_kept_as_it_was_given(world: World) -> N
     await world.record_all(await world.claim())
     await world.publish(await world.finish())
     assert (await world.seen(started)).status is BatchStatus.COMPLETED
-    assert await world.store.created(started.id) == given
-    assert await world.store.created(refused.id) == told
-    assert await world.store.created_with(started.project_id, "one", since=NOW - 1) == given
-    assert await world.store.created("batch_unknown") is None
+    assert await world.store.create_record(started.id) == given
+    assert await world.store.create_record(refused.id) == told
+    assert await world.store.find_create(started.project_id, "one", since=NOW - 1) == given
+    assert await world.store.create_record("batch_unknown") is None
 
 
 @scenario
@@ -96,7 +96,7 @@ async def test_a_batch_starts_once(world: World) -> None:
     for again in (start, fail):
         with pytest.raises(LeaseLost):
             await again(world, batch)
-    assert await world.store.created(batch.id) == given
+    assert await world.store.create_record(batch.id) == given
     assert len(await world.claim()) == 1
 
 
@@ -121,7 +121,7 @@ async def test_a_batch_that_failed_stays_failed(world: World, go_on: Callable[..
     told = await fail(world, batch)
     with pytest.raises(LeaseLost):
         await go_on(world, batch)
-    assert await world.store.created(batch.id) == told
+    assert await world.store.create_record(batch.id) == told
 
 
 @pytest.mark.rule("C6", "Cancelled while validating: cancelled at once, and the create is answered with it.")
@@ -137,7 +137,7 @@ async def test_cancelled_while_validating_is_the_end_and_the_answer(
     assert (cancelled.status, cancelled.cancelling_at, cancelled.cancelled_at) == ("cancelled", NOW + 5, NOW + 5)
     with pytest.raises(LeaseLost):
         await world.store.renew_batch(batch.id, epoch=1, owner=ME, lease=LEASE)
-    kept = await world.store.created(batch.id)
+    kept = await world.store.create_record(batch.id)
     assert kept is not None
     assert await go_on(world, batch) == kept
     assert kept.answer_status == 200
@@ -156,7 +156,7 @@ async def test_a_validating_batch_can_be_dropped(world: World) -> None:
     assert await world.seen(batch) == batch
     await world.store.drop_batch(batch.id, epoch=1)
     assert await world.store.batch(batch.project_id, batch.id) is None
-    assert await world.store.created_with(batch.project_id, "one", since=NOW - 1) is None
+    assert await world.store.find_create(batch.project_id, "one", since=NOW - 1) is None
     running = await world.running()
     await world.store.drop_batch(running.id, epoch=1)
     assert await world.seen(running) == running
@@ -195,13 +195,13 @@ async def test_an_idempotency_key_is_its_projects_own_and_forgotten_in_time(worl
     alpha, beta = await world.owner("alpha"), await world.owner("beta")
     first = await world.validating(alpha, idempotency_key="one")
     await world.validating(beta, idempotency_key="one")
-    assert await world.store.created_with(alpha.project_id, "one", since=NOW) is None
-    found = await world.store.created_with(alpha.project_id, "one", since=NOW - 1)
+    assert await world.store.find_create(alpha.project_id, "one", since=NOW) is None
+    found = await world.store.find_create(alpha.project_id, "one", since=NOW - 1)
     assert found is not None
     assert found.batch_id == first.id
     later = world.new_batch(alpha, idempotency_key="one", created_at=NOW + DAY)
     assert await world.store.begin_batch(later, owner=ME, lease=LEASE, since=NOW) is None
-    found = await world.store.created_with(alpha.project_id, "one", since=NOW)
+    found = await world.store.find_create(alpha.project_id, "one", since=NOW)
     assert found is not None
     assert found.batch_id == later.batch.id
     assert (await world.seen(first)).status is BatchStatus.VALIDATING
@@ -213,7 +213,7 @@ async def test_an_answer_never_sent_is_found_again(world: World) -> None:
     owner, other_key = await world.owner(), await world.owner()
 
     async def found(*, key_id: str = owner.key_id, digest: bytes = b"same thing", since: int = NOW) -> str | None:
-        created = await world.store.pending_lines(key_id=key_id, digest=digest, since=since)
+        created = await world.store.find_unanswered_create(key_id=key_id, digest=digest, since=since)
         return created.batch_id if created else None
 
     assert await found() is None

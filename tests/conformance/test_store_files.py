@@ -183,7 +183,7 @@ async def test_an_upload_that_was_given_up_cannot_be_finished(world: World, give
     with pytest.raises(LeaseLost):
         await world.store.finish_upload(file, owner=ME)
     assert await world.store.file(owner.project_id, file.id, at=NOW) is None
-    assert not await world.store.kept([file.object_key])
+    assert not await world.store.referenced_keys([file.object_key])
 
 
 @scenario
@@ -239,5 +239,5 @@ async def test_an_object_is_kept_while_a_row_stands_for_it(world: World) -> None
     expired = await world.stored(owner, expires_at=NOW)
     await world.store.expire_files(owner=ME, at=NOW, limit=10)
     asked = [begun.object_key, kept.object_key, deleted.object_key, expired.object_key, "uploads/unknown"]
-    assert await world.store.kept(asked) == {begun.object_key, kept.object_key}
-    assert await world.store.kept([]) == set()
+    assert await world.store.referenced_keys(asked) == {begun.object_key, kept.object_key}
+    assert await world.store.referenced_keys([]) == set()

@@ -176,7 +176,7 @@ async def test_files_counts_and_state_are_published_at_once(world: World) -> Non
     finish = await world.finish()
     output, errors = world.file(owner, purpose="batch_output"), world.file(owner, purpose="batch_output", is_error=True)
     assert await world.store.file(owner.project_id, output.id, at=NOW) is None
-    assert not await world.store.kept([output.object_key])
+    assert not await world.store.referenced_keys([output.object_key])
     await world.publish(finish, files=[output, errors])
     seen = await world.seen(batch)
     assert (seen.output_file_id, seen.error_file_id) == (output.id, errors.id)
@@ -185,7 +185,7 @@ async def test_files_counts_and_state_are_published_at_once(world: World) -> Non
         owner.project_id, purpose="batch_output", ascending=True, after=None, limit=9, at=NOW
     )
     assert listed == [output, errors]
-    assert await world.store.kept([output.object_key])
+    assert await world.store.referenced_keys([output.object_key])
 
 
 @pytest.mark.rule("C12", "A file id is set only where there is a file.")
@@ -230,15 +230,15 @@ async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
 async def test_counts_are_frozen_before_the_work_is_forgotten(world: World, reach: Reach, end: str) -> None:
     """C8, C12: the final snapshot does not lean on shards or segments."""
     batch = await reach(world)
-    assert await world.store.finished(limit=9) == []
+    assert await world.store.prunable(limit=9) == []
     await world.publish(await world.finish())
     seen = await world.seen(batch)
-    assert await world.store.finished(limit=9) == [batch.id]
+    assert await world.store.prunable(limit=9) == [batch.id]
     await world.store.delete_work(batch.id)
     assert await world.seen(batch) == seen
     assert (await world.store.batches(batch.project_id, after=None, limit=1)) == [seen]
     assert await world.store.segments(batch.id, after=0, limit=9) == []
-    assert await world.store.finished(limit=9) == []
+    assert await world.store.prunable(limit=9) == []
 
 
 @scenario
@@ -248,11 +248,11 @@ async def test_finished_batches_come_in_portions(world: World) -> None:
     for _ in batches:
         await world.publish(await world.finish())
     await world.validating()
-    portion = await world.store.finished(limit=2)
+    portion = await world.store.prunable(limit=2)
     assert len(portion) == 2
     for batch_id in portion:
         await world.store.delete_work(batch_id)
-    assert set(await world.store.finished(limit=2)) == {batch.id for batch in batches} - set(portion)
+    assert set(await world.store.prunable(limit=2)) == {batch.id for batch in batches} - set(portion)
 
 
 @pytest.mark.parametrize(("reach", "end"), ENDINGS)
@@ -261,9 +261,9 @@ async def test_a_batch_runs_until_it_is_published(world: World, reach: Reach, en
     """What the sweep of objects asks before it removes a batch's work."""
     batch = await reach(world)
     finish = await world.finish()
-    assert await world.store.running([batch.id, "batch_unknown"]) == {batch.id}
+    assert await world.store.active([batch.id, "batch_unknown"]) == {batch.id}
     await world.publish(finish)
-    assert not await world.store.running([batch.id, "batch_unknown"])
+    assert not await world.store.active([batch.id, "batch_unknown"])
 
 
 async def _failed(world: World) -> Batch:
@@ -316,11 +316,11 @@ async def test_nothing_leaves_a_terminal_state(world: World, reach: Reach, end: 
         await world.publish(finish)
     if forgotten:
         await world.store.delete_work(batch.id)
-    seen, created = await world.seen(batch), await world.store.created(batch.id)
+    seen, created = await world.seen(batch), await world.store.create_record(batch.id)
     assert seen.status == end
     assert seen.status in TERMINAL
     shard = Shard(batch_id=batch.id, n=0, offset=0, length=1, lines=2, model="m", settled=b"\0", epoch=1, strikes=0)
     for epoch in range(seen.epoch + 2):
         await everything(world, batch, epoch=epoch, shard=shard)
         assert await world.seen(batch) == seen
-    assert await world.store.created(batch.id) == created
+    assert await world.store.create_record(batch.id) == created

@@ -186,4 +186,4 @@ async def test_whoever_holds_a_batch_hears_what_its_organization_has(world: Worl
     claim = await world.store.claim(owner="me", lease=30, lines=10, bytes=10_000, alone=True, at=NOW)
     assert [(leased.organization_id, leased.funds) for leased in claim.batches] == [(owner.organization_id, 15)]
     await world.store.charge(owner, charge(20), at=NOW)
-    assert [signal.funds for signal in await world.store.notices([batch.id])] == [-5]
+    assert [signal.funds for signal in await world.store.signals([batch.id])] == [-5]

@@ -193,7 +193,7 @@ async def test_a_validation_whose_process_died_has_failed(world: World) -> None:
     assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 8) == 0
     seen = await world.seen(dead)
     assert (seen.status, seen.failed_at, seen.errors) == (BatchStatus.FAILED, NOW + 7, ERRORS)
-    created = await world.store.created(dead.id)
+    created = await world.store.create_record(dead.id)
     assert created is not None
     assert (created.answer_status, created.answer_body) == (400, ANSWER)
     with pytest.raises(LeaseLost):

@@ -310,7 +310,7 @@ async def test_workers_hear_of_stops_and_revoked_keys(world: World) -> None:
     await world.store.expire(at=NOW + 10)
     await world.store.revoke_key(owners[3].key_id, at=NOW)
     asked = [calm.id, cancelled.id, expired.id, revoked.id]
-    told = await world.store.notices(asked)
+    told = await world.store.signals(asked)
     assert [(signal.batch_id, signal.stop, signal.key_revoked) for signal in told] == [
         (calm.id, None, False),
         (cancelled.id, "cancelled", False),
@@ -318,7 +318,7 @@ async def test_workers_hear_of_stops_and_revoked_keys(world: World) -> None:
         (revoked.id, None, True),
     ]
     assert all(isinstance(signal, BatchSignal) for signal in told)
-    assert await world.store.notices([]) == []
+    assert await world.store.signals([]) == []
 
 
 @scenario

@@ -69,7 +69,7 @@ def test_the_end_is_foretold_from_what_was_recorded(tmp_path: Path) -> None:
             told, now = await _progress(bench, batch), bench.time.now
             assert told.eta is not None
             assert told.rate == pytest.approx(4, rel=0.1)
-            bench.store.trouble["forget_work"] = _never
+            bench.store.trouble["delete_work"] = _never
             await bench.ended(batch)
             assert told.eta.low - 5 <= bench.time.now - now <= told.eta.high + 5
             over = await _progress(bench, batch)

@@ -11,7 +11,7 @@ from batchline.domain.errors import LeaseLost
 from batchline.store import shards
 from batchline.store.batches import fetch_batch
 from batchline.store.ledger import charge_account
-from batchline.store.shards import SqlWork
+from batchline.store.shards import SqlShards
 from batchline.store.sql import Script, change, rows
 from tests.simulation.world import World
 
@@ -51,13 +51,13 @@ def no_fence() -> Iterator[None]:
 @contextmanager
 def commit_before_durable() -> Iterator[None]:
     """Lines count before the bytes of their segment are safe."""
-    record = SqlWork.record
+    record = SqlShards.record
     late: dict[str, Any] = {}
 
     async def put_later(self: Any, key: str, data: bytes) -> None:
         late[key] = (self, data)
 
-    async def record_first(self: SqlWork, batch_id: str, **recorded: Any) -> int:
+    async def record_first(self: SqlShards, batch_id: str, **recorded: Any) -> int:
         left = await record(self, batch_id, **recorded)
         key = recorded["segment"].object_key
         if key in late:
@@ -68,29 +68,29 @@ def commit_before_durable() -> Iterator[None]:
     from batchline.objects.local import LocalObjects  # noqa: PLC0415 - patched below
 
     put = LocalObjects.put
-    with mock.patch.object(LocalObjects, "put", put_later), mock.patch.object(SqlWork, "record", record_first):
+    with mock.patch.object(LocalObjects, "put", put_later), mock.patch.object(SqlShards, "record", record_first):
         yield
 
 
 @contextmanager
 def publish_before_counting() -> Iterator[None]:
     """The batch is shown as over before the lines that never ran are counted."""
-    publish = SqlWork.publish
+    publish = SqlShards.publish
 
-    async def publish_early(self: SqlWork, batch_id: str, **published: Any) -> Any:
+    async def publish_early(self: SqlShards, batch_id: str, **published: Any) -> Any:
         batch = await self._database.read(lambda: fetch_batch(batch_id))
         return await publish(self, batch_id, **published | {"failed": batch.failed})
 
-    with mock.patch.object(SqlWork, "publish", publish_early):
+    with mock.patch.object(SqlShards, "publish", publish_early):
         yield
 
 
 @contextmanager
 def charge_before_recording() -> Iterator[None]:
     """Money is taken in a transaction of its own, before the one that counts the lines."""
-    record = SqlWork.record
+    record = SqlShards.record
 
-    async def charge_first(self: SqlWork, batch_id: str, **recorded: Any) -> int:
+    async def charge_first(self: SqlShards, batch_id: str, **recorded: Any) -> int:
         account = (await self._database.read(lambda: rows("account_of_batch", batch_id=batch_id)))[0]
         paid = recorded.pop("charges")
         await self._database.write(
@@ -104,7 +104,7 @@ def charge_before_recording() -> Iterator[None]:
         )
         return await record(self, batch_id, **recorded)
 
-    with mock.patch.object(SqlWork, "record", charge_first):
+    with mock.patch.object(SqlShards, "record", charge_first):
         yield
 
 

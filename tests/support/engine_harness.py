@@ -11,7 +11,7 @@ from zlib import crc32
 
 from batchline.domain.errors import ObjectsDown, StoreDown
 from batchline.domain.models import DEFAULT_UPSTREAM
-from batchline.domain.records import Batch, File, Owner
+from batchline.domain.records import Batch, Owner
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.domain.states import TERMINAL
 from batchline.engine import Context, Engine
@@ -19,7 +19,6 @@ from batchline.objects.local import LocalObjects
 from batchline.pipeline.create import CreateRequest
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
-from batchline.pipeline.upload import Incoming
 from batchline.ports import NewKey, Upstream
 from batchline.settings import Settings
 from batchline.store.sqlite.database import SqliteDatabase
@@ -39,8 +38,18 @@ T = TypeVar("T")
 Trouble = Callable[..., Awaitable[None]]
 
 STORE_CALLS = (
-    *("claim", "renew_shards", "notices", "record", "release", "rescue", "interrupt", "expire", "next_finish"),
-    *("renew_batch", "segments", "publish", "finished", "forget_work", "lapse_files", "running", "kept"),
+    *(
+        "claim",
+        "renew_shards",
+        "signals",
+        "record",
+        "release",
+        "rescue",
+        "fail_interrupted",
+        "expire",
+        "lease_finalizable",
+    ),
+    *("renew_batch", "segments", "publish", "prunable", "delete_work", "expire_files", "active", "referenced_keys"),
 )
 """What a running engine asks of its store by itself."""
 
@@ -170,9 +179,9 @@ class Bench:
     async def batch_of(self, bodies: Iterable[object], *, project: str = "alpha") -> Batch:
         lines = [_line(f"line-{n}", body) for n, body in enumerate(bodies)]
         owner = await self.owner(project)
-        file = await self.engine.api_role.services.upload.take(
-            owner.project_id, lambda incoming: _fill(incoming, b"".join(lines))
-        )
+        async with self.engine.api_role.services.upload.begin(owner.project_id) as incoming:
+            await incoming.write(b"".join(lines))
+            file = await incoming.finish(filename=None, expires_after=None)
         request = CreateRequest(input_file_id=file.id, endpoint=CHAT, metadata=b"{}")
         answer = await self.engine.api_role.services.creator.create(
             owner, request, idempotency_key=None, retried=False, admit=lambda: None
@@ -303,8 +312,3 @@ def _chat(prompt: str, model: str) -> object:
 
 def _line(custom_id: str, body: object) -> bytes:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}).encode() + b"\n"
-
-
-async def _fill(incoming: Incoming, data: bytes) -> File:
-    await incoming.write(data)
-    return await incoming.finish(filename=None, expires_after=None)

@@ -19,7 +19,7 @@ class Prune:
         files = await self._store.expire_files(owner=self._owner, at=int(self._clock.now()), limit=_AT_ONCE)
         for key in files:
             await self._objects.delete(key)
-        batches = await self._store.finished(limit=_AT_ONCE)
+        batches = await self._store.prunable(limit=_AT_ONCE)
         for batch_id in batches:
             await self._objects.delete_all(f"segments/{batch_id}")
             await self._objects.delete_all(f"work/{batch_id}")
@@ -42,18 +42,18 @@ class Prune:
 
     async def _delete_works(self, folder: str) -> None:
         found = await self._objects.names(folder)
-        running = await self._store.running(found)
+        running = await self._store.active(found)
         for batch_id in found:
             if batch_id not in running:
                 await self._objects.delete_all(f"{folder}/{batch_id}")
 
     async def _delete_results(self, keys: list[str]) -> None:
         # First who is running: what a batch that is over has no row for will never have one.
-        running = await self._store.running(list({_batch_of(key) for key in keys}))
+        running = await self._store.active(list({_batch_of(key) for key in keys}))
         await self._delete_unkept([key for key in keys if _batch_of(key) not in running])
 
     async def _delete_unkept(self, keys: list[str]) -> None:
-        kept = await self._store.kept(keys)
+        kept = await self._store.referenced_keys(keys)
         for key in keys:
             if key not in kept:
                 await self._objects.delete(key)

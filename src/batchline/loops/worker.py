@@ -287,7 +287,7 @@ class Worker:
             await self._clock.sleep(_LISTEN_SECONDS)
             moment = self._budgets.moment
             try:
-                notices = await self._store.notices(list(self._claims.batches))
+                notices = await self._store.signals(list(self._claims.batches))
             except StoreDown as error:
                 log.warning("stops cannot be heard of", extra={"reason": str(error)})
                 continue

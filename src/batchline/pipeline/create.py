@@ -116,11 +116,11 @@ class BatchCreator:
         self, owner: Owner, request: CreateRequest, *, idempotency_key: str | None, retried: bool
     ) -> CreateRecord | None:
         if idempotency_key is not None:
-            return await self._store.created_with(
+            return await self._store.find_create(
                 owner.project_id, idempotency_key, since=self._now() - _KEEP_IDEMPOTENCY_KEYS
             )
         if retried:
-            return await self._store.pending_lines(
+            return await self._store.find_unanswered_create(
                 key_id=owner.key_id, digest=request.digest(), since=self._now() - _REPLAY_RETRIES
             )
         return None
@@ -134,7 +134,7 @@ class BatchCreator:
             )
         while earlier.answer_body is None:
             await self._clock.sleep(_POLL_SECONDS)
-            now = await self._store.created(earlier.batch_id)
+            now = await self._store.create_record(earlier.batch_id)
             if now is None:
                 raise Unavailable
             earlier = now
@@ -213,7 +213,7 @@ class BatchCreator:
         )
 
     async def _answer_of_row(self, batch: Batch) -> CreateAnswer:
-        created = await self._store.created(batch.id)
+        created = await self._store.create_record(batch.id)
         if created is None or created.answer_body is None:
             raise Unavailable
         return _answer(created, replayed=False)

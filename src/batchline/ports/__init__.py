@@ -1,4 +1,4 @@
-"""What the pipeline needs of the world: small protocols, each with one suite that every implementation passes."""
+"""Defines what the pipeline needs of the outside: small protocols, each with one suite for all implementations."""
 
 from batchline.ports.objects import Objects, Writer
 from batchline.ports.runtime import Clock, Random, Threads, Validator, Verdict

@@ -1,4 +1,4 @@
-"""What the pipeline needs of the machine: time, randomness, threads, and validation off the event loop."""
+"""Defines what the pipeline needs of the machine: time, randomness, threads, and validation off the event loop."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,30 +13,37 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
+    """The time of day, a monotonic clock, and sleep."""
+
     def now(self) -> float:
-        """Unix time, which may jump."""
+        """Return the Unix time, which may jump."""
 
     def steady(self) -> float:
-        """Seconds that only grow; they mean nothing in another process."""
+        """Return seconds that only grow. They mean nothing in another process."""
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        """Wait for that many seconds."""
 
 
 class Random(Protocol):
-    def bytes(self, count: int) -> bytes:
-        """Unguessable, for keys and ids."""
+    """A source of randomness."""
 
-    def uniform(self, low: float, high: float) -> float: ...
+    def bytes(self, count: int) -> bytes:
+        """Return unguessable bytes, for keys and ids."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """Return a number between ``low`` and ``high``."""
 
 
 class Threads(Protocol):
-    """Where blocking calls go so that the event loop never waits for a disk."""
+    """A pool of threads for blocking calls, so that the event loop never waits for a disk."""
 
-    async def run(self, call: Callable[[], T]) -> T: ...
+    async def run(self, call: Callable[[], T]) -> T:
+        """Run a call in a thread and return its result."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What validation found: the first hundred faults in file order, or the shards of the work file."""
+    """The result of validation: the first hundred faults in file order, or the shards of the work file."""
 
     faults: list[InputFault]
     shards: list[NewShard]
@@ -44,5 +51,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 class Validator(Protocol):
+    """Validates input files off the event loop."""
+
     async def validate(self, *, source: Path, work: Path, endpoint: str, limits: InputLimits) -> Verdict:
-        """Check ``source`` in one pass and write its lines to ``work``, durably; off the event loop."""
+        """Check ``source`` in one pass and write its lines to ``work``, durably."""

@@ -1,4 +1,9 @@
-"""What the system keeps its state in: accounts, files, batches and the work on them."""
+"""Defines what the service needs of its store: accounts, money, files, batches, shards and the fleet.
+
+Times named ``at``, ``since`` and ``until`` are Unix seconds. ``owner`` names the process that holds a lease, and
+``lease`` is the lease's length in seconds. A method that says "Raise LeaseLost" changes nothing in that case: the row
+belongs to another process now, or is no longer in the state that the lease was taken for.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -28,7 +33,10 @@ from batchline.domain.states import BatchStatus, Stop
 
 
 class NewKey(Struct, frozen=True, kw_only=True):
-    """A key to be made; its project and organization are found by name, or made under the ids given here."""
+    """A key to create.
+
+    Its project and organization are looked up by name; those that do not exist are created with the ids given here.
+    """
 
     key_id: str
     digest: bytes
@@ -41,83 +49,105 @@ class NewKey(Struct, frozen=True, kw_only=True):
 
 
 class Accounts(Protocol):
+    """Organizations, projects and API keys."""
+
     async def owner_of(self, digest: bytes, project_id: str | None) -> Owner | None:
-        """Whom a live key stands for, if it belongs to that project; None leaves the project to the key."""
+        """Return the owner of a key that is not revoked, if the key belongs to the project.
+
+        With None as the project, the key's own project is taken.
+        """
 
     async def create_key(self, new: NewKey) -> Owner:
-        """Make a key, and its project and organization where none of that name exist."""
+        """Create a key, and its project and organization if none of that name exist."""
 
-    async def keys(self) -> list[Key]: ...
+    async def keys(self) -> list[Key]:
+        """Return every key, oldest first."""
 
-    async def organizations(self) -> list[Organization]: ...
+    async def organizations(self) -> list[Organization]:
+        """Return every organization, oldest first."""
 
-    async def projects(self) -> list[Project]: ...
+    async def projects(self) -> list[Project]:
+        """Return every project, oldest first."""
 
     async def touch_keys(self, key_usage: Mapping[str, int]) -> None:
-        """When keys were last used."""
+        """Record when keys were last used."""
 
-    async def revoke_key(self, key_id: str, *, at: int) -> bool: ...
+    async def revoke_key(self, key_id: str, *, at: int) -> bool:
+        """Revoke a key; return False if there is no such key or it was revoked before."""
 
-    async def rotate_key(self, key_id: str, *, digest: bytes, hint: str) -> bool: ...
+    async def rotate_key(self, key_id: str, *, digest: bytes, hint: str) -> bool:
+        """Give a key a new secret; return False if there is no such key or it is revoked."""
 
 
 class Ledger(Protocol):
     """Money and what it was spent on. An organization's entries sum to its balance and its credits."""
 
     async def start_metering(self, free_credits: int | None, *, at: int) -> None:
-        """From now on new organizations get these credits, as do those that never had money; None: nobody does."""
+        """Set the credits that organizations start with.
+
+        New organizations get them from now on, and those that never had money get them now. With None, no
+        organization gets any.
+        """
 
     async def set_funds(
         self, organization_id: str, *, balance: int | None, credits: int | None, at: int
     ) -> Organization | None:
-        """Set what is given; None when there is no such organization."""
+        """Set the balance, the credits or both; return None if there is no such organization."""
 
     async def charge(self, owner: Owner, charge: Charge, *, at: int) -> None:
-        """For a synchronous call. Credits go first; the balance may go below zero."""
+        """Charge a synchronous call. Credits are taken first; the balance may go below zero."""
 
     async def entries(self, organization_id: str) -> list[LedgerEntry]:
-        """Oldest first."""
+        """Return an organization's entries, oldest first."""
 
     async def usage(self, *, since: int, until: int, project_id: str | None = None) -> list[UsageEntry]:
-        """By hour, project, model and batch, oldest first."""
+        """Return the usage by hour, project, model and batch, oldest first."""
 
 
 class Files(Protocol):
-    async def begin_upload(self, file: File, *, owner: str, lease: float) -> None: ...
+    """Uploads, results and their lifetime."""
+
+    async def begin_upload(self, file: File, *, owner: str, lease: float) -> None:
+        """Insert the row of an upload before its first byte is written."""
 
     async def renew_upload(self, file_id: str, *, owner: str, lease: float) -> None:
-        """Raises LeaseLost."""
+        """Renew the lease on an upload. Raise LeaseLost."""
 
     async def finish_upload(self, file: File, *, owner: str) -> None:
-        """Make the file visible. Raises LeaseLost when the upload was given up meanwhile."""
+        """Make the file visible. Raise LeaseLost if the upload was abandoned meanwhile."""
 
-    async def abandon_upload(self, file_id: str, *, owner: str) -> None: ...
+    async def abandon_upload(self, file_id: str, *, owner: str) -> None:
+        """Mark an upload as abandoned, so that its object can be deleted."""
 
-    async def file(self, project_id: str, file_id: str, *, at: int) -> File | None: ...
+    async def file(self, project_id: str, file_id: str, *, at: int) -> File | None:
+        """Return a file that is stored and not expired."""
 
     async def files(
         self, project_id: str, *, purpose: str | None, ascending: bool, after: str | None, limit: int, at: int
     ) -> list[File] | None:
-        """A page, or None when ``after`` names no file this project ever had."""
+        """Return a page of files, or None if ``after`` names no file that this project ever had."""
 
-    async def delete_file(self, project_id: str, file_id: str, *, at: int) -> File | None: ...
+    async def delete_file(self, project_id: str, file_id: str, *, at: int) -> File | None:
+        """Delete a file and return it, or None if there is none."""
 
     async def expire_files(self, *, owner: str, at: int, limit: int) -> list[str]:
-        """Mark expired files and dead uploads; the keys of objects that must go."""
+        """Mark expired files and uploads of dead processes; return the keys of the objects to delete."""
 
-    async def kept(self, object_keys: Sequence[str]) -> set[str]:
-        """Those objects of uploads and results that a row still stands for."""
+    async def referenced_keys(self, object_keys: Sequence[str]) -> set[str]:
+        """Return those keys of uploads and results that a row still refers to."""
 
 
 class NewBatch(Struct, frozen=True, kw_only=True):
+    """A batch to create."""
+
     batch: Batch
     digest: bytes
-    """Of the file, the endpoint and the metadata: what makes two creates the same."""
+    """A hash over the file, the endpoint and the metadata. Two creates with the same digest are the same create."""
     idempotency_key: str | None = None
 
 
 class CreateRecord(Struct, frozen=True, kw_only=True):
-    """A create that was persisted, and the answer it got, once it has one."""
+    """A create that was persisted, and its answer once it has one."""
 
     batch_id: str
     digest: bytes
@@ -126,49 +156,63 @@ class CreateRecord(Struct, frozen=True, kw_only=True):
 
 
 class BatchSnapshot(Struct, frozen=True, kw_only=True):
-    """How far a batch is, as of one moment."""
+    """The progress of a batch at one moment."""
 
     batch: Batch
     models: list[str]
-    """Those of lines that are not recorded yet and may still run."""
+    """The models of lines that are not recorded yet and may still run."""
     errors: list[LineErrors]
-    """The most frequent first. They sum to the lines that failed."""
+    """The most frequent first. Their counts sum to the number of failed lines."""
     samples: list[Sample]
-    """Oldest first, none older than five minutes; none once the work is forgotten."""
+    """Oldest first, none older than five minutes. Empty once the batch's work is deleted."""
 
 
 class Batches(Protocol):
+    """Batches as their owners see them."""
+
     async def begin_batch(self, new: NewBatch, *, owner: str, lease: float, since: int) -> CreateRecord | None:
-        """Persist a batch as ``validating``; or the earlier one with its idempotency key, made after ``since``."""
+        """Insert a batch as ``validating`` and return None.
 
-    async def created_with(self, project_id: str, idempotency_key: str, *, since: int) -> CreateRecord | None:
-        """The create that a project made with an idempotency key, if it was made after ``since``."""
+        If the project used the same idempotency key after ``since``, insert nothing and return the earlier create.
+        """
 
-    async def pending_lines(self, *, key_id: str, digest: bytes, since: int) -> CreateRecord | None:
-        """The newest same create by this key whose answer was never fully sent."""
+    async def find_create(self, project_id: str, idempotency_key: str, *, since: int) -> CreateRecord | None:
+        """Return the create that a project made with an idempotency key after ``since``."""
 
-    async def created(self, batch_id: str) -> CreateRecord | None: ...
+    async def find_unanswered_create(self, *, key_id: str, digest: bytes, since: int) -> CreateRecord | None:
+        """Return this key's newest create with the same digest if its answer was never fully sent."""
 
-    async def mark_answered(self, batch_id: str) -> None: ...
+    async def create_record(self, batch_id: str) -> CreateRecord | None:
+        """Return the create of a batch."""
+
+    async def mark_answered(self, batch_id: str) -> None:
+        """Record that the answer to the create was fully sent."""
 
     async def renew_batch(self, batch_id: str, *, epoch: int, owner: str, lease: float) -> None:
-        """Raises LeaseLost."""
+        """Renew the lease on a batch that is being validated or finalized. Raise LeaseLost."""
 
     async def start_batch(
         self, batch_id: str, *, epoch: int, shards: Sequence[NewShard], total: int, work_key: str, at: int
     ) -> CreateRecord:
-        """validating -> in_progress, with its shards and the answer to the create. A batch cancelled meanwhile
-        stays so, and that is the answer. Raises LeaseLost."""
+        """Move a batch from ``validating`` to ``in_progress`` with its shards and the answer to the create.
+
+        A batch that was cancelled meanwhile stays cancelled, and the answer says so. Raise LeaseLost.
+        """
 
     async def fail_batch(self, batch_id: str, *, epoch: int, errors: bytes, answer: bytes, at: int) -> CreateRecord:
-        """validating -> failed. A batch cancelled meanwhile stays so, and that is the answer. Raises LeaseLost."""
+        """Move a batch from ``validating`` to ``failed`` with the answer to the create.
+
+        A batch that was cancelled meanwhile stays cancelled, and the answer says so. Raise LeaseLost.
+        """
 
     async def drop_batch(self, batch_id: str, *, epoch: int) -> None:
-        """Forget a ``validating`` batch whose input turned out not to exist."""
+        """Delete a ``validating`` batch whose input file turned out not to exist."""
 
-    async def batch(self, project_id: str, batch_id: str) -> Batch | None: ...
+    async def batch(self, project_id: str, batch_id: str) -> Batch | None:
+        """Return a batch with its current counts."""
 
-    async def snapshot(self, project_id: str, batch_id: str) -> BatchSnapshot | None: ...
+    async def snapshot(self, project_id: str, batch_id: str) -> BatchSnapshot | None:
+        """Return a batch and its progress, all as of the same moment."""
 
     async def batches(
         self,
@@ -180,19 +224,24 @@ class Batches(Protocol):
         created_after: int | None = None,
         created_before: int | None = None,
     ) -> list[Batch] | None:
-        """A page, newest first, or None when ``after`` names no batch of this project."""
+        """Return a page, newest first, or None if ``after`` names no batch of this project."""
 
     async def cancel_batch(self, project_id: str, batch_id: str, *, at: int) -> Batch | None:
-        """To ``cancelling`` (from ``validating`` to ``cancelled``) where that is possible; the batch as it then is."""
+        """Cancel a batch if its state allows it, and return the batch as it is afterwards.
+
+        A ``validating`` batch becomes ``cancelled`` at once; a later one becomes ``cancelling``.
+        """
 
 
 class Claim(Struct, frozen=True, kw_only=True):
+    """Shards that were leased, and their batches."""
+
     batches: list[LeasedBatch]
     shards: list[Shard]
 
 
 class BatchSignal(Struct, frozen=True, kw_only=True):
-    """What a worker must hear of a batch it holds shards of."""
+    """What may stop the lines of a batch: a stop, a revoked key, or missing funds."""
 
     batch_id: str
     stop: Stop | None
@@ -201,7 +250,7 @@ class BatchSignal(Struct, frozen=True, kw_only=True):
 
 
 class FinalizeLease(Struct, frozen=True, kw_only=True):
-    """A batch whose lines are over, leased to be put together."""
+    """A lease on a batch with no line left to run, for writing its output files."""
 
     batch: Batch
     epoch: int
@@ -211,17 +260,22 @@ class FinalizeLease(Struct, frozen=True, kw_only=True):
 
 
 class ShardStore(Protocol):
+    """Leases on shards and batches, and the writes that need such a lease."""
+
     async def claim(
         self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[Lane] = (), at: int
     ) -> Claim:
-        """Lease open shards, earliest deadline first, until they hold that many lines or bytes, leaving out those of
-        the lanes ``without``. One that two workers died on is leased by itself, and only to a worker that holds
-        nothing else (``alone``)."""
+        """Lease open shards, earliest deadline first, until they hold that many lines or bytes.
+
+        Shards of the lanes ``without`` are left out. A shard that two workers died on is leased by itself, and only to
+        a worker that holds nothing else (``alone``).
+        """
 
     async def renew_shards(self, *, owner: str, lease: float) -> set[tuple[str, int, int]]:
-        """Prolong and list, as (batch, shard, epoch), every shard this owner still holds."""
+        """Renew every lease that this owner still holds; return them as (batch, shard, epoch)."""
 
-    async def notices(self, batch_ids: Sequence[str]) -> list[BatchSignal]: ...
+    async def signals(self, batch_ids: Sequence[str]) -> list[BatchSignal]:
+        """Return the current signals of batches that a worker holds shards of."""
 
     async def record(
         self,
@@ -233,30 +287,36 @@ class ShardStore(Protocol):
         charges: Sequence[Charge] = (),
         at: int,
     ) -> int:
-        """Count the lines of a segment together with it, those that failed by code, and what they cost, all or nothing;
-        the nano-units that the organization has left. Raises LeaseLost."""
+        """Record a segment, the progress of its shards, its errors by code and its charges, all or nothing.
+
+        Return the nano-units that the organization has left. Raise LeaseLost.
+        """
 
     async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
-        """Hand (shard, epoch) back, unfinished and without a strike."""
+        """Give up the leases on shards, named as (shard, epoch), that are not done. This is no strike."""
 
     async def rescue(self, *, live_owners: Callable[[], Sequence[str]]) -> int:
-        """Reopen the shards of holders that died, which is a strike: a shard is split, and one with a single line
-        left is closed at its third strike. Who is ``live_owners`` is asked, from any thread, once nobody can claim
-        meanwhile: none of them is dead, and in a folder everybody else is."""
+        """Reopen the shards of dead processes and return their number.
+
+        Each of these shards gets a strike: it is split, and one with a single line left is closed at its third strike.
+        ``live_owners`` is called, from any thread, at a moment when no process can claim. None of the owners it
+        returns is dead; in a data folder every other owner is.
+        """
 
     async def fail_interrupted(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
-        """Fail batches whose validation died."""
+        """Fail batches whose validating process died, and return their number."""
 
     async def expire(self, *, at: int) -> list[str]:
-        """Stop batches that are past their window."""
+        """Stop batches that are past their completion window, and return their ids."""
 
     async def lease_finalizable(self, *, owner: str, lease: float, at: int) -> FinalizeLease | None:
-        """Lease a batch that has no open or leased shard left; to ``finalizing``, unless it was stopped."""
+        """Lease a batch that has no open or leased shard left; move it to ``finalizing`` unless it was stopped."""
 
     async def count_queued_lines(self) -> int:
-        """Lines that no worker holds."""
+        """Return the number of lines in shards that no worker holds."""
 
-    async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]: ...
+    async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]:
+        """Return a page of a batch's segments, in the order in which they were recorded."""
 
     async def publish(
         self,
@@ -269,36 +329,44 @@ class ShardStore(Protocol):
         errors: Sequence[LineErrors] = (),
         at: int,
     ) -> BatchStatus:
-        """Files, counts and terminal state in one transaction; ``errors`` are those of lines that were not recorded
-        before. Raises LeaseLost."""
+        """Publish the files, final counts and terminal state of a batch in one transaction.
 
-    async def finished(self, *, limit: int) -> list[str]:
-        """Terminal batches whose shards, segments and work file are still there."""
+        ``errors`` are those of lines that were not recorded before. Raise LeaseLost.
+        """
 
-    async def delete_work(self, batch_id: str) -> None: ...
+    async def prunable(self, *, limit: int) -> list[str]:
+        """Return the ids of terminal batches whose shards, segments and work file still exist."""
 
-    async def running(self, batch_ids: Sequence[str]) -> set[str]:
-        """Those that are not over yet."""
+    async def delete_work(self, batch_id: str) -> None:
+        """Delete the shards, segments and samples of a terminal batch, and the reference to its work file."""
+
+    async def active(self, batch_ids: Sequence[str]) -> set[str]:
+        """Return those of the batches that are not terminal."""
 
 
 class CapSharing(Protocol):
-    """Caps that several processes keep together."""
+    """Caps on lines in flight that several processes share."""
 
     async def heartbeat(self, report: Report, *, caps: Mapping[str, int], lease: float) -> dict[str, int]:
-        """Say what a process does, for as long as the lease; how many lines it may have in flight to each upstream
-        that has a cap, which together with everybody else's is never more than the cap."""
+        """Store what a process reports for the length of the lease, and return its shares of the caps.
+
+        A share is the number of lines that the process may have in flight to an upstream with a cap. The shares of all
+        processes never sum to more than the cap.
+        """
 
     async def leave(self, owner: str) -> None:
-        """Its share is free for the others."""
+        """Remove a process, so that the others can use its shares."""
 
 
 class Fleet(CapSharing, Protocol):
     """Processes that work on the same batches."""
 
     async def reports(self) -> list[Report]:
-        """What each of them does."""
+        """Return the latest report of each live process."""
 
 
 class Store(Accounts, Ledger, Files, Batches, ShardStore, Fleet, Protocol):
+    """Everything that the service keeps in its database."""
+
     async def check(self) -> None:
-        """Commit something. Raises StoreDown."""
+        """Commit a small write. Raise StoreDown."""

@@ -1,4 +1,4 @@
-"""What the pipeline needs of an upstream: answers, streams, and counts of tokens."""
+"""Defines what the pipeline needs of an upstream: answers, streams, and token counts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -9,31 +9,39 @@ from batchline.domain.replies import Reply
 
 
 class Stream(Protocol):
-    """A 2xx answer of server-sent events while it comes. Reading slowly slows the upstream down."""
+    """A 2xx answer of server-sent events while it arrives. Reading slowly slows the upstream down."""
 
     request_id: str | None
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Pieces as they come. Raises StreamBroken when the answer breaks off or stalls."""
+        """Yield pieces as they arrive. Raise StreamBroken if the answer breaks off or stalls."""
 
 
 class Upstream(Protocol):
+    """A server that answers the lines of batches."""
+
     def post(self, path: str, body: bytes) -> asyncio.Future[Reply] | Coroutine[Any, Any, Reply]:
-        """One attempt, which a future has begun already. Every way it can go wrong is a reply, never an exception, and
-        cancelling it ends it."""
+        """Make one attempt. If a future is returned, the attempt has begun already.
+
+        Every failure is a reply, never an exception. Cancelling the attempt ends it.
+        """
 
 
 class SyncUpstream(Upstream, Protocol):
-    """One that somebody waits for."""
+    """An upstream for synchronous calls, whose client waits for the answer."""
 
-    async def get(self, path: str) -> Reply: ...
+    async def get(self, path: str) -> Reply:
+        """Make one GET request."""
 
     def stream(self, path: str, body: bytes) -> AbstractAsyncContextManager[Stream | Reply]:
-        """As ``post``, where an answer of events is not waited for. Leaving before its end ends the request."""
+        """Post as ``post`` does, but provide an answer of events as a stream before it is complete.
+
+        Leaving the context before the end of the stream ends the request.
+        """
 
 
 class Tokens(Protocol):
-    """How long inputs are, in an upstream's own tokens where it tells."""
+    """Counts the tokens of inputs, with the upstream's own tokenizer if it offers one."""
 
     async def count(self, body: bytes) -> int | Reply:
-        """Tokens of a chat request's input, or what came of asking an upstream that is in trouble."""
+        """Return the number of input tokens of a chat request, or the reply of an upstream that failed to count."""

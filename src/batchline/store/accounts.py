@@ -52,7 +52,7 @@ class SqlAccounts:
 
     async def touch_keys(self, key_usage: Mapping[str, int]) -> None:
         many = [{"key_id": key_id, "at": at} for key_id, at in key_usage.items()]
-        await self._database.write(lambda: change_many("note_use", many))
+        await self._database.write(lambda: change_many("touch_key", many))
 
     async def revoke_key(self, key_id: str, *, at: int) -> bool:
         return bool(await self._database.write(lambda: change("revoke_key", key_id=key_id, at=at)))

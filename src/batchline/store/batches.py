@@ -29,7 +29,7 @@ class SqlBatches:
                 earlier = yield from _created_with(batch.project_id, key, since=since)
                 if earlier is not None:
                     return earlier
-                yield from change("forget_idempotency_key", project_id=batch.project_id, idempotency_key=key)
+                yield from change("clear_idempotency_key", project_id=batch.project_id, idempotency_key=key)
             yield from change(
                 "insert_batch",
                 id=batch.id,
@@ -50,15 +50,15 @@ class SqlBatches:
 
         return await self._database.write(script)
 
-    async def created_with(self, project_id: str, idempotency_key: str, *, since: int) -> CreateRecord | None:
+    async def find_create(self, project_id: str, idempotency_key: str, *, since: int) -> CreateRecord | None:
         return await self._database.read(lambda: _created_with(project_id, idempotency_key, since=since))
 
-    async def pending_lines(self, *, key_id: str, digest: bytes, since: int) -> CreateRecord | None:
-        row = await self._database.read(lambda: one("newest_created", key_id=key_id, digest=digest, since=since))
+    async def find_unanswered_create(self, *, key_id: str, digest: bytes, since: int) -> CreateRecord | None:
+        row = await self._database.read(lambda: one("newest_create", key_id=key_id, digest=digest, since=since))
         return _created(row) if row and not row["answered"] else None
 
-    async def created(self, batch_id: str) -> CreateRecord | None:
-        row = await self._database.read(lambda: one("created", batch_id=batch_id))
+    async def create_record(self, batch_id: str) -> CreateRecord | None:
+        row = await self._database.read(lambda: one("create_record", batch_id=batch_id))
         return _created(row) if row else None
 
     async def mark_answered(self, batch_id: str) -> None:
@@ -177,7 +177,7 @@ class SqlBatches:
 
 
 def _created_with(project_id: str, idempotency_key: str, *, since: int) -> Script[CreateRecord | None]:
-    row = yield from one("created_by_idempotency_key", project_id=project_id, idempotency_key=idempotency_key)
+    row = yield from one("create_by_idempotency_key", project_id=project_id, idempotency_key=idempotency_key)
     return _created(row) if row and row["created_at"] > since else None
 
 
@@ -202,8 +202,8 @@ def open_lanes(shards: Sequence[Row]) -> Script[None]:
 
 def keep_answer(batch_id: str, *, status: int, body: bytes) -> Script[CreateRecord]:
     """The answer to a create is kept as sent, so that it can be given again byte for byte."""
-    yield from change("keep_answer", batch_id=batch_id, status=status, body=body)
-    row = yield from one("created", batch_id=batch_id)
+    yield from change("store_answer", batch_id=batch_id, status=status, body=body)
+    row = yield from one("create_record", batch_id=batch_id)
     return _created(row or {})
 
 
@@ -212,7 +212,7 @@ def _answer_of_cancelled(batch_id: str) -> Script[CreateRecord]:
     batch = yield from fetch_batch(batch_id)
     if batch.status is not BatchStatus.CANCELLED or batch.in_progress_at is not None:
         raise LeaseLost(batch_id)
-    return _created((yield from one("created", batch_id=batch_id)) or {})
+    return _created((yield from one("create_record", batch_id=batch_id)) or {})
 
 
 def _answer_with_batch(batch: Batch) -> Script[CreateRecord]:

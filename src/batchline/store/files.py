@@ -62,9 +62,9 @@ class SqlFiles:
 
         return await self._database.write(script)
 
-    async def kept(self, object_keys: Sequence[str]) -> set[str]:
+    async def referenced_keys(self, object_keys: Sequence[str]) -> set[str]:
         asked = [{"object_key": object_key} for object_key in object_keys]
-        return {row["object_key"] for row in await self._database.read(lambda: rows_of_many("kept_object", asked))}
+        return {row["object_key"] for row in await self._database.read(lambda: rows_of_many("referenced_keys", asked))}
 
 
 def _file(row: Row) -> File:

@@ -16,13 +16,13 @@ class SqlFleet:
     async def heartbeat(self, report: Report, *, caps: Mapping[str, int], lease: float) -> dict[str, int]:
         def script() -> Script[dict[str, int]]:
             yield from rows("lock_fleet")
-            yield from change("forget_processes")
+            yield from change("delete_expired_processes")
             members = [_member(row) for row in (yield from rows("processes"))]
             others = [member for member in members if member.report.owner != report.owner]
             shares = shares_of(report, caps=caps, others=others)
             reserved = {name: share.reserved for name, share in shares.items()}
             yield from change(
-                "put_process",
+                "upsert_process",
                 owner=report.owner,
                 lease=lease,
                 report=encode_json(report),

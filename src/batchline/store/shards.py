@@ -33,7 +33,7 @@ _ENDS = {
 }
 
 
-class SqlWork:
+class SqlShards:
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -55,9 +55,9 @@ class SqlWork:
         renewed = await self._database.write(lambda: rows("renew_shards", owner=owner, lease=lease))
         return {(row["batch_id"], row["n"], row["epoch"]) for row in renewed}
 
-    async def notices(self, batch_ids: Sequence[str]) -> list[BatchSignal]:
+    async def signals(self, batch_ids: Sequence[str]) -> list[BatchSignal]:
         asked = [{"batch_id": batch_id} for batch_id in batch_ids]
-        found = await self._database.read(lambda: rows_of_many("notice", asked))
+        found = await self._database.read(lambda: rows_of_many("signals", asked))
         return [convert(dict(row), BatchSignal, strict=False) for row in found]
 
     async def record(
@@ -128,10 +128,10 @@ class SqlWork:
 
     async def lease_finalizable(self, *, owner: str, lease: float, at: int) -> FinalizeLease | None:
         def script() -> Script[FinalizeLease | None]:
-            row = yield from one("finishable_batch", owner=owner)
+            row = yield from one("finalizable_batch", owner=owner)
             if row is None:
                 return None
-            yield from fenced("lease_finish", id=row["id"], epoch=row["epoch"], owner=owner, lease=lease, at=at)
+            yield from fenced("lease_finalizable", id=row["id"], epoch=row["epoch"], owner=owner, lease=lease, at=at)
             batch = yield from fetch_batch(row["id"])
             closed = yield from rows("closed_shards", batch_id=batch.id)
             return FinalizeLease(
@@ -141,7 +141,7 @@ class SqlWork:
         return await self._database.write(script)
 
     async def count_queued_lines(self) -> int:
-        counted = await self._database.read(lambda: rows("queued_lines"))
+        counted = await self._database.read(lambda: rows("count_queued_lines"))
         lines: int = counted[0]["lines"]
         return lines
 
@@ -185,22 +185,22 @@ class SqlWork:
 
         return await self._database.write(script)
 
-    async def finished(self, *, limit: int) -> list[str]:
-        return [row["batch_id"] for row in await self._database.read(lambda: rows("finished_batches", limit=limit))]
+    async def prunable(self, *, limit: int) -> list[str]:
+        return [row["batch_id"] for row in await self._database.read(lambda: rows("prunable_batches", limit=limit))]
 
     async def delete_work(self, batch_id: str) -> None:
         def script() -> Script[None]:
             yield from change("delete_shards", batch_id=batch_id)
             yield from change("delete_segments", batch_id=batch_id)
             yield from change("delete_samples", batch_id=batch_id)
-            yield from change("close_idle_lanes", batch_id=batch_id)
-            yield from change("forget_work", batch_id=batch_id)
+            yield from change("delete_idle_lanes", batch_id=batch_id)
+            yield from change("clear_work_key", batch_id=batch_id)
 
         await self._database.write(script)
 
-    async def running(self, batch_ids: Sequence[str]) -> set[str]:
+    async def active(self, batch_ids: Sequence[str]) -> set[str]:
         asked = [{"batch_id": batch_id} for batch_id in batch_ids]
-        return {row["id"] for row in await self._database.read(lambda: rows_of_many("running_batch", asked))}
+        return {row["id"] for row in await self._database.read(lambda: rows_of_many("active_batches", asked))}
 
 
 def _lease(chosen: Sequence[Shard], *, owner: str, lease: float) -> Script[list[Shard]]:
@@ -230,18 +230,18 @@ def _count_errors(batch_id: str, errors: Sequence[LineErrors]) -> Script[None]:
         first = by_code.get(each.code)
         by_code[each.code] = each if first is None else replace(first, count=first.count + each.count)
     yield from change_many(
-        "count_errors", [{"batch_id": batch_id, **asdict(by_code[code])} for code in sorted(by_code)]
+        "add_line_errors", [{"batch_id": batch_id, **asdict(by_code[code])} for code in sorted(by_code)]
     )
 
 
 def _keep_sample(batch_id: str, lines: int, *, at: int) -> Script[None]:
     bucket = bucket_of(at)
-    yield from change("count_lines", batch_id=batch_id, at=bucket, lines=lines)
-    yield from change("forget_samples", batch_id=batch_id, until=bucket - KEPT_SECONDS)
+    yield from change("add_sample", batch_id=batch_id, at=bucket, lines=lines)
+    yield from change("delete_old_samples", batch_id=batch_id, until=bucket - KEPT_SECONDS)
 
 
 def _rescue(live_owners: Callable[[], Sequence[str]]) -> Script[int]:
-    lapsed = yield from rows("lapsed_shards", live_owners=encode_json(live_owners()).decode(), limit=_MOST_RESCUES)
+    lapsed = yield from rows("expired_leases", live_owners=encode_json(live_owners()).decode(), limit=_MOST_RESCUES)
     batch_ids = sorted({row["batch_id"] for row in lapsed})
     batches = yield from rows_of_many("lock_batch", [{"batch_id": batch_id} for batch_id in batch_ids])
     stops = {batch["id"]: batch["stop"] for batch in batches}

@@ -5,11 +5,11 @@ from batchline.store.batches import SqlBatches
 from batchline.store.files import SqlFiles
 from batchline.store.fleet import SqlFleet
 from batchline.store.ledger import SqlLedger
-from batchline.store.shards import SqlWork
+from batchline.store.shards import SqlShards
 from batchline.store.sql import Database, change
 
 
-class SqlStore(SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlWork, SqlFleet):
+class SqlStore(SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlShards, SqlFleet):
     def __init__(self, database: Database) -> None:
         self._database = database
 

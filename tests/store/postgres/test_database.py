@@ -205,7 +205,7 @@ async def test_any_text_comes_back_as_it_went_in(postgres_url: str) -> None:
             assert await world.store.file(owner.project_id, file.id, at=NOW) == file
             batch = await world.running(owner, model=text, endpoint=text, idempotency_key=text)
             assert (batch.model, batch.endpoint) == (text, text)
-            created = await world.store.created_with(owner.project_id, text, since=0)
+            created = await world.store.find_create(owner.project_id, text, since=0)
             assert created is not None
             assert created.batch_id == batch.id
             (shard,) = await world.claim()

@@ -58,7 +58,7 @@ async def test_the_last_two_shards_that_end_at_once_end_the_batch(
     async with opened(postgres_url) as world:
         await world.running(shards=[1, 1])
         first, second = await world.claim()
-        async with held_after(world, "count_lines", monkeypatch) as held:
+        async with held_after(world, "add_sample", monkeypatch) as held:
             await asyncio.gather(world.record_all([first]), held.meanwhile(world.record_all([second])))
         assert (await world.finish()).batch.completed == 2
 

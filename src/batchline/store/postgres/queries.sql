@@ -52,7 +52,7 @@ UPDATE keys SET revoked_at = :at WHERE id = :key_id AND revoked_at IS NULL;
 -- A new secret for the same key.
 UPDATE keys SET digest = :digest, hint = :hint WHERE id = :key_id AND revoked_at IS NULL;
 
--- name: note_use
+-- name: touch_key
 UPDATE keys SET last_used_at = used.at
 FROM unnest(:key_id::text[], :at::bigint[]) AS used (key_id, at)
 WHERE keys.id = used.key_id AND coalesce(keys.last_used_at, 0) < used.at;
@@ -199,7 +199,7 @@ UPDATE files SET state = 'abandoned', removed_at = :at
 WHERE state = 'uploading' AND lease_until < clock_timestamp()
 RETURNING object_key;
 
--- name: kept_object
+-- name: referenced_keys
 SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]) AND state IN ('uploading', 'stored');
 
 -- name: insert_batch
@@ -210,30 +210,30 @@ VALUES
     (:id, :project_id, :key_id, :endpoint, :input_file_id, :metadata, 'validating', :created_at, :expires_at, :epoch,
      :owner, clock_timestamp() + make_interval(secs => :lease), :digest, :idempotency_key);
 
--- name: created_by_idempotency_key
+-- name: create_by_idempotency_key
 SELECT id AS batch_id, digest, answer_status, answer_body, created_at
 FROM batches
 WHERE project_id = :project_id AND hashtextextended(idempotency_key, 0) = hashtextextended(:idempotency_key, 0)
     AND idempotency_key = :idempotency_key;
 
--- name: forget_idempotency_key
+-- name: clear_idempotency_key
 UPDATE batches SET idempotency_key = NULL
 WHERE project_id = :project_id AND hashtextextended(idempotency_key, 0) = hashtextextended(:idempotency_key, 0)
     AND idempotency_key = :idempotency_key;
 
--- name: newest_created
+-- name: newest_create
 -- The newest create of the same thing by the same key.
 SELECT id AS batch_id, digest, answer_status, answer_body, answered
 FROM batches WHERE key_id = :key_id AND digest = :digest AND created_at >= :since
 ORDER BY seq DESC LIMIT 1;
 
--- name: created
+-- name: create_record
 SELECT id AS batch_id, digest, answer_status, answer_body FROM batches WHERE id = :batch_id;
 
 -- name: mark_answered
 UPDATE batches SET answered = TRUE WHERE id = :batch_id;
 
--- name: keep_answer
+-- name: store_answer
 UPDATE batches SET answer_status = :status, answer_body = :body WHERE id = :batch_id;
 
 -- name: renew_batch
@@ -411,7 +411,7 @@ FROM unnest(
 ) AS moved (place, lines, next_expires_at, next_batch_id, next_n, open) LEFT JOIN raised ON TRUE
 WHERE lanes.ctid = moved.place::tid;
 
--- name: close_idle_lanes
+-- name: delete_idle_lanes
 -- Of a batch's project, those without a shard that is open: opened again, a lane begins where the others are.
 DELETE FROM lanes WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND NOT open;
 
@@ -440,7 +440,7 @@ UPDATE shards SET lease_until = clock_timestamp() + make_interval(secs => :lease
 FROM held WHERE shards.batch_id = held.batch_id AND shards.n = held.n
 RETURNING shards.batch_id, shards.n, shards.epoch;
 
--- name: notice
+-- name: signals
 SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked,
     organizations.balance + organizations.credits AS funds
 FROM unnest(:batch_id::text[]) WITH ORDINALITY AS asked (batch_id, place) JOIN batches ON batches.id = asked.batch_id
@@ -466,7 +466,7 @@ FROM unnest(
 WHERE shards.batch_id = moved.batch_id AND shards.n = moved.n AND shards.epoch = moved.epoch
     AND shards.state = 'leased';
 
--- name: count_errors
+-- name: add_line_errors
 -- The sample is that of the first line with the code.
 INSERT INTO line_errors (batch_id, code, count, sample)
 SELECT * FROM unnest(:batch_id::text[], :code::text[], :count::bigint[], :sample::bytea[])
@@ -475,11 +475,11 @@ ON CONFLICT (batch_id, code) DO UPDATE SET count = line_errors.count + excluded.
 -- name: line_errors
 SELECT code, count, sample FROM line_errors WHERE batch_id = :batch_id ORDER BY count DESC, code;
 
--- name: count_lines
+-- name: add_sample
 INSERT INTO samples (batch_id, at, lines) VALUES (:batch_id, :at, :lines)
 ON CONFLICT (batch_id, at) DO UPDATE SET lines = samples.lines + excluded.lines;
 
--- name: forget_samples
+-- name: delete_old_samples
 DELETE FROM samples WHERE batch_id = :batch_id AND at <= :until;
 
 -- name: samples
@@ -501,7 +501,7 @@ WHERE shards.batch_id = released.batch_id AND shards.n = released.n AND shards.e
     AND shards.state = 'leased'
 RETURNING shards.project_id, shards.model, shards.expires_at, shards.batch_id, shards.n, shards.state;
 
--- name: lapsed_shards
+-- name: expired_leases
 -- Only the database's clock tells that a worker is dead, and who asks is not. After a break of half a lease in which
 -- nobody asked, as the database was gone, everybody has the time of a whole lease to renew.
 WITH lapsed AS (
@@ -537,14 +537,14 @@ ORDER BY expires_at LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED;
 -- name: stop_expired
 UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progress' AND stop IS NULL;
 
--- name: finishable_batch
+-- name: finalizable_batch
 -- A batch with nothing left to run that nobody is putting together.
 SELECT id, status, stop, epoch, work_key FROM batches
 WHERE drained AND status IN ('in_progress', 'finalizing', 'cancelling')
     AND (owner IS NULL OR lease_until < clock_timestamp())
 ORDER BY expires_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
 
--- name: lease_finish
+-- name: lease_finalizable
 UPDATE batches SET epoch = epoch + 1, owner = :owner,
     lease_until = clock_timestamp() + make_interval(secs => :lease),
     finalizing_at = CASE WHEN status = 'in_progress' AND stop IS NULL THEN :at ELSE finalizing_at END,
@@ -569,7 +569,7 @@ SET status = :status::text, completed = :completed, failed = :failed, input_toke
     expired_at = CASE WHEN :status::text = 'expired' THEN :at::bigint END
 WHERE id = :batch_id AND epoch = :epoch;
 
--- name: finished_batches
+-- name: prunable_batches
 -- Terminal batches whose work is still stored.
 SELECT id AS batch_id FROM batches
 WHERE work_key IS NOT NULL AND status IN ('completed', 'expired', 'cancelled')
@@ -584,10 +584,10 @@ DELETE FROM segments WHERE batch_id = :batch_id;
 -- name: delete_samples
 DELETE FROM samples WHERE batch_id = :batch_id;
 
--- name: forget_work
+-- name: clear_work_key
 UPDATE batches SET work_key = NULL WHERE id = :batch_id;
 
--- name: running_batch
+-- name: active_batches
 SELECT id FROM batches
 WHERE id = ANY(:batch_id::text[]) AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 
@@ -598,7 +598,7 @@ UPDATE probe SET at = clock_timestamp() WHERE id = 1;
 -- Shares are handed out one after the other.
 SELECT pg_advisory_xact_lock(1651794792, 2);
 
--- name: put_process
+-- name: upsert_process
 INSERT INTO processes (owner, lease_until, report, reserved)
 VALUES (:owner, clock_timestamp() + make_interval(secs => :lease), :report, :reserved)
 ON CONFLICT (owner) DO UPDATE
@@ -608,12 +608,12 @@ SET lease_until = excluded.lease_until, report = excluded.report, reserved = exc
 -- Those that are alive.
 SELECT owner, report, reserved FROM processes WHERE lease_until >= clock_timestamp() ORDER BY owner;
 
--- name: forget_processes
+-- name: delete_expired_processes
 DELETE FROM processes WHERE lease_until < clock_timestamp();
 
 -- name: delete_process
 DELETE FROM processes WHERE owner = :owner;
 
--- name: queued_lines
+-- name: count_queued_lines
 -- What no worker holds.
 SELECT coalesce(sum(lines), 0)::bigint AS lines FROM shards WHERE state = 'open';

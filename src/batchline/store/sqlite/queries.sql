@@ -51,7 +51,7 @@ UPDATE keys SET revoked_at = :at WHERE id = :key_id AND revoked_at IS NULL;
 -- A new secret for the same key.
 UPDATE keys SET digest = :digest, hint = :hint WHERE id = :key_id AND revoked_at IS NULL;
 
--- name: note_use
+-- name: touch_key
 UPDATE keys SET last_used_at = :at WHERE id = :key_id AND coalesce(last_used_at, 0) < :at;
 
 -- name: set_free_credits
@@ -182,7 +182,7 @@ UPDATE files SET state = 'abandoned', removed_at = :at
 WHERE state = 'uploading' AND (owner <> :owner OR lease_until < :now)
 RETURNING object_key;
 
--- name: kept_object
+-- name: referenced_keys
 SELECT object_key FROM files WHERE object_key = :object_key AND state IN ('uploading', 'stored');
 
 -- name: insert_batch
@@ -193,26 +193,26 @@ VALUES
     (:id, :project_id, :key_id, :endpoint, :input_file_id, :metadata, 'validating', :created_at, :expires_at, :epoch,
      :owner, :now + :lease, :digest, :idempotency_key);
 
--- name: created_by_idempotency_key
+-- name: create_by_idempotency_key
 SELECT id AS batch_id, digest, answer_status, answer_body, created_at
 FROM batches WHERE project_id = :project_id AND idempotency_key = :idempotency_key;
 
--- name: forget_idempotency_key
+-- name: clear_idempotency_key
 UPDATE batches SET idempotency_key = NULL WHERE project_id = :project_id AND idempotency_key = :idempotency_key;
 
--- name: newest_created
+-- name: newest_create
 -- The newest create of the same thing by the same key.
 SELECT id AS batch_id, digest, answer_status, answer_body, answered
 FROM batches WHERE key_id = :key_id AND digest = :digest AND created_at >= :since
 ORDER BY seq DESC LIMIT 1;
 
--- name: created
+-- name: create_record
 SELECT id AS batch_id, digest, answer_status, answer_body FROM batches WHERE id = :batch_id;
 
 -- name: mark_answered
 UPDATE batches SET answered = 1 WHERE id = :batch_id;
 
--- name: keep_answer
+-- name: store_answer
 UPDATE batches SET answer_status = :status, answer_body = :body WHERE id = :batch_id;
 
 -- name: renew_batch
@@ -333,7 +333,7 @@ ORDER BY expires_at, batch_id, n LIMIT :limit OFFSET :offset;
 -- name: advance_lane
 UPDATE lanes SET virtual_time = virtual_time + :lines WHERE project_id = :project_id AND model = :model;
 
--- name: close_idle_lanes
+-- name: delete_idle_lanes
 -- Of a batch's project, those without a shard that is open: opened again, a lane begins where the others are.
 DELETE FROM lanes
 WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND NOT EXISTS (
@@ -358,7 +358,7 @@ WHERE batches.id = :batch_id;
 UPDATE shards SET lease_until = :now + :lease WHERE state = 'leased' AND owner = :owner
 RETURNING batch_id, n, epoch;
 
--- name: notice
+-- name: signals
 SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked,
     organizations.balance + organizations.credits AS funds
 FROM batches JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id = batches.project_id
@@ -373,7 +373,7 @@ UPDATE shards SET settled = :settled, completed = completed + :completed, failed
     state = CASE WHEN :done THEN 'done' ELSE 'leased' END
 WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
 
--- name: count_errors
+-- name: add_line_errors
 -- The sample is that of the first line with the code.
 INSERT INTO line_errors (batch_id, code, count, sample) VALUES (:batch_id, :code, :count, :sample)
 ON CONFLICT (batch_id, code) DO UPDATE SET count = count + excluded.count;
@@ -381,11 +381,11 @@ ON CONFLICT (batch_id, code) DO UPDATE SET count = count + excluded.count;
 -- name: line_errors
 SELECT code, count, sample FROM line_errors WHERE batch_id = :batch_id ORDER BY count DESC, code;
 
--- name: count_lines
+-- name: add_sample
 INSERT INTO samples (batch_id, at, lines) VALUES (:batch_id, :at, :lines)
 ON CONFLICT (batch_id, at) DO UPDATE SET lines = lines + excluded.lines;
 
--- name: forget_samples
+-- name: delete_old_samples
 DELETE FROM samples WHERE batch_id = :batch_id AND at <= :until;
 
 -- name: samples
@@ -405,7 +405,7 @@ UPDATE shards SET owner = NULL, lease_until = NULL,
 WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased'
 RETURNING project_id, model, expires_at, batch_id, n, state;
 
--- name: lapsed_shards
+-- name: expired_leases
 -- The folder's lock is ours, so that whoever holds a lease and is neither this process nor one of its own is dead.
 SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes
 FROM shards WHERE state = 'leased' AND owner NOT IN (SELECT value FROM json_each(:live_owners))
@@ -427,14 +427,14 @@ WHERE status = 'in_progress' AND stop IS NULL AND drained = 0 AND expires_at <= 
 -- name: stop_expired
 UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progress' AND stop IS NULL;
 
--- name: finishable_batch
+-- name: finalizable_batch
 -- A batch with nothing left to run that nobody is putting together.
 SELECT id, status, stop, epoch, work_key FROM batches
 WHERE drained = 1 AND status IN ('in_progress', 'finalizing', 'cancelling')
     AND (owner IS NULL OR owner <> :owner OR lease_until < :now)
 ORDER BY expires_at LIMIT 1;
 
--- name: lease_finish
+-- name: lease_finalizable
 UPDATE batches SET epoch = epoch + 1, owner = :owner, lease_until = :now + :lease,
     finalizing_at = CASE WHEN status = 'in_progress' AND stop IS NULL THEN :at ELSE finalizing_at END,
     status = CASE WHEN status = 'in_progress' AND stop IS NULL THEN 'finalizing' ELSE status END
@@ -458,7 +458,7 @@ SET status = :status, completed = :completed, failed = :failed, input_tokens = :
     expired_at = CASE WHEN :status = 'expired' THEN :at END
 WHERE id = :batch_id AND epoch = :epoch;
 
--- name: finished_batches
+-- name: prunable_batches
 -- Terminal batches whose work is still stored.
 SELECT id AS batch_id FROM batches
 WHERE work_key IS NOT NULL AND status IN ('completed', 'expired', 'cancelled')
@@ -473,10 +473,10 @@ DELETE FROM segments WHERE batch_id = :batch_id;
 -- name: delete_samples
 DELETE FROM samples WHERE batch_id = :batch_id;
 
--- name: forget_work
+-- name: clear_work_key
 UPDATE batches SET work_key = NULL WHERE id = :batch_id;
 
--- name: running_batch
+-- name: active_batches
 SELECT id FROM batches
 WHERE id = :batch_id AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 
@@ -487,7 +487,7 @@ UPDATE probe SET at = :now WHERE id = 1;
 -- There is one writer at a time anyway.
 SELECT 1;
 
--- name: put_process
+-- name: upsert_process
 INSERT INTO processes (owner, lease_until, report, reserved) VALUES (:owner, :now + :lease, :report, :reserved)
 ON CONFLICT (owner) DO UPDATE
 SET lease_until = excluded.lease_until, report = excluded.report, reserved = excluded.reserved;
@@ -496,12 +496,12 @@ SET lease_until = excluded.lease_until, report = excluded.report, reserved = exc
 -- Those that are alive.
 SELECT owner, report, reserved FROM processes WHERE lease_until >= :now ORDER BY owner;
 
--- name: forget_processes
+-- name: delete_expired_processes
 DELETE FROM processes WHERE lease_until < :now;
 
 -- name: delete_process
 DELETE FROM processes WHERE owner = :owner;
 
--- name: queued_lines
+-- name: count_queued_lines
 -- What no worker holds.
 SELECT coalesce(sum(lines), 0) AS lines FROM shards WHERE state = 'open';
