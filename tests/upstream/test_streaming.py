@@ -476,7 +476,7 @@ def test_a_stall_breaks_a_stream_and_nothing_else_does(monkeypatch: pytest.Monke
         timers = Timers(asyncio.get_running_loop(), monkeypatch)
         async with upstream.stream(PATH, BODY) as answered, asyncio.TaskGroup() as group:
             stream = streaming(answered)
-            stream.connection._look_at_the_time()
+            stream.connection._check_deadline()
             first = group.create_task(stream.__anext__())
             seconds, waiting = await timers.started.get()
             assert (seconds, waiting.cancelled()) == (60, False)
@@ -487,7 +487,7 @@ def test_a_stall_breaks_a_stream_and_nothing_else_does(monkeypatch: pytest.Monke
             second = group.create_task(broken_piece(stream))
             _, waiting = await timers.started.get()
             waiting._run()
-            assert await second == "nothing came for 60 s"
+            assert await second == "no data received for 60 s"
             await left.wait()
 
     asyncio.run(play(sends_on_demand(go_on, left), scene, request_timeout=60))
@@ -557,7 +557,7 @@ def test_leaving_a_whole_stream_leaves_its_connection_alone(run: Run) -> None:
                 assert b"".join([piece async for piece in streaming(answered)]) == b"data"
                 following = upstream.post(PATH, BODY)
                 await asked.wait()
-                streaming(answered)._give_up()
+                streaming(answered)._fail_stalled()
             go_on.set()
             return await following, wire.accepted
 

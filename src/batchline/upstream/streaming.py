@@ -1,4 +1,4 @@
-"""An answer of server-sent events, handed on while it comes and no faster than it is taken."""
+"""Passes on an answer of server-sent events while it arrives, no faster than it is read."""
 
 import asyncio
 
@@ -6,11 +6,14 @@ from batchline.domain.errors import StreamBroken
 from batchline.domain.replies import Answer, Fault, Reply
 from batchline.upstream.connection import UpstreamConnection
 
-_MOST_HELD_BYTES = 64 * 1024
+_MAX_HELD_BYTES = 64 * 1024
 
 
 class EventStream:
-    """What came and was not taken yet: 64 KiB and one read from the socket at most, then the connection waits."""
+    """The body of an answer, in pieces, as an asynchronous iterator.
+
+    It holds at most 64 KiB and one read from the socket; beyond that the connection pauses reading.
+    """
 
     connection: UpstreamConnection
 
@@ -24,24 +27,27 @@ class EventStream:
         self._waiter: asyncio.Future[None] | None = None
 
     def begin(self, head: Answer, connection: UpstreamConnection) -> None:
+        """Note that the answer is a stream, and the connection that it arrives on."""
         self.connection = connection
         self.begun = True
         self.request_id = head.request_id
 
     def feed(self, data: bytes) -> None:
+        """Hold the next bytes until they are read; pause the connection if too many are held."""
         self._held += data
-        if len(self._held) > _MOST_HELD_BYTES:
+        if len(self._held) > _MAX_HELD_BYTES:
             self.connection.pause_reading()
         self._wake()
 
     def end(self, outcome: Reply) -> None:
-        # The connection may serve others before the last bytes are taken here.
+        """Note how the answer ended; what is held can still be read."""
+        # The connection may serve other requests before the last bytes are read here.
         self.connection.resume_reading()
         self._end = outcome
         self._wake()
 
-    def leave(self) -> None:
-        """Nobody reads on. After the end the connection is no longer this one's to close."""
+    def abandon(self) -> None:
+        """Stop reading: close the connection, unless the answer has ended and it may serve another request now."""
         if self.begun and self._end is None:
             self.connection.close()
 
@@ -60,23 +66,23 @@ class EventStream:
     def _take(self) -> bytes:
         piece = bytes(self._held)
         self._held.clear()
-        if len(piece) > _MOST_HELD_BYTES and self._end is None:
+        if len(piece) > _MAX_HELD_BYTES and self._end is None:
             self.connection.resume_reading()
         return piece
 
     async def _wait(self) -> None:
-        """Until something is held or the end is known; the time counts from when somebody wanted more."""
+        """Wait until bytes are held or the answer has ended; the stall timeout counts from here."""
         self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(self._stall_seconds, self._give_up)
+        timer = self._loop.call_later(self._stall_seconds, self._fail_stalled)
         try:
             await self._waiter
         finally:
             timer.cancel()
             self._waiter = None
 
-    def _give_up(self) -> None:
+    def _fail_stalled(self) -> None:
         if self._end is None:
-            self.connection.give_up(self._stall_seconds)
+            self.connection.fail_stalled(self._stall_seconds)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -1,4 +1,4 @@
-"""How many tokens a chat is to its upstream, asked by the routes that inference servers have for it.
+"""Counts the tokens of a chat with the routes that inference servers have for it.
 
 ::
 
@@ -6,9 +6,10 @@
     llama.cpp      POST /apply-template with the chat, {"prompt"},    {"tokens"}
                    then POST /tokenize with that prompt
     others         an estimate: one token for every four bytes of UTF-8 in the texts of the messages, rounded up,
-                   and four for each message; what is no text counts as nothing
+                   and four for each message; content that is not text counts as nothing
 
-The estimate also stands in where a server that counts finds the chat itself wrong, and never where it is in trouble.
+The estimate is also used if a server that can count rejects the chat itself. It is never used if the server is
+overloaded or failing: then the server's reply is returned.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,25 +21,28 @@ from msgspec.json import Decoder, encode
 from batchline.domain.replies import Answer, Fault, Reply
 from batchline.ports import Clock, Upstream
 
-_MEMORY_SECONDS = 600.0
-"""How long a server is taken for what it was found to be; meanwhile another may have been put in its place."""
+_ROUTE_CACHE_SECONDS = 600.0
+"""How long a found route is used before it is looked for again: another server may have replaced the first."""
 
-_TROUBLE_STATUSES = frozenset({408, 409, 429})
+_RETRYABLE_STATUSES = frozenset({408, 409, 429})
 _BYTES_PER_TOKEN = 4
 _TOKENS_PER_MESSAGE = 4
 
-_Told = TypeVar("_Told")
+_Document = TypeVar("_Document")
 _Route = Callable[[Upstream, bytes], Awaitable[int | Reply | None]]
-"""Tokens of a chat; None where the server has no such route, or does not take this chat."""
+"""Counts the tokens of a chat; returns None if the server has no such route, or rejects this chat."""
 
 
 class UpstreamTokens:
+    """Counts tokens with one upstream, and remembers for each model which route works."""
+
     def __init__(self, upstream: Upstream, *, clock: Clock) -> None:
         self._upstream, self._clock = upstream, clock
-        self._known: dict[str, _Known] = {}
-        """By model: behind one address may be many servers."""
+        self._routes: dict[str, _CachedRoute] = {}
+        """By model, because one address may lead to many servers."""
 
     async def count(self, body: bytes) -> int | Reply:
+        """Return the number of tokens of a chat request, or the upstream's reply if it is overloaded or failing."""
         chat = _chat.decode(body)
         route = await self._route(chat.model)
         if isinstance(route, Answer | Fault):
@@ -47,16 +51,16 @@ class UpstreamTokens:
         return _estimate(chat) if counted is None else counted
 
     async def _route(self, model: str) -> _Route | Reply | None:
-        known = self._known.get(model)
-        if known is not None and self._clock.steady() < known.until:
-            return known.route
+        cached = self._routes.get(model)
+        if cached is not None and self._clock.steady() < cached.expires_at:
+            return cached.route
         route = await self._find_route(model)
         if not isinstance(route, Answer | Fault):
-            self._known[model] = _Known(route=route, until=self._clock.steady() + _MEMORY_SECONDS)
+            self._routes[model] = _CachedRoute(route=route, expires_at=self._clock.steady() + _ROUTE_CACHE_SECONDS)
         return route
 
     async def _find_route(self, model: str) -> _Route | Reply | None:
-        """Try the routes with a chat that nobody can find fault with."""
+        """Try the routes with a chat that every server accepts, and return the first that counts it."""
         chat = encode({"model": model, "messages": [{"role": "user", "content": "a"}]})
         for route in (_count_chat, _count_prompt):
             counted = await route(self._upstream, chat)
@@ -67,29 +71,29 @@ class UpstreamTokens:
         return None
 
 
-class _Known(Struct, frozen=True, kw_only=True):
+class _CachedRoute(Struct, frozen=True, kw_only=True):
     route: _Route | None
-    until: float
+    expires_at: float
 
 
 async def _count_chat(upstream: Upstream, body: bytes) -> int | Reply | None:
-    counted = await _ask(upstream, "/tokenize", body, _counted)
+    counted = await _post(upstream, "/tokenize", body, _counted)
     return counted.count if isinstance(counted, _Counted) else counted
 
 
 async def _count_prompt(upstream: Upstream, body: bytes) -> int | Reply | None:
-    rendered = await _ask(upstream, "/apply-template", body, _rendered)
+    rendered = await _post(upstream, "/apply-template", body, _rendered)
     if not isinstance(rendered, _Rendered):
         return rendered
     # As llama.cpp itself turns the prompt of a chat into tokens.
     prompt = encode({"content": rendered.prompt, "add_special": True, "parse_special": True})
-    tokenized = await _ask(upstream, "/tokenize", prompt, _tokenized)
+    tokenized = await _post(upstream, "/tokenize", prompt, _tokenized)
     return len(tokenized.tokens) if isinstance(tokenized, _Tokenized) else tokenized
 
 
-async def _ask(upstream: Upstream, path: str, body: bytes, decoder: Decoder[_Told]) -> _Told | Reply | None:
+async def _post(upstream: Upstream, path: str, body: bytes, decoder: Decoder[_Document]) -> _Document | Reply | None:
     reply = await upstream.post(path, body)
-    if isinstance(reply, Fault) or _is_trouble(reply.status):
+    if isinstance(reply, Fault) or _is_retryable(reply.status):
         return reply
     if not 200 <= reply.status < 300:
         return None
@@ -99,8 +103,8 @@ async def _ask(upstream: Upstream, path: str, body: bytes, decoder: Decoder[_Tol
         return None
 
 
-def _is_trouble(status: int) -> bool:
-    return status in _TROUBLE_STATUSES or (status >= 500 and status != 501)
+def _is_retryable(status: int) -> bool:
+    return status in _RETRYABLE_STATUSES or (status >= 500 and status != 501)
 
 
 def _estimate(chat: "_Chat") -> int:

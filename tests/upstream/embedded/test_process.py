@@ -118,7 +118,7 @@ async def all_lost(upstream: EmbeddedUpstream) -> None:
     """Wait until the connections are known to have ended."""
     server = upstream._server
     assert server is not None
-    await asyncio.gather(*(connection.lost for connection in list(server._open)))
+    await asyncio.gather(*(connection.closed for connection in list(server._open)))
 
 
 def test_a_killed_process_is_replaced(pids: Others, caplog: pytest.LogCaptureFixture) -> None:
