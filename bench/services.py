@@ -41,7 +41,7 @@ class Batchline:
     def __init__(self, program: Program, backend: Backend, places: Places) -> None:
         self.backend = backend
         self.pid = program.pid
-        self.port = int(program.told(r"batchline listens.* url=http://127\.0\.0\.1:(\d+)"))
+        self.port = int(program.wait_for_log(r"batchline listens.* url=http://127\.0\.0\.1:(\d+)"))
         account = json.loads(_command("keys", "create", "--json", places=places))
         self.headers = {"x-api-key": account["api_key"], "x-project-id": account["project_id"]}
 

@@ -144,7 +144,7 @@ def test_the_cpu_of_children_is_counted_also_when_they_ended(tmp_path: Path) -> 
     try:
         with metering(program.pid) as meter:
             told_to.touch()
-            program.told(r"(burnt)\n")
+            program.wait_for_log(r"(burnt)\n")
     finally:
         program.end()
     assert 1.8 * _BURNT_SECONDS <= meter.cpu_seconds < 4 * _BURNT_SECONDS
@@ -219,7 +219,7 @@ def test_what_is_done_after_the_last_byte_costs_but_takes_no_time() -> None:
         with metering(program.pid) as meter:
             meter.lap()
             seconds = meter.seconds
-            program.told(r"(burnt)\n")
+            program.wait_for_log(r"(burnt)\n")
     finally:
         program.end()
     assert meter.seconds == seconds

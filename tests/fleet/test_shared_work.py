@@ -175,7 +175,7 @@ def _upload_through_sigterm(completer: list[Service]) -> str:
         connection.sendall(api.head("/v1/files", length=len(body), headers=FORM) + body[: len(body) // 2])
         for node in completer:
             node.program.send(signal.SIGTERM)
-            node.program.told("(stopping)")
+            node.program.wait_for_log("(stopping)")
         connection.sendall(body[len(body) // 2 :])
         reply = read_reply(connection)
     assert reply.status == 200
@@ -203,7 +203,7 @@ def test_late_answers_count_nowhere(fleet: Fleet, postgres: Postgres) -> None:
     files = {name: _read_all(clients[name], batch) for name, batch in ended.items()}
 
     stopped.program.send(signal.SIGCONT)
-    stopped.program.told(r"(leases were lost)")
+    stopped.program.wait_for_log(r"(leases were lost)")
     assert clients["running"].batches.retrieve(batches["running"]).status == "in_progress"
     ended["running"] = await_end(clients["running"], batches["running"])
     for name, batch in ended.items():

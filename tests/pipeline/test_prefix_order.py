@@ -84,7 +84,7 @@ def _line(n: int, prefix: str) -> bytes:
 def _running_engine() -> Iterator[str]:
     program = Program(__file__, "engine")
     try:
-        yield program.told(r"engine listens on (http://\S+)\n") + "/v1"
+        yield program.wait_for_log(r"engine listens on (http://\S+)\n") + "/v1"
     finally:
         program.end()
 

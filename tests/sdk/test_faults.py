@@ -172,7 +172,7 @@ def test_a_storm_of_429_fails_nothing(tmp_path: Path) -> None:
         mock.follow(status={"429": 100})
         client = service.client()
         batch_id = submit(client, lines).id
-        service.program.told("(the upstream is gone; its lines wait)")
+        service.program.wait_for_log("(the upstream is gone; its lines wait)")
         told = service.call("GET", "/metrics").body.decode().splitlines()
         assert 'batchline_upstream_paused{reason="http_429",upstream="default"} 1.0' in told
         asked = mock.stats()["requests"]

@@ -32,7 +32,7 @@ def running_llama() -> Iterator[str]:
 
     program = Program(__file__)
     try:
-        yield program.told(r"llama listens on (http://\S+)\n") + "/v1"
+        yield program.wait_for_log(r"llama listens on (http://\S+)\n") + "/v1"
     finally:
         program.end()
 

