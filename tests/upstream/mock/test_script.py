@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchline.domain.replies import Answer, Fault, FaultKind
-from batchline.upstream.mock.directives import DirectiveUnreadable, order_for_try, parse_orders
+from batchline.upstream.mock.directives import DirectiveInvalid, directive_for_attempt, parse_directives
 from batchline.upstream.mock.script import Ending, Outcome, Plan, Script, ScriptedUpstream
 from tests.support.raw_server import ManualClock
 
@@ -302,5 +302,5 @@ def test_in_process_delays_pass_on_the_clock() -> None:
 @given(st.text(max_size=80) | st.text(alphabet="[]= cutstatus503times\n", max_size=60))
 def test_no_prompt_breaks_the_reader(text: str) -> None:
     """Prompts are anybody's text."""
-    with suppress(DirectiveUnreadable):
-        order_for_try(parse_orders(f"[[{text}]] [[status={text}"), 1)
+    with suppress(DirectiveInvalid):
+        directive_for_attempt(parse_directives(f"[[{text}]] [[status={text}"), 1)

@@ -1,4 +1,7 @@
-"""Answers made by rule, in OpenAI's shapes. They never pretend to come from a model."""
+"""Makes the mock upstream's answers, in OpenAI's shapes.
+
+An answer repeats the prompt and says that it is scripted, so that it is never mistaken for a model's.
+"""
 
 import re
 from hashlib import blake2b
@@ -18,8 +21,8 @@ TEXT_ROUTES = ("/summary", "/usecase/classify/iab", "/gliner")
 _WORD = re.compile(r"\s*\S+|\s+$")
 
 
-class RequestUnreadable(ValueError):
-    """The body is not what the endpoint takes."""
+class RequestInvalid(ValueError):
+    """The request's body does not fit the endpoint."""
 
 
 class _Part(Struct):
@@ -47,8 +50,8 @@ class ChatRequest(Struct):
     stream_options: _StreamOptions | None = None
 
     def prompt(self) -> str:
-        """Where directives are looked for."""
-        return _last_said(self.messages)
+        """Return the text that may contain directives."""
+        return _last_user_text(self.messages)
 
     def answer(self, identity: str, *, padding: str = "", cached: int | None = None) -> bytes:
         text = _echo(self.prompt(), padding)
@@ -60,13 +63,13 @@ class ChatRequest(Struct):
                 "created": CREATED,
                 "model": self.model,
                 "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
-                "usage": _chat_usage(_words(self.messages), text, cached),
+                "usage": _chat_usage(_count_words(self.messages), text, cached),
                 "system_fingerprint": "fp_scripted",
             }
         )
 
     def events(self, identity: str, *, padding: str = "", cached: int | None = None) -> list[bytes]:
-        """The answer as server-sent events, if that is what was asked for."""
+        """Return the answer as server-sent events, or nothing if the request does not ask for a stream."""
         if not self.stream:
             return []
         text = _echo(self.prompt(), padding)
@@ -74,7 +77,7 @@ class ChatRequest(Struct):
         deltas = [start, *({"content": word} for word in _WORD.findall(text)), {}]
         chunks = [self._chunk(identity, [_choice(delta)]) for delta in deltas]
         if self.stream_options is not None and self.stream_options.include_usage:
-            usage = _chat_usage(_words(self.messages), text, cached)
+            usage = _chat_usage(_count_words(self.messages), text, cached)
             chunks = [chunk | {"usage": None} for chunk in chunks] + [self._chunk(identity, []) | {"usage": usage}]
         return [*(_event(chunk) for chunk in chunks), b"data: [DONE]\n\n"]
 
@@ -95,7 +98,7 @@ class ResponsesRequest(Struct):
     stream: bool | None = None
 
     def prompt(self) -> str:
-        return _last_said(self._messages())
+        return _last_user_text(self._messages())
 
     def answer(self, identity: str, *, padding: str = "", cached: int | None = None) -> bytes:
         return encode(self._completed(identity, _echo(self.prompt(), padding), cached))
@@ -105,12 +108,12 @@ class ResponsesRequest(Struct):
             return []
         text = _echo(self.prompt(), padding)
         place = {"item_id": f"msg_{identity}", "output_index": 0, "content_index": 0, "logprobs": []}
-        told = [
+        events = [
             {"type": "response.created", "response": self._response(identity)},
             *({"type": "response.output_text.delta", **place, "delta": word} for word in _WORD.findall(text)),
             {"type": "response.completed", "response": self._completed(identity, text, cached)},
         ]
-        return [_event(event | {"sequence_number": n}, name=str(event["type"])) for n, event in enumerate(told)]
+        return [_event(event | {"sequence_number": n}, name=str(event["type"])) for n, event in enumerate(events)]
 
     def _completed(self, identity: str, text: str, cached: int | None) -> dict[str, Any]:
         content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
@@ -118,11 +121,11 @@ class ResponsesRequest(Struct):
         return self._response(identity) | {
             "status": "completed",
             "output": [message | {"content": content}],
-            "usage": _responses_usage(_words(self._messages()), text, cached),
+            "usage": _responses_usage(_count_words(self._messages()), text, cached),
         }
 
     def _response(self, identity: str) -> dict[str, Any]:
-        """As it is before anything was said."""
+        """Return the response as it is before any output."""
         return {
             "id": f"resp_{identity}",
             "object": "response",
@@ -147,6 +150,8 @@ class ResponsesRequest(Struct):
 
 
 class _Unstreamed(Struct):
+    """A request to an endpoint that has no streams."""
+
     def events(self, identity: str, *, padding: str = "", cached: int | None = None) -> list[bytes]:
         return []
 
@@ -186,7 +191,7 @@ class EmbeddingsRequest(_Unstreamed):
         )
 
     def _inputs(self) -> list[str]:
-        """One text an input; arrays of tokens are taken as the text of their JSON."""
+        """Return one text per input; an array of tokens counts as the text of its JSON."""
         if isinstance(self.input, str):
             return [self.input]
         if all(isinstance(item, int) for item in self.input):
@@ -194,7 +199,7 @@ class EmbeddingsRequest(_Unstreamed):
         return [item if isinstance(item, str) else encode(item).decode() for item in self.input]
 
 
-ScriptedRequest = ChatRequest | ResponsesRequest | TextRequest | EmbeddingsRequest
+MockRequest = ChatRequest | ResponsesRequest | TextRequest | EmbeddingsRequest
 
 _DECODERS: dict[str, Decoder[Any]] = {
     CHAT: Decoder(ChatRequest),
@@ -204,15 +209,15 @@ _DECODERS: dict[str, Decoder[Any]] = {
 }
 
 
-def read_request(path: str, body: bytes) -> ScriptedRequest | None:
-    """The request, or None where nothing answers. Raises RequestUnreadable."""
+def read_request(path: str, body: bytes) -> MockRequest | None:
+    """Return the request, or None if the mock does not serve the path. Raise RequestInvalid for a bad body."""
     decoder = _DECODERS.get(path)
     if decoder is None:
         return None
     try:
-        request: ScriptedRequest = decoder.decode(body)
+        request: MockRequest = decoder.decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestUnreadable(f"the request cannot be read: {error}") from None
+        raise RequestInvalid(f"the request's body is invalid: {error}") from None
     return request
 
 
@@ -222,11 +227,15 @@ def model_list() -> bytes:
 
 
 def error_body(status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-    kind = code if code in _OWN_TYPE else _TYPES.get(status, "server_error" if status >= 500 else _INVALID)
+    kind = (
+        code
+        if code in _CODES_THAT_ARE_TYPES
+        else _TYPE_BY_STATUS.get(status, "server_error" if status >= 500 else _INVALID_REQUEST)
+    )
     return encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
-def page(status: int) -> bytes:
+def html_page(status: int) -> bytes:
     return b"<!DOCTYPE html><title>%d</title><p>This page is scripted. It is not JSON.</p>\n" % status
 
 
@@ -234,34 +243,38 @@ def _echo(prompt: str, padding: str) -> str:
     return f"scripted answer to: {prompt[:ECHOED_CHARACTERS]}{padding}"
 
 
-def _last_said(messages: list[_Message]) -> str:
-    """The text of the last user message."""
+def _last_user_text(messages: list[_Message]) -> str:
+    """Return the text of the last user message."""
     return next((message.text() for message in reversed(messages) if message.role == "user"), "")
 
 
-def _words(messages: list[_Message]) -> int:
+def _count_words(messages: list[_Message]) -> int:
     return sum(len(message.text().split()) for message in messages)
 
 
-def _chat_usage(asked: int, text: str, cached: int | None) -> dict[str, Any]:
-    said = len(text.split())
-    usage = {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
+def _chat_usage(input_words: int, text: str, cached: int | None) -> dict[str, Any]:
+    output_words = len(text.split())
+    usage = {
+        "prompt_tokens": input_words,
+        "completion_tokens": output_words,
+        "total_tokens": input_words + output_words,
+    }
     return usage if cached is None else usage | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
-def _responses_usage(asked: int, text: str, cached: int | None) -> dict[str, Any]:
-    said = len(text.split())
+def _responses_usage(input_words: int, text: str, cached: int | None) -> dict[str, Any]:
+    output_words = len(text.split())
     return {
-        "input_tokens": asked,
+        "input_tokens": input_words,
         "input_tokens_details": {"cached_tokens": cached or 0},
-        "output_tokens": said,
+        "output_tokens": output_words,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": asked + said,
+        "total_tokens": input_words + output_words,
     }
 
 
 def _choice(delta: dict[str, Any]) -> dict[str, Any]:
-    """Of a chunk; the one that says nothing is the last."""
+    """Return the choice of a chunk; an empty delta marks the last chunk."""
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None if delta else "stop"}
 
 
@@ -273,6 +286,6 @@ def _vector(text: str) -> list[float]:
     return [round(byte / 127.5 - 1, 6) for byte in blake2b(text.encode(), digest_size=8).digest()]
 
 
-_INVALID = "invalid_request_error"
-_OWN_TYPE = frozenset({"insufficient_quota", "rate_limit_exceeded"})
-_TYPES = {401: "authentication_error", 403: "authentication_error", 429: "rate_limit_exceeded"}
+_INVALID_REQUEST = "invalid_request_error"
+_CODES_THAT_ARE_TYPES = frozenset({"insufficient_quota", "rate_limit_exceeded"})
+_TYPE_BY_STATUS = {401: "authentication_error", 403: "authentication_error", 429: "rate_limit_exceeded"}

@@ -1,24 +1,24 @@
-"""What a prompt may ask the scripted upstream to do, written between double brackets.
+"""Parses directives: what a prompt asks the mock upstream to do, written between double brackets.
 
 ``[[status=503]]``              answer with this status (200 to 599)
 ``[[error=CODE]]``              answer 400 with this error code; with ``status``, that status
-``[[cut]]``                     end the connection in the middle of the answer, of a stream after half its events
-``[[drop]]``                    end the connection without an answer
+``[[cut]]``                     close the connection in the middle of the answer, or after half the events of a stream
+``[[drop]]``                    close the connection without an answer
 ``[[hang]]``                    never answer
-``[[html]]``                    answer with a page instead of JSON
+``[[html]]``                    answer with an HTML page instead of JSON
 ``[[redirect]]``                answer 307 with a Location
-``[[huge=BYTES]]``              answer with exactly so many bytes of JSON (64 MiB at most); a stream grows by them
-``[[pretty]]``                  answer with JSON over many lines
-``[[crash]]``                   the server's process ends at once
-``[[delay=SECONDS]]``           answer later
+``[[huge=BYTES]]``              answer with exactly this many bytes of JSON (64 MiB at most); add as many to a stream
+``[[pretty]]``                  answer with JSON that is indented over many lines
+``[[crash]]``                   end the server's process at once
+``[[delay=SECONDS]]``           wait before the answer
 ``[[retry-after=SECONDS]]``     send this header
-``[[pause=SECONDS]]``           wait before every event of a stream but the first
-``[[cached=TOKENS]]``           report so many tokens of the prompt as cached
+``[[pause=SECONDS]]``           wait before every event of a stream except the first
+``[[cached=TOKENS]]``           report this many tokens of the prompt as cached
 
-Items of one pair of brackets belong together, and ``times=N`` keeps them to the first N tries of the same request:
-``[[status=429 retry-after=1 times=2]]``. Of several pairs that say what the answer is, the first that still holds
-counts, so ``[[status=503 times=1]] [[cut times=2]]`` is a 503, then a cut, then a plain answer. Brackets that start
-with any other word are ordinary text; a directive that cannot be read is answered with 400.
+The items in one pair of brackets belong together, and ``times=N`` applies them to the first N attempts of the same
+request only: ``[[status=429 retry-after=1 times=2]]``. If several pairs determine the answer, the first one that still
+applies is used, so ``[[status=503 times=1]] [[cut times=2]]`` is a 503, then a cut, then a normal answer. Brackets that
+start with any other word are ordinary text. An invalid directive is answered with 400.
 """
 
 import re
@@ -37,7 +37,9 @@ _ERROR_CODE = re.compile(r"[a-z][a-z0-9_]{0,99}")
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
-class Act(StrEnum):
+class Action(StrEnum):
+    """What the mock does in place of a normal answer."""
+
     CUT = "cut"
     DROP = "drop"
     HANG = "hang"
@@ -48,10 +50,10 @@ class Act(StrEnum):
     CRASH = "crash"
 
 
-class MockOrder(Struct, frozen=True, kw_only=True):
-    """What shall happen to a try; without any field, a plain answer."""
+class Directive(Struct, frozen=True, kw_only=True):
+    """What one pair of brackets asks for; without any field, a normal answer."""
 
-    act: Act | None = None
+    action: Action | None = None
     status: int | None = None
     error: str | None = None
     size: int = 0
@@ -62,48 +64,50 @@ class MockOrder(Struct, frozen=True, kw_only=True):
     times: int | None = None
 
     @property
-    def decides(self) -> bool:
-        """Whether it says what the answer is, not only how it comes."""
-        return not (self.act is None and self.status is None and self.error is None)
+    def determines_answer(self) -> bool:
+        """Whether it determines what the answer is, and not only how it is delivered."""
+        return not (self.action is None and self.status is None and self.error is None)
 
 
-_MANNER = ("delay", "retry_after", "pause", "cached")
-"""How an answer comes, whatever it is."""
+_DELIVERY_FIELDS = ("delay", "retry_after", "pause", "cached")
+"""The fields that say how an answer is delivered. They apply to any answer."""
 
 
-class DirectiveUnreadable(ValueError):
-    """A directive was meant and cannot be followed."""
+class DirectiveInvalid(ValueError):
+    """The brackets begin with the name of a directive, but cannot be parsed."""
 
 
-def parse_orders(text: str) -> list[MockOrder]:
-    """The directives of a prompt, in order. Raises DirectiveUnreadable."""
+def parse_directives(text: str) -> list[Directive]:
+    """Return the directives of a prompt, in order. Raise DirectiveInvalid if one cannot be parsed."""
     if "[[" not in text:
         return []
     brackets = (match[1].split() for match in _BRACKETS.finditer(text))
-    return [_parse_order(items) for items in brackets if items and items[0].partition("=")[0] in _ITEMS]
+    return [_parse_directive(items) for items in brackets if items and items[0].partition("=")[0] in _ITEMS]
 
 
-def order_for_try(orders: list[MockOrder], attempt: int) -> MockOrder:
-    """What holds for the n-th try of a request, counted from 1."""
-    active = [order for order in orders if order.times is None or attempt <= order.times]
-    decisive = next((order for order in active if order.decides), MockOrder())
-    manner = {name: [value for order in active if (value := getattr(order, name)) is not None] for name in _MANNER}
-    return replace(decisive, **{name: values[0] if values else None for name, values in manner.items()})
+def directive_for_attempt(directives: list[Directive], attempt: int) -> Directive:
+    """Combine the directives that apply to this attempt of a request, counted from 1."""
+    active = [each for each in directives if each.times is None or attempt <= each.times]
+    decisive = next((each for each in active if each.determines_answer), Directive())
+    given = {
+        name: [value for each in active if (value := getattr(each, name)) is not None] for name in _DELIVERY_FIELDS
+    }
+    return replace(decisive, **{name: values[0] if values else None for name, values in given.items()})
 
 
-def in_manner_of(told: MockOrder, order: MockOrder) -> MockOrder:
-    """An order carried out the way another says."""
-    return replace(order, **{name: getattr(told, name) for name in _MANNER})
+def with_delivery_of(delivery: Directive, directive: Directive) -> Directive:
+    """Return the second directive, delivered as the first one says."""
+    return replace(directive, **{name: getattr(delivery, name) for name in _DELIVERY_FIELDS})
 
 
-def _parse_order(items: list[str]) -> MockOrder:
+def _parse_directive(items: list[str]) -> Directive:
     fields: dict[str, Any] = {}
     for item in items:
-        found = _parse_item(item)
-        if not fields.keys().isdisjoint(found):
-            raise DirectiveUnreadable(f'"{item[:60]}" contradicts what stands before it')
-        fields |= found
-    return MockOrder(**fields)
+        parsed = _parse_item(item)
+        if not fields.keys().isdisjoint(parsed):
+            raise DirectiveInvalid(f'"{item[:60]}" contradicts an earlier item in the same brackets')
+        fields |= parsed
+    return Directive(**fields)
 
 
 def _parse_item(item: str) -> dict[str, Any]:
@@ -111,10 +115,10 @@ def _parse_item(item: str) -> dict[str, Any]:
     try:
         return _ITEMS[name](value)
     except (KeyError, ValueError):
-        raise DirectiveUnreadable(f'"{item[:60]}" is not a directive') from None
+        raise DirectiveInvalid(f'"{item[:60]}" is not a valid directive') from None
 
 
-def _whole(field: str, low: int, high: int) -> Callable[[str], dict[str, Any]]:
+def _integer(field: str, low: int, high: int) -> Callable[[str], dict[str, Any]]:
     def parse(value: str) -> dict[str, Any]:
         if not (_DIGITS.fullmatch(value) and low <= int(value) <= high):
             raise ValueError(value)
@@ -132,17 +136,17 @@ def _seconds(field: str) -> Callable[[str], dict[str, Any]]:
     return parse
 
 
-def _bare(act: Act) -> Callable[[str], dict[str, Any]]:
+def _without_value(action: Action) -> Callable[[str], dict[str, Any]]:
     def parse(value: str) -> dict[str, Any]:
         if value:
             raise ValueError(value)
-        return {"act": act}
+        return {"action": action}
 
     return parse
 
 
 def _huge(value: str) -> dict[str, Any]:
-    return {"act": Act.HUGE} | _whole("size", 1, MAX_ANSWER_BYTES)(value)
+    return {"action": Action.HUGE} | _integer("size", 1, MAX_ANSWER_BYTES)(value)
 
 
 def _error(value: str) -> dict[str, Any]:
@@ -152,13 +156,13 @@ def _error(value: str) -> dict[str, Any]:
 
 
 _ITEMS: dict[str, Callable[[str], dict[str, Any]]] = {
-    **{act.value: _bare(act) for act in Act},
+    **{action.value: _without_value(action) for action in Action},
     "huge": _huge,
-    "status": _whole("status", 200, 599),
+    "status": _integer("status", 200, 599),
     "error": _error,
     "delay": _seconds("delay"),
     "retry-after": _seconds("retry_after"),
     "pause": _seconds("pause"),
-    "cached": _whole("cached", 0, 999_999_999),
-    "times": _whole("times", 1, 1_000_000),
+    "cached": _integer("cached", 0, 999_999_999),
+    "times": _integer("times", 1, 1_000_000),
 }

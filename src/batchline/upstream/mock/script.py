@@ -1,8 +1,8 @@
-"""An upstream that does what it is told: a script says what happens to each request.
+"""Decides what the mock upstream does with each request.
 
-A prompt may carry directives of its own (see ``directives``); requests without any meet the rates of the ``Plan``.
-Nothing here is random: what happens depends on the seed, the request and how often it was tried, and on nothing else.
-The script itself does no I/O. ``ScriptedUpstream`` plays it in this process, ``mock.serve_mock`` over HTTP.
+A prompt may contain directives (see ``directives``). A request without any gets the faults of the ``Plan``, at the
+rates of the plan. Nothing is random: the outcome depends only on the seed, the request and the number of its attempts.
+The script itself does no I/O. ``ScriptedUpstream`` performs it in this process, ``server.serve_mock`` over HTTP.
 """
 
 from collections.abc import Callable
@@ -15,29 +15,29 @@ from msgspec.json import format as format_json
 
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock
-from batchline.upstream.mock.answers import RequestUnreadable, ScriptedRequest, error_body, page, read_request
+from batchline.upstream.mock.answers import MockRequest, RequestInvalid, error_body, html_page, read_request
 from batchline.upstream.mock.directives import (
     MAX_ANSWER_BYTES,
     MAX_SECONDS,
-    Act,
-    DirectiveUnreadable,
-    MockOrder,
-    in_manner_of,
-    order_for_try,
-    parse_orders,
+    Action,
+    Directive,
+    DirectiveInvalid,
+    directive_for_attempt,
+    parse_directives,
+    with_delivery_of,
 )
 
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Status = Annotated[int, Meta(ge=200, le=599)]
 
-_JSON = "application/json"
-_EVENTS = "text/event-stream"
+_JSON_TYPE = "application/json"
+_EVENTS_TYPE = "text/event-stream"
 _MiB = 1024 * 1024
 
 
 class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens to requests without directives, in percent of the tries; the rest are answered."""
+    """The faults for requests without directives, in percent of the attempts; the rest is answered normally."""
 
     status: dict[Status, Percent] = {}
     cut: Percent = 0
@@ -48,29 +48,30 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     huge: Percent = 0
     huge_bytes: Annotated[int, Meta(ge=1, le=MAX_ANSWER_BYTES)] = 17 * _MiB
     delay: Seconds = 0
-    """Of every request, unless its prompt names another."""
+    """Seconds before every answer, unless the prompt has a directive for it."""
     retry_after: Seconds | None = None
-    """Sent with 429 and 503."""
+    """Seconds to send as Retry-After with 429 and 503."""
 
     def __post_init__(self) -> None:
-        if round(sum(share for share, _ in self.shares()), 6) > 100:
+        if round(sum(percent for percent, _ in self.rates()), 6) > 100:
             raise ValueError("the percentages add up to more than 100")
 
-    def shares(self) -> list[tuple[float, MockOrder]]:
-        statuses = [(share, MockOrder(status=status)) for status, share in sorted(self.status.items())]
+    def rates(self) -> list[tuple[float, Directive]]:
+        """Return each fault and the percentage of attempts that get it."""
+        statuses = [(percent, Directive(status=status)) for status, percent in sorted(self.status.items())]
         return [
             *statuses,
-            (self.cut, MockOrder(act=Act.CUT)),
-            (self.drop, MockOrder(act=Act.DROP)),
-            (self.hang, MockOrder(act=Act.HANG)),
-            (self.html, MockOrder(act=Act.HTML)),
-            (self.redirect, MockOrder(act=Act.REDIRECT)),
-            (self.huge, MockOrder(act=Act.HUGE, size=self.huge_bytes)),
+            (self.cut, Directive(action=Action.CUT)),
+            (self.drop, Directive(action=Action.DROP)),
+            (self.hang, Directive(action=Action.HANG)),
+            (self.html, Directive(action=Action.HTML)),
+            (self.redirect, Directive(action=Action.REDIRECT)),
+            (self.huge, Directive(action=Action.HUGE, size=self.huge_bytes)),
         ]
 
 
 class Ending(StrEnum):
-    """How a try ends on the wire."""
+    """How an attempt ends on the wire."""
 
     WHOLE = "whole"
     CUT = "cut"
@@ -80,92 +81,94 @@ class Ending(StrEnum):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What one try comes to; ``status``, ``body`` and the rest are the answer's, where there is one."""
+    """What happens to one attempt; ``status``, ``body`` and the fields below describe the answer, if one is sent."""
 
     ending: Ending = Ending.WHOLE
     delay: float = 0
     status: int = 200
     body: bytes = b""
     events: tuple[bytes, ...] = ()
-    """What a streamed body is made of."""
+    """The events of a streamed body; empty if the answer is not streamed."""
     pause: float = 0
-    """Before every event but the first."""
-    content_type: str = _JSON
+    """Seconds before every event except the first."""
+    content_type: str = _JSON_TYPE
     request_id: str | None = None
     retry_after: float | None = None
     location: str | None = None
 
 
 class Script:
+    """Decides the outcome of each attempt, and counts the attempts."""
+
     def __init__(self, plan: Plan | None = None, *, seed: int = 0) -> None:
         self._key = str(seed).encode()
         self.tries: dict[int, int] = {}
-        """How often each request came, by an 8-byte digest of it."""
+        """The number of attempts of each request, by an 8-byte digest of the request."""
         self.follow(plan or Plan())
 
     def follow(self, plan: Plan) -> None:
-        """Go on by another plan; what was tried so far still counts."""
+        """Use another plan from now on; the attempts so far still count."""
         self.plan = plan
-        self._shares = [(share, order) for share, order in plan.shares() if share > 0]
+        self._rates = [(percent, directive) for percent, directive in plan.rates() if percent > 0]
 
     def decide(self, path: str, body: bytes) -> Outcome:
-        """What this try of a request comes to."""
+        """Count this attempt of a request and return its outcome."""
         digest = self._digest(path.encode(), body)
         attempt = self.tries[digest] = self.tries.get(digest, 0) + 1
         try:
             request = read_request(path, body)
-            orders = parse_orders(request.prompt()) if request else []
-        except (RequestUnreadable, DirectiveUnreadable) as error:
+            directives = parse_directives(request.prompt()) if request else []
+        except (RequestInvalid, DirectiveInvalid) as error:
             return Outcome(status=400, body=error_body(400, str(error)))
         if request is None:
-            return Outcome(status=404, body=error_body(404, f"nothing is scripted at {path[:100]}"))
-        order = self._choose(orders, digest, attempt)
-        return self._perform(order, request, identity=f"{digest:016x}", attempt=attempt)
+            return Outcome(status=404, body=error_body(404, f"the mock upstream does not serve {path[:100]}"))
+        directive = self._choose(directives, digest, attempt)
+        return self._outcome(directive, request, identity=f"{digest:016x}", attempt=attempt)
 
     def _digest(self, *parts: bytes) -> int:
         return int.from_bytes(blake2b(b"\0".join(parts), digest_size=8, key=self._key).digest())
 
-    def _choose(self, orders: list[MockOrder], digest: int, attempt: int) -> MockOrder:
-        """The prompt's own word on it, if it has one for any try; else what the rates draw."""
-        if not orders:
+    def _choose(self, directives: list[Directive], digest: int, attempt: int) -> Directive:
+        """Return what the prompt asks for if it determines the answer of any attempt, else draw from the plan."""
+        if not directives:
             return self._draw(digest, attempt)
-        told = order_for_try(orders, attempt)
-        if any(order.decides for order in orders):
-            return told
-        return in_manner_of(told, self._draw(digest, attempt))
+        requested = directive_for_attempt(directives, attempt)
+        if any(directive.determines_answer for directive in directives):
+            return requested
+        return with_delivery_of(requested, self._draw(digest, attempt))
 
-    def _draw(self, digest: int, attempt: int) -> MockOrder:
-        if self._shares:
-            ticket = self._digest(digest.to_bytes(8), attempt.to_bytes(8)) / 2**64 * 100
-            for share, order in self._shares:
-                ticket -= share
-                if ticket < 0:
-                    return order
-        return _PLAIN
+    def _draw(self, digest: int, attempt: int) -> Directive:
+        if self._rates:
+            drawn = self._digest(digest.to_bytes(8), attempt.to_bytes(8)) / 2**64 * 100
+            for percent, directive in self._rates:
+                drawn -= percent
+                if drawn < 0:
+                    return directive
+        return _NORMAL_ANSWER
 
-    def _perform(self, order: MockOrder, request: ScriptedRequest, *, identity: str, attempt: int) -> Outcome:
-        delay = self.plan.delay if order.delay is None else order.delay
-        if order.act in _SILENT:
-            return Outcome(ending=_SILENT[order.act], delay=delay)
-        status = _status(order)
-        planned = self.plan.retry_after if status in {429, 503} else None
-        events = _events(order, status, request, identity)
+    def _outcome(self, directive: Directive, request: MockRequest, *, identity: str, attempt: int) -> Outcome:
+        delay = self.plan.delay if directive.delay is None else directive.delay
+        if directive.action in _ENDINGS_WITHOUT_ANSWER:
+            return Outcome(ending=_ENDINGS_WITHOUT_ANSWER[directive.action], delay=delay)
+        status = _status(directive)
+        planned_retry_after = self.plan.retry_after if status in {429, 503} else None
+        events = _events(directive, status, request, identity)
         return Outcome(
-            ending=Ending.CUT if order.act is Act.CUT else Ending.WHOLE,
+            ending=Ending.CUT if directive.action is Action.CUT else Ending.WHOLE,
             delay=delay,
             status=status,
-            body=b"".join(events) or _body(order, status, request, identity),
+            body=b"".join(events) or _body(directive, status, request, identity),
             events=events,
-            pause=order.pause or 0,
-            content_type=_content_type(order, events),
+            pause=directive.pause or 0,
+            content_type=_content_type(directive, events),
             request_id=f"req_{identity}_{attempt}",
-            retry_after=planned if order.retry_after is None else order.retry_after,
-            location="/v1/elsewhere" if order.act is Act.REDIRECT else None,
+            retry_after=planned_retry_after if directive.retry_after is None else directive.retry_after,
+            location="/v1/elsewhere" if directive.action is Action.REDIRECT else None,
         )
 
 
 class ScriptedUpstream:
-    """Plays a script in this process, on whatever time the clock tells."""
+    """An upstream that performs a script in this process, with the time of the given clock."""
 
     def __init__(
         self,
@@ -208,47 +211,51 @@ class ScriptedUpstream:
         )
 
 
-_PLAIN = MockOrder()
-_SILENT: dict[Act | None, Ending] = {Act.DROP: Ending.DROP, Act.HANG: Ending.HANG, Act.CRASH: Ending.CRASH}
+_NORMAL_ANSWER = Directive()
+_ENDINGS_WITHOUT_ANSWER: dict[Action | None, Ending] = {
+    Action.DROP: Ending.DROP,
+    Action.HANG: Ending.HANG,
+    Action.CRASH: Ending.CRASH,
+}
 
 
-def _status(order: MockOrder) -> int:
-    if order.status is not None:
-        return order.status
-    if order.act is Act.REDIRECT:
+def _status(directive: Directive) -> int:
+    if directive.status is not None:
+        return directive.status
+    if directive.action is Action.REDIRECT:
         return 307
-    return 200 if order.error is None else 400
+    return 200 if directive.error is None else 400
 
 
-def _content_type(order: MockOrder, events: tuple[bytes, ...]) -> str:
-    if order.act is Act.HTML:
+def _content_type(directive: Directive, events: tuple[bytes, ...]) -> str:
+    if directive.action is Action.HTML:
         return "text/html"
-    return _EVENTS if events else _JSON
+    return _EVENTS_TYPE if events else _JSON_TYPE
 
 
-def _events(order: MockOrder, status: int, request: ScriptedRequest, identity: str) -> tuple[bytes, ...]:
-    """Of an answer that is streamed; pages and errors never are."""
-    if order.act is Act.HTML or status >= 300 or status == 204:
+def _events(directive: Directive, status: int, request: MockRequest, identity: str) -> tuple[bytes, ...]:
+    """Return the events of a streamed answer; HTML pages and errors are never streamed."""
+    if directive.action is Action.HTML or status >= 300 or status == 204:
         return ()
-    padding = "x" * order.size if order.act is Act.HUGE else ""
-    return tuple(request.events(identity, padding=padding, cached=order.cached))
+    padding = "x" * directive.size if directive.action is Action.HUGE else ""
+    return tuple(request.events(identity, padding=padding, cached=directive.cached))
 
 
-def _body(order: MockOrder, status: int, request: ScriptedRequest, identity: str) -> bytes:
+def _body(directive: Directive, status: int, request: MockRequest, identity: str) -> bytes:
     if status in {204, 304}:
         return b""
-    if order.act is Act.HTML:
-        return page(status)
+    if directive.action is Action.HTML:
+        return html_page(status)
     if status >= 300:
-        return _error(order, status)
-    if order.act is Act.HUGE:
-        # Measured with padding of one letter, since the padding can be a word of its own in the usage.
-        least = len(request.answer(identity, padding="x", cached=order.cached))
-        return request.answer(identity, padding="x" * (order.size - least + 1), cached=order.cached)
-    answer = request.answer(identity, cached=order.cached)
-    return format_json(answer, indent=2) if order.act is Act.PRETTY else answer
+        return _error(directive, status)
+    if directive.action is Action.HUGE:
+        # Measured with padding of one letter, because the padding may count as a word in the usage.
+        shortest = len(request.answer(identity, padding="x", cached=directive.cached))
+        return request.answer(identity, padding="x" * (directive.size - shortest + 1), cached=directive.cached)
+    answer = request.answer(identity, cached=directive.cached)
+    return format_json(answer, indent=2) if directive.action is Action.PRETTY else answer
 
 
-def _error(order: MockOrder, status: int) -> bytes:
-    code = order.error or ("rate_limit_exceeded" if status == 429 else None)
-    return error_body(status, f"scripted status {status}", code=code, param="messages" if order.error else None)
+def _error(directive: Directive, status: int) -> bytes:
+    code = directive.error or ("rate_limit_exceeded" if status == 429 else None)
+    return error_body(status, f"scripted status {status}", code=code, param="messages" if directive.error else None)

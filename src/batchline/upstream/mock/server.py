@@ -1,12 +1,12 @@
-"""The scripted upstream as an HTTP server, for tests of anything that talks to an OpenAI-style endpoint.
+"""Serves the mock upstream over HTTP, to test any client of an OpenAI-style API.
 
 ``POST /v1/chat/completions``, ``/v1/responses`` (both also as streams), ``/v1/embeddings``, ``/summary``,
-``/usecase/classify/iab`` and ``/gliner`` do what the script says; ``GET /v1/models`` lists one model. ``GET /stats``
-tells what came so far; ``POST /script`` takes a whole new plan as JSON, such as
+``/usecase/classify/iab`` and ``/gliner`` answer as the script decides; ``GET /v1/models`` lists one model.
+``GET /stats`` reports the requests so far. ``POST /script`` replaces the whole plan with one in JSON, such as
 ``{"status": {"503": 5}, "cut": 1, "delay": 0.02}``.
 
-A client that finds a kept-alive connection dropped without a byte may rightly send its request once more, so a
-``drop`` can be seen twice by the script and not at all by the caller.
+If a kept-alive connection is closed before the first byte of an answer, a client may send the request again. So the
+script may count a ``drop`` twice while the client's caller does not see it at all.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _PLANS = Decoder(Plan)
 
 
 class MockServer:
-    """A running server; ``serve_mock`` makes one."""
+    """A running mock server; ``serve_mock`` starts one."""
 
     def __init__(self, script: Script, on_crash: Callable[[], None]) -> None:
         self.script = script
@@ -40,28 +40,30 @@ class MockServer:
         self.connections: set[_Connection] = set()
 
     async def listen(self, host: str, port: int) -> None:
+        """Start to accept connections, and set ``port`` and ``base_url``."""
         self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), host, port)
         self.port = int(self._server.sockets[0].getsockname()[1])
         self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/v1"
 
     async def close(self) -> None:
+        """Stop listening and close every connection at once."""
         self._server.close()
         for connection in self.connections:
             connection.drop()
         await self._server.wait_closed()
 
     def control(self, request: "_Request") -> Outcome | None:
-        """The answer to a request that is none of the script's business."""
+        """Return the answer to a request that the script does not decide, or None if it does."""
         match request.method, request.path:
             case b"GET", "/stats":
-                return Outcome(body=encode(self.stats.told(self.script)))
+                return Outcome(body=encode(self.stats.document(self.script)))
             case b"GET", "/v1/models":
                 return Outcome(body=model_list())
             case b"POST", "/script":
                 return self._change_plan(request.body)
             case b"POST", _:
                 return None
-        return Outcome(status=404, body=error_body(404, "nothing is scripted here"))
+        return Outcome(status=404, body=error_body(404, f"the mock upstream does not serve {request.path[:100]}"))
 
     def _change_plan(self, body: bytes) -> Outcome:
         try:
@@ -75,7 +77,7 @@ class MockServer:
 async def serve_mock(
     *, host: str, port: int, script: Script, on_crash: Callable[[], None] = lambda: os._exit(CRASH_EXIT_CODE)
 ) -> MockServer:
-    """Start serving; port 0 takes a free one, which ``port`` and ``base_url`` of the result tell."""
+    """Start a server and return it; with port 0 it takes a free port, see its ``port`` and ``base_url``."""
     server = MockServer(script, on_crash)
     await server.listen(host, port)
     return server
@@ -97,7 +99,7 @@ class _Stats:
         self.in_flight -= 1
         self.endings[ending] += 1
 
-    def told(self, script: Script) -> dict[str, object]:
+    def document(self, script: Script) -> dict[str, object]:
         return {
             "requests": self.requests,
             "in_flight": self.in_flight,
@@ -116,7 +118,7 @@ class _Request(Struct):
 
 
 class _Connection(asyncio.Protocol):
-    """Requests are served one after the other, in the order they came."""
+    """One client's connection; its requests are served one after the other, in the order they arrived."""
 
     def __init__(self, server: MockServer) -> None:
         self._server = server
@@ -124,7 +126,7 @@ class _Connection(asyncio.Protocol):
         self._parser = HttpRequestParser(self)
         self._waiting: deque[_Request] = deque()
         self._current: _Request | None = None
-        self._in_script = False
+        self._in_flight = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -135,7 +137,7 @@ class _Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        self._leave_script("left")
+        self._count_end("left")
 
     def drop(self) -> None:
         self._transport.abort()
@@ -144,7 +146,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
-            self._refuse(400, "not an HTTP request")
+            self._reject(400, "not an HTTP request")
         self._serve_waiting()
 
     def on_message_begin(self) -> None:
@@ -155,13 +157,14 @@ class _Connection(asyncio.Protocol):
         self._url += url
 
     def on_body(self, data: bytes) -> None:
-        # What is over the limit is read and thrown away: a client that is cut off in its body never sees why.
+        # Bytes over the limit are read and discarded: a client that is cut off while it sends its body never sees the
+        # answer that gives the reason.
         if len(self._body) <= MAX_BODY_BYTES:
             self._body += data
 
     def on_message_complete(self) -> None:
         if len(self._body) > MAX_BODY_BYTES:
-            self._refuse(413, f"body over {MAX_BODY_BYTES} bytes")
+            self._reject(413, f"body over {MAX_BODY_BYTES} bytes")
             return
         self._waiting.append(
             _Request(
@@ -178,40 +181,40 @@ class _Connection(asyncio.Protocol):
             self._serve(self._current)
 
     def _serve(self, request: _Request) -> None:
-        told = self._server.control(request)
-        if told is not None:
-            self._send(told)
+        answer = self._server.control(request)
+        if answer is not None:
+            self._send(answer)
             return
         self._server.stats.begin()
-        self._in_script = True
+        self._in_flight = True
         outcome = self._server.script.decide(request.path, request.body)
         if outcome.delay > 0:
-            self._timer = self._loop.call_later(outcome.delay, self._carry_out_late, outcome)
+            self._timer = self._loop.call_later(outcome.delay, self._perform_delayed, outcome)
         else:
-            self._carry_out(outcome)
+            self._perform(outcome)
 
-    def _carry_out_late(self, outcome: Outcome) -> None:
-        self._carry_out(outcome)
+    def _perform_delayed(self, outcome: Outcome) -> None:
+        self._perform(outcome)
         self._serve_waiting()
 
-    def _carry_out(self, outcome: Outcome) -> None:
+    def _perform(self, outcome: Outcome) -> None:
         match outcome.ending:
             case Ending.WHOLE if outcome.events:
                 self._begin_events(outcome, outcome.events)
             case Ending.CUT if outcome.events:
                 self._begin_events(outcome, outcome.events[: len(outcome.events) // 2])
             case Ending.WHOLE:
-                self._leave_script(str(outcome.status))
+                self._count_end(str(outcome.status))
                 self._send(outcome)
             case Ending.CUT:
-                self._leave_script("cut")
+                self._count_end("cut")
                 self._transport.write(_head(outcome) + outcome.body[: len(outcome.body) // 2])
                 self._transport.close()
             case Ending.DROP:
-                self._leave_script("drop")
+                self._count_end("drop")
                 self.drop()
             case Ending.CRASH:
-                self._leave_script("crash")
+                self._count_end("crash")
                 self._server.on_crash()
                 self.drop()
             case Ending.HANG:
@@ -222,31 +225,31 @@ class _Connection(asyncio.Protocol):
         self._send_events(outcome, deque(events))
 
     def _send_events(self, outcome: Outcome, events: deque[bytes]) -> None:
-        """One after the other, as slowly as the prompt asked."""
+        """Send the events one after the other, with the pause that the prompt asks for."""
         while events:
             event = events.popleft()
             self._transport.write(b"%x\r\n%b\r\n" % (len(event), event))
             if events and outcome.pause > 0:
-                self._timer = self._loop.call_later(outcome.pause, self._send_events_late, outcome, events)
+                self._timer = self._loop.call_later(outcome.pause, self._continue_events, outcome, events)
                 return
         self._end_events(outcome)
 
-    def _send_events_late(self, outcome: Outcome, events: deque[bytes]) -> None:
+    def _continue_events(self, outcome: Outcome, events: deque[bytes]) -> None:
         self._send_events(outcome, events)
         self._serve_waiting()
 
     def _end_events(self, outcome: Outcome) -> None:
         if outcome.ending is Ending.CUT:
-            self._leave_script("cut")
+            self._count_end("cut")
             self._transport.close()
         else:
-            self._leave_script(str(outcome.status))
+            self._count_end(str(outcome.status))
             self._transport.write(b"0\r\n\r\n")
             self._finish()
 
-    def _leave_script(self, ending: str) -> None:
-        if self._in_script:
-            self._in_script = False
+    def _count_end(self, ending: str) -> None:
+        if self._in_flight:
+            self._in_flight = False
             self._server.stats.end(ending)
 
     def _send(self, outcome: Outcome) -> None:
@@ -258,8 +261,8 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
         self._current = None
 
-    def _refuse(self, status: int, message: str) -> None:
-        """Answer what is no request at all, and end."""
+    def _reject(self, status: int, message: str) -> None:
+        """Answer bytes that are no valid request with an error, and close the connection."""
         if not self._transport.is_closing():
             self._waiting.clear()
             self._current = None
