@@ -22,8 +22,9 @@ class Opened(World):
 
 
 @asynccontextmanager
-async def opened(url: str, *, pooled: bool = False, size: int = 8) -> AsyncIterator[Opened]:
-    database = await PostgresDatabase.open(url, pooled=pooled, size=size, clock=SystemClock())
+async def opened(url: str, *, pooled: bool = False, size: int = 8, **timeouts: float) -> AsyncIterator[Opened]:
+    """Open the store of a database; ``timeouts`` are those of PostgresDatabase."""
+    database = await PostgresDatabase.open(url, pooled=pooled, size=size, clock=SystemClock(), **timeouts)
     leases = Leases(url)
     try:
         yield Opened(database, leases)

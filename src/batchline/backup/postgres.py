@@ -10,7 +10,7 @@ from typing import Any
 from batchline.backup.manifest import TransferError
 from batchline.backup.rows import opened, select
 from batchline.domain.errors import StoreDown
-from batchline.store.postgres.pool import TROUBLE, connect
+from batchline.store.postgres.pool import CONNECTION_ERRORS, connect
 from batchline.store.postgres.queries import Query
 from batchline.store.sql import Statement
 
@@ -76,7 +76,7 @@ class PostgresRows:
                 await connection.execute("COMMIT")
             finally:
                 connection.terminate()
-        except (StoreDown, *TROUBLE) as error:
+        except (StoreDown, *CONNECTION_ERRORS) as error:
             raise TransferError(
                 f"PostgreSQL did not take the rows: {error or type(error).__name__}. The same command may be run again."
             ) from error

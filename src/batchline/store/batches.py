@@ -10,6 +10,7 @@ from batchline.domain.errors import LeaseLost
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import Batch, NewShard
 from batchline.domain.states import BatchStatus
+from batchline.domain.wire import BatchObject
 from batchline.ports import BatchSnapshot, CreateRecord, NewBatch
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows
 
@@ -216,7 +217,7 @@ def _answer_of_cancelled(batch_id: str) -> Script[CreateRecord]:
 
 
 def _answer_with_batch(batch: Batch) -> Script[CreateRecord]:
-    return (yield from keep_answer(batch.id, status=200, body=encode_json(batch.wire())))
+    return (yield from keep_answer(batch.id, status=200, body=encode_json(BatchObject.from_record(batch))))
 
 
 def _one_model(shards: Sequence[NewShard]) -> str | None:

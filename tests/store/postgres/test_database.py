@@ -1,16 +1,17 @@
 """What only the store of many machines promises: outages, unclear commits, migrations, a pooler in between."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 
 from batchline.domain.errors import LeaseLost, StoreDown
-from batchline.store.postgres import database as postgres_database
-from batchline.store.postgres import pool as postgres_pool
 from batchline.store.postgres.database import PostgresDatabase
 from batchline.store.postgres.migrate import migrate
+from batchline.store.postgres.pool import ConnectionPool
 from batchline.store.sql import Script, change, fenced, load_queries, one
 from batchline.system import SystemClock
 from tests.support.postgres_proxy import wired
@@ -45,17 +46,15 @@ async def test_a_commit_whose_answer_is_lost_counts_once(postgres: Postgres, pos
 
 
 @asynchronous
-async def test_a_commit_that_was_lost_never_happened(
-    postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """C12: StoreDown means that nothing happened, now or later; nor does the server keep the locks of one that is
-    gone."""
-    begin = postgres_database._BEGIN_WRITE
-    assert begin.count(" idle_in_transaction_session_timeout = 10000;") == 1
-    monkeypatch.setattr(
-        postgres_database, "_BEGIN_WRITE", begin.replace("_session_timeout = 10000", "_session_timeout = 300")
-    )
-    async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
+async def test_a_commit_that_was_lost_never_happened(postgres: Postgres, postgres_url: str) -> None:
+    """C12: StoreDown means that nothing was committed, now or later.
+
+    The server does not keep the locks of a transaction whose client vanished either.
+    """
+    async with (
+        wired(postgres.port) as wire,
+        opened(through(postgres, postgres_url, wire.port), idle_timeout_seconds=0.3) as world,
+    ):
         batch = await world.running(shards=[4])
         (shard,) = await world.claim()
         fates = iter(["lose it"])
@@ -68,12 +67,12 @@ async def test_a_commit_that_was_lost_never_happened(
 
 
 @asynchronous
-async def test_an_unclear_commit_is_cleared_up_once_the_server_is_back(
-    postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """C7: however long that takes, nobody hears of a success or a failure before."""
-    monkeypatch.setattr(postgres_pool, "_CONNECT_SECONDS", 0.1)
-    async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
+async def test_an_unclear_commit_is_cleared_up_once_the_server_is_back(postgres: Postgres, postgres_url: str) -> None:
+    """C7: however long the server is unavailable, the caller gets neither a success nor a failure before."""
+    async with (
+        wired(postgres.port) as wire,
+        opened(through(postgres, postgres_url, wire.port), connect_timeout_seconds=0.1) as world,
+    ):
         await world.store.check()
         wire.on_commit = lambda: "lose the answer"
         writing = asyncio.create_task(world.owner())
@@ -87,12 +86,12 @@ async def test_an_unclear_commit_is_cleared_up_once_the_server_is_back(
 
 
 @asynchronous
-async def test_a_network_that_is_cut_hangs_nobody(
-    postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F5: who waits for an answer that never comes hears so in bounded time; then all is as before."""
-    monkeypatch.setattr(postgres_database, "_TRANSACTION_SECONDS", 0.2)
-    async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
+async def test_a_network_that_is_cut_hangs_nobody(postgres: Postgres, postgres_url: str) -> None:
+    """F5: a caller whose reply never comes gets an error in bounded time; afterwards the store works as before."""
+    async with (
+        wired(postgres.port) as wire,
+        opened(through(postgres, postgres_url, wire.port), transaction_timeout_seconds=0.2) as world,
+    ):
         await world.store.check()
         wire.silent = True
         with pytest.raises(StoreDown):
@@ -116,21 +115,80 @@ async def test_connections_that_were_closed_meanwhile_are_replaced(postgres_url:
 
 @asynchronous
 async def test_a_connection_that_was_left_in_the_middle_is_not_lent_again(postgres_url: str) -> None:
-    """F5: a client that goes away, a drain that ends: what is still to come of one must not reach the next."""
-    async with opened(postgres_url, size=1) as world:
-        asking, lend_job = asyncio.Event(), world.database._connections.lend_job
+    """F5: if a task is cancelled while its statement runs, the late reply must not reach the next transaction."""
+    async with pool_of(postgres_url, size=1) as pool:
+        sleeping, pids = asyncio.Event(), []
 
-        async def ask() -> None:
-            async with lend_job() as connection:
-                asking.set()
+        async def sleep() -> None:
+            async with pool.acquire() as connection:
+                pids.append(await connection.fetchval("SELECT pg_backend_pid()"))
+                sleeping.set()
                 await connection.execute("SELECT pg_sleep(60)")
 
-        left = asyncio.create_task(ask())
-        await asking.wait()
-        left.cancel()
-        await asyncio.gather(left, return_exceptions=True)
-        assert world.database._connections._idle == []
-        await world.store.check()
+        cancelled = asyncio.create_task(sleep())
+        await sleeping.wait()
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        async with pool.acquire() as connection:
+            assert await connection.fetchval("SELECT pg_backend_pid()") not in pids
+
+
+@asynchronous
+async def test_a_connection_that_is_left_in_a_transaction_is_not_lent_again(postgres_url: str) -> None:
+    """A transaction that was neither committed nor rolled back must not swallow the next one."""
+    async with pool_of(postgres_url, size=1) as pool:
+        async with pool.acquire() as connection:
+            await connection.execute("BEGIN")
+            pid = await connection.fetchval("SELECT pg_backend_pid()")
+        async with pool.acquire() as connection:
+            assert not connection.is_in_transaction()
+            assert await connection.fetchval("SELECT pg_backend_pid()") != pid
+
+
+@asynchronous
+async def test_a_connection_is_kept_and_lent_again_without_a_reset(postgres: Postgres, postgres_url: str) -> None:
+    """No transaction pays for a new connection, nor for a round trip between two transactions."""
+    async with pool_of(postgres_url, size=2) as pool:
+        async with pool.acquire() as connection:
+            pid = await connection.fetchval("SELECT pg_backend_pid()")
+            await connection.execute("SET application_name = 'kept'")
+        async with pool.acquire() as connection:
+            assert await connection.fetchval("SELECT pg_backend_pid()") == pid
+            assert await connection.fetchval("SHOW application_name") == "kept"
+
+
+@asynchronous
+async def test_no_more_than_the_allowed_connections_are_lent_at_once(postgres_url: str) -> None:
+    """F5: the server's limit is shared by all machines; who comes later waits for a connection to return."""
+    async with pool_of(postgres_url, size=2) as pool, pool.acquire(), pool.acquire() as second:
+        third = asyncio.create_task(_backend_pid(pool))
+        done, _ = await asyncio.wait([third], timeout=0.1)
+        assert not done
+        second.terminate()
+        assert await third
+
+
+@asynchronous
+async def test_a_pool_that_is_in_use_closes_in_bounded_time(postgres_url: str) -> None:
+    """F5: a statement that hangs does not keep the process from stopping."""
+    pool = await ConnectionPool.open(postgres_url, pooled=False, size=1, connect_timeout_seconds=0.2)
+    async with pool.acquire():
+        await pool.close()
+
+
+async def _backend_pid(pool: ConnectionPool) -> int:
+    async with pool.acquire() as connection:
+        pid: int = await connection.fetchval("SELECT pg_backend_pid()")
+        return pid
+
+
+@asynccontextmanager
+async def pool_of(url: str, *, size: int) -> AsyncIterator[ConnectionPool]:
+    pool = await ConnectionPool.open(url, pooled=False, size=size)
+    try:
+        yield pool
+    finally:
+        await pool.close()
 
 
 @asynchronous
@@ -242,7 +300,7 @@ async def test_everything_goes_through_a_pooler_that_keeps_no_state(postgres_url
         await world.record_all(await world.claim())
         await world.publish(await world.finish())
         assert (await world.seen(batch)).status == "completed"
-        for connection in world.database._connections._idle:
+        async with world.database._pool.acquire() as connection:
             assert await connection.fetchval("SELECT count(*) FROM pg_prepared_statements") == 0
 
 

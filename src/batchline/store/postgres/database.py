@@ -1,4 +1,4 @@
-"""PostgreSQL as a Database, for many machines at once."""
+"""Runs scripts on PostgreSQL, for many machines at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,87 +10,190 @@ import asyncpg  # type: ignore[import-untyped]
 from batchline.domain.errors import StoreDown
 from batchline.ports import Clock
 from batchline.store.postgres.migrate import PACKAGE, check_version
-from batchline.store.postgres.pool import TROUBLE, Connections, PostgresConnection, connect
+from batchline.store.postgres.pool import (
+    CONNECT_TIMEOUT_SECONDS,
+    CONNECTION_ERRORS,
+    ConnectionPool,
+    PostgresConnection,
+    connect,
+    is_open,
+    terminate,
+)
 from batchline.store.postgres.queries import load_numbered, readable
 from batchline.store.sql import Result, Script, Statement
 
 T = TypeVar("T")
 
-# A machine that vanishes in the middle of a transaction must not keep its locks until the network gives it up.
-# Tables here are empty one minute and large the next, faster than statistics follow: statements are planned once, and
-# always by an index where there is one.
-_SETTINGS = (
-    "SET LOCAL statement_timeout = 10000; SET LOCAL idle_in_transaction_session_timeout = 10000; "
-    "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off; "
-    "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
-)
-_BEGIN_READ = f"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {_SETTINGS}"
-_BEGIN_WRITE = f"BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; {_SETTINGS}"
-_TRANSACTION = "SELECT pg_current_xact_id_if_assigned()::text"
-_TRANSACTION_SECONDS = 20.0
-"""For a whole transaction: longer than any takes, and the end of one on a network that is cut."""
+TRANSACTION_TIMEOUT_SECONDS = 20.0
+"""Longer than any transaction takes; it ends one whose network is cut."""
+IDLE_TIMEOUT_SECONDS = 10.0
+"""The server ends a transaction that is idle for longer, so that a machine that vanishes does not keep its locks."""
 
-_ATTEMPTS = 10
-_CLASHES = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError)
-"""The database gave up this transaction for the sake of another, or its tables have just changed: once more."""
+_STATEMENT_TIMEOUT_SECONDS = 10.0
+_MAX_ATTEMPTS = 10
+_COMMIT_POLL_INTERVAL_SECONDS = 0.5
+_COMMIT_POLL_TIMEOUT_SECONDS = 10.0
+
+_TRANSACTION_ID = "SELECT pg_current_xact_id_if_assigned()::text"
+_TRANSACTION_STATUS = "SELECT pg_xact_status($1::text::xid8) AS status, pg_is_in_recovery() AS standby"
+
+_RETRYABLE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError)
+"""The server gave up this transaction in favour of another, or the tables have just changed: run it again."""
 
 
 class PostgresDatabase:
-    """Reads are of one snapshot. Writes are READ COMMITTED: each statement sees what was committed before it, so a
-    script locks what it decides by, and all scripts lock in one order: leased shards, batches, projects, lanes, open
-    shards, organizations."""
+    """A database that many processes use.
 
-    def __init__(self, url: str, connections: Connections, *, clock: Clock) -> None:
-        self._url, self._connections, self._clock = url, connections, clock
+    A read sees one snapshot. Writes are READ COMMITTED: each statement sees what was committed before it. So a script
+    locks the rows that its decisions depend on, and all scripts lock in one order: leased shards, batches, projects,
+    lanes, open shards, organizations.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        pool: ConnectionPool,
+        *,
+        clock: Clock,
+        connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+        transaction_timeout_seconds: float = TRANSACTION_TIMEOUT_SECONDS,
+        idle_timeout_seconds: float = IDLE_TIMEOUT_SECONDS,
+    ) -> None:
+        self._url, self._pool, self._clock = url, pool, clock
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._transaction_timeout_seconds = transaction_timeout_seconds
         self._queries = load_numbered(PACKAGE)
+        settings = _transaction_settings(idle_timeout_seconds)
+        self._begin_read = f"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {settings}"
+        self._begin_write = f"BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; {settings}"
 
     @classmethod
-    async def open(cls, url: str, *, pooled: bool, size: int, clock: Clock) -> "PostgresDatabase":
-        """With up to ``size`` connections; ``pooled`` when they go through a pooler in transaction mode. Raises
-        StoreDown, also when the schema is not this version's."""
+    async def open(
+        cls,
+        url: str,
+        *,
+        pooled: bool,
+        size: int,
+        clock: Clock,
+        connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+        transaction_timeout_seconds: float = TRANSACTION_TIMEOUT_SECONDS,
+        idle_timeout_seconds: float = IDLE_TIMEOUT_SECONDS,
+    ) -> "PostgresDatabase":
+        """Open a database with up to ``size`` connections.
+
+        ``pooled`` says that they go through a pooler in transaction mode. Raise StoreDown, also if the schema is not
+        that of this version.
+        """
         await check_version(url)
-        return cls(url, Connections(url, pooled=pooled, size=size), clock=clock)
+        pool = await ConnectionPool.open(url, pooled=pooled, size=size, connect_timeout_seconds=connect_timeout_seconds)
+        return cls(
+            url,
+            pool,
+            clock=clock,
+            connect_timeout_seconds=connect_timeout_seconds,
+            transaction_timeout_seconds=transaction_timeout_seconds,
+            idle_timeout_seconds=idle_timeout_seconds,
+        )
 
     async def close(self) -> None:
-        await self._connections.close()
+        """Close every connection."""
+        await self._pool.close()
 
     async def read(self, script: Callable[[], Script[T]]) -> T:
-        return await self._again_after_clashes(lambda: self._read_once(script))
+        """Run a script that changes nothing, on one snapshot. Raise StoreDown."""
+        return await self._retry(lambda: self._read_once(script))
 
     async def write(self, script: Callable[[], Script[T]]) -> T:
-        return await self._again_after_clashes(lambda: self._write_once(script))
+        """Run a script as one durable transaction. Raise StoreDown, and then nothing was committed."""
+        return await self._retry(lambda: self._write_once(script))
 
-    async def _again_after_clashes(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        for _ in range(_ATTEMPTS):
+    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        for _ in range(_MAX_ATTEMPTS):
             try:
                 return await attempt()
-            except (*_CLASHES, _NotBegun) as error:
-                clash = error
+            except (*_RETRYABLE, _NotBegun) as error:
+                last_error = error
             except asyncpg.IntegrityConstraintViolationError:
                 raise
-            except TROUBLE as error:
+            except CONNECTION_ERRORS as error:
                 raise StoreDown(_reason(error)) from error
-        raise StoreDown(_reason(clash)) from clash
+        raise StoreDown(_reason(last_error)) from last_error
 
     async def _read_once(self, script: Callable[[], Script[T]]) -> T:
-        async with self._connections.lend_job() as connection, _bounded(connection):
-            await _begin(connection, _BEGIN_READ)
+        async with self._pool.acquire() as connection, self._transaction(connection, self._begin_read):
             value = await self._run(connection, script())
             await connection.execute("COMMIT")
         return value
 
     async def _write_once(self, script: Callable[[], Script[T]]) -> T:
-        async with self._connections.lend_job() as connection:
-            async with _bounded(connection):
-                await _begin(connection, _BEGIN_WRITE)
+        async with self._pool.acquire() as connection:
+            async with self._transaction(connection, self._begin_write):
                 value = await self._run(connection, script())
-                transaction = await connection.fetchval(_TRANSACTION)
-            pending_lines = await _commit(connection)
-        if pending_lines is None or transaction is None:
+                transaction_id = await connection.fetchval(_TRANSACTION_ID)
+            commit_error = await self._commit(connection)
+        # A transaction that changed nothing has no id, and no outcome to ask for.
+        if commit_error is None or transaction_id is None:
             return value
-        if not await was_committed(self._url, transaction, clock=self._clock):
-            raise StoreDown(_reason(pending_lines)) from pending_lines
+        if not await self._was_committed(transaction_id):
+            raise StoreDown(_reason(commit_error)) from commit_error
         return value
+
+    @asynccontextmanager
+    async def _transaction(self, connection: PostgresConnection, begin: str) -> AsyncIterator[None]:
+        """Begin a transaction. After an error roll it back; after a timeout terminate the connection."""
+        try:
+            async with asyncio.timeout(self._transaction_timeout_seconds):
+                await _begin(connection, begin)
+                yield
+        except TimeoutError:
+            terminate(connection)
+            raise
+        except Exception:
+            if is_open(connection):
+                await self._roll_back(connection)
+            raise
+
+    async def _roll_back(self, connection: PostgresConnection) -> None:
+        try:
+            async with asyncio.timeout(self._transaction_timeout_seconds):
+                await connection.execute("ROLLBACK")
+        except CONNECTION_ERRORS:
+            terminate(connection)
+
+    async def _commit(self, connection: PostgresConnection) -> Exception | None:
+        """Return the error if COMMIT got no reply, else None."""
+        try:
+            async with asyncio.timeout(self._transaction_timeout_seconds):
+                await connection.execute("COMMIT")
+        except CONNECTION_ERRORS as error:
+            terminate(connection)
+            return error
+        return None
+
+    async def _was_committed(self, transaction_id: str) -> bool:
+        """Ask the server until it knows the outcome of a transaction, however long the server is unavailable.
+
+        If the COMMIT itself was lost, the server ends the transaction after its idle timeout.
+        """
+        while True:
+            with suppress(StoreDown, *CONNECTION_ERRORS):
+                async with asyncio.timeout(_COMMIT_POLL_TIMEOUT_SECONDS):
+                    status = await self._transaction_status(transaction_id)
+                if status != "in progress":
+                    return status == "committed"
+            await self._clock.sleep(_COMMIT_POLL_INTERVAL_SECONDS)
+
+    async def _transaction_status(self, transaction_id: str) -> str:
+        connection: Any = await connect(self._url, timeout_seconds=self._connect_timeout_seconds)
+        try:
+            async with connection.transaction():
+                row = await connection.fetchrow(_TRANSACTION_STATUS, transaction_id)
+        except asyncpg.InvalidParameterValueError:
+            # Another server took over, to which the transaction was never replicated.
+            return "aborted"
+        finally:
+            connection.terminate()
+        return "in progress" if row["standby"] else row["status"]
 
     async def _run(self, connection: PostgresConnection, script: Script[T]) -> T:
         try:
@@ -111,81 +214,32 @@ class PostgresDatabase:
 
 
 class _NotBegun(Exception):
-    """The connection was gone before anything was asked of it, as all are after the server restarted."""
-
-
-@asynccontextmanager
-async def _bounded(connection: PostgresConnection) -> AsyncIterator[None]:
-    """What fails is rolled back; what hangs, or is cut off, leaves nothing but a connection that is closed."""
-    try:
-        async with asyncio.timeout(_TRANSACTION_SECONDS):
-            yield
-    except TimeoutError:
-        connection.terminate()
-        raise
-    except Exception:
-        if not connection.is_closed():
-            await _roll_back(connection)
-        raise
-
-
-async def _roll_back(connection: PostgresConnection) -> None:
-    try:
-        async with asyncio.timeout(_TRANSACTION_SECONDS):
-            await connection.execute("ROLLBACK")
-    except TROUBLE:
-        connection.terminate()
+    """The connection was closed before its first statement, as all are after the server restarted."""
 
 
 async def _begin(connection: PostgresConnection, begin: str) -> None:
     try:
         await connection.execute(begin)
-    except TROUBLE as error:
-        if connection.is_closed():
+    except CONNECTION_ERRORS as error:
+        if not is_open(connection):
             raise _NotBegun(_reason(error)) from error
         raise
 
 
-async def _commit(connection: PostgresConnection) -> Exception | None:
-    """Why nobody said that it happened, if nobody did."""
-    try:
-        async with asyncio.timeout(_TRANSACTION_SECONDS):
-            await connection.execute("COMMIT")
-    except TROUBLE as error:
-        connection.terminate()
-        return error
-    return None
+def _transaction_settings(idle_timeout_seconds: float) -> str:
+    # Tables here are empty one minute and large the next, faster than the planner's statistics follow. So statements
+    # are planned once, and always by an index if there is one.
+    return (
+        f"SET LOCAL statement_timeout = {_milliseconds(_STATEMENT_TIMEOUT_SECONDS)}; "
+        f"SET LOCAL idle_in_transaction_session_timeout = {_milliseconds(idle_timeout_seconds)}; "
+        "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off; "
+        "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-_STATUS = "SELECT pg_xact_status($1::text::xid8) AS status, pg_is_in_recovery() AS standby"
-_STATUS_PAUSE_SECONDS = 0.5
-_STATUS_SECONDS = 10.0
-
-
-async def was_committed(url: str, transaction: str, *, clock: Clock) -> bool:
-    """Asks until the database tells, however long it is away. Where the COMMIT was lost on the way, the server waits
-    for it as long as it lets any transaction be idle."""
-    while True:
-        with suppress(StoreDown, *TROUBLE):
-            async with asyncio.timeout(_STATUS_SECONDS):
-                status = await _ask(url, transaction)
-            if status != "in progress":
-                return status == "committed"
-        await clock.sleep(_STATUS_PAUSE_SECONDS)
-
-
-async def _ask(url: str, transaction: str) -> str:
-    connection: Any = await connect(url)
-    try:
-        async with connection.transaction():
-            row = await connection.fetchrow(_STATUS, transaction)
-    except asyncpg.InvalidParameterValueError:
-        # Another server took over, which never heard of the transaction.
-        return "aborted"
-    finally:
-        connection.terminate()
-    return "in progress" if row["standby"] else row["status"]

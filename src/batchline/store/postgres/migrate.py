@@ -1,4 +1,4 @@
-"""The version of the schema, and bringing it up to date."""
+"""Checks the version of the PostgreSQL schema and brings it up to date."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,33 +6,37 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 
 from batchline.domain.errors import StoreDown
-from batchline.store.postgres.pool import TROUBLE, PostgresConnection, connect
+from batchline.store.postgres.pool import CONNECTION_ERRORS, PostgresConnection, connect
 
 PACKAGE = "batchline.store.postgres"
 _LOCK = "SELECT pg_advisory_xact_lock(1651794792, 0)"
 _VERSION = "SELECT version FROM schema_version"
-_FIRST = "CREATE TABLE schema_version (version integer NOT NULL); INSERT INTO schema_version (version) VALUES (0)"
-_PATIENCE_SECONDS = 20.0
+_CREATE_VERSION_TABLE = (
+    "CREATE TABLE schema_version (version integer NOT NULL); INSERT INTO schema_version (version) VALUES (0)"
+)
+_CHECK_TIMEOUT_SECONDS = 20.0
 
 
 async def migrate(url: str) -> None:
-    """Bring the schema up to date. Of several processes that start at once, one does it and the others wait. Raises
-    StoreDown."""
+    """Bring the schema up to date. Raise StoreDown.
+
+    If several processes start at once, one of them migrates and the others wait.
+    """
     async with _transaction(url) as connection:
         await connection.execute(_LOCK)
         done, scripts = await _version(connection), _scripts()
         _refuse_newer(done)
         if done is None:
-            await connection.execute(_FIRST)
+            await connection.execute(_CREATE_VERSION_TABLE)
         for script in scripts[done or 0 :]:
             await connection.execute(script)
         await connection.execute("UPDATE schema_version SET version = $1", len(scripts))
 
 
 async def check_version(url: str) -> None:
-    """Raises StoreDown unless the schema is the one that this program knows."""
+    """Raise StoreDown unless the schema has the version that this program expects."""
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS), _transaction(url) as connection:
+        async with asyncio.timeout(_CHECK_TIMEOUT_SECONDS), _transaction(url) as connection:
             version = await _version(connection)
     except TimeoutError as error:
         raise StoreDown("it does not answer") from error
@@ -65,7 +69,7 @@ async def _transaction(url: str) -> AsyncIterator[PostgresConnection]:
         await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         yield connection
         await connection.execute("COMMIT")
-    except TROUBLE as error:
+    except CONNECTION_ERRORS as error:
         raise StoreDown(str(error) or type(error).__name__) from error
     finally:
         connection.terminate()

@@ -1,20 +1,22 @@
-"""Connections that are lent for one transaction each, and no state of their own in between."""
+"""Connects to PostgreSQL, and lends connections for one transaction each."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import asyncpg  # type: ignore[import-untyped]
 
 from batchline.domain.errors import StoreDown
 
-_CONNECT_SECONDS = 5.0
-_KEPT_STATEMENTS = 512
+CONNECT_TIMEOUT_SECONDS = 5.0
+_CACHED_STATEMENTS = 512
 
 
 class PostgresConnection(Protocol):
-    """What is used of asyncpg's."""
+    """The part of asyncpg's connection that is used here."""
 
     async def execute(self, query: str, *args: Any) -> str: ...
 
@@ -28,61 +30,100 @@ class PostgresConnection(Protocol):
 
     def terminate(self) -> None: ...
 
-    async def close(self, *, timeout: float | None = None) -> None: ...
+
+CONNECTION_ERRORS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+"""Everything that the driver, the server or the network can raise."""
 
 
-TROUBLE = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
-"""Whatever a driver, a server or a network can raise."""
+async def connect(
+    url: str, *, pooled: bool = True, timeout_seconds: float = CONNECT_TIMEOUT_SECONDS, **arguments: Any
+) -> PostgresConnection:
+    """Open one connection. Raise StoreDown.
 
-
-async def connect(url: str, *, pooled: bool = True) -> PostgresConnection:
-    """``pooled``: some pooler may give every transaction another server, which knows none of our statements."""
-    kept = 0 if pooled else _KEPT_STATEMENTS
+    ``pooled`` says that a pooler may run every transaction on another server connection, which knows none of the
+    statements that were prepared before; so none are kept. ``arguments`` are asyncpg's own.
+    """
     try:
         connection: PostgresConnection = await asyncpg.connect(
-            url, timeout=_CONNECT_SECONDS, statement_cache_size=kept, max_cached_statement_lifetime=0
+            url,
+            timeout=timeout_seconds,
+            statement_cache_size=0 if pooled else _CACHED_STATEMENTS,
+            max_cached_statement_lifetime=0,
+            **arguments,
         )
-    except (*TROUBLE, ValueError) as error:
+    except (*CONNECTION_ERRORS, ValueError) as error:
         raise StoreDown(f"no connection: {error or type(error).__name__}") from error
     return connection
 
 
-class Connections:
-    def __init__(self, url: str, *, pooled: bool, size: int) -> None:
-        self._url, self._pooled = url, pooled
-        self._free = asyncio.Semaphore(size)
-        self._idle: list[PostgresConnection] = []
+class ConnectionPool:
+    """Up to ``size`` connections. Each is opened when it is first needed and kept until it fails or the pool closes."""
+
+    def __init__(self, pool: Any, *, close_timeout_seconds: float) -> None:
+        self._pool, self._close_timeout_seconds = pool, close_timeout_seconds
+
+    @classmethod
+    async def open(
+        cls, url: str, *, pooled: bool, size: int, connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS
+    ) -> "ConnectionPool":
+        """Create a pool without connecting yet; a server that is down is reported by the first ``acquire``."""
+        pool = await asyncpg.create_pool(
+            url,
+            connect=partial(connect, pooled=pooled, timeout_seconds=connect_timeout_seconds),
+            reset=_keep_state,
+            min_size=0,
+            max_size=size,
+            max_queries=math.inf,
+            max_inactive_connection_lifetime=0,
+        )
+        return cls(pool, close_timeout_seconds=connect_timeout_seconds)
 
     @asynccontextmanager
-    async def lend_job(self) -> AsyncIterator[PostgresConnection]:
-        """One that works, as far as can be known. It is taken back only outside of a transaction."""
-        async with self._free:
-            connection = self._known() or await connect(self._url, pooled=self._pooled)
-            try:
-                yield connection
-            except Exception:
-                raise
-            except BaseException:
-                # Cut off in the middle of a statement, whose answer is still to come.
-                connection.terminate()
-                raise
-            finally:
-                if connection.is_closed() or connection.is_in_transaction():
-                    connection.terminate()
-                else:
-                    self._idle.append(connection)
+    async def acquire(self) -> AsyncIterator[PostgresConnection]:
+        """Lend a connection. Raise StoreDown if none can be opened.
+
+        The connection returns to the pool only if it is open and outside of a transaction, else it is terminated.
+        """
+        connection = await self._pool.acquire()
+        try:
+            yield connection
+        except Exception:
+            raise
+        except BaseException:
+            # The task was cancelled while a statement ran, and the reply to that statement is still to come.
+            terminate(connection)
+            raise
+        finally:
+            if is_open(connection) and connection.is_in_transaction():
+                terminate(connection)
+            await self._pool.release(connection)
 
     async def close(self) -> None:
-        while self._idle:
-            try:
-                await self._idle.pop().close(timeout=_CONNECT_SECONDS)
-            except TROUBLE:
-                continue
+        """Close every connection; terminate those that do not close in time."""
+        with suppress(*CONNECTION_ERRORS):
+            async with asyncio.timeout(self._close_timeout_seconds):
+                await self._pool.close()
 
-    def _known(self) -> PostgresConnection | None:
-        """The one used last, so that those not needed stay idle; a server that restarted has closed them all."""
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_closed():
-                return connection
-        return None
+
+def is_open(connection: PostgresConnection) -> bool:
+    """Return whether a connection is open; one that was terminated while it was lent is not."""
+    try:
+        return not connection.is_closed()
+    except asyncpg.InterfaceError:
+        return False
+
+
+def terminate(connection: PostgresConnection) -> None:
+    """Close a connection at once, without waiting for the server; a pool replaces it when it needs one."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
+
+
+async def _keep_state(_connection: PostgresConnection) -> None:
+    """Reset nothing, which saves a round trip: transactions use only SET LOCAL, so no state outlives them."""

@@ -1,4 +1,4 @@
-"""Named queries in the form that PostgreSQL's protocol takes them, and the values that go in and come out."""
+"""Turns named queries into the form of PostgreSQL's protocol, and converts the values that go in and come out."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,25 +9,30 @@ from batchline.store.sql import Row, Statement, load_queries
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 _ESCAPE = "\x10"
-"""PostgreSQL's text holds every character but NUL, which JSON may well hold."""
+"""Stands for NUL, the only character that PostgreSQL's text cannot hold and JSON can: NUL is stored as escape and 0,
+and the escape character itself as escape and 1."""
 
 
 class Query(NamedTuple):
+    """A statement with numbered parameters, and their names in the order of the numbers."""
+
     sql: str
     names: tuple[str, ...]
 
     def values(self, statement: Statement) -> list[Any]:
-        """In the order of their numbers; of many, an array of each."""
+        """Return the parameters' values in the order of their numbers; for ``many``, an array for each parameter."""
         if statement.many is None:
             return [_storable(statement.params[name]) for name in self.names]
         return [[_storable(params[name]) for params in statement.many] for name in self.names]
 
 
 def load_numbered(package: str) -> dict[str, Query]:
+    """Return the queries of a package by name."""
     return {name: _numbered(sql) for name, sql in load_queries(package).items()}
 
 
 def readable(records: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return rows with their text as it was before it was stored."""
     return [_readable(record) if _has_escapes(record) else record for record in records]
 
 
