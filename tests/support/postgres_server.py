@@ -37,6 +37,7 @@ PATIENCE = 60.0
 
 _NOT_DURABLE = ["-c", "fsync=off", "-c", "full_page_writes=off"]
 _TEMPLATE = "batchline"
+_PARTS_TO_COPY = ("bin/initdb", "bin/postgres", "bin/pg_isready", "lib", "share")
 _TABLES_WITH_LEASES = ("shards", "batches", "files", "processes")
 
 
@@ -175,18 +176,28 @@ class _Server:
     """The server's process and its folder, both owned by an ordinary user: PostgreSQL refuses to run as root."""
 
     def __init__(self, port: int, settings: list[str]) -> None:
+        self._run_as: dict[str, Any] = {}
         user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-        self._run_as = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        # With a private TMPDIR, /tmp is the folder that every user can reach.
+        if user is not None:
+            self._run_as = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        # If TMPDIR is private, /tmp is a folder that every user can reach.
         parent = tempfile.gettempdir() if self._can_reach(Path(tempfile.gettempdir())) else "/tmp"
         self._folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=parent))
         if user is not None:
             os.chown(self._folder, user.pw_uid, user.pw_gid)
-        self._programs = self._reachable_installation() / "bin"
         self.port = port or _free_port()
         self._settings = settings
-        self._make_cluster()
         self._process: subprocess.Popen[bytes] | None = None
+        self._programs = installation() / "bin"
+
+    def prepare(self) -> None:
+        """Make the programs reachable for the server's user, and make its folder of data."""
+        self._programs = self._reachable_installation() / "bin"
+        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
+        command = [str(self._programs / "initdb"), *options, str(self._folder / "data")]
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE, cwd=self._folder, **self._run_as
+        )
 
     def _can_reach(self, path: Path) -> bool:
         """Return whether the user of the server may enter the folder or run the program at ``path``."""
@@ -197,18 +208,22 @@ class _Server:
         installed = installation()
         if self._can_reach(installed / "bin" / "postgres"):
             return installed
-        copy = self._folder / "installation"
-        for part in ("bin/initdb", "bin/postgres", "bin/pg_isready", "lib", "share"):
+        # The programs look for their libraries beside the package, by a relative path.
+        packages = installed.parents[1]
+        libraries = [path.relative_to(packages) for path in packages.glob(f"{installed.parent.name}.libs")]
+        pginstall = installed.relative_to(packages)
+        copy = self._folder / "packages"
+        for part in [*libraries, *(pginstall / name for name in _PARTS_TO_COPY)]:
             (copy / part).parent.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["cp", "-RL", installed / part, copy / part], check=True, timeout=PATIENCE)
+            subprocess.run(["cp", "-R", packages / part, copy / part], check=True, timeout=PATIENCE)
         # The modes of the originals may be as private as their folder.
         subprocess.run(["chmod", "-R", "a+rX", copy], check=True, timeout=PATIENCE)
-        return copy
+        return copy / pginstall
 
     @property
-    def is_expected_state(self) -> bool:
-        """Whether the server runs or was killed by a test, and did not end by itself."""
-        return self._process is None or self._process.poll() is None
+    def ended_by_itself(self) -> bool:
+        """Whether the server ended and no test killed it."""
+        return self._process is not None and self._process.poll() is not None
 
     def start(self) -> None:
         """Start the server, repeatedly until it stays up: the children of a killed one must end first."""
@@ -216,7 +231,7 @@ class _Server:
         while self._process is None or self._process.poll() is not None:
             if time.monotonic() > give_up:
                 sys.exit("PostgreSQL does not start")
-            self._process = self._begin()
+            self._process = self._launch()
             self._wait_until_ready(self._process, give_up)
         _report(f"postgres runs as {self._process.pid}")
 
@@ -233,14 +248,7 @@ class _Server:
             self._process.wait(PATIENCE)
         shutil.rmtree(self._folder)
 
-    def _make_cluster(self) -> None:
-        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
-        command = [str(self._programs / "initdb"), *options, str(self._folder / "data")]
-        subprocess.run(
-            command, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE, cwd=self._folder, **self._run_as
-        )
-
-    def _begin(self) -> "subprocess.Popen[bytes]":
+    def _launch(self) -> "subprocess.Popen[bytes]":
         options = ["-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
         command = [str(self._programs / "postgres"), "-D", str(self._folder / "data"), *options, *self._settings]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=self._folder, **self._run_as)
@@ -274,10 +282,11 @@ def _supervise(port: str, mode: str, *settings: str) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: server.kill())
     signal.signal(signal.SIGUSR2, lambda *_: server.start())
     try:
+        server.prepare()
         server.start()
         _report(f"postgres listens on {server.port}")
         # The process of the tests may be killed before it can end the server.
-        while os.getppid() == parent and server.is_expected_state:
+        while os.getppid() == parent and not server.ended_by_itself:
             time.sleep(0.2)
     finally:
         server.end()
