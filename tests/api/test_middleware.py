@@ -187,7 +187,7 @@ def test_a_slow_answer_is_no_stalled_body(serve: Callable[..., Api]) -> None:
         held.append(Held(validator))
         return held[0]
 
-    api = serve(body_timeout_seconds=0.05, header_timeout_seconds=0.2, wrap_validator=hold)
+    api = serve(body_timeout_seconds=0.5, header_timeout_seconds=1, wrap_validator=hold)
     file_id = api.upload().json["id"]
     body = b'{"input_file_id":"%s","endpoint":"/v1/chat/completions"}' % file_id.encode()
     with api.connect() as waiting, api.connect() as late:

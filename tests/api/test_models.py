@@ -114,7 +114,7 @@ def test_a_list_that_cannot_be_had_is_502(
 
 def test_an_upstream_that_is_gone_or_silent_is_told_apart(serve: Callable[..., Api], hand: HandUpstream) -> None:
     """E3, E2: 504 and 502."""
-    api = serve(upstream_url=hand.url, request_timeout_seconds=0.05)
+    api = serve(upstream_url=hand.url, request_timeout_seconds=0.5)
     assert api.call("GET", "/v1/models").status == 504
     hand.__exit__()
     assert api.call("GET", "/v1/models").status == 502

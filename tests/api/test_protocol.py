@@ -26,7 +26,7 @@ def refused(sock: socket.socket, status: int) -> None:
 @pytest.mark.parametrize("start", [b"", b"GET /healthz HTT", b"GET /healthz HTTP/1.1\r\nhost: te", b"\r\n"])
 def test_headers_that_do_not_end_are_408(shared: Callable[..., Api], start: bytes) -> None:
     """A14"""
-    api = shared(header_timeout_seconds=0.1)
+    api = shared(header_timeout_seconds=0.5)
     with api.connect() as sock:
         sock.sendall(start)
         refused(sock, 408)
@@ -35,7 +35,7 @@ def test_headers_that_do_not_end_are_408(shared: Callable[..., Api], start: byte
 @pytest.mark.parametrize("start", [b"G", b"GET /healthz HTTP/1.1\r\n", b"\r\n"])
 def test_the_deadline_holds_for_later_requests_of_a_connection(shared: Callable[..., Api], start: bytes) -> None:
     """A14"""
-    api = shared(header_timeout_seconds=0.1)
+    api = shared(header_timeout_seconds=0.5)
     with api.connect() as sock:
         for _ in range(2):
             sock.sendall(HEALTH)
@@ -46,7 +46,7 @@ def test_the_deadline_holds_for_later_requests_of_a_connection(shared: Callable[
 
 def test_a_connection_between_requests_is_not_late(shared: Callable[..., Api]) -> None:
     """A14: keep-alive outlasts the deadline for headers."""
-    api = shared(header_timeout_seconds=0.1)
+    api = shared(header_timeout_seconds=0.5)
     with api.connect() as kept, api.connect() as late:
         kept.sendall(HEALTH)
         assert read_reply(kept).status == 200
@@ -63,7 +63,7 @@ def test_headers_that_wait_for_an_earlier_answer_do_not_spoil_it(serve: Callable
         held.append(Held(validator))
         return held[0]
 
-    api = serve(header_timeout_seconds=0.1, wrap_validator=hold)
+    api = serve(header_timeout_seconds=0.5, wrap_validator=hold)
     file_id = api.upload().json["id"]
     body = b'{"input_file_id":"%s","endpoint":"/v1/chat/completions"}' % file_id.encode()
     with api.connect() as sock, api.connect() as late:

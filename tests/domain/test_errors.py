@@ -1,10 +1,15 @@
 """Every error a client can be answered with: SPEC A1, A2, A4, A6, A10, A12, B2, B6, C3, C8."""
 
-import inspect
+import importlib
+import pkgutil
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
+import batchline
 from batchline.domain import errors
 from batchline.domain.errors import (
     ApiError,
@@ -13,10 +18,12 @@ from batchline.domain.errors import (
     Conflict,
     FileNotFound,
     GatewayTimeout,
+    HeadersTooLarge,
     InsufficientQuota,
     InternalError,
     InvalidCredentials,
     InvalidInput,
+    InvalidMultipart,
     InvalidRequest,
     MethodNotAllowed,
     MissingCredentials,
@@ -29,6 +36,7 @@ from batchline.domain.errors import (
     TooLarge,
     Unavailable,
 )
+from batchline.domain.wire import ErrorBody
 
 TYPES = {
     "invalid_request_error",
@@ -40,6 +48,7 @@ TYPES = {
 EXAMPLES = [
     (InvalidRequest("m"), 400, "invalid_request_error", "invalid_request_error"),
     (InvalidInput("m", line=3), 400, "invalid_request_error", "invalid_request_error"),
+    (InvalidMultipart("m"), 400, "invalid_request_error", "invalid_multipart"),
     (MissingCredentials(), 401, "authentication_error", None),
     (InvalidCredentials(), 403, "authentication_error", None),
     (NotFound("m"), 404, "invalid_request_error", "not_found"),
@@ -52,6 +61,7 @@ EXAMPLES = [
     (RangeNotSatisfiable("m"), 416, "invalid_request_error", "range_not_satisfiable"),
     (RateLimited("m", retry_after=5), 429, "rate_limit_exceeded", "rate_limit_exceeded"),
     (InsufficientQuota(), 429, "insufficient_quota", "insufficient_quota"),
+    (HeadersTooLarge(), 431, "invalid_request_error", "headers_too_large"),
     (Refused(404, "m", code="not_found_error"), 404, "invalid_request_error", "not_found_error"),
     (InternalError(), 500, "internal_error", None),
     (StorageFailed(), 500, "internal_error", "storage_error"),
@@ -61,14 +71,19 @@ EXAMPLES = [
 ]
 
 
+def _envelope(error: ApiError) -> dict[str, Any]:
+    body = to_builtins(ErrorBody.from_error(error))
+    assert set(body) == {"error"}
+    fields: dict[str, Any] = body["error"]
+    return fields
+
+
 @pytest.mark.rule("A6", "Every error is told in one envelope.")
 @pytest.mark.parametrize(("error", "status", "kind", "code"), EXAMPLES, ids=lambda value: type(value).__name__)
 def test_every_error_fills_the_envelope(error: ApiError, status: int, kind: str, code: str | None) -> None:
     """A6: message and type are never null, the type is one of the contract's."""
     assert error.status == status
-    assert set(error.body()) == {"error"}
-    envelope = error.body()["error"]
-    assert isinstance(envelope, dict)
+    envelope = _envelope(error)
     assert {"message", "type", "code", "param"} <= set(envelope)
     assert envelope["message"] == str(error)
     assert envelope["message"]
@@ -77,17 +92,43 @@ def test_every_error_fills_the_envelope(error: ApiError, status: int, kind: str,
     assert ("line" in envelope) is isinstance(error, InvalidInput)
 
 
-def test_every_error_is_tried_and_drawn() -> None:
-    """A6: one that is added must be added here and to the drawing, with its status."""
-    classes = {
-        one
-        for _, one in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(one, ApiError) and one is not ApiError
-    }
+def _import_package() -> None:
+    for module in pkgutil.walk_packages(batchline.__path__, "batchline."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
+def _subclasses(parent: type[ApiError]) -> Iterator[type[ApiError]]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+def _drawn() -> dict[str, tuple[str, str]]:
+    """Return the parent and the status of every class in the drawing, by the column at which its name begins."""
+    drawn: dict[str, tuple[str, str]] = {}
+    path = [(4, "ApiError")]
+    for line in (errors.__doc__ or "").splitlines():
+        node = re.match(r"[ │]*[├└]── (?P<name>\w+) +(?P<status>[0-9x]{3}) ", line)
+        if node:
+            column = node.start("name")
+            path = [(start, name) for start, name in path if start < column]
+            drawn[node["name"]] = (path[-1][1], node["status"])
+            path.append((column, node["name"]))
+    return drawn
+
+
+def test_the_drawing_has_every_error_of_the_package_with_its_parent_and_status() -> None:
+    """A6: an error that is added anywhere must be added to the drawing, under its parent, and to the examples."""
+    _import_package()
+    classes = set(_subclasses(ApiError))
+    assert {kind.__module__ for kind in classes} == {errors.__name__}
     assert classes == {type(example[0]) for example in EXAMPLES}
-    assert re.search(r"── Refused +4xx\b", errors.__doc__ or "")
-    for one in classes - {FileNotFound, BatchNotFound, Refused}:
-        assert re.search(rf"── {one.__name__} +{one.status}\b", errors.__doc__ or ""), one.__name__
+    actual = {
+        kind.__name__: (kind.__base__.__name__ if kind.__base__ else "", "4xx" if kind is Refused else str(kind.status))
+        for kind in classes
+    }
+    assert _drawn() == actual
 
 
 def test_the_messages_are_the_contracts() -> None:
@@ -100,22 +141,19 @@ def test_the_messages_are_the_contracts() -> None:
 
 def test_a_line_is_named_only_where_one_is_to_blame() -> None:
     """A6, C3, C4."""
-    assert InvalidInput("m", line=3).body()["error"] == {
+    assert _envelope(InvalidInput("m", line=3)) == {
         "message": "m",
         "type": "invalid_request_error",
         "code": "invalid_request_error",
         "param": None,
         "line": 3,
     }
-    whole = InvalidInput("m", line=None).body()["error"]
-    assert isinstance(whole, dict)
-    assert "line" not in whole
+    assert "line" not in _envelope(InvalidInput("m", line=None))
 
 
 def test_a_code_and_a_param_can_be_told() -> None:
     """B2."""
-    error = TooLarge("m", code="file_too_large", param="file").body()["error"]
-    assert isinstance(error, dict)
+    error = _envelope(TooLarge("m", code="file_too_large", param="file"))
     assert (error["code"], error["param"]) == ("file_too_large", "file")
 
 

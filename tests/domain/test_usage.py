@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from msgspec import to_builtins
 from openai.types import BatchUsage
 
+from batchline.domain import wire
 from batchline.domain.usage import NOTHING, Usage, reported_usage, total
 
 
@@ -44,6 +46,6 @@ def test_nothing_and_nonsense_count_nothing(answer: bytes) -> None:
 
 def test_the_sum_has_the_shape_the_official_client_reads() -> None:
     answers = [Usage(input_tokens=12, cached_tokens=8, output_tokens=3, reasoning_tokens=2), Usage(input_tokens=1)]
-    read = BatchUsage.model_validate(total(answers).wire(), strict=True)
+    read = BatchUsage.model_validate(to_builtins(wire.BatchUsage.from_usage(total(answers))), strict=True)
     assert (read.input_tokens, read.output_tokens, read.total_tokens) == (13, 3, 16)
     assert (read.input_tokens_details.cached_tokens, read.output_tokens_details.reasoning_tokens) == (8, 2)

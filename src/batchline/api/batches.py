@@ -14,7 +14,9 @@ from batchline.api.throttle import Throttle
 from batchline.domain.errors import BatchNotFound, InsufficientQuota, InvalidRequest, TooLarge
 from batchline.domain.limits import MAX_JSON_BODY_BYTES, MAX_METADATA_BYTES
 from batchline.domain.records import Owner
+from batchline.domain.request_body import parse_json_object
 from batchline.domain.states import BatchStatus
+from batchline.domain.wire import BatchList, BatchObject, BatchProgress
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.create import BatchCreator, CreateAnswer, CreateRequest
 from batchline.pipeline.progress import ProgressReader
@@ -23,7 +25,6 @@ from batchline.ports import Batches
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
 _MAX_IDEMPOTENCY_KEY = 255
 
-_OBJECT = Decoder(dict[str, Raw])
 _STRING = Decoder(str)
 
 
@@ -74,7 +75,8 @@ class BatchRoutes:
             created_after=integer(query, "created_after"),
             created_before=integer(query, "created_before"),
         )
-        return page(rows, limit=limit)
+        shown, has_more = page(rows, limit=limit)
+        return json_response(BatchList.from_records(shown, has_more=has_more))
 
     async def retrieve(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
@@ -82,17 +84,17 @@ class BatchRoutes:
         batch = await self._batches.batch(owner.project_id, batch_id)
         if batch is None:
             raise BatchNotFound(batch_id)
-        return json_response(batch.wire())
+        return json_response(BatchObject.from_record(batch))
 
     async def progress(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
         progress = await self._progress_reader.progress(owner.project_id, _batch_id(request))
-        return json_response(progress.wire())
+        return json_response(BatchProgress.from_progress(progress))
 
     async def cancel(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
         batch = await self._cancellation.cancel(owner.project_id, _batch_id(request))
-        return json_response(batch.wire())
+        return json_response(BatchObject.from_record(batch))
 
     def _admit(self, owner: Owner) -> None:
         if not self._auth.has_funds(owner):
@@ -106,22 +108,13 @@ class BatchRoutes:
 
 def create_request(body: bytes) -> CreateRequest:
     """The first fault in the order of the fields is the one that is told."""
-    fields = _object(body)
+    fields = parse_json_object(body)
     input_file_id = _required(fields, "input_file_id")
     endpoint = _required(fields, "endpoint")
     window = fields.get("completion_window", Raw(b"null"))
     if not _is_null(window) and _string(window) != "24h":
         raise InvalidRequest('completion_window must be "24h"', param="completion_window")
     return CreateRequest(input_file_id=input_file_id, endpoint=endpoint, metadata=_metadata(fields))
-
-
-def _object(body: bytes) -> dict[str, Raw]:
-    try:
-        # The decoder leaves the UTF-8 of raw values unchecked.
-        body.decode()
-        return _OBJECT.decode(body)
-    except (DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest("The request's body must be a JSON object") from None
 
 
 def _required(fields: dict[str, Raw], name: str) -> str:

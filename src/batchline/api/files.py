@@ -8,16 +8,17 @@ from starlette.types import ASGIApp
 
 from batchline.api.auth import Auth
 from batchline.api.content import Content, headers_of, span_of
-from batchline.api.multipart import Form, InvalidMultipart
+from batchline.api.multipart import Form
 from batchline.api.paging import choice, integer, page
 from batchline.api.request_context import body_chunks
 from batchline.api.responses import json_response
 from batchline.api.throttle import Throttle
-from batchline.domain.errors import FileNotFound, InvalidRequest, ObjectsDown, TooLarge
+from batchline.domain.errors import FileNotFound, InvalidMultipart, InvalidRequest, ObjectsDown, TooLarge
 from batchline.domain.ids import canonical_file_id
 from batchline.domain.records import BATCH, BATCH_OUTPUT, File
+from batchline.domain.wire import DeletedFile, FileList, FileObject
 from batchline.pipeline.download import Download
-from batchline.pipeline.upload import Incoming, Upload
+from batchline.pipeline.upload import IncomingFile, Upload
 from batchline.ports import Clock, Files, Objects
 
 MULTIPART_OVERHEAD = 1024 * 1024
@@ -50,8 +51,10 @@ class FileRoutes:
         owner = await self._auth.spender(request)
         with self._throttle.place(owner.project_id):
             form = Form(request.headers.get("content-type", ""))
-            file = await self._upload.take(owner.project_id, lambda incoming: self._fill(incoming, form, request))
-        return json_response(file.wire())
+            async with self._upload.begin(owner.project_id) as incoming:
+                await self._receive(request, form, incoming)
+                file = await incoming.finish(filename=form.filename, expires_after=_expires_after(form))
+        return json_response(FileObject.from_record(file))
 
     async def list(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
@@ -65,10 +68,11 @@ class FileRoutes:
             limit=limit + 1,
             at=self._now(),
         )
-        return page(rows, limit=limit)
+        shown, has_more = page(rows, limit=limit)
+        return json_response(FileList.from_records(shown, has_more=has_more))
 
     async def retrieve(self, request: Request) -> Response:
-        return json_response((await self._find(request)).wire())
+        return json_response(FileObject.from_record(await self._find(request)))
 
     async def content(self, request: Request) -> ASGIApp:
         file = await self._find(request)
@@ -87,13 +91,14 @@ class FileRoutes:
         if file is None:
             raise FileNotFound(file_id)
         await self._drop_object(file)
-        return json_response({"id": file.id, "object": "file", "deleted": True})
+        return json_response(DeletedFile(id=file.id, object="file", deleted=True))
 
     async def _find(self, request: Request) -> File:
         owner = await self._auth.owner(request)
         return await self._download.find(owner.project_id, _file_id(request))
 
-    async def _fill(self, incoming: Incoming, form: Form, request: Request) -> File:
+    async def _receive(self, request: Request, form: Form, incoming: IncomingFile) -> None:
+        """Read the form to its end and write its file part, checking the fields as soon as they are read."""
         chunks = body_chunks(
             request,
             max_bytes=self._max_file_bytes + MULTIPART_OVERHEAD,
@@ -109,7 +114,6 @@ class FileRoutes:
             for piece in pieces:
                 await incoming.write(piece)
         _check_whole(form)
-        return await incoming.finish(filename=form.filename, expires_after=_expires_after(form))
 
     async def _drop_object(self, file: File) -> None:
         """The row says deleted by now, and that is what counts: an object that stays is swept."""

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from batchline.domain.errors import InvalidRequest
+from batchline.domain.errors import InvalidMultipart, InvalidRequest
 
 MAX_FIELD_BYTES = 64 * 1024
 _MAX_PARTS = 32
@@ -17,10 +17,6 @@ _FILE = "file"
 _PARAMETER = re.compile(r'\s*;\s*([^\s;="]+)\s*=\s*(?:"((?:\\.|[^"\\])*+)"|([^;"]*+))', re.DOTALL)
 _ESCAPED = re.compile(r'\\(["\\])')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-
-class InvalidMultipart(InvalidRequest):
-    code = "invalid_multipart"
 
 
 class Form:

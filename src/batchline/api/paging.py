@@ -1,21 +1,21 @@
-"""Lists: what a page may ask for, and its envelope."""
+"""Reads the query parameters of lists and cuts their rows into pages."""
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from starlette.datastructures import QueryParams
-from starlette.responses import Response
 
-from batchline.api.responses import json_response
 from batchline.domain.errors import InvalidRequest
-from batchline.domain.records import Batch, File
 
 _INTEGER = re.compile(r"-?[0-9]+")
 _MAX_DIGITS = 18
 
+T = TypeVar("T")
+
 
 def integer(query: QueryParams, name: str, *, code: str | None = None) -> int | None:
-    """Raises InvalidRequest for anything but an integer."""
+    """Return a parameter as an integer, or None if it is absent. Raise InvalidRequest for anything else."""
     text = query.get(name)
     if text is None:
         return None
@@ -26,23 +26,18 @@ def integer(query: QueryParams, name: str, *, code: str | None = None) -> int | 
 
 
 def choice(query: QueryParams, name: str, allowed: Iterable[str]) -> str | None:
+    """Return a parameter that is one of the allowed values, or None if it is absent. Raise InvalidRequest if not."""
     value = query.get(name)
     if value is not None and value not in allowed:
         raise InvalidRequest(f"{name} must be one of: {', '.join(allowed)}", param=name)
     return value
 
 
-def page(rows: Sequence[File] | Sequence[Batch] | None, *, limit: int) -> Response:
-    """Of up to ``limit`` + 1 rows; None for a cursor that names nothing."""
+def page(rows: Sequence[T] | None, *, limit: int) -> tuple[Sequence[T], bool]:
+    """Return the first ``limit`` of up to ``limit`` + 1 rows, and whether more follow.
+
+    Raise InvalidRequest if ``rows`` is None: the cursor names nothing in this project.
+    """
     if rows is None:
         raise InvalidRequest("after names nothing in this project", param="after")
-    shown = rows[:limit]
-    return json_response(
-        {
-            "object": "list",
-            "data": [row.wire() for row in shown],
-            "first_id": shown[0].id if shown else None,
-            "last_id": shown[-1].id if shown else None,
-            "has_more": len(rows) > limit,
-        }
-    )
+    return rows[:limit], len(rows) > limit

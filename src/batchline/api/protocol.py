@@ -10,22 +10,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from batchline.api.request_context import ClientState
 from batchline.api.responses import JSON
 from batchline.domain import ids
-from batchline.domain.errors import ApiError, InvalidRequest, RequestTimeout
+from batchline.domain.errors import MAX_HEADER_BYTES, ApiError, HeadersTooLarge, InvalidRequest, RequestTimeout
+from batchline.domain.wire import ErrorBody
 from batchline.ports import Random
 
-MAX_HEADER_BYTES = 64 * 1024
 _LINGER_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
-
-
-class HeadersTooLarge(ApiError):
-    status = 431
-    type = "invalid_request_error"
-    code = "headers_too_large"
-
-    def __init__(self) -> None:
-        super().__init__(f"The request's headers exceed {MAX_HEADER_BYTES} bytes")
 
 
 class ServerConnection(HttpToolsProtocol):
@@ -162,7 +153,7 @@ class ServerConnection(HttpToolsProtocol):
             self._refuse(RequestTimeout(f"The request's headers took longer than {self.header_seconds:g} seconds"))
 
     def _raw_response(self, error: ApiError, request_id: str) -> bytes:
-        body = encode_json(error.body())
+        body = encode_json(ErrorBody.from_error(error))
         headers = [
             *self.server_state.default_headers,
             (b"content-type", JSON.encode()),

@@ -6,6 +6,7 @@ from msgspec.json import encode as encode_json
 from starlette.responses import Response
 
 from batchline.domain.errors import ApiError
+from batchline.domain.wire import ErrorBody
 
 JSON = "application/json"
 
@@ -15,4 +16,4 @@ def json_response(value: object, *, headers: Mapping[str, str] | None = None) ->
 
 
 def error_response(error: ApiError) -> Response:
-    return Response(encode_json(error.body()), error.status, headers=error.headers, media_type=JSON)
+    return Response(encode_json(ErrorBody.from_error(error)), error.status, headers=error.headers, media_type=JSON)

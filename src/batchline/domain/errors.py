@@ -1,15 +1,16 @@
-"""Every error a client can be answered with: status, type, code and text in one place.
+"""Every error that a client can be answered with: status, type, code and text in one place.
 
 ::
 
     ApiError
     ├── InvalidRequest          400  invalid_request_error
-    │   └── InvalidInput        400  … an input file, with the line
+    │   ├── InvalidInput        400  … an input file, with the line
+    │   └── InvalidMultipart    400  … the body of an upload
     ├── MissingCredentials      401  authentication_error
     ├── InvalidCredentials      403  authentication_error
     ├── NotFound                404  invalid_request_error
-    │   ├── FileNotFound             file_not_found
-    │   └── BatchNotFound            batch_not_found
+    │   ├── FileNotFound        404  … file_not_found
+    │   └── BatchNotFound       404  … batch_not_found
     ├── MethodNotAllowed        405  invalid_request_error
     ├── RequestTimeout          408  invalid_request_error
     ├── Conflict                409  invalid_request_error      never retried by the SDKs
@@ -17,32 +18,46 @@
     ├── RangeNotSatisfiable     416  invalid_request_error
     ├── RateLimited             429  rate_limit_exceeded        with Retry-After
     ├── InsufficientQuota       429  insufficient_quota         never retried by the SDKs
+    ├── HeadersTooLarge         431  invalid_request_error
     ├── Refused                 4xx  as the upstream answered a synchronous call
     └── InternalError           500  internal_error
-        ├── StorageFailed       500  storage_error
-        ├── BadGateway          502  internal_error
-        ├── Unavailable         503  internal_error             with Retry-After
-        └── GatewayTimeout      504  internal_error
+        ├── StorageFailed       500  … storage_error
+        ├── BadGateway          502  … upstream_error
+        ├── Unavailable         503  … service_unavailable      with Retry-After
+        └── GatewayTimeout      504  … upstream_timeout
 
-Errors between parts, never shown to a client:
+Errors between the parts of the service, never shown to a client:
 
 ::
 
-    LeaseLost       somebody else holds now what this process held
-    StoreDown       the database did not take or answer a statement
-    ObjectsDown     the object store did not take or answer a call
-    ObjectMissing   an object that should be there is not
+    LeaseLost       another process now holds what this process held
+    StoreDown       the database did not accept or answer a statement
+    ObjectsDown     the object store did not accept or answer a call
+    ObjectMissing   an object that should exist does not
     StreamBroken    an upstream's answer ended before it was complete
 """
 
 import math
 from collections.abc import Mapping
+from typing import Literal
+
+MAX_HEADER_BYTES = 64 * 1024
+_MAX_RETRY_AFTER_SECONDS = 60
+_UNAVAILABLE_RETRY_AFTER_SECONDS = 2
+
+ErrorType = Literal[
+    "invalid_request_error", "authentication_error", "rate_limit_exceeded", "insufficient_quota", "internal_error"
+]
 
 
 class ApiError(Exception):
+    """An error with the status, headers and fields of its answer; ``ErrorBody`` in ``domain.wire`` is its envelope."""
+
     status = 500
-    type = "internal_error"
+    type: ErrorType = "internal_error"
     code: str | None = None
+    line: int | None = None
+    """The first invalid line of an input file."""
 
     def __init__(
         self,
@@ -58,37 +73,28 @@ class ApiError(Exception):
         self.param = param
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, object]:
-        """The envelope of every error answer."""
-        return {
-            "error": {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
-            | self._extra()
-        }
-
-    def _extra(self) -> dict[str, object]:
-        return {}
-
 
 class InvalidRequest(ApiError):
     status = 400
-    type = "invalid_request_error"
+    type: ErrorType = "invalid_request_error"
     code = "invalid_request_error"
 
 
 class InvalidInput(InvalidRequest):
-    """The input file of a batch was refused; ``line`` is the first offending one, if a line is to blame."""
+    """The input file of a batch is invalid; ``line`` is the first invalid line, or None if no line is at fault."""
 
     def __init__(self, message: str, *, line: int | None) -> None:
         super().__init__(message)
         self.line = line
 
-    def _extra(self) -> dict[str, object]:
-        return {} if self.line is None else {"line": self.line}
+
+class InvalidMultipart(InvalidRequest):
+    code = "invalid_multipart"
 
 
 class MissingCredentials(ApiError):
     status = 401
-    type = "authentication_error"
+    type: ErrorType = "authentication_error"
 
     def __init__(self) -> None:
         super().__init__("Missing authentication headers")
@@ -96,7 +102,7 @@ class MissingCredentials(ApiError):
 
 class InvalidCredentials(ApiError):
     status = 403
-    type = "authentication_error"
+    type: ErrorType = "authentication_error"
 
     def __init__(self) -> None:
         super().__init__("Invalid credentials")
@@ -104,7 +110,7 @@ class InvalidCredentials(ApiError):
 
 class NotFound(ApiError):
     status = 404
-    type = "invalid_request_error"
+    type: ErrorType = "invalid_request_error"
     code = "not_found"
 
 
@@ -124,19 +130,19 @@ class BatchNotFound(NotFound):
 
 class MethodNotAllowed(ApiError):
     status = 405
-    type = "invalid_request_error"
+    type: ErrorType = "invalid_request_error"
     code = "method_not_allowed"
 
 
 class RequestTimeout(ApiError):
     status = 408
-    type = "invalid_request_error"
+    type: ErrorType = "invalid_request_error"
     code = "request_timeout"
 
 
 class Conflict(ApiError):
     status = 409
-    type = "invalid_request_error"
+    type: ErrorType = "invalid_request_error"
     code = "conflict"
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
@@ -145,28 +151,28 @@ class Conflict(ApiError):
 
 class TooLarge(ApiError):
     status = 413
-    type = "invalid_request_error"
+    type: ErrorType = "invalid_request_error"
     code = "request_too_large"
 
 
 class RangeNotSatisfiable(ApiError):
     status = 416
-    type = "invalid_request_error"
+    type: ErrorType = "invalid_request_error"
     code = "range_not_satisfiable"
 
 
 class RateLimited(ApiError):
     status = 429
-    type = "rate_limit_exceeded"
+    type: ErrorType = "rate_limit_exceeded"
     code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after: int) -> None:
-        super().__init__(message, headers={"retry-after": str(min(retry_after, _LONGEST_RETRY_AFTER))})
+        super().__init__(message, headers={"retry-after": str(min(retry_after, _MAX_RETRY_AFTER_SECONDS))})
 
 
 class InsufficientQuota(ApiError):
     status = 429
-    type = "insufficient_quota"
+    type: ErrorType = "insufficient_quota"
     code = "insufficient_quota"
 
     def __init__(self) -> None:
@@ -175,8 +181,17 @@ class InsufficientQuota(ApiError):
         )
 
 
+class HeadersTooLarge(ApiError):
+    status = 431
+    type: ErrorType = "invalid_request_error"
+    code = "headers_too_large"
+
+    def __init__(self) -> None:
+        super().__init__(f"The request's headers exceed {MAX_HEADER_BYTES} bytes")
+
+
 class Refused(ApiError):
-    """A synchronous call that was refused as its line in a batch would be, by the upstream or before it was asked."""
+    """A synchronous call was refused, by the upstream or before it was called, as its line in a batch would be."""
 
     def __init__(
         self, status: int, message: str, *, code: str, param: str | None = None, retry_after: float | None = None
@@ -185,13 +200,12 @@ class Refused(ApiError):
         self.status = status
         self.type = _REFUSED_TYPES.get(code, "invalid_request_error")
         if code == "rate_limit_exceeded":
-            self.headers["retry-after"] = str(max(1, math.ceil(min(retry_after or 1, _LONGEST_RETRY_AFTER))))
+            self.headers["retry-after"] = str(max(1, math.ceil(min(retry_after or 1, _MAX_RETRY_AFTER_SECONDS))))
         elif status in {408, 409, 429}:
             self.headers["x-should-retry"] = "false"
 
 
-_LONGEST_RETRY_AFTER = 60
-_REFUSED_TYPES = {
+_REFUSED_TYPES: dict[str, ErrorType] = {
     "authentication_error": "authentication_error",
     "insufficient_quota": "insufficient_quota",
     "rate_limit_exceeded": "rate_limit_exceeded",
@@ -200,10 +214,16 @@ _REFUSED_TYPES = {
 
 class InternalError(ApiError):
     status = 500
-    type = "internal_error"
+    type: ErrorType = "internal_error"
 
-    def __init__(self, message: str = "Internal server error", *, code: str | None = None) -> None:
-        super().__init__(message, code=code)
+    def __init__(
+        self,
+        message: str = "Internal server error",
+        *,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, code=code, headers=headers)
 
 
 class StorageFailed(InternalError):
@@ -218,34 +238,33 @@ class BadGateway(InternalError):
     code = "upstream_error"
 
 
+class Unavailable(InternalError):
+    status = 503
+    code = "service_unavailable"
+
+    def __init__(self, message: str = "The service cannot reach its storage right now. Try again.") -> None:
+        super().__init__(message, headers={"retry-after": str(_UNAVAILABLE_RETRY_AFTER_SECONDS)})
+
+
 class GatewayTimeout(InternalError):
     status = 504
     code = "upstream_timeout"
 
 
-class Unavailable(ApiError):
-    status = 503
-    type = "internal_error"
-    code = "service_unavailable"
-
-    def __init__(self, message: str = "The service cannot reach its storage right now. Try again.") -> None:
-        super().__init__(message, headers={"retry-after": "2"})
-
-
 class LeaseLost(Exception):
-    """Somebody else holds now what this process held."""
+    """Another process now holds what this process held."""
 
 
 class StoreDown(Exception):
-    """The database did not take or answer a statement."""
+    """The database did not accept or answer a statement."""
 
 
 class ObjectsDown(Exception):
-    """The object store did not take or answer a call."""
+    """The object store did not accept or answer a call."""
 
 
 class ObjectMissing(Exception):
-    """An object that should be there is not."""
+    """An object that should exist does not."""
 
 
 class StreamBroken(Exception):

@@ -12,6 +12,7 @@ from msgspec.json import Decoder, encode
 
 from batchline.domain.errors import ApiError, StreamBroken
 from batchline.domain.usage import NOTHING, Usage, reported_usage, usage_in
+from batchline.domain.wire import ErrorBody
 
 MAX_EVENT_BYTES = 1024 * 1024
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
@@ -110,7 +111,7 @@ def read_response_event(event: bytes) -> Chunk:
 
 def error_event(error: ApiError) -> bytes:
     """The last event of a stream that broke: its status line was sent long ago."""
-    return _event(error.body())
+    return _event(ErrorBody.from_error(error))
 
 
 class _Part(Struct):
@@ -167,6 +168,6 @@ def _data_of(event: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-def _event(document: dict[str, Any]) -> bytes:
+def _event(document: object) -> bytes:
     # A line end can only stand between the tokens of a value that came over several data lines.
     return b"data: %b\n\n" % encode(document).replace(b"\n", b" ")

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, sqrt
 from statistics import fmean, stdev
+from typing import Annotated
 
-from msgspec import Raw, Struct
+from msgspec import Meta, Struct
 from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
@@ -24,12 +25,12 @@ class Sample(Struct, frozen=True, kw_only=True):
     lines: int
 
 
-class Eta(Struct, frozen=True, kw_only=True):
-    """Seconds until every line is recorded, and what to reckon with."""
+class Eta(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds until every line is recorded, with a lower and an upper bound."""
 
-    seconds: int
-    low: int
-    high: int
+    seconds: Annotated[int, Meta(ge=0, description="At the current rate.")]
+    low: Annotated[int, Meta(ge=0, description="At best.")]
+    high: Annotated[int, Meta(ge=0, description="At worst.")]
 
 
 class LineErrors(Struct, frozen=True, kw_only=True):
@@ -47,14 +48,6 @@ class Pause(Struct, frozen=True, kw_only=True):
     upstream: str
     detail: str
     since: int
-
-    def wire(self) -> dict[str, object]:
-        return {
-            "reason": "upstream_paused",
-            "upstream": self.upstream,
-            "detail": self.detail,
-            "since": self.since,
-        }
 
 
 class Activity(Struct, frozen=True, kw_only=True):
@@ -74,23 +67,6 @@ class Progress(Struct, frozen=True, kw_only=True):
     eta: Eta | None
     activity: Activity
     errors: list[LineErrors]
-
-    def wire(self) -> dict[str, object]:
-        """The batch.progress object of the API."""
-        batch = self.batch.wire()
-        return {
-            "object": "batch.progress",
-            "batch_id": self.batch.id,
-            "status": self.batch.status,
-            "request_counts": batch["request_counts"],
-            "rate": round(self.rate, 3),
-            "eta": self.eta,
-            "waiting_for": None if self.activity.pause is None else self.activity.pause.wire(),
-            "in_flight": self.activity.in_flight,
-            "concurrency": self.activity.concurrency,
-            "errors": [{"code": each.code, "count": each.count, "sample": Raw(each.sample)} for each in self.errors],
-            "usage": batch["usage"],
-        }
 
 
 class _Error(Struct):

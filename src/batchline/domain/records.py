@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 from msgspec.json import encode as encode_json
 
 from batchline.domain.states import BatchStatus, Stop
@@ -117,19 +117,6 @@ class File(Struct, frozen=True, kw_only=True):
     is_error: bool
     object_key: str
 
-    def wire(self) -> dict[str, object]:
-        """The File object of the API."""
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-            "expires_at": self.expires_at,
-        } | ({"is_error": True} if self.is_error else {})
-
 
 class InputFault(Struct, frozen=True):
     """One thing wrong with an input file; ``line`` is None where no single line is to blame."""
@@ -178,46 +165,6 @@ class Batch(Struct, frozen=True, kw_only=True):
             output_tokens=self.output_tokens,
             reasoning_tokens=self.reasoning_tokens,
         )
-
-    def wire(self) -> dict[str, object]:
-        """The Batch object of the API: the same fields in every state."""
-        return {
-            "id": self.id,
-            "object": "batch",
-            "endpoint": self.endpoint,
-            "errors": None if self.errors is None else Raw(self.errors),
-            "input_file_id": self.input_file_id,
-            "completion_window": "24h",
-            "status": self.status,
-            "output_file_id": self.output_file_id,
-            "error_file_id": self.error_file_id,
-            "created_at": self.created_at,
-            "in_progress_at": self.in_progress_at,
-            "expires_at": self.expires_at,
-            "finalizing_at": self.finalizing_at,
-            "completed_at": self.completed_at,
-            "failed_at": self.failed_at,
-            "expired_at": self.expired_at,
-            "cancelling_at": self.cancelling_at,
-            "cancelled_at": self.cancelled_at,
-            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
-            "metadata": Raw(self.metadata),
-            "model": self.model,
-            "usage": self.usage.wire(),
-        }
-
-
-def errors_document(faults: list[InputFault]) -> bytes:
-    """``errors`` of a failed batch."""
-    return encode_json(
-        {
-            "object": "list",
-            "data": [
-                {"code": "invalid_request_error", "message": fault.message, "line": fault.line, "param": None}
-                for fault in faults
-            ],
-        }
-    )
 
 
 class NewShard(Struct, frozen=True, kw_only=True):

@@ -15,16 +15,6 @@ class Usage(Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     reasoning_tokens: int = 0
 
-    def wire(self) -> dict[str, object]:
-        """``usage`` of the Batch object, in OpenAI's shape."""
-        return {
-            "input_tokens": self.input_tokens,
-            "input_tokens_details": {"cached_tokens": self.cached_tokens},
-            "output_tokens": self.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
-            "total_tokens": self.input_tokens + self.output_tokens,
-        }
-
 
 NOTHING = Usage()
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import schemathesis
 from jsonschema_rs import Draft202012Validator
+from msgspec import to_builtins
+from msgspec.json import encode
 from starlette.routing import Route
 
 import batchline
@@ -22,7 +24,8 @@ from batchline.domain.outcomes import Failure, Outcome, Retryable, Success, clas
 from batchline.domain.records import Batch, File
 from batchline.domain.replies import Answer, Fault, FaultKind
 from batchline.domain.states import BatchStatus
-from batchline.pipeline.inference import PATHS, _faulty, _refusal
+from batchline.domain.wire import BatchObject, ErrorBody, FileObject
+from batchline.pipeline.inference import PATHS, _fault_error, _refusal
 from tests.support.api_server import LINE, Api
 
 Document = dict[str, Any]
@@ -137,7 +140,9 @@ def test_every_answer_tells_its_request_id_and_every_error_its_envelope(document
             told = _resolve(document, response)
             assert _resolve(document, told["headers"]["x-request-id"])["required"]
             if not status.startswith("2"):
-                assert {"$ref": "#/components/schemas/Error"} in told["content"]["application/json"]["schema"]["allOf"]
+                assert {"$ref": "#/components/schemas/ErrorBody"} in told["content"]["application/json"]["schema"][
+                    "allOf"
+                ]
 
 
 def test_every_example_fits_its_schema(document: Document) -> None:
@@ -182,10 +187,12 @@ def test_all_that_an_upstream_can_answer_a_call_with_is_described(document: Docu
     bodies = (b"", b'{"error":{"code":"insufficient_quota"}}', b'{"error":{"code":"context_length_exceeded"}}')
     answers = [Answer(status=status, body=body) for status in range(300, 600) for body in bodies]
     errors = [_refusal(answer, _no_success(classify_reply(answer, endpoint=path))) for answer in answers]
-    errors += [_faulty(Fault(kind=kind, detail="gone")) for kind in FaultKind]
+    errors += [_fault_error(Fault(kind=kind, detail="gone")) for kind in FaultKind]
     for error in errors:
         told = _answer(document, operation, error.status)
-        _validator(document, told["content"]["application/json"]["schema"]).validate(_as_json(error.body()))
+        _validator(document, told["content"]["application/json"]["schema"]).validate(
+            _as_json(to_builtins(ErrorBody.from_error(error)))
+        )
         assert set(error.headers) <= set(told["headers"]), error.status
 
 
@@ -255,7 +262,7 @@ def test_every_code_of_an_error_file_is_described(document: Document) -> None:
 @pytest.mark.parametrize("is_error", [True, False])
 def test_a_file_is_as_described(document: Document, is_error: bool) -> None:
     """B: these fields and no other, and ``is_error`` on error files only."""
-    file = File(
+    record = File(
         id="file-1",
         project_id="p",
         filename="x",
@@ -265,8 +272,9 @@ def test_a_file_is_as_described(document: Document, is_error: bool) -> None:
         expires_at=2,
         is_error=is_error,
         object_key="k",
-    ).wire()
-    schema = _named(document, "File")
+    )
+    file = to_builtins(FileObject.from_record(record))
+    schema = _named(document, "FileObject")
     schema.validate(file)
     assert not schema.is_valid(file | {"status_details": None})
     assert not schema.is_valid({name: value for name, value in file.items() if name != "expires_at"})
@@ -275,15 +283,15 @@ def test_a_file_is_as_described(document: Document, is_error: bool) -> None:
 @pytest.mark.parametrize("status", BatchStatus)
 def test_a_batch_is_as_described_in_every_state(document: Document, status: BatchStatus) -> None:
     """C: the same fields in every state."""
-    described = document["components"]["schemas"]["Batch"]
+    described = document["components"]["schemas"]["BatchObject"]
     assert set(described["required"]) == set(described["properties"])
     for filled in (_batch(status, 7), _batch(status, None)):
-        _named(document, "Batch").validate(_as_json(filled))
+        _named(document, "BatchObject").validate(_as_json(filled))
 
 
 def _batch(status: BatchStatus, at: int | None) -> Document:
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-    wire = Batch(
+    batch = Batch(
         id="batch_01K9ZQ3V8M4T2X6R0B7N5C1D9F",
         project_id="p",
         key_id="k",
@@ -297,9 +305,9 @@ def _batch(status: BatchStatus, at: int | None) -> Document:
         output_file_id="file-2" if at else None,
         model="m" if at else None,
         **{f"{name}_at": at for name in times},  # type: ignore[arg-type]
-    ).wire()
-    raw = {name: None if wire[name] is None else json.loads(bytes(wire[name])) for name in ("errors", "metadata")}  # type: ignore[call-overload]
-    return wire | raw
+    )
+    wire: Document = json.loads(encode(BatchObject.from_record(batch)))
+    return wire
 
 
 def test_answers_of_the_service_are_as_described(api: Api, document: Document) -> None:
@@ -307,10 +315,10 @@ def test_answers_of_the_service_are_as_described(api: Api, document: Document) -
     uploaded = api.upload(LINE).json
     batch = api.create(input_file_id=uploaded["id"], endpoint="/v1/chat/completions").json
     seen: list[tuple[str, Any]] = [
-        ("File", uploaded),
-        ("Batch", batch),
-        ("Batch", api.call("GET", f"/v1/batches/{batch['id']}").json),
-        ("Batch", api.call("POST", f"/v1/batches/{batch['id']}/cancel").json),
+        ("FileObject", uploaded),
+        ("BatchObject", batch),
+        ("BatchObject", api.call("GET", f"/v1/batches/{batch['id']}").json),
+        ("BatchObject", api.call("POST", f"/v1/batches/{batch['id']}/cancel").json),
         ("FileList", api.call("GET", "/v1/files?limit=1").json),
         ("BatchList", api.call("GET", "/v1/batches?limit=1").json),
         ("DeletedFile", api.call("DELETE", f"/v1/files/{uploaded['id']}").json),
@@ -328,7 +336,7 @@ def test_a_refused_input_file_is_as_described(api: Api, document: Document) -> N
     assert reply.json["error"]["line"] == 1
     assert "x-batch-id" in told["headers"]
     batch = api.call("GET", f"/v1/batches/{reply.headers['x-batch-id']}").json
-    _named(document, "Batch").validate(batch)
+    _named(document, "BatchObject").validate(batch)
     assert batch["errors"]["data"]
 
 

@@ -1,13 +1,16 @@
-"""Answers: what went well, and every error of an operation, told by the errors themselves."""
+"""Describes answers: successes, and the errors of an operation, derived from the errors themselves."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from batchline.api.openapi.schemas import MAYBE_STRING, STRING, Schema, ref
-from batchline.api.protocol import HeadersTooLarge
+from msgspec import Struct, to_builtins
+
+from batchline.api.openapi.schemas import STRING, Schema, ref
+from batchline.api.responses import JSON
 from batchline.domain.errors import (
     ApiError,
+    HeadersTooLarge,
     InternalError,
     InvalidCredentials,
     InvalidInput,
@@ -19,13 +22,13 @@ from batchline.domain.errors import (
     RequestTimeout,
     Unavailable,
 )
+from batchline.domain.wire import ErrorBody
 
-JSON = "application/json"
 Part = dict[str, Any]
 
 HEADERS: dict[str, Part] = {
     "x-request-id": {
-        "description": "Of this request; name it when you report a problem.",
+        "description": "Id of this request; include it when you report a problem.",
         "required": True,
         "schema": {"type": "string", "pattern": "^req_[0-9a-f]+$"},
         "example": "req_4f9d0c2b7a6e81350d1c9e8f7a6b5c4d",
@@ -34,32 +37,32 @@ HEADERS: dict[str, Part] = {
         "description": "Seconds to wait, at most 60.",
         "schema": {"type": "integer", "minimum": 1, "maximum": 60},
     },
-    "x-should-retry": {"description": "Tells SDKs that asking again is useless.", "schema": {"const": "false"}},
+    "x-should-retry": {"description": "Tells SDKs not to retry.", "schema": {"const": "false"}},
     "x-batch-id": {"description": "The batch that was persisted as failed.", "schema": STRING},
     "x-batchline-replayed": {
         "description": "This is the answer to an earlier create of the same batch.",
         "schema": {"const": "true"},
     },
-    "content-range": {"description": "The part this is, or the size of the whole.", "schema": STRING},
+    "content-range": {"description": "The range of this part, or the size of the whole file.", "schema": STRING},
     "content-disposition": {"description": "The file's name.", "schema": STRING},
-    "content-length": {"description": "Bytes that follow.", "schema": {"type": "integer", "minimum": 0}},
-    "accept-ranges": {"description": "Parts can be asked for.", "schema": {"const": "bytes"}},
-    "content-security-policy": {"description": "The page loads nothing from elsewhere.", "schema": STRING},
+    "content-length": {"description": "Size of the body in bytes.", "schema": {"type": "integer", "minimum": 0}},
+    "accept-ranges": {"description": "Ranges of the file can be requested.", "schema": {"const": "bytes"}},
+    "content-security-policy": {"description": "The page loads nothing from other origins.", "schema": STRING},
     "allow": {"description": "The methods of the route.", "schema": STRING},
 }
 
 _PHRASES = {
-    400: "The request is wrong.",
+    400: "The request is invalid.",
     401: "Credentials are missing.",
-    403: "Credentials are not valid; every reason looks the same.",
-    404: "There is no such thing, in this project at least.",
-    405: "The route has no such method.",
-    408: "The request did not come in time.",
-    409: "Not in this state.",
+    403: "The credentials are invalid; the answer is the same for every reason.",
+    404: "It does not exist in this project.",
+    405: "The route does not have this method.",
+    408: "The request took too long to arrive.",
+    409: "It is not possible in the current state.",
     413: "The body is too large.",
     416: "The range lies outside of the file.",
     420: "The upstream's quota is spent.",
-    429: "Too much at once, or no money left.",
+    429: "Too many requests in parallel, or no balance left.",
     431: "The headers are too large.",
     500: "The service failed.",
     502: "The upstream failed or cannot be reached.",
@@ -78,75 +81,55 @@ SHARED: dict[str, ApiError] = {
     "InternalError": InternalError(),
     "Unavailable": Unavailable(),
 }
-"""Told once, and referred to wherever an operation has no other error of that status."""
+"""Described once, and referenced by every operation that has no other error of that status."""
 
-AUTHENTICATION = (SHARED["MissingCredentials"], SHARED["InvalidCredentials"])
-ANYWHERE = tuple(
+AUTHENTICATION_ERRORS = (SHARED["MissingCredentials"], SHARED["InvalidCredentials"])
+COMMON_ERRORS = tuple(
     SHARED[name] for name in ("BadRequest", "RequestTimeout", "HeadersTooLarge", "InternalError", "Unavailable")
 )
 
-ERROR: Schema = {
-    "type": "object",
-    "required": ["error"],
-    "additionalProperties": False,
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "code", "param"],
-            "additionalProperties": False,
-            "properties": {
-                "message": STRING | {"description": "For a person to read."},
-                "type": {
-                    "enum": [
-                        "invalid_request_error",
-                        "authentication_error",
-                        "rate_limit_exceeded",
-                        "insufficient_quota",
-                        "internal_error",
-                    ]
-                },
-                "code": MAYBE_STRING | {"description": "For a program to decide by."},
-                "param": MAYBE_STRING | {"description": "The field, parameter or header at fault."},
-                "line": {"type": "integer", "minimum": 1, "description": "The first offending line of an input file."},
-            },
-        }
-    },
-    "example": MissingCredentials().body(),
-}
-
 
 def answer(description: str, content: dict[str, Part] | None = None, *, headers: Iterable[str] = ()) -> Part:
-    """With the header that every answer has."""
+    """Return an answer with the given headers and ``x-request-id``, which every answer has."""
     named = {name: {"$ref": f"#/components/headers/{name}"} for name in ("x-request-id", *headers)}
     return {"description": description, "headers": named} | ({"content": content} if content else {})
 
 
-def json_answer(description: str, schema: str, *, headers: Iterable[str] = ()) -> Part:
-    return answer(description, {JSON: {"schema": ref(schema)}}, headers=headers)
+def json_answer(description: str, kind: type[Struct], *, headers: Iterable[str] = ()) -> Part:
+    """Return an answer whose body is the JSON of a struct."""
+    return answer(description, {JSON: {"schema": ref(kind)}}, headers=headers)
 
 
 def error_answers(errors: Sequence[ApiError]) -> dict[str, Part]:
-    """By status, in order. An error that the upstream chose may come with any status from 400 to 499."""
+    """Return the answers by status, in order.
+
+    An error that is passed on from the upstream may have any status from 400 to 499, so it is also described as 4XX.
+    """
     grouped: dict[int, list[ApiError]] = defaultdict(list)
     for error in errors:
         grouped[error.status].append(error)
-    told = {str(status): _of_status(grouped[status]) for status in sorted(grouped)}
+    by_status = {str(status): _status_answer(grouped[status]) for status in sorted(grouped)}
     passed_on = [error for error in errors if isinstance(error, Refused)]
-    return told | ({"4XX": _told("The upstream refused the request.", passed_on)} if passed_on else {})
+    return by_status | ({"4XX": _error_answer("The upstream refused the request.", passed_on)} if passed_on else {})
 
 
 def shared_answers() -> dict[str, Part]:
-    return {name: _told(_PHRASES[error.status], [error]) for name, error in SHARED.items()}
+    """Return the answers that operations refer to, by name."""
+    return {name: _error_answer(_PHRASES[error.status], [error]) for name, error in SHARED.items()}
 
 
-def _of_status(errors: list[ApiError]) -> Part:
+def _status_answer(errors: list[ApiError]) -> Part:
     name = next((name for name, error in SHARED.items() if [error] == errors), None)
-    return _told(_PHRASES[errors[0].status], errors) if name is None else {"$ref": f"#/components/responses/{name}"}
+    return (
+        _error_answer(_PHRASES[errors[0].status], errors)
+        if name is None
+        else {"$ref": f"#/components/responses/{name}"}
+    )
 
 
-def _told(phrase: str, errors: Sequence[ApiError]) -> Part:
+def _error_answer(phrase: str, errors: Sequence[ApiError]) -> Part:
     headers = dict.fromkeys(name for error in errors for name in _headers_of(error))
-    examples = {_label(error): {"value": error.body()} for error in errors}
+    examples = {_label(error): {"value": to_builtins(ErrorBody.from_error(error))} for error in errors}
     return answer(phrase, {JSON: {"schema": _narrowed(errors), "examples": examples}}, headers=headers)
 
 
@@ -155,14 +138,14 @@ def _headers_of(error: ApiError) -> Iterable[str]:
 
 
 def _narrowed(errors: Sequence[ApiError]) -> Schema:
-    """The envelope, with the types and codes that these errors have and no other."""
+    """Return the schema of the envelope, restricted to the types and codes of these errors."""
     properties: Schema = {
         "type": {"enum": _distinct(error.type for error in errors)},
         "code": {"enum": _distinct(error.code for error in errors)},
     }
     if not any(isinstance(error, InvalidInput) for error in errors):
         properties["line"] = False
-    return {"allOf": [ref("Error"), {"properties": {"error": {"properties": properties}}}]}
+    return {"allOf": [ref(ErrorBody), {"properties": {"error": {"properties": properties}}}]}
 
 
 def _distinct(values: Iterable[str | None]) -> list[str | None]:

@@ -1,7 +1,7 @@
-"""The OpenAPI document, put together."""
+"""Puts the OpenAPI document together."""
 
 from batchline import __version__
-from batchline.api.openapi.answers import ERROR, HEADERS, Part, error_answers, shared_answers
+from batchline.api.openapi.answers import HEADERS, Part, error_answers, shared_answers
 from batchline.api.openapi.operation import ADMINISTRATOR, KEY, TAGS, Operation
 from batchline.api.openapi.operations import (
     BATCH_OPERATIONS,
@@ -10,17 +10,17 @@ from batchline.api.openapi.operations import (
     MODEL_OPERATIONS,
     SERVICE_OPERATIONS,
 )
-from batchline.api.openapi.schemas import SCHEMAS
+from batchline.api.openapi.schemas import schemas
 
 OPERATIONS = (*FILE_OPERATIONS, *BATCH_OPERATIONS, *CALL_OPERATIONS, *MODEL_OPERATIONS, *SERVICE_OPERATIONS)
 
 _ABOUT = """OpenAI's Files and Batch API on your own machines.
 
 Requests carry a key in `x-api-key` and its project in `x-project-id`. Every answer carries `x-request-id`. \
-Every error has the same envelope (`Error`): decide by `type` and `code`, read `message`. What belongs to another \
-project looks as if it did not exist. Times are Unix seconds. Every GET can be a HEAD, and OPTIONS is answered \
-without credentials on every route. An unknown route is a 404 with the code `not_found`, another method of a known \
-one a 405 with the code `method_not_allowed`."""
+Every error has the same envelope (`ErrorBody`): decide by `type` and `code`, read `message`. Objects of another \
+project look as if they did not exist. Times are Unix seconds. Every GET can be a HEAD, and OPTIONS is answered \
+without credentials on every route. An unknown route is answered with 404 and the code `not_found`, another method \
+of a known route with 405 and the code `method_not_allowed`."""
 
 _SCHEMES = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "A key of the project."},
@@ -31,7 +31,7 @@ _BEARER = {"type": "http", "scheme": "bearer", "description": "A key alone; it a
 
 
 def describe(*, bearer: bool) -> Part:
-    """Of a service that takes keys as bearer tokens too, or does not (A13)."""
+    """Return the document; ``bearer`` says whether the service also accepts keys as bearer tokens (A13)."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -45,7 +45,7 @@ def describe(*, bearer: bool) -> Part:
         "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": _paths(bearer=bearer),
         "components": {
-            "schemas": SCHEMAS | {"Error": ERROR},
+            "schemas": schemas(),
             "responses": shared_answers(),
             "headers": HEADERS,
             "securitySchemes": _SCHEMES | ({"bearer": _BEARER} if bearer else {}),
@@ -56,11 +56,11 @@ def describe(*, bearer: bool) -> Part:
 def _paths(*, bearer: bool) -> dict[str, Part]:
     paths: dict[str, Part] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _told(operation, bearer=bearer)
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, bearer=bearer)
     return paths
 
 
-def _told(operation: Operation, *, bearer: bool) -> Part:
+def _operation(operation: Operation, *, bearer: bool) -> Part:
     optional = {
         "description": operation.description,
         "parameters": list(operation.parameters),
@@ -77,7 +77,7 @@ def _told(operation: Operation, *, bearer: bool) -> Part:
 
 
 def _security(operation: Operation, *, bearer: bool) -> list[Part]:
-    """Alternatives; an empty one stands for nothing at all."""
-    if operation.asks_for == KEY:
+    """Return the alternatives that a request may authenticate with; an empty one means no credentials."""
+    if operation.credentials == KEY:
         return [{"apiKey": [], "projectId": []}, *([{"bearer": []}] if bearer else [])]
-    return [{}, {"administrator": []}] if operation.asks_for == ADMINISTRATOR else []
+    return [{}, {"administrator": []}] if operation.credentials == ADMINISTRATOR else []

@@ -1,34 +1,36 @@
-"""What one operation says of itself, and the parts it says it with."""
+"""Defines what the document says of one operation, and helpers for its parameters and body."""
 
 from typing import Any
 
 from msgspec import Struct
 
-from batchline.api.openapi.answers import ANYWHERE, AUTHENTICATION, Part
+from batchline.api.openapi.answers import AUTHENTICATION_ERRORS, COMMON_ERRORS, Part
 from batchline.api.openapi.schemas import Schema, ref
 from batchline.domain.errors import ApiError
 
 KEY, ADMINISTRATOR, NOBODY = "key", "administrator", "nobody"
-"""Who is asked for."""
+"""Whose credentials an operation requires."""
 
 FILES, BATCHES, CALLS, MODELS, SERVICE = "Files", "Batches", "Synchronous calls", "Models", "Service"
 TAGS = {
-    FILES: "Inputs of batches, and what they wrote.",
-    BATCHES: "Many requests at once, answered within a day.",
+    FILES: "Input files of batches, and their output and error files.",
+    BATCHES: "Many requests in one file, answered within a day.",
     CALLS: "One request, answered now by the upstream that serves the model. Nothing is retried.",
-    MODELS: "What may be asked.",
-    SERVICE: "For whoever runs it.",
+    MODELS: "The models that requests may name.",
+    SERVICE: "For the operator of the service.",
 }
 
 
 class Operation(Struct, frozen=True, kw_only=True):
+    """One method of one path."""
+
     method: str
     path: str
     id: str
     tag: str
     summary: str
     description: str = ""
-    asks_for: str = KEY
+    credentials: str = KEY
     parameters: tuple[Part, ...] = ()
     body: Part | None = None
     answers: dict[str, Part]
@@ -36,10 +38,12 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     @property
     def all_errors(self) -> tuple[ApiError, ...]:
-        return (*(AUTHENTICATION if self.asks_for == KEY else ()), *self.errors, *ANYWHERE)
+        """Its own errors, those of authentication if it needs a key, and those that every operation has."""
+        return (*(AUTHENTICATION_ERRORS if self.credentials == KEY else ()), *self.errors, *COMMON_ERRORS)
 
 
 def parameter(name: str, place: str, schema: Schema, description: str, **more: Any) -> Part:
+    """Return a parameter in the path, the query or a header; those in the path are required."""
     required = {"required": True} if place == "path" else {}
     return {"name": name, "in": place, "schema": schema, "description": description} | required | more
 
@@ -48,6 +52,7 @@ def in_query(name: str, schema: Schema, description: str) -> Part:
     return parameter(name, "query", schema, description)
 
 
-def body(media_type: str, schema: str, example: object = None) -> Part:
-    media: Part = {"schema": ref(schema)} | ({} if example is None else {"example": example})
+def body(media_type: str, kind: type[Struct], example: object = None) -> Part:
+    """Return a required request body with the schema of a struct."""
+    media: Part = {"schema": ref(kind)} | ({} if example is None else {"example": example})
     return {"required": True, "content": {media_type: media}}

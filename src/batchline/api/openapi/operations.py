@@ -1,10 +1,10 @@
-"""The operations on files and batches."""
+"""Describes every operation of the API: files, batches, synchronous calls, models, and the service itself."""
 
 from typing import Any
 
-from batchline.api.multipart import InvalidMultipart
-from batchline.api.openapi import schemas
-from batchline.api.openapi.answers import AUTHENTICATION, Part, answer, json_answer
+from msgspec import Struct
+
+from batchline.api.openapi.answers import AUTHENTICATION_ERRORS, Part, answer, json_answer
 from batchline.api.openapi.operation import (
     ADMINISTRATOR,
     BATCHES,
@@ -18,7 +18,26 @@ from batchline.api.openapi.operation import (
     in_query,
     parameter,
 )
-from batchline.api.openapi.schemas import STRING, ref
+from batchline.api.openapi.schemas import (
+    BATCH_ID,
+    CHAT_EXAMPLE,
+    FILE_ID,
+    LABELS_EXAMPLE,
+    MODEL_ID,
+    RESPONSE_EXAMPLE,
+    STRING,
+    TEXT_EXAMPLE,
+    Call,
+    ChatCompletion,
+    ChatRequest,
+    CreateBatch,
+    Liveness,
+    Readiness,
+    Upload,
+    ref,
+)
+from batchline.api.responses import JSON
+from batchline.domain.chat import CHAT
 from batchline.domain.errors import (
     ApiError,
     BadGateway,
@@ -28,6 +47,7 @@ from batchline.domain.errors import (
     GatewayTimeout,
     InsufficientQuota,
     InvalidInput,
+    InvalidMultipart,
     InvalidRequest,
     NotFound,
     RangeNotSatisfiable,
@@ -38,18 +58,28 @@ from batchline.domain.errors import (
 )
 from batchline.domain.records import BATCH, BATCH_OUTPUT
 from batchline.domain.states import BatchStatus
+from batchline.domain.wire import (
+    BatchList,
+    BatchObject,
+    BatchProgress,
+    DeletedFile,
+    FileList,
+    FileObject,
+    ModelList,
+    ModelObject,
+)
 
 
 def _invalid(message: str, param: str, code: str | None = None) -> ApiError:
     return InvalidRequest(message, code=code, param=param)
 
 
-_FILE_ID = parameter("file_id", "path", STRING | {"minLength": 1}, "Of a file.", example=schemas.FILE_ID)
-_BATCH_ID = parameter("batch_id", "path", STRING | {"minLength": 1}, "Of a batch.", example=schemas.BATCH_ID)
-_AFTER = in_query("after", STRING, "The id of the last item of the page before.")
+_FILE_ID = parameter("file_id", "path", STRING | {"minLength": 1}, "Id of the file.", example=FILE_ID)
+_BATCH_ID = parameter("batch_id", "path", STRING | {"minLength": 1}, "Id of the batch.", example=BATCH_ID)
+_AFTER = in_query("after", STRING, "The id of the last item of the previous page.")
 _UNKNOWN_CURSOR = _invalid("after names nothing in this project", "after")
-_NO_FILE = FileNotFound(schemas.FILE_ID)
-_NO_BATCH = BatchNotFound(schemas.BATCH_ID)
+_NO_FILE = FileNotFound(FILE_ID)
+_NO_BATCH = BatchNotFound(BATCH_ID)
 _SPENDING = (
     RateLimited("This project has 64 uploads and creates under way already. Try again shortly.", retry_after=1),
     InsufficientQuota(),
@@ -62,9 +92,9 @@ FILE_OPERATIONS = (
         id="createFile",
         tag=FILES,
         summary="Upload a file",
-        description="Stored as it comes and checked when a batch is made of it.",
-        body=body("multipart/form-data", "Upload"),
-        answers={"200": json_answer("The file.", "File")},
+        description="The content is stored unread, and checked when a batch is created from it.",
+        body=body("multipart/form-data", Upload),
+        answers={"200": json_answer("The file.", FileObject)},
         errors=(
             InvalidRequest("Content-Type must be multipart/form-data", code="invalid_content_type"),
             InvalidMultipart("The upload was cut off"),
@@ -85,15 +115,15 @@ FILE_OPERATIONS = (
         summary="List files",
         parameters=(
             in_query("purpose", {"enum": [BATCH, BATCH_OUTPUT]}, "Only files of this purpose."),
-            in_query("order", {"enum": ["desc", "asc"], "default": "desc"}, "By creation."),
+            in_query("order", {"enum": ["desc", "asc"], "default": "desc"}, "By time of creation."),
             _AFTER,
             in_query(
                 "limit",
                 {"type": "integer", "minimum": 1, "default": 10_000},
-                "Files of a page; more than 10,000 are taken as 10,000.",
+                "Files per page; a larger number counts as 10,000.",
             ),
         ),
-        answers={"200": json_answer("A page.", "FileList")},
+        answers={"200": json_answer("A page.", FileList)},
         errors=(_invalid("limit must be a positive integer", "limit", "invalid_limit"), _UNKNOWN_CURSOR),
     ),
     Operation(
@@ -103,7 +133,7 @@ FILE_OPERATIONS = (
         tag=FILES,
         summary="Retrieve a file",
         parameters=(_FILE_ID,),
-        answers={"200": json_answer("The file.", "File")},
+        answers={"200": json_answer("The file.", FileObject)},
         errors=(_NO_FILE,),
     ),
     Operation(
@@ -112,9 +142,9 @@ FILE_OPERATIONS = (
         id="deleteFile",
         tag=FILES,
         summary="Delete a file",
-        description="A running batch keeps what it needs of its input.",
+        description="A running batch has its own copy of its input.",
         parameters=(_FILE_ID,),
-        answers={"200": json_answer("It is gone.", "DeletedFile")},
+        answers={"200": json_answer("The file was deleted.", DeletedFile)},
         errors=(_NO_FILE,),
     ),
     Operation(
@@ -123,11 +153,13 @@ FILE_OPERATIONS = (
         id="downloadFile",
         tag=FILES,
         summary="Download a file",
-        description="An input is what was uploaded; an output has lines as in BatchOutputLine, an error file lines "
-        "as in BatchErrorLine. A download that broke off can be resumed with `Range`.",
+        description="An input file has the bytes that were uploaded; an output file has lines as in BatchOutputLine, an "
+        "error file lines as in BatchErrorLine. An interrupted download can be resumed with `Range`.",
         parameters=(
             _FILE_ID,
-            parameter("Range", "header", STRING, "One range of bytes; others are ignored.", example="bytes=0-99"),
+            parameter(
+                "Range", "header", STRING, "One range of bytes; several ranges are ignored.", example="bytes=0-99"
+            ),
         ),
         answers={
             status: answer(
@@ -135,7 +167,10 @@ FILE_OPERATIONS = (
                 {"application/jsonl": {"schema": STRING | {"format": "binary"}}},
                 headers=("content-length", "content-disposition", "accept-ranges", *more),
             )
-            for status, description, more in (("200", "All of it.", ()), ("206", "A part of it.", ("content-range",)))
+            for status, description, more in (
+                ("200", "The whole file.", ()),
+                ("206", "A part of the file.", ("content-range",)),
+            )
         },
         errors=(
             _NO_FILE,
@@ -153,29 +188,29 @@ BATCH_OPERATIONS = (
         id="createBatch",
         tag=BATCHES,
         summary="Create a batch",
-        description="The whole input is checked before the answer. A batch with a wrong line is kept as `failed`, "
-        "with all its faults: its id is in `x-batch-id`. Once the answer is 200 the batch will be run, whatever "
-        "happens to the machine.",
+        description="The whole input is checked before the answer. A batch with an invalid line is kept as `failed`, "
+        "with all its errors; its id is in `x-batch-id`. Once the answer is 200 the batch is durable: it runs even "
+        "if the machine restarts.",
         parameters=(
             parameter(
                 "Idempotency-Key",
                 "header",
                 STRING | {"maxLength": 255},
-                "Kept for a day: a second create with it gets the answer to the first.",
+                "Kept for a day: a second create with the same key gets the answer to the first.",
             ),
             parameter(
                 "x-stainless-retry-count",
                 "header",
                 STRING,
-                "Sent by the SDKs: a retry whose first answer was lost gets that answer.",
+                "Sent by the SDKs: a retry gets the first answer if that was lost.",
             ),
         ),
-        body=body("application/json", "CreateBatch"),
-        answers={"200": json_answer("The batch.", "Batch", headers=("x-batchline-replayed",))},
+        body=body(JSON, CreateBatch),
+        answers={"200": json_answer("The batch.", BatchObject, headers=("x-batchline-replayed",))},
         errors=(
             _invalid("input_file_id is required", "input_file_id"),
             InvalidInput("Line 2 is missing custom_id", line=2),
-            NotFound(f"Input file not found: {schemas.FILE_ID}", code="file_not_found", param="input_file_id"),
+            NotFound(f"Input file not found: {FILE_ID}", code="file_not_found", param="input_file_id"),
             Conflict(
                 "This Idempotency-Key was used with another body",
                 code="idempotency_key_reused",
@@ -194,12 +229,16 @@ BATCH_OPERATIONS = (
         description="Newest first.",
         parameters=(
             _AFTER,
-            in_query("limit", {"type": "integer", "default": 20}, "Batches of a page, brought into 1 to 100."),
+            in_query(
+                "limit",
+                {"type": "integer", "default": 20},
+                "Batches per page; values outside of 1 to 100 count as the nearest bound.",
+            ),
             in_query("status", {"enum": [status.value for status in BatchStatus]}, "Only batches in this state."),
             in_query("created_after", {"type": "integer"}, "Unix seconds."),
             in_query("created_before", {"type": "integer"}, "Unix seconds."),
         ),
-        answers={"200": json_answer("A page.", "BatchList")},
+        answers={"200": json_answer("A page.", BatchList)},
         errors=(_invalid("limit must be an integer", "limit", "invalid_limit"), _UNKNOWN_CURSOR),
     ),
     Operation(
@@ -208,9 +247,9 @@ BATCH_OPERATIONS = (
         id="retrieveBatch",
         tag=BATCHES,
         summary="Retrieve a batch",
-        description="Counts grow while it runs and are final in a terminal state.",
+        description="Counts grow while the batch runs and are final in a terminal state.",
         parameters=(_BATCH_ID,),
-        answers={"200": json_answer("The batch.", "Batch")},
+        answers={"200": json_answer("The batch.", BatchObject)},
         errors=(_NO_BATCH,),
     ),
     Operation(
@@ -218,10 +257,10 @@ BATCH_OPERATIONS = (
         path="/v1/batches/{batch_id}/progress",
         id="retrieveProgress",
         tag=BATCHES,
-        summary="How far is a batch?",
-        description="How fast it goes and how long it will take, what it waits for, and what went wrong so far.",
+        summary="Retrieve the progress of a batch",
+        description="The rate, the estimated time left, what the batch waits for, and its errors so far.",
         parameters=(_BATCH_ID,),
-        answers={"200": json_answer("Its progress.", "BatchProgress")},
+        answers={"200": json_answer("The progress.", BatchProgress)},
         errors=(_NO_BATCH,),
     ),
     Operation(
@@ -230,14 +269,12 @@ BATCH_OPERATIONS = (
         id="cancelBatch",
         tag=BATCHES,
         summary="Cancel a batch",
-        description="Lines in flight finish and count; the others end as `batch_cancelled`. Doing it twice is fine.",
+        description="Lines in flight finish and count; the others end as `batch_cancelled`. A second cancel changes nothing.",
         parameters=(_BATCH_ID,),
-        answers={"200": json_answer("The batch, cancelling or cancelled.", "Batch")},
+        answers={"200": json_answer("The batch, cancelling or cancelled.", BatchObject)},
         errors=(
             _NO_BATCH,
-            Conflict(
-                f"Batch {schemas.BATCH_ID} is completed and can no longer be cancelled", code="batch_not_cancellable"
-            ),
+            Conflict(f"Batch {BATCH_ID} is completed and can no longer be cancelled", code="batch_not_cancellable"),
         ),
     ),
 )
@@ -257,7 +294,7 @@ _PASSED_ON = (
     (431, _WRONG),
     (431, _TOO_LONG),
 )
-"""What the upstream answers with, where that is not as with any other status from 400 to 499."""
+"""Statuses and codes that the upstream's refusals have; any other status from 400 to 499 is described as 4XX."""
 
 _CALL_ERRORS = (
     *(Refused(status, f"upstream returned {status}", code=code) for status, code in _PASSED_ON),
@@ -267,17 +304,19 @@ _CALL_ERRORS = (
     GatewayTimeout("The upstream took too long"),
 )
 _EVENTS = {"text/event-stream": {"example": 'data: {"choices":[…]}\n\ndata: [DONE]\n\n'}}
-_ANYTHING = {"application/json": {"schema": {"description": "What the upstream answered, unchanged."}}}
+_ANYTHING = {JSON: {"schema": {"description": "What the upstream answered, unchanged."}}}
 
 
-def _call(path: str, name: str, summary: str, schema: str, example: object, content: Part, **more: Any) -> Operation:
+def _call(
+    path: str, name: str, summary: str, kind: type[Struct], example: object, content: Part, **more: Any
+) -> Operation:
     return Operation(
         method="post",
         path=path,
         id=name,
         tag=CALLS,
         summary=summary,
-        body=body("application/json", schema, example),
+        body=body(JSON, kind, example),
         answers={"2XX": answer("The upstream's answer, with its status.", content)},
         errors=_CALL_ERRORS,
         **more,
@@ -286,19 +325,19 @@ def _call(path: str, name: str, summary: str, schema: str, example: object, cont
 
 CALL_OPERATIONS = (
     _call(
-        "/v1/chat/completions",
+        CHAT,
         "createChatCompletion",
         "Complete a chat",
-        "ChatRequest",
-        schemas.CHAT_EXAMPLE,
-        {"application/json": {"schema": ref("ChatCompletion")}} | _EVENTS,
+        ChatRequest,
+        CHAT_EXAMPLE,
+        {JSON: {"schema": ref(ChatCompletion)}} | _EVENTS,
         description="The same request and answer as a line of a batch. With `stream: true` the answer comes as "
-        "server-sent events; if it breaks off, its last event is an error in the envelope.",
+        "server-sent events; if the stream breaks, its last event is an error in the envelope.",
     ),
-    _call("/v1/responses", "createResponse", "Respond", "Call", schemas.RESPONSE_EXAMPLE, _ANYTHING | _EVENTS),
-    _call("/summary", "summarize", "Summarize a text", "Call", schemas.TEXT_EXAMPLE, _ANYTHING),
-    _call("/usecase/classify/iab", "classifyIab", "Classify by IAB topic", "Call", schemas.TEXT_EXAMPLE, _ANYTHING),
-    _call("/gliner", "findEntities", "Find entities in a text", "Call", schemas.LABELS_EXAMPLE, _ANYTHING),
+    _call("/v1/responses", "createResponse", "Respond", Call, RESPONSE_EXAMPLE, _ANYTHING | _EVENTS),
+    _call("/summary", "summarize", "Summarize a text", Call, TEXT_EXAMPLE, _ANYTHING),
+    _call("/usecase/classify/iab", "classifyIab", "Classify by IAB topic", Call, TEXT_EXAMPLE, _ANYTHING),
+    _call("/gliner", "findEntities", "Find entities in a text", Call, LABELS_EXAMPLE, _ANYTHING),
 )
 
 MODEL_OPERATIONS = (
@@ -308,8 +347,8 @@ MODEL_OPERATIONS = (
         id="listModels",
         tag=MODELS,
         summary="List models",
-        description="Those enabled for the project; where none are configured, the upstream's own.",
-        answers={"200": json_answer("The models.", "ModelList")},
+        description="The models enabled for the project; if none are configured, those of the upstream.",
+        answers={"200": json_answer("The models.", ModelList)},
         errors=(BadGateway("The upstream failed"), GatewayTimeout("The upstream took too long")),
     ),
     Operation(
@@ -318,8 +357,8 @@ MODEL_OPERATIONS = (
         id="retrieveModel",
         tag=MODELS,
         summary="Retrieve a model",
-        parameters=(parameter("model", "path", STRING | {"minLength": 1}, "Its id.", example=schemas.MODEL_ID),),
-        answers={"200": json_answer("The model.", "Model")},
+        parameters=(parameter("model", "path", STRING | {"minLength": 1}, "Id of the model.", example=MODEL_ID),),
+        answers={"200": json_answer("The model.", ModelObject)},
         errors=(
             NotFound("The model x does not exist", code="model_not_found", param="model"),
             NotFound("Unknown route: GET /v1/models/x"),
@@ -330,34 +369,24 @@ MODEL_OPERATIONS = (
 )
 
 
-def _status_answer(description: str, *names: str) -> Part:
-    schema = {
-        "type": "object",
-        "required": list(names),
-        "additionalProperties": False,
-        "properties": dict.fromkeys(names, STRING),
-    }
-    return answer(description, {"application/json": {"schema": schema}})
-
-
 SERVICE_OPERATIONS = (
     Operation(
         method="get",
         path="/healthz",
         id="health",
         tag=SERVICE,
-        summary="Is the process alive?",
-        asks_for=NOBODY,
-        answers={"200": _status_answer("It is.", "status")},
+        summary="Check whether the process is alive",
+        credentials=NOBODY,
+        answers={"200": json_answer("The process is alive.", Liveness)},
     ),
     Operation(
         method="get",
         path="/readyz",
         id="readiness",
         tag=SERVICE,
-        summary="Can it do its work?",
-        asks_for=NOBODY,
-        answers={"200": _status_answer("It can.", "status", "database", "storage")},
+        summary="Check whether the service can work",
+        credentials=NOBODY,
+        answers={"200": json_answer("The database and the storage answer.", Readiness)},
     ),
     Operation(
         method="get",
@@ -365,10 +394,10 @@ SERVICE_OPERATIONS = (
         id="metrics",
         tag=SERVICE,
         summary="Metrics for Prometheus",
-        description="Open to the machine itself; others need the administrator's token.",
-        asks_for=ADMINISTRATOR,
+        description="Requests from the machine itself need no credentials; others need the administrator's token.",
+        credentials=ADMINISTRATOR,
         answers={"200": answer("Prometheus' text format.", {"text/plain": {"schema": STRING}})},
-        errors=AUTHENTICATION,
+        errors=AUTHENTICATION_ERRORS,
     ),
     Operation(
         method="get",
@@ -376,8 +405,8 @@ SERVICE_OPERATIONS = (
         id="openapi",
         tag=SERVICE,
         summary="This document",
-        asks_for=NOBODY,
-        answers={"200": answer("OpenAPI 3.1.", {"application/json": {"schema": {"type": "object"}}})},
+        credentials=NOBODY,
+        answers={"200": answer("OpenAPI 3.1.", {JSON: {"schema": {"type": "object"}}})},
     ),
     Operation(
         method="get",
@@ -385,7 +414,7 @@ SERVICE_OPERATIONS = (
         id="docs",
         tag=SERVICE,
         summary="This document as a page",
-        asks_for=NOBODY,
+        credentials=NOBODY,
         answers={"200": answer("The page.", {"text/html": {"schema": STRING}}, headers=("content-security-policy",))},
     ),
     Operation(
@@ -393,9 +422,9 @@ SERVICE_OPERATIONS = (
         path="/docs/{asset}",
         id="docsAsset",
         tag=SERVICE,
-        summary="A part of that page",
-        asks_for=NOBODY,
-        parameters=(parameter("asset", "path", STRING | {"minLength": 1}, "Its name.", example="docs.css"),),
+        summary="A file of that page",
+        credentials=NOBODY,
+        parameters=(parameter("asset", "path", STRING | {"minLength": 1}, "Name of the file.", example="docs.css"),),
         answers={
             "200": answer(
                 "A style or a script.", {kind: {"schema": STRING} for kind in ("text/css", "text/javascript")}

@@ -1,22 +1,28 @@
-"""The shapes that the document names. Examples are made by the code that makes the real thing."""
+"""The schemas of the document, derived from typed structs.
 
-from collections.abc import Iterable
-from typing import Any, get_args
+The objects that the API answers with are declared in ``domain.wire``. The structs below describe what clients send, the
+lines of files, and what upstreams answer; the service reads these in parts, so they exist only here. Examples are
+made by the code that makes the real objects.
+"""
 
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType, field, to_builtins
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from batchline.domain.chat import Role
+from batchline.domain.chat import CHAT, Role
+from batchline.domain.errors import MissingCredentials
 from batchline.domain.outcomes import BATCH_CANCELLED, TOO_LONG, Success, error_line, output_line
 from batchline.domain.progress import Activity, Eta, Pause, Progress, count_errors
-from batchline.domain.records import BATCH, BATCH_OUTPUT, Batch, File
+from batchline.domain.records import BATCH, Batch, File
 from batchline.domain.states import BatchStatus
+from batchline.domain.wire import ANSWERS, SCHEMA_REF, BatchObject, BatchProgress, ErrorBody, FileObject, ModelObject
 
 Schema = dict[str, Any]
 
 STRING: Schema = {"type": "string"}
-TIME: Schema = {"type": "integer", "description": "Unix seconds."}
-MAYBE_STRING: Schema = {"type": ["string", "null"]}
 
 FILE_ID = "file-5f0c8e3a1b7d4962a4c3e1f09b8d7a65"
 BATCH_ID = "batch_01K9ZQ3V8M4T2X6R0B7N5C1D9F"
@@ -26,307 +32,56 @@ _AT = 1_760_000_000
 _DAY = 86_400
 
 
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
+def ref(kind: type[Struct]) -> Schema:
+    """Return a reference to the schema of a struct."""
+    return {"$ref": SCHEMA_REF.format(name=kind.__name__)}
 
 
-def _object(properties: Schema, *, optional: Iterable[str] = (), is_open: bool = False, **more: Any) -> Schema:
-    required = [name for name in properties if name not in set(optional)]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": is_open} | more
+NonEmpty = Annotated[str, Meta(min_length=1)]
+Stream = Annotated[bool | None, Meta(description="Answer with server-sent events, if the route can.")]
 
 
-def _const(value: object) -> Schema:
-    return {"const": value}
-
-
-def _maybe_time(state: str) -> Schema:
-    return {"type": ["integer", "null"], "description": f"Unix seconds at which it became {state}; null until then."}
-
-
-def _count(description: str) -> Schema:
-    return {"type": "integer", "minimum": 0, "description": description}
-
-
-def _list_of(name: str) -> Schema:
-    return _object(
-        {
-            "object": _const("list"),
-            "data": {"type": "array", "items": ref(name)},
-            "first_id": MAYBE_STRING | {"description": "Null when the page is empty."},
-            "last_id": MAYBE_STRING | {"description": "Null when the page is empty."},
-            "has_more": {"type": "boolean", "description": "Whether a page follows; ask for it with `after`."},
-        }
+class Upload(Struct):
+    purpose: Literal["batch"]
+    file: Annotated[str, Meta(description="JSON lines; see BatchInputLine.", extra_json_schema={"format": "binary"})]
+    anchor: Literal["created_at"] | UnsetType = field(name="expires_after[anchor]", default=UNSET)
+    seconds: Annotated[int, Meta(ge=3600, le=2_592_000)] | UnsetType = field(
+        name="expires_after[seconds]", default=UNSET
     )
 
 
-FILE_EXAMPLE = File(
-    id=FILE_ID,
-    project_id="",
-    filename="input.jsonl",
-    purpose=BATCH,
-    bytes=1834,
-    created_at=_AT,
-    expires_at=_AT + 30 * _DAY,
-    is_error=False,
-    object_key="",
-).wire()
+class CreateBatch(Struct):
+    input_file_id: Annotated[NonEmpty, Meta(description="A file uploaded with the purpose `batch`.")]
+    endpoint: Annotated[NonEmpty, Meta(description="The `url` that every line of the file names.")]
+    completion_window: Literal["24h"] | None = None
+    metadata: Annotated[dict[str, Any] | None, Meta(description="Up to 64 KiB, returned unchanged.")] = None
 
-_RUNNING = Batch(
-    id=BATCH_ID,
-    project_id="",
-    key_id="",
-    endpoint="/v1/chat/completions",
-    input_file_id=FILE_ID,
-    metadata=b'{"job":"nightly"}',
-    status=BatchStatus.IN_PROGRESS,
-    created_at=_AT,
-    expires_at=_AT + _DAY,
-    in_progress_at=_AT + 1,
-    total=100,
-    model=MODEL_ID,
-)
-BATCH_EXAMPLE: Schema = decode(encode(_RUNNING.wire()))
-_UNDER_WAY = Progress(
-    batch=replace(_RUNNING, completed=40, failed=2),
-    rate=0.7,
-    eta=Eta(seconds=83, low=61, high=113),
-    activity=Activity(in_flight=1, concurrency=16, pause=Pause(upstream="default", detail="refused", since=_AT + 50)),
-    errors=count_errors([error_line(_LINE_ID, b'"line-1"', TOO_LONG)] * 2),
-)
 
-_FILE = _object(
-    {
-        "id": {"type": "string", "pattern": "^file-", "description": "`file_` in place of `file-` is understood."},
-        "object": _const("file"),
-        "bytes": _count("Size as the service measured it."),
-        "created_at": TIME,
-        "filename": {"type": "string", "description": "As the client named it."},
-        "purpose": {"enum": [BATCH, BATCH_OUTPUT]},
-        "status": _const("processed"),
-        "expires_at": TIME | {"description": "Unix seconds at which the file is removed."},
-        "is_error": {"const": True, "description": "Only on the error file of a batch."},
-    },
-    optional=["is_error"],
-    example=FILE_EXAMPLE,
-)
+class BatchInputLine(Struct):
+    custom_id: Annotated[NonEmpty, Meta(description="Unique in the file; returned unchanged with the result.")]
+    method: Annotated[str, Meta(pattern="^[Pp][Oo][Ss][Tt]$")]
+    url: Annotated[str, Meta(description="The same on every line.")]
+    body: Annotated[dict[str, Any], Meta(min_length=1, description="What the url takes; no `stream: true`.")]
 
-_BATCH_ERRORS = _object(
-    {
-        "object": _const("list"),
-        "data": {
-            "type": "array",
-            "maxItems": 100,
-            "items": _object(
-                {
-                    "code": STRING,
-                    "message": STRING,
-                    "line": {"type": ["integer", "null"], "minimum": 1, "description": "MetricSample from 1."},
-                    "param": MAYBE_STRING,
-                }
-            ),
-        },
-    },
-    description="What was wrong with the input file, the first hundred offending lines.",
-)
 
-_USAGE = _object(
-    {
-        "input_tokens": _count("Tokens read."),
-        "input_tokens_details": _object({"cached_tokens": _count("Of these, tokens the upstream had cached.")}),
-        "output_tokens": _count("Tokens written."),
-        "output_tokens_details": _object({"reasoning_tokens": _count("Of these, tokens spent on reasoning.")}),
-        "total_tokens": _count("Both together."),
-    },
-    description="Tokens of all lines recorded so far.",
-)
+class LineResponse(Struct, forbid_unknown_fields=True):
+    status_code: Annotated[int, Meta(ge=200, le=299)]
+    request_id: Annotated[str | None, Meta(description="The id that the upstream gave the request.")]
+    body: Annotated[Any, Meta(description="What the synchronous call would have answered.")]
 
-_COUNTS = _object(
-    {
-        "total": _count("Lines of the input."),
-        "completed": _count("Lines in the output file."),
-        "failed": _count("Lines in the error file."),
-    }
-)
 
-_BATCH = _object(
-    {
-        "id": {"type": "string", "pattern": "^batch_[0-9A-HJKMNP-TV-Z]{26}$"},
-        "object": _const("batch"),
-        "endpoint": STRING,
-        "errors": {"anyOf": [ref("BatchErrors"), {"type": "null"}]},
-        "input_file_id": STRING,
-        "completion_window": _const("24h"),
-        "status": {"enum": [status.value for status in BatchStatus]},
-        "output_file_id": MAYBE_STRING | {"description": "Set at the end if at least one line succeeded."},
-        "error_file_id": MAYBE_STRING | {"description": "Set at the end if at least one line failed."},
-        "created_at": TIME,
-        "in_progress_at": _maybe_time("in_progress"),
-        "expires_at": TIME | {"description": "Unix seconds after which no line is started."},
-        "finalizing_at": _maybe_time("finalizing"),
-        "completed_at": _maybe_time("completed"),
-        "failed_at": _maybe_time("failed"),
-        "expired_at": _maybe_time("expired"),
-        "cancelling_at": _maybe_time("cancelling"),
-        "cancelled_at": _maybe_time("cancelled"),
-        "request_counts": _COUNTS,
-        "metadata": {"type": "object", "description": "As it was given."},
-        "model": MAYBE_STRING | {"description": "The one model of all lines, where there is one."},
-        "usage": ref("Usage"),
-    },
-    example=BATCH_EXAMPLE,
-)
+class BatchOutputLine(Struct, forbid_unknown_fields=True):
+    """A line of an output file."""
 
-_ETA = _object({"seconds": _count("At the rate of now."), "low": _count("At best."), "high": _count("At worst.")})
-_GONE = STRING | {"description": "How the upstream is gone, such as `refused` or `timeout`."}
-_PAUSE = _object({"reason": _const("upstream_paused"), "upstream": STRING, "detail": _GONE, "since": TIME})
-_LINE_ERRORS = _object(
-    {
-        "code": STRING | {"description": "As in BatchErrorLine."},
-        "count": _count("Lines that failed with it."),
-        "sample": _object(
-            {"custom_id": STRING | {"maxLength": 300}, "message": STRING | {"maxLength": 300}},
-            description="The first of them, both texts cut.",
-        ),
-    }
-)
-_PROGRESS = _object(
-    {
-        "object": _const("batch.progress"),
-        "batch_id": STRING,
-        "status": {"enum": [status.value for status in BatchStatus]},
-        "request_counts": _COUNTS,
-        "rate": {"type": "number", "minimum": 0, "description": "Lines a second over the last minute."},
-        "eta": {"anyOf": [_ETA, {"type": "null"}], "description": "Null without a rate, and when nothing is left."},
-        "waiting_for": {"anyOf": [_PAUSE, {"type": "null"}], "description": "What keeps its lines from running."},
-        "in_flight": _count("Its lines that the answering process has sent and has no answer to."),
-        "concurrency": _count("How many lines the upstreams of its models take at once, as found out so far."),
-        "errors": {"type": "array", "items": _LINE_ERRORS, "description": "By code, the most frequent first."},
-        "usage": ref("Usage"),
-    },
-    example=decode(encode(_UNDER_WAY.wire())),
-)
+    id: Annotated[str, Meta(pattern="^batch_req_")]
+    custom_id: str
+    response: LineResponse
+    error: None
 
-CREATE_BATCH_EXAMPLE = {
-    "input_file_id": FILE_ID,
-    "endpoint": "/v1/chat/completions",
-    "completion_window": "24h",
-    "metadata": {"job": "nightly"},
-}
-_CREATE_BATCH = _object(
-    {
-        "input_file_id": {"type": "string", "minLength": 1, "description": "A file uploaded for `batch`."},
-        "endpoint": {"type": "string", "minLength": 1, "description": "The `url` that every line of the file names."},
-        "completion_window": {"enum": ["24h", None]},
-        "metadata": {"type": ["object", "null"], "description": "Up to 64 KiB, handed back unchanged."},
-    },
-    optional=["completion_window", "metadata"],
-    is_open=True,
-    example=CREATE_BATCH_EXAMPLE,
-)
-
-_STREAM = {"type": ["boolean", "null"], "default": False, "description": "Answer with server-sent events."}
-
-CHAT_EXAMPLE = {"model": MODEL_ID, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-_CHAT = _object(
-    {
-        "model": {"type": "string", "minLength": 1, "description": "A model enabled for the project."},
-        "messages": {
-            "type": "array",
-            "minItems": 1,
-            "items": _object(
-                {
-                    "role": {"enum": list(get_args(Role))},
-                    "content": {
-                        "description": "Text, or parts of a message.",
-                        "anyOf": [STRING, {"type": "array", "items": {"type": "object"}}, {"type": "null"}],
-                    },
-                },
-                optional=["content"],
-                is_open=True,
-            ),
-        },
-        "stream": _STREAM,
-        "stream_options": {"type": ["object", "null"]},
-    },
-    optional=["stream", "stream_options"],
-    is_open=True,
-    description="Everything else is handed to the upstream as it came.",
-    example=CHAT_EXAMPLE,
-)
-
-_COMPLETION = _object(
-    {
-        "id": STRING,
-        "object": STRING,
-        "created": {"type": "integer"},
-        "model": STRING,
-        "choices": {"type": "array", "items": {"type": "object"}},
-        "usage": {"type": ["object", "null"]},
-        "system_fingerprint": {"type": "null"},
-    },
-    optional=["id", "object", "created", "model", "choices", "usage"],
-    is_open=True,
-    description="The upstream's answer, with `system_fingerprint` always null. A classification model answers with "
-    "a JSON document as a string in `choices[0].message.content`.",
-    example={
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": _AT,
-        "model": MODEL_ID,
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Paris."}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 14, "completion_tokens": 3, "total_tokens": 17},
-        "system_fingerprint": None,
-    },
-)
-
-RESPONSE_EXAMPLE = {"model": MODEL_ID, "input": "Write one sentence about rivers."}
-TEXT_EXAMPLE = {"text": "The council approved the new tram line on Tuesday after two years of debate."}
-LABELS_EXAMPLE = {"text": "Ada Lovelace was born in London.", "labels": ["person", "place"]}
-_CALL = {
-    "type": "object",
-    "properties": {
-        "model": MAYBE_STRING | {"description": "A model enabled for the project; without it, the route's own."},
-        "stream": _STREAM | {"description": "Answer with server-sent events, where the route can."},
-    },
-    "additionalProperties": True,
-    "description": "Handed to the upstream that serves the route.",
-}
-
-_MODEL = _object(
-    {"id": STRING, "object": _const("model"), "created": TIME, "owned_by": STRING},
-    example={"id": MODEL_ID, "object": "model", "created": _AT, "owned_by": "batchline"},
-)
-_MODEL_LIST = _object({"object": _const("list"), "data": {"type": "array", "items": ref("Model")}})
-
-_UPLOAD = _object(
-    {
-        "purpose": _const("batch"),
-        "file": {"type": "string", "format": "binary", "description": "JSON lines; see BatchInputLine."},
-        "expires_after[anchor]": _const("created_at"),
-        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
-    },
-    optional=["expires_after[anchor]", "expires_after[seconds]"],
-    is_open=True,
-    dependentRequired={
-        "expires_after[anchor]": ["expires_after[seconds]"],
-        "expires_after[seconds]": ["expires_after[anchor]"],
-    },
-)
-
-_INPUT_LINE = _object(
-    {
-        "custom_id": {"type": "string", "minLength": 1, "description": "Unique in the file, handed back verbatim."},
-        "method": {"type": "string", "pattern": "^[Pp][Oo][Ss][Tt]$"},
-        "url": {"type": "string", "description": "The same on every line."},
-        "body": {"type": "object", "minProperties": 1, "description": "What the url takes; no `stream: true`."},
-    },
-    is_open=True,
-    example={"custom_id": "line-1", "method": "POST", "url": "/v1/chat/completions", "body": CHAT_EXAMPLE},
-)
 
 _LINE_CODES = {
     "invalid_request_error": "the upstream refused the body",
-    "context_length_exceeded": "the input is longer than the model takes",
+    "context_length_exceeded": "the input is longer than the model accepts",
     "authentication_error": "the upstream refused the service, or the key of the batch was revoked",
     "not_found_error": "the model does not exist, or is not enabled for the project",
     "request_too_large": "the upstream refused the body for its size",
@@ -336,60 +91,155 @@ _LINE_CODES = {
     "batch_cancelled": "the batch was cancelled before the line ran",
     "batch_expired": "the batch's window ended before the line ran",
 }
-_LINE_NAMES = {"id": {"type": "string", "pattern": "^batch_req_"}, "custom_id": STRING}
 
-_OUTPUT_LINE = _object(
-    _LINE_NAMES
-    | {
-        "response": _object(
-            {
-                "status_code": {"type": "integer", "minimum": 200, "maximum": 299},
-                "request_id": MAYBE_STRING | {"description": "The upstream's."},
-                "body": {"description": "What the synchronous call would have answered."},
-            }
+
+class LineError(Struct, forbid_unknown_fields=True):
+    code: Annotated[
+        str,
+        Meta(
+            description="\n".join(f"- `{code}`: {why}" for code, why in _LINE_CODES.items()),
+            extra_json_schema={"enum": list(_LINE_CODES)},
         ),
-        "error": {"type": "null"},
-    },
-    description="A line of an output file.",
-    example=decode(output_line(_LINE_ID, b'"line-1"', Success(200, "req-1", b'{"choices":[]}'))),
+    ]
+    message: Annotated[str, Meta(pattern=r"^\[legacy:[a-z0-9_]+\] ")]
+    param: str | None
+
+
+class BatchErrorLine(Struct, forbid_unknown_fields=True):
+    """A line of an error file."""
+
+    id: Annotated[str, Meta(pattern="^batch_req_")]
+    custom_id: str
+    response: None
+    error: LineError
+
+
+class ChatMessage(Struct):
+    role: Role
+    content: Annotated[
+        str | list[dict[str, Any]] | UnsetType | None, Meta(description="Text, or the parts of a message.")
+    ] = UNSET
+
+
+class ChatRequest(Struct):
+    """Every other field is passed to the upstream unchanged."""
+
+    model: Annotated[NonEmpty, Meta(description="A model enabled for the project.")]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    stream: Stream = False
+    stream_options: dict[str, Any] | None = None
+
+
+class ChatCompletion(Struct):
+    """The upstream's answer, with `system_fingerprint` always null.
+
+    A classification model answers with a JSON document as a string in `choices[0].message.content`.
+    """
+
+    system_fingerprint: None
+    id: str | UnsetType = UNSET
+    object: str | UnsetType = UNSET
+    created: int | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    choices: list[dict[str, Any]] | UnsetType = UNSET
+    usage: dict[str, Any] | UnsetType | None = UNSET
+
+
+class Call(Struct):
+    """Passed to the upstream that serves the route."""
+
+    model: Annotated[
+        str | None, Meta(description="A model enabled for the project; if absent, the model of the route.")
+    ] = None
+    stream: Stream = False
+
+
+class Liveness(Struct, forbid_unknown_fields=True):
+    status: str
+
+
+class Readiness(Struct, forbid_unknown_fields=True):
+    status: str
+    database: str
+    storage: str
+
+
+CHAT_EXAMPLE = {"model": MODEL_ID, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+RESPONSE_EXAMPLE = {"model": MODEL_ID, "input": "Write one sentence about rivers."}
+TEXT_EXAMPLE = {"text": "The council approved the new tram line on Tuesday after two years of debate."}
+LABELS_EXAMPLE = {"text": "Ada Lovelace was born in London.", "labels": ["person", "place"]}
+
+_FILE = File(
+    id=FILE_ID,
+    project_id="",
+    filename="input.jsonl",
+    purpose=BATCH,
+    bytes=1834,
+    created_at=_AT,
+    expires_at=_AT + 30 * _DAY,
+    is_error=False,
+    object_key="",
+)
+_BATCH = Batch(
+    id=BATCH_ID,
+    project_id="",
+    key_id="",
+    endpoint=CHAT,
+    input_file_id=FILE_ID,
+    metadata=b'{"job":"nightly"}',
+    status=BatchStatus.IN_PROGRESS,
+    created_at=_AT,
+    expires_at=_AT + _DAY,
+    in_progress_at=_AT + 1,
+    total=100,
+    model=MODEL_ID,
+)
+_PROGRESS = Progress(
+    batch=replace(_BATCH, completed=40, failed=2),
+    rate=0.7,
+    eta=Eta(seconds=83, low=61, high=113),
+    activity=Activity(in_flight=1, concurrency=16, pause=Pause(upstream="default", detail="refused", since=_AT + 50)),
+    errors=count_errors([error_line(_LINE_ID, b'"line-1"', TOO_LONG)] * 2),
 )
 
-_ERROR_LINE = _object(
-    _LINE_NAMES
-    | {
-        "response": {"type": "null"},
-        "error": _object(
-            {
-                "code": {
-                    "enum": list(_LINE_CODES),
-                    "description": "\n".join(f"- `{code}`: {why}" for code, why in _LINE_CODES.items()),
-                },
-                "message": {"type": "string", "pattern": r"^\[legacy:[a-z0-9_]+\] "},
-                "param": MAYBE_STRING,
-            }
-        ),
+_EXAMPLES: dict[type[Struct], object] = {
+    FileObject: to_builtins(FileObject.from_record(_FILE)),
+    BatchObject: decode(encode(BatchObject.from_record(_BATCH))),
+    BatchProgress: decode(encode(BatchProgress.from_progress(_PROGRESS))),
+    ModelObject: to_builtins(ModelObject(id=MODEL_ID, object="model", created=_AT, owned_by="batchline")),
+    ErrorBody: to_builtins(ErrorBody.from_error(MissingCredentials())),
+    CreateBatch: {
+        "input_file_id": FILE_ID,
+        "endpoint": CHAT,
+        "completion_window": "24h",
+        "metadata": {"job": "nightly"},
     },
-    description="A line of an error file.",
-    example=decode(error_line(_LINE_ID, b'"line-1"', BATCH_CANCELLED)),
-)
-
-SCHEMAS: dict[str, Schema] = {
-    "File": _FILE,
-    "FileList": _list_of("File"),
-    "DeletedFile": _object({"id": STRING, "object": _const("file"), "deleted": _const(True)}),
-    "Upload": _UPLOAD,
-    "Batch": _BATCH,
-    "BatchList": _list_of("Batch"),
-    "BatchErrors": _BATCH_ERRORS,
-    "BatchProgress": _PROGRESS,
-    "Usage": _USAGE,
-    "CreateBatch": _CREATE_BATCH,
-    "BatchInputLine": _INPUT_LINE,
-    "BatchOutputLine": _OUTPUT_LINE,
-    "BatchErrorLine": _ERROR_LINE,
-    "ChatRequest": _CHAT,
-    "ChatCompletion": _COMPLETION,
-    "Call": _CALL,
-    "Model": _MODEL,
-    "ModelList": _MODEL_LIST,
+    ChatRequest: CHAT_EXAMPLE,
+    ChatCompletion: {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": _AT,
+        "model": MODEL_ID,
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Paris."}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 14, "completion_tokens": 3, "total_tokens": 17},
+        "system_fingerprint": None,
+    },
+    BatchInputLine: {"custom_id": "line-1", "method": "POST", "url": CHAT, "body": CHAT_EXAMPLE},
+    BatchOutputLine: decode(output_line(_LINE_ID, b'"line-1"', Success(200, "req-1", b'{"choices":[]}'))),
+    BatchErrorLine: decode(error_line(_LINE_ID, b'"line-1"', BATCH_CANCELLED)),
 }
+
+_BOTH_OR_NEITHER = {
+    "expires_after[anchor]": ["expires_after[seconds]"],
+    "expires_after[seconds]": ["expires_after[anchor]"],
+}
+
+
+def schemas() -> dict[str, Schema]:
+    """Return the schema of every struct, by its name."""
+    described = (*ANSWERS, *_EXAMPLES, Upload, Call, Liveness, Readiness)
+    _, components = msgspec.json.schema_components(dict.fromkeys(described), ref_template=SCHEMA_REF)
+    for kind, example in _EXAMPLES.items():
+        components[kind.__name__]["example"] = example
+    components[Upload.__name__]["dependentRequired"] = _BOTH_OR_NEITHER
+    return components

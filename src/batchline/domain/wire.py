@@ -1,0 +1,331 @@
+"""The objects that the API answers with, as typed structs.
+
+The routes encode these structs, and the OpenAPI document derives its schemas from them. The order of the fields is the
+order on the wire. A field without a default is always present; a field that is ``UNSET`` is left out.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec.json import encode as encode_json
+
+from batchline.domain.errors import ApiError, ErrorType
+from batchline.domain.progress import Eta, LineErrors, Pause, Progress
+from batchline.domain.records import BATCH, BATCH_OUTPUT, Batch, File, InputFault
+from batchline.domain.states import BatchStatus
+from batchline.domain.usage import Usage
+
+SCHEMA_REF = "#/components/schemas/{name}"
+_NULL = Raw(b"null")
+
+T = TypeVar("T")
+Count = Annotated[int, Meta(ge=0)]
+Time = Annotated[int, Meta(description="Unix seconds.")]
+
+
+def _ref(name: str) -> dict[str, Any]:
+    """Return the schema of a field whose value is stored as JSON text and passed on unread."""
+    return {"$ref": SCHEMA_REF.format(name=name)}
+
+
+class _Object(Struct, forbid_unknown_fields=True):
+    """An object of the API: it has the fields that are declared and no others."""
+
+
+class FileObject(_Object):
+    id: Annotated[str, Meta(pattern="^file-", description="`file_` instead of `file-` is accepted in requests.")]
+    object: Literal["file"]
+    bytes: Annotated[Count, Meta(description="Size in bytes, as measured by the service.")]
+    created_at: Time
+    filename: Annotated[str, Meta(description="The name that the client gave.")]
+    purpose: Annotated[str, Meta(extra_json_schema={"enum": [BATCH, BATCH_OUTPUT]})]
+    status: Literal["processed"]
+    expires_at: Annotated[int, Meta(description="Unix seconds at which the file is removed.")]
+    is_error: (
+        Annotated[
+            bool, Meta(description="Present only on the error file of a batch.", extra_json_schema={"const": True})
+        ]
+        | UnsetType
+    ) = UNSET
+
+    @classmethod
+    def from_record(cls, file: File) -> Self:
+        return cls(
+            id=file.id,
+            object="file",
+            bytes=file.bytes,
+            created_at=file.created_at,
+            filename=file.filename,
+            purpose=file.purpose,
+            status="processed",
+            expires_at=file.expires_at,
+            is_error=True if file.is_error else UNSET,
+        )
+
+
+class DeletedFile(_Object):
+    id: str
+    object: Literal["file"]
+    deleted: Annotated[bool, Meta(extra_json_schema={"const": True})]
+
+
+class InputTokensDetails(_Object):
+    cached_tokens: Annotated[Count, Meta(description="Input tokens that the upstream had cached.")]
+
+
+class OutputTokensDetails(_Object):
+    reasoning_tokens: Annotated[Count, Meta(description="Output tokens spent on reasoning.")]
+
+
+class BatchUsage(_Object):
+    """Tokens of all lines recorded so far."""
+
+    input_tokens: Annotated[Count, Meta(description="Tokens read.")]
+    input_tokens_details: InputTokensDetails
+    output_tokens: Annotated[Count, Meta(description="Tokens written.")]
+    output_tokens_details: OutputTokensDetails
+    total_tokens: Annotated[Count, Meta(description="Input and output tokens together.")]
+
+    @classmethod
+    def from_usage(cls, usage: Usage) -> Self:
+        return cls(
+            input_tokens=usage.input_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens),
+            output_tokens=usage.output_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+            total_tokens=usage.input_tokens + usage.output_tokens,
+        )
+
+
+class RequestCounts(_Object):
+    total: Annotated[Count, Meta(description="Lines of the input file.")]
+    completed: Annotated[Count, Meta(description="Lines in the output file.")]
+    failed: Annotated[Count, Meta(description="Lines in the error file.")]
+
+    @classmethod
+    def from_record(cls, batch: Batch) -> Self:
+        return cls(total=batch.total, completed=batch.completed, failed=batch.failed)
+
+
+class BatchError(_Object):
+    code: str
+    message: str
+    line: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Number of the line, counted from 1.")]
+    param: str | None
+
+
+class BatchErrors(_Object):
+    """What is wrong with the input file: the first hundred invalid lines."""
+
+    object: Literal["list"]
+    data: Annotated[list[BatchError], Meta(max_length=100)]
+
+
+def encode_errors(faults: Iterable[InputFault]) -> bytes:
+    """Return ``errors`` of a failed batch as JSON, as it is stored in the batch's row."""
+    errors = [
+        BatchError(code="invalid_request_error", message=fault.message, line=fault.line, param=None) for fault in faults
+    ]
+    return encode_json(BatchErrors(object="list", data=errors))
+
+
+class BatchObject(_Object):
+    id: Annotated[str, Meta(pattern="^batch_[0-9A-HJKMNP-TV-Z]{26}$")]
+    object: Literal["batch"]
+    endpoint: str
+    errors: Annotated[Raw, Meta(extra_json_schema={"anyOf": [_ref("BatchErrors"), {"type": "null"}]})]
+    input_file_id: str
+    completion_window: Literal["24h"]
+    status: BatchStatus
+    output_file_id: Annotated[str | None, Meta(description="Set at the end if at least one line succeeded.")]
+    error_file_id: Annotated[str | None, Meta(description="Set at the end if at least one line failed.")]
+    created_at: Time
+    in_progress_at: Annotated[int | None, Meta(description="Unix seconds at which it became in_progress, or null.")]
+    expires_at: Annotated[int, Meta(description="Unix seconds after which no line is started.")]
+    finalizing_at: Annotated[int | None, Meta(description="Unix seconds at which it became finalizing, or null.")]
+    completed_at: Annotated[int | None, Meta(description="Unix seconds at which it became completed, or null.")]
+    failed_at: Annotated[int | None, Meta(description="Unix seconds at which it became failed, or null.")]
+    expired_at: Annotated[int | None, Meta(description="Unix seconds at which it became expired, or null.")]
+    cancelling_at: Annotated[int | None, Meta(description="Unix seconds at which it became cancelling, or null.")]
+    cancelled_at: Annotated[int | None, Meta(description="Unix seconds at which it became cancelled, or null.")]
+    request_counts: RequestCounts
+    metadata: Annotated[Raw, Meta(description="As it was given.", extra_json_schema={"type": "object"})]
+    model: Annotated[str | None, Meta(description="The model of all lines, or null if they name several.")]
+    usage: BatchUsage
+
+    @classmethod
+    def from_record(cls, batch: Batch) -> Self:
+        return cls(
+            id=batch.id,
+            object="batch",
+            endpoint=batch.endpoint,
+            errors=_NULL if batch.errors is None else Raw(batch.errors),
+            input_file_id=batch.input_file_id,
+            completion_window="24h",
+            status=batch.status,
+            output_file_id=batch.output_file_id,
+            error_file_id=batch.error_file_id,
+            created_at=batch.created_at,
+            in_progress_at=batch.in_progress_at,
+            expires_at=batch.expires_at,
+            finalizing_at=batch.finalizing_at,
+            completed_at=batch.completed_at,
+            failed_at=batch.failed_at,
+            expired_at=batch.expired_at,
+            cancelling_at=batch.cancelling_at,
+            cancelled_at=batch.cancelled_at,
+            request_counts=RequestCounts.from_record(batch),
+            metadata=Raw(batch.metadata),
+            model=batch.model,
+            usage=BatchUsage.from_usage(batch.usage),
+        )
+
+
+class UpstreamPause(_Object):
+    reason: Literal["upstream_paused"]
+    upstream: str
+    detail: Annotated[str, Meta(description="Why the upstream is unavailable, such as `refused` or `timeout`.")]
+    since: Time
+
+    @classmethod
+    def from_pause(cls, pause: Pause) -> Self:
+        return cls(reason="upstream_paused", upstream=pause.upstream, detail=pause.detail, since=pause.since)
+
+
+class LineErrorSample(_Object):
+    """The first line that failed with a code, both texts cut to 300 characters."""
+
+    custom_id: Annotated[str, Meta(max_length=300)]
+    message: Annotated[str, Meta(max_length=300)]
+
+
+class LineErrorCount(_Object):
+    code: Annotated[str, Meta(description="As in BatchErrorLine.")]
+    count: Annotated[Count, Meta(description="Lines that failed with this code.")]
+    sample: Annotated[Raw, Meta(extra_json_schema=_ref("LineErrorSample"))]
+
+    @classmethod
+    def from_errors(cls, errors: LineErrors) -> Self:
+        return cls(code=errors.code, count=errors.count, sample=Raw(errors.sample))
+
+
+class BatchProgress(_Object):
+    object: Literal["batch.progress"]
+    batch_id: str
+    status: BatchStatus
+    request_counts: RequestCounts
+    rate: Annotated[float, Meta(ge=0, description="Lines per second over the last minute.")]
+    eta: Annotated[Eta | None, Meta(description="Null if there is no rate or no line is left.")]
+    waiting_for: Annotated[UpstreamPause | None, Meta(description="What keeps the lines from running.")]
+    in_flight: Annotated[Count, Meta(description="Lines that were sent to an upstream and have no answer yet.")]
+    concurrency: Annotated[
+        Count, Meta(description="How many lines the upstreams of the models take in parallel, as measured so far.")
+    ]
+    errors: Annotated[list[LineErrorCount], Meta(description="By code, the most frequent first.")]
+    usage: BatchUsage
+
+    @classmethod
+    def from_progress(cls, progress: Progress) -> Self:
+        batch, activity = progress.batch, progress.activity
+        return cls(
+            object="batch.progress",
+            batch_id=batch.id,
+            status=batch.status,
+            request_counts=RequestCounts.from_record(batch),
+            rate=round(progress.rate, 3),
+            eta=progress.eta,
+            waiting_for=None if activity.pause is None else UpstreamPause.from_pause(activity.pause),
+            in_flight=activity.in_flight,
+            concurrency=activity.concurrency,
+            errors=[LineErrorCount.from_errors(errors) for errors in progress.errors],
+            usage=BatchUsage.from_usage(batch.usage),
+        )
+
+
+class _Page(_Object, Generic[T]):
+    """One page of a list."""
+
+    object: Literal["list"]
+    data: list[T]
+    first_id: Annotated[str | None, Meta(description="Null if the page is empty.")]
+    last_id: Annotated[str | None, Meta(description="Null if the page is empty.")]
+    has_more: Annotated[bool, Meta(description="Whether another page follows; request it with `after`.")]
+
+
+class FileList(_Page[FileObject]):
+    @classmethod
+    def from_records(cls, files: Sequence[File], *, has_more: bool) -> Self:
+        return cls(
+            object="list",
+            data=[FileObject.from_record(file) for file in files],
+            first_id=files[0].id if files else None,
+            last_id=files[-1].id if files else None,
+            has_more=has_more,
+        )
+
+
+class BatchList(_Page[BatchObject]):
+    @classmethod
+    def from_records(cls, batches: Sequence[Batch], *, has_more: bool) -> Self:
+        return cls(
+            object="list",
+            data=[BatchObject.from_record(batch) for batch in batches],
+            first_id=batches[0].id if batches else None,
+            last_id=batches[-1].id if batches else None,
+            has_more=has_more,
+        )
+
+
+class ModelObject(_Object):
+    id: str
+    object: Literal["model"]
+    created: Annotated[int, Meta(description="Unix seconds, or 0 if unknown.")]
+    owned_by: str
+
+
+class ModelList(_Object):
+    object: Literal["list"]
+    data: list[ModelObject]
+
+
+class ErrorDetail(_Object):
+    message: Annotated[str, Meta(description="For a person to read.")]
+    type: ErrorType
+    code: Annotated[str | None, Meta(description="For a program to decide by.")]
+    param: Annotated[str | None, Meta(description="The field, parameter or header that is wrong.")]
+    line: Annotated[int, Meta(ge=1, description="The first invalid line of an input file.")] | UnsetType = UNSET
+
+
+class ErrorBody(_Object):
+    """The envelope of every error answer."""
+
+    error: ErrorDetail
+
+    @classmethod
+    def from_error(cls, error: ApiError) -> Self:
+        return cls(
+            error=ErrorDetail(
+                message=error.message,
+                type=error.type,
+                code=error.code,
+                param=error.param,
+                line=UNSET if error.line is None else error.line,
+            )
+        )
+
+
+ANSWERS = (
+    FileObject,
+    FileList,
+    DeletedFile,
+    BatchObject,
+    BatchList,
+    BatchErrors,
+    BatchProgress,
+    LineErrorSample,
+    ModelObject,
+    ModelList,
+    ErrorBody,
+)
+"""Every object that the OpenAPI document describes, apart from those they contain."""
