@@ -28,12 +28,12 @@ from tests.support.service import (
 )
 
 _LINES = 60
-_STUCK = "answers cannot be recorded; they are kept and no more are asked for"
+_STUCK = "storage unavailable: buffering results, dispatch paused"
 
 
 @pytest.fixture
 def mock() -> Iterator[Mock]:
-    with running_mock(delay=0.1) as running:
+    with running_mock(delay=0.15) as running:
         yield running
 
 

@@ -32,8 +32,9 @@ _LINES = 120
 _LATE = 100
 """Far more lines than a kill may cost have been answered when this many are on their way."""
 
-_AT_RISK = _CONCURRENCY + _CONCURRENCY / _DELAY
-"""What one kill may cost: the lines in flight, and those that the second before it answered."""
+_AT_RISK = _CONCURRENCY + 1.6 * _CONCURRENCY / _DELAY
+"""What one kill may cost: the lines in flight, and the answers since the last record. Answers are recorded every second,
+and a busy machine may be late by half of one. Far fewer than ``_LATE``, which is what a service without records costs."""
 
 _KILLS_A_ROUND = 2
 """A line is given up only after more deaths than this, so within a round every line must still succeed."""

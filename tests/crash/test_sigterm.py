@@ -22,7 +22,7 @@ _RESCUED = "took over from a dead process"
 @pytest.mark.rule("F5", "SIGTERM: what is in flight finishes, the rest is handed back.")
 def test_lines_in_flight_finish_and_none_runs_twice(tmp_path: Path) -> None:
     """F5: the process ends by itself with 0, and its leases are handed back, not left to lapse."""
-    lines = chat_lines(f"[[delay=1]] {n}" for n in range(12))
+    lines = chat_lines(f"[[delay=2]] {n}" for n in range(12))
     with running_mock() as mock, running_service(tmp_path, mock.url, max_concurrency=6) as service:
         batch = submit(service.client(), lines)
         _await_in_flight(mock, 6)
@@ -41,7 +41,7 @@ def test_lines_in_flight_finish_and_none_runs_twice(tmp_path: Path) -> None:
 def test_a_line_that_outlasts_the_grace_is_cut_and_run_again(tmp_path: Path) -> None:
     """F5: only that one; its neighbour was recorded, and nobody is blamed for the cut."""
     lines = chat_lines(["[[hang times=1]] slow", "[[delay=0.5]] quick"])
-    with running_mock() as mock, running_service(tmp_path, mock.url, shutdown_grace_seconds=1) as service:
+    with running_mock() as mock, running_service(tmp_path, mock.url, shutdown_grace_seconds=4) as service:
         batch = submit(service.client(), lines)
         _await_in_flight(mock, 2)
         assert service.terminate() == 0

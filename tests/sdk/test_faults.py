@@ -31,6 +31,8 @@ from tests.support.service import (
 
 _ATTEMPTS = 2
 _THROTTLES = 3
+_RETRY_AFTER_SECONDS = 3
+_WINDOW_SECONDS = 6
 
 
 class Setting(NamedTuple):
@@ -56,7 +58,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
             max_attempts=_ATTEMPTS,
             max_throttles=_THROTTLES,
             retry_base_seconds=0.01,
-            request_timeout_seconds=1,
+            request_timeout_seconds=3,
             max_answer_bytes=100_000,
         ) as service,
     ):
@@ -106,7 +108,7 @@ _FAULTS = {
     "status=204": "a body that is not JSON",
     "cut": "the connection ended in the middle of the answer",
     "drop": "the connection ended before an answer came",
-    "hang": "no complete answer within 1 s",
+    "hang": "no complete answer within 3 s",
     "huge=200000": "answer over 100000 bytes",
 }
 
@@ -114,7 +116,7 @@ _FAULTS = {
 def _run_faults(service: Service, more: str = "") -> dict[str, Any]:
     """The record of a line with each fault. A break beside lines that go on is no crash, after which the upstream
     would be left alone for seconds."""
-    beside = [f"[[delay=0.8]] {n}" for n in range(6)]
+    beside = [f"[[delay=1]] {n}" for n in range(6)]
     records = run(service, *beside, *(f"[[{directive}{more}]]" for directive in _FAULTS))
     assert not any(record["error"] for record in records[: len(beside)])
     return dict(zip(_FAULTS, records[len(beside) :], strict=True))
@@ -210,7 +212,7 @@ def test_retry_after_is_honoured_and_holds_no_slot(tmp_path: Path) -> None:
     for status in ("429", "503"):
         first, second = upstream.arrivals[status]
         assert first < upstream.arrivals["other"][0] < second
-        assert second - first >= 1
+        assert second - first >= _RETRY_AFTER_SECONDS
 
 
 class _Upstream(ThreadingHTTPServer):
@@ -236,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-length", "2")
         if status != 200:
-            self.send_header("retry-after", "1")
+            self.send_header("retry-after", str(_RETRY_AFTER_SECONDS))
         self.end_headers()
         self.wfile.write(b"{}")
 
@@ -289,15 +291,15 @@ def test_a_cancelled_batch_starts_nothing_more(plain: Setting) -> None:
 def test_an_expired_batch_keeps_what_it_has(tmp_path: Path) -> None:
     """C11, C13: nothing starts after the window, what is in flight at its end counts, the rest is ``batch_expired``."""
     lines = chat_lines(
-        ["quick", "[[status=503 retry-after=300]]", "[[delay=4]] a", "[[delay=4]] b", *(f"never {n}" for n in range(9))]
+        ["quick", "[[status=503 retry-after=300]]", "[[delay=8]] a", "[[delay=8]] b", *(f"never {n}" for n in range(9))]
     )
     with (
         running_mock() as mock,
-        running_service(tmp_path, mock.url, max_concurrency=2, completion_window_seconds=3) as service,
+        running_service(tmp_path, mock.url, max_concurrency=2, completion_window_seconds=_WINDOW_SECONDS) as service,
     ):
         client = service.client()
         created = submit(client, lines)
-        assert created.expires_at == created.created_at + 3
+        assert created.expires_at == created.created_at + _WINDOW_SECONDS
         batch = await_end(client, created.id)
         records = results_of(client, batch, lines)
         assert mock.stats()["requests"] == 4
@@ -305,7 +307,7 @@ def test_an_expired_batch_keeps_what_it_has(tmp_path: Path) -> None:
             client.batches.cancel(batch.id)
     assert (batch.status, batch.finalizing_at, counts_of(batch)) == ("expired", None, (13, 3, 10))
     assert batch.expired_at is not None
-    assert batch.expired_at >= created.created_at + 3
+    assert batch.expired_at >= created.created_at + _WINDOW_SECONDS
     assert _codes(records, "line-0", "line-1", "line-2", "line-3") == [None, "internal_error", None, None]
     assert set(_codes(records, *(f"line-{n}" for n in range(4, 13)))) == {"batch_expired"}
 

@@ -24,7 +24,7 @@ from openai.types import Batch
 from batchline.cli import main
 
 CHAT: Final = "/v1/chat/completions"
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Ends a test that hangs; no test depends on it."""
 
 Account = dict[str, str]

@@ -519,7 +519,7 @@ def test_a_connection_is_used_again_after_a_whole_stream(run: Run, size: int) ->
             await peer.send(answer())
 
     async def main() -> int:
-        async with serving(behave) as wire, client(wire.port, request_timeout=5) as upstream:
+        async with serving(behave) as wire, client(wire.port, request_timeout=60) as upstream:
             for _ in range(3):
                 assert len(await whole(upstream)) == size
                 assert await upstream.post(PATH, BODY) == FINE
@@ -573,7 +573,7 @@ def test_a_whole_stream_left_unread_leaves_a_connection_that_reads(run: Run) -> 
         await answers(peer)
 
     async def main() -> tuple[Reply, int]:
-        async with serving(behave) as wire, client(wire.port, request_timeout=10) as upstream:
+        async with serving(behave) as wire, client(wire.port, request_timeout=60) as upstream:
             async with upstream.stream(PATH, BODY) as answered:
                 # Handed in here because no network promises a single read.
                 streaming(answered).connection.data_received(chunk(b"x" * (HELD_LIMIT + 1)) + END)

@@ -53,7 +53,7 @@ async def test_a_commit_that_was_lost_never_happened(postgres: Postgres, postgre
     """
     async with (
         wired(postgres.port) as wire,
-        opened(through(postgres, postgres_url, wire.port), idle_timeout_seconds=0.3) as world,
+        opened(through(postgres, postgres_url, wire.port), idle_timeout_seconds=1.5) as world,
     ):
         batch = await world.running(shards=[4])
         (shard,) = await world.claim()
@@ -71,7 +71,7 @@ async def test_an_unclear_commit_is_cleared_up_once_the_server_is_back(postgres:
     """C7: however long the server is unavailable, the caller gets neither a success nor a failure before."""
     async with (
         wired(postgres.port) as wire,
-        opened(through(postgres, postgres_url, wire.port), connect_timeout_seconds=0.1) as world,
+        opened(through(postgres, postgres_url, wire.port), connect_timeout_seconds=1) as world,
     ):
         await world.store.check()
         wire.on_commit = lambda: "lose the answer"
@@ -90,7 +90,7 @@ async def test_a_network_that_is_cut_hangs_nobody(postgres: Postgres, postgres_u
     """F5: a caller whose reply never comes gets an error in bounded time; afterwards the store works as before."""
     async with (
         wired(postgres.port) as wire,
-        opened(through(postgres, postgres_url, wire.port), transaction_timeout_seconds=0.2) as world,
+        opened(through(postgres, postgres_url, wire.port), transaction_timeout_seconds=1) as world,
     ):
         await world.store.check()
         wire.silent = True
@@ -171,7 +171,7 @@ async def test_no_more_than_the_allowed_connections_are_lent_at_once(postgres_ur
 @asynchronous
 async def test_a_pool_that_is_in_use_closes_in_bounded_time(postgres_url: str) -> None:
     """F5: a statement that hangs does not keep the process from stopping."""
-    pool = await ConnectionPool.open(postgres_url, pooled=False, size=1, connect_timeout_seconds=0.2)
+    pool = await ConnectionPool.open(postgres_url, pooled=False, size=1, connect_timeout_seconds=1)
     async with pool.acquire():
         await pool.close()
 

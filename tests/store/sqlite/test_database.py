@@ -21,7 +21,7 @@ from batchline.system import ThreadPool
 from tests.support.clocks import SettableClock
 from tests.support.stores import World
 
-PATIENCE = 20
+PATIENCE = 60
 """Ends a test that hangs; no test depends on it."""
 
 
