@@ -21,18 +21,18 @@ from tests.support.service import (
     upload_form,
     wait_until,
 )
-from tests.support.tcp_proxy import Fate, Wire, wire_to
+from tests.support.tcp_proxy import Mode, TcpProxy, proxy_to
 
 
 @contextmanager
-def _wired_fleet(
+def _fleet_behind_proxies(
     folder: Path, postgres: Postgres, seaweed: Seaweed, upstream_url: str
-) -> Iterator[tuple[Fleet, dict[str, Wire]]]:
-    """Everything a node of this fleet asks of the servers goes over one of two wires."""
+) -> Iterator[tuple[Fleet, dict[str, TcpProxy]]]:
+    """Run a fleet whose nodes reach PostgreSQL and the bucket only through a proxy each."""
     database = postgres.new_database().rpartition("/")[2]
     with (
-        wire_to(postgres.port) as to_database,
-        wire_to(seaweed.port) as to_storage,
+        proxy_to(postgres.port) as to_database,
+        proxy_to(seaweed.port) as to_storage,
         running_fleet(
             folder,
             *("api", "worker"),
@@ -49,46 +49,46 @@ def _wired_fleet(
 
 
 @pytest.mark.parametrize(
-    ("size", "fates"),
-    [(800, [Fate.CUT]), pytest.param(6_000, [Fate.STALLED, Fate.SLOW], marks=pytest.mark.proof)],
+    ("size", "modes"),
+    [(1_200, [Mode.CUT]), pytest.param(6_000, [Mode.STALLED, Mode.SLOW], marks=pytest.mark.proof)],
 )
 def test_a_batch_survives_the_network(
-    tmp_path: Path, postgres: Postgres, seaweed: Seaweed, size: int, fates: list[Fate]
+    tmp_path: Path, postgres: Postgres, seaweed: Seaweed, size: int, modes: list[Mode]
 ) -> None:
     """A6, D5, F5: what needs a server that cannot be reached is refused in the envelope and /readyz names it, while
     /healthz stays green; afterwards all recovers by itself. Every line is in the files once, and none is blamed."""
     with (
         running_mock(delay=0.2) as mock,
-        _wired_fleet(tmp_path, postgres, seaweed, mock.url) as (fleet, wires),
+        _fleet_behind_proxies(tmp_path, postgres, seaweed, mock.url) as (fleet, proxies),
         Watch(fleet) as watch,
     ):
         lines = chat_lines(f"line {n}" for n in range(size))
         batch = submit(fleet.client(), lines)
         watch.add(batch.id)
-        for fate in fates:
-            for name, wire in wires.items():
+        for mode in modes:
+            for name, proxy in proxies.items():
                 watch.await_progress()
-                wire.become(fate)
-                if fate is Fate.SLOW:
+                proxy.set_mode(mode)
+                if mode is Mode.SLOW:
                     watch.await_progress()
                 else:
                     _check_outage(fleet, name)
-                assert not watch.all_over()
-                wire.become(Fate.CARRIED)
+                assert not watch.all_ended()
+                proxy.set_mode(Mode.FORWARD)
                 for node in fleet.nodes:
-                    wait_until(node.is_ready, what=f"/readyz after {name} was {fate}")
-        wait_until(watch.all_over, what="the end")
+                    wait_until(node.is_ready, what=f"/readyz after {name} was {mode}")
+        wait_until(watch.all_ended, what="the end")
         ended = watch.batch(batch.id)
         assert ended.status == "completed"
         assert not any(record["error"] for record in results_of(fleet.client(), ended, lines).values())
         stats = mock.stats()
-        print(f"{size} lines, {fates}: {stats['requests'] - stats['distinct']} asked again")
+        print(f"{size} lines, {modes}: {stats['requests'] - stats['distinct']} asked again")
 
 
 def _check_outage(fleet: Fleet, name: str) -> None:
     (api,) = fleet.apis
     for node in fleet.nodes:
-        wait_until(partial(_told_not_ready, node, name), what=f"/readyz naming the {name}")
+        wait_until(partial(_is_not_ready, node, name), what=f"/readyz naming the {name}")
         assert node.call("GET", "/healthz").status == 200
     if name == "database":
         refused = api.call("GET", "/v1/batches")
@@ -98,7 +98,7 @@ def _check_outage(fleet: Fleet, name: str) -> None:
     assert (refused.status, refused.error["type"]) == (503 if name == "database" else 500, "internal_error")
 
 
-def _told_not_ready(node: Service, name: str) -> bool:
+def _is_not_ready(node: Service, name: str) -> bool:
     reply = node.call("GET", "/readyz")
     return reply.status == 503 and f"{name} " in reply.error["message"]
 

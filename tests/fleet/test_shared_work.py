@@ -53,7 +53,7 @@ def fleet(
         seaweed=seaweed,
         upstream_url=mock.url,
         max_concurrency=_CAP,
-        lease_seconds=3,
+        lease_seconds=6,
     ) as running:
         yield running
 
@@ -62,7 +62,7 @@ def test_any_node_serves_what_any_other_took_in(fleet: Fleet, mock: Mock) -> Non
     """F1: upload, create, poll, download and delete, each on the node that did not do the step before; every worker
     runs some of the lines, and no line runs twice."""
     first, second = fleet.client(0), fleet.client(1)
-    lines = chat_lines("[[status=400]]" if n == 7 else f"[[delay=0.1]] trip {n}" for n in range(400))
+    lines = chat_lines("[[status=400]]" if n == 7 else f"[[delay=0.2]] trip {n}" for n in range(400))
     before = mock.stats()["requests"]
     ran = [metric(worker, "batchline_lines_total") for worker in fleet.workers]
     uploaded = first.files.create(file=lines, purpose="batch")
@@ -84,7 +84,7 @@ def test_any_node_serves_what_any_other_took_in(fleet: Fleet, mock: Mock) -> Non
 
 
 def test_a_cancel_reaches_the_workers(fleet: Fleet, mock: Mock) -> None:
-    """C10: lines in flight finish and count, all others are told to be cancelled."""
+    """C10: lines in flight finish and count, all others fail as cancelled."""
     first, second = fleet.client(0), fleet.client(1)
     lines = chat_lines(f"[[delay=1]] cancelled {n}" for n in range(1000))
     before = mock.stats()["requests"]
@@ -98,23 +98,23 @@ def test_a_cancel_reaches_the_workers(fleet: Fleet, mock: Mock) -> None:
     assert mock.stats()["requests"] - before == counts_of(ended)[1] == 1000 - len(failed)
 
 
-def test_an_api_node_tells_what_workers_do(fleet: Fleet, mock: Mock) -> None:
+def test_an_api_node_reports_what_workers_do(fleet: Fleet, mock: Mock) -> None:
     """F1: in_flight, concurrency and waiting_for are those of the workers, summed; the node itself runs nothing."""
     client = fleet.client()
     batch = submit(client, chat_lines(f"[[delay=0.1]] progress {n}" for n in range(5000)))
 
-    def told() -> dict[str, Any]:
+    def worker_state() -> dict[str, Any]:
         progress = progress_of(fleet.apis[1], batch.id)
         return {name: progress[name] for name in ("in_flight", "concurrency", "waiting_for")}
 
     def is_busy() -> bool:
-        now = told()
+        now = worker_state()
         return 0 < now["in_flight"] <= now["concurrency"] <= _CAP and now["waiting_for"] is None
 
     wait_until(is_busy, what="lines in flight")
     mock.follow(status={503: 100})
-    wait_until(lambda: told()["waiting_for"] is not None, what="the pause")
-    waiting = told()["waiting_for"]
+    wait_until(lambda: worker_state()["waiting_for"] is not None, what="the pause")
+    waiting = worker_state()["waiting_for"]
     assert (waiting["reason"], waiting["upstream"]) == ("upstream_paused", "default")
     mock.follow()
     wait_until(is_busy, what="the end of the pause")
@@ -149,31 +149,31 @@ def test_a_worker_and_an_api_node_end_in_order(fleet: Fleet, mock: Mock, postgre
     rescues = [worker.log.count(_RESCUED) for worker in fleet.workers]
     before = mock.stats()
     client, staying = fleet.client(), list(fleet.workers)
-    completer = [fleet.begin("worker"), fleet.begin("api")]
-    for node in completer:
+    stopping = [fleet.begin("worker"), fleet.begin("api")]
+    for node in stopping:
         node.await_ready()
     _await_shares(postgres, fleet, of=3)
     batch = submit(client, lines)
-    wait_until(lambda: metric(completer[0], "batchline_lines_in_flight") > 0, what="lines in flight")
-    uploaded = _upload_through_sigterm(completer)
-    assert [node.program.wait() for node in completer] == [0, 0]
+    wait_until(lambda: metric(stopping[0], "batchline_lines_in_flight") > 0, what="lines in flight")
+    uploaded = _upload_through_sigterm(stopping)
+    assert [node.program.wait() for node in stopping] == [0, 0]
     assert client.files.content(uploaded).content == b"x" * 4_000_000
     ended = await_end(client, batch.id)
     assert not any(record["error"] for record in results_of(client, ended, lines).values())
     after = mock.stats()
     assert after["requests"] - before["requests"] == after["distinct"] - before["distinct"] == 400
     assert [worker.log.count(_RESCUED) for worker in staying] == rescues
-    for node in completer:
+    for node in stopping:
         fleet.remove(node)
 
 
-def _upload_through_sigterm(completer: list[Service]) -> str:
-    """To the last of them."""
-    api = completer[-1]
+def _upload_through_sigterm(stopping: list[Service]) -> str:
+    """Upload to the last of the nodes while they stop, and return the id of the file."""
+    api = stopping[-1]
     body = upload_form(b"x" * 4_000_000)
     with api.connect() as connection:
         connection.sendall(api.head("/v1/files", length=len(body), headers=FORM) + body[: len(body) // 2])
-        for node in completer:
+        for node in stopping:
             node.program.send(signal.SIGTERM)
             node.program.wait_for_log("(stopping)")
         connection.sendall(body[len(body) // 2 :])
@@ -184,7 +184,7 @@ def _upload_through_sigterm(completer: list[Service]) -> str:
 
 @pytest.mark.proof
 def test_late_answers_count_nowhere(fleet: Fleet, postgres: Postgres) -> None:
-    """D5, C11, C12: while a worker stands still, its leases lapse; of its three batches one is finished by another
+    """D5, C11, C12: while a worker stands still, its leases expire; of its three batches one is finished by another
     worker, one is cancelled, and one runs on. What it brings when it wakes changes the first two in nothing, is not in
     the files of the third a second time, and it goes on working."""
     (api, _), (stopped, _) = fleet.apis, fleet.workers
@@ -203,7 +203,7 @@ def test_late_answers_count_nowhere(fleet: Fleet, postgres: Postgres) -> None:
     files = {name: _read_all(clients[name], batch) for name, batch in ended.items()}
 
     stopped.program.send(signal.SIGCONT)
-    stopped.program.wait_for_log(r"(leases were lost)")
+    stopped.program.wait_for_log(r"(leases lost)")
     assert clients["running"].batches.retrieve(batches["running"]).status == "in_progress"
     ended["running"] = await_end(clients["running"], batches["running"])
     for name, batch in ended.items():

@@ -94,7 +94,7 @@ def test_a_store_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_store_that_dies_under_an_upload(
-    mortal_bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B2, C12: an upload that was cut is no object, also when the store is back; then it can be made again."""
     monkeypatch.setitem(bucket_module._RETRIES, "max_retries", 1)
@@ -102,16 +102,16 @@ def test_a_store_that_dies_under_an_upload(
     source.write_bytes(LARGE)
 
     async def story() -> None:
-        async with opened(mortal_bucket.new_url(), tmp_path / "scratch") as objects:
+        async with opened(own_bucket.new_url(), tmp_path / "scratch") as objects:
             await objects.put("uploads/file-0", b"durable")
             writer = await objects.create("uploads/file-1")
             await writer.write(LARGE)
-            mortal_bucket.kill()
+            own_bucket.kill()
             with pytest.raises(ObjectsDown):
                 await writer.write(LARGE * 2)
             await writer.abort()
             await down_calls(objects, source)
-            mortal_bucket.start()
+            own_bucket.start()
             assert await objects.names("uploads") == ["file-0"]
             assert await objects.read("uploads/file-0", 0, 10) == b"durable"
             again = await objects.create("uploads/file-1")

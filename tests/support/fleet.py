@@ -1,4 +1,4 @@
-"""Several processes of the service on one PostgreSQL and one bucket."""
+"""Runs several processes of the service on one PostgreSQL and one bucket."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,14 +16,14 @@ from tests.support.s3_server import Seaweed
 from tests.support.service import PATIENCE, Service, call, counts_of, wait_until
 
 _TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
-AWAY = (openai.APIConnectionError, openai.InternalServerError)
-"""What a client meets while a node, the database or the bucket is gone."""
+UNAVAILABLE_ERRORS = (openai.APIConnectionError, openai.InternalServerError)
+"""The errors of a client while a node, the database or the bucket is unavailable."""
 
-_BETWEEN_LOOKS = 0.05
+_POLL_SECONDS = 0.05
 
 
 class Fleet:
-    """Nodes by role, in the order in which they were added; each has a folder of its own."""
+    """Nodes by role, in the order in which they were added. Each has its own folder."""
 
     def __init__(self, folder: Path, settings: dict[str, object], environment: Mapping[str, str]) -> None:
         self._folder, self._environment = folder, environment
@@ -46,7 +46,7 @@ class Fleet:
         return self.apis[api].client()
 
     def begin(self, role: str) -> Service:
-        """Another node, that is not waited for."""
+        """Start another node, and do not wait until it is ready."""
         node = Service(
             self._folder / f"{role}-{len(self._nodes)}",
             ("-m", "batchline", role),
@@ -64,7 +64,7 @@ class Fleet:
         return node
 
     def remove(self, node: Service) -> None:
-        """It is over, and counts no more."""
+        """End the node, and count it no more."""
         node.end()
         self._nodes = [(role, known) for role, known in self._nodes if known is not node]
 
@@ -85,7 +85,7 @@ def running_fleet(
     environment: Mapping[str, str] | None = None,
     **settings: object,
 ) -> Iterator[Fleet]:
-    """On a new database and an empty part of the bucket."""
+    """Run nodes of these roles on a new database and an empty prefix of the bucket."""
     shared = {"database_url": postgres.new_database(), "storage_url": seaweed.new_url()}
     fleet = Fleet(folder, shared | settings, seaweed.environment | dict(environment or {}))
     try:
@@ -103,28 +103,30 @@ def progress_of(node: Service, batch_id: str) -> Any:
 
 
 def metric(node: Service, name: str) -> float:
-    """Summed over its labels."""
+    """Return the value of a metric, summed over its labels."""
     text = call(node.port, "GET", "/metrics", headers={}).body.decode()
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 
 class Watch:
-    """Looks at batches all the time through whichever API node is there. What may never happen is told at the end:
-    that a count falls, or that a batch leaves a terminal state (C11, C12)."""
+    """Polls batches through every API node that answers.
+
+    ``all_ended`` fails if a count fell or a batch left a terminal state, which may never happen (C11, C12).
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._last: dict[str, Batch | None] = {}
-        self._over = Event()
-        self._wrong: list[str] = []
-        self._thread = Thread(target=self._look, daemon=True)
+        self._closing = Event()
+        self._violations: list[str] = []
+        self._thread = Thread(target=self._poll, daemon=True)
 
     def __enter__(self) -> "Watch":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._closing.set()
         self._thread.join(PATIENCE)
 
     def add(self, batch_id: str) -> None:
@@ -132,39 +134,39 @@ class Watch:
 
     @property
     def done(self) -> int:
-        """Lines of all batches that were seen to be counted."""
+        """The number of lines of all batches that were counted when last seen."""
         return sum(sum(counts_of(batch)[1:]) for batch in self._last.values() if batch is not None)
 
     def await_progress(self) -> None:
-        """Until more lines are counted, or nothing is left to count."""
+        """Wait until more lines are counted, or all batches have ended."""
         done = self.done
-        wait_until(lambda: self.done > done or self.all_over(), what="progress")
+        wait_until(lambda: self.done > done or self.all_ended(), what="progress")
 
-    def all_over(self) -> bool:
-        assert not self._wrong, self._wrong
+    def all_ended(self) -> bool:
+        assert not self._violations, self._violations
         return all(batch is not None and batch.status in _TERMINAL for batch in self._last.values())
 
     def batch(self, batch_id: str) -> Batch:
-        """As it was seen last."""
+        """Return the batch as it was last seen."""
         batch = self._last[batch_id]
         assert batch is not None
         return batch
 
-    def _look(self) -> None:
-        while not self._over.wait(_BETWEEN_LOOKS):
+    def _poll(self) -> None:
+        while not self._closing.wait(_POLL_SECONDS):
             for batch_id in list(self._last):
                 for api in self._fleet.apis:
                     try:
-                        self._see(api.client().batches.retrieve(batch_id, timeout=5))
-                    except AWAY:
+                        self._check(api.client().batches.retrieve(batch_id, timeout=5))
+                    except UNAVAILABLE_ERRORS:
                         continue
 
-    def _see(self, batch: Batch) -> None:
+    def _check(self, batch: Batch) -> None:
         last = self._last[batch.id]
         self._last[batch.id] = batch
         if last is None:
             return
         if any(now < before for now, before in zip(counts_of(batch), counts_of(last), strict=True)):
-            self._wrong.append(f"{counts_of(last)} became {counts_of(batch)}")
+            self._violations.append(f"{counts_of(last)} became {counts_of(batch)}")
         if last.status in _TERMINAL and batch != last:
-            self._wrong.append(f"{last} became {batch}")
+            self._violations.append(f"{last} became {batch}")

@@ -1,7 +1,7 @@
 """A real S3 server, SeaweedFS, on loopback as whoever runs the tests.
 
 Test modules that name this one as a plugin, ``pytest_plugins = ["seaweed"]``, have the fixtures ``seaweed``, the one
-server that all tests share, ``bucket``, the same with the environment set for it, and ``mortal_bucket``, a server of
+server that all tests share, ``bucket``, the same with the environment set for it, and ``own_bucket``, a server of
 their own that they may kill.
 PYTEST_DONT_REWRITE: whoever imports it first must not be warned about.
 """
@@ -179,7 +179,7 @@ def bucket(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
 
 
 @pytest.fixture
-def mortal_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seaweed]:
+def own_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seaweed]:
     """A server of the test's own, with the environment set for it."""
     with running_seaweed(tmp_path / "seaweed") as server:
         yield _entered(server, monkeypatch)

@@ -1,4 +1,4 @@
-"""A service that starts its hand at once, so that no test has to keep a core busy to see one."""
+"""Runs a service that starts its worker process at once, so that no test has to keep a core busy for it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,12 +31,13 @@ main(prog_name="batchline")
 
 
 @contextmanager
-def running_crew(
+def running_pool(
     folder: Path, upstream_url: str, *, spare: float = 0.0, more: str = "", **settings: object
 ) -> Iterator[Service]:
     """Run a service whose second process joins as soon as a line is in flight, and stays unless there is CPU to spare.
 
-    Batches are finalized only when a worker reports that a shard is done. ``more`` is a statement of the program."""
+    Batches are finalized only when a worker reports that a shard is done. ``more`` is a statement of the program.
+    """
     script = folder / "serve.py"
     script.write_text(_SERVE.format(spare=spare, more=more))
     with running_service(
@@ -45,29 +46,29 @@ def running_crew(
         yield service
 
 
-def hands_of(service: Service) -> list[psutil.Process]:
-    return [process for process in service.program.family() if _is_hand(process)]
+def worker_processes_of(service: Service) -> list[psutil.Process]:
+    return [process for process in service.program.family() if _is_worker_process(process)]
 
 
-def bring_in_hand(service: Service, mock: Mock, *, cap: int) -> psutil.Process:
-    """By lines that take their time, more of them than one process takes, until both asked the upstream."""
+def start_worker_process(service: Service, mock: Mock, *, cap: int) -> psutil.Process:
+    """Run slow lines, more than one process takes, until the second process asks the upstream; return that process."""
     names = count()
-    while not any(asks(child, mock) for child in hands_of(service)):
+    while not any(is_connected_to(child, mock) for child in worker_processes_of(service)):
         lines = chat_lines(f"[[delay=0.1]] first {next(names)}" for _ in range(4 * cap))
         await_end(service.client(), submit(service.client(), lines).id)
-    (child,) = hands_of(service)
+    (child,) = worker_processes_of(service)
     return child
 
 
-def asks(process: psutil.Process, mock: Mock) -> bool:
-    """Whether it has a connection to the upstream."""
+def is_connected_to(process: psutil.Process, mock: Mock) -> bool:
+    """Return whether the process has a connection to the upstream."""
     try:
-        return any(there.raddr and there.raddr.port == mock.port for there in process.net_connections())
+        return any(peer.raddr and peer.raddr.port == mock.port for peer in process.net_connections())
     except psutil.Error:
         return False
 
 
-def _is_hand(process: psutil.Process) -> bool:
+def _is_worker_process(process: psutil.Process) -> bool:
     try:
         return "batchline.app.workers.child" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

@@ -25,7 +25,7 @@ def test_one_that_cannot_keep_up_for_four_seconds_gets_help() -> None:
 
 
 def test_busy_with_other_things_needs_no_help() -> None:
-    """Nothing that a hand could do would change it."""
+    """A worker process could not change it."""
     assert _changes(Autoscaler(max_processes=8), [[1.0]] * 5, runs_lines=False) == [0] * 5
 
 

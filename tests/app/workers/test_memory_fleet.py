@@ -18,7 +18,7 @@ def _report(owner: str, *, in_flight: int = 0, live: int = 0) -> Report:
     )
 
 
-async def _tell(fleet: MemoryFleet, report: Report, *, cap: int = 10) -> int:
+async def _send(fleet: MemoryFleet, report: Report, *, cap: int = 10) -> int:
     return (await fleet.heartbeat(report, caps={"gpu": cap}, lease=_LEASE))["gpu"]
 
 
@@ -27,26 +27,26 @@ def _play(scene: Coroutine[Any, Any, None]) -> None:
 
 
 def test_who_is_alone_has_the_whole_cap_at_once() -> None:
-    """F2: nothing changes for a process that never has a hand."""
+    """F2: nothing changes for a service that never starts a worker process."""
 
     async def scene() -> None:
-        assert await _tell(MemoryFleet(), _report("serve")) == 10
+        assert await _send(MemoryFleet(), _report("serve")) == 10
 
     _play(scene())
 
 
 @pytest.mark.rule("F2", "A cap holds over all processes of a service.")
 def test_a_cap_is_shared_and_never_passed() -> None:
-    """F2: room is made when a hand is sent for; it gets what was given back, and waits for the rest."""
+    """F2: room is made when a worker process is started; it gets what was released, and waits for the rest."""
 
     async def scene() -> None:
         fleet = MemoryFleet()
-        await _tell(fleet, _report("serve", in_flight=10))
-        fleet.join("hand")
-        assert await _tell(fleet, _report("serve", in_flight=8)) == 5
-        assert await _tell(fleet, _report("hand")) == 2
-        assert await _tell(fleet, _report("serve", in_flight=5)) == 5
-        assert await _tell(fleet, _report("hand", in_flight=2)) == 5
+        await _send(fleet, _report("serve", in_flight=10))
+        fleet.join("worker")
+        assert await _send(fleet, _report("serve", in_flight=8)) == 5
+        assert await _send(fleet, _report("worker")) == 2
+        assert await _send(fleet, _report("serve", in_flight=5)) == 5
+        assert await _send(fleet, _report("worker", in_flight=2)) == 5
 
     _play(scene())
 
@@ -56,12 +56,12 @@ def test_a_silent_one_keeps_its_share_until_it_is_over() -> None:
 
     async def scene() -> None:
         fleet = MemoryFleet()
-        for owner in ("serve", "hand", "serve", "hand"):
-            await _tell(fleet, _report(owner))
+        for owner in ("serve", "worker", "serve", "worker"):
+            await _send(fleet, _report(owner))
         for _ in range(3):
-            assert await _tell(fleet, _report("serve")) == 5
-        await fleet.leave("hand")
-        assert await _tell(fleet, _report("serve")) == 10
+            assert await _send(fleet, _report("serve")) == 5
+        await fleet.leave("worker")
+        assert await _send(fleet, _report("serve")) == 10
         await fleet.leave("nobody")
 
     _play(scene())
@@ -72,9 +72,9 @@ def test_calls_that_somebody_waits_for_leave_less_to_hands() -> None:
 
     async def scene() -> None:
         fleet = MemoryFleet()
-        fleet.join("hand")
-        await _tell(fleet, _report("serve", live=4))
-        assert await _tell(fleet, _report("hand")) == 3
+        fleet.join("worker")
+        await _send(fleet, _report("serve", live=4))
+        assert await _send(fleet, _report("worker")) == 3
 
     _play(scene())
 
@@ -85,13 +85,13 @@ def test_who_was_sent_for_lives_before_it_says_a_word() -> None:
 
     async def scene() -> None:
         fleet = MemoryFleet()
-        fleet.join("hand")
-        assert fleet.live_owners() == ["hand"]
-        told = _report("hand", in_flight=3)
-        await _tell(fleet, told)
-        assert fleet.live_owners() == ["hand"]
-        assert await fleet.reports() == [told]
-        await fleet.leave("hand")
+        fleet.join("worker")
+        assert fleet.live_owners() == ["worker"]
+        report = _report("worker", in_flight=3)
+        await _send(fleet, report)
+        assert fleet.live_owners() == ["worker"]
+        assert await fleet.reports() == [report]
+        await fleet.leave("worker")
         assert (fleet.live_owners(), await fleet.reports()) == ([], [])
 
     _play(scene())

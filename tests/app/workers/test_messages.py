@@ -35,10 +35,10 @@ def test_settings_arrive_whole(tmp_path: Path) -> None:
 
     async def arrive() -> Settings:
         reader = asyncio.StreamReader(limit=16)
-        reader.feed_data(encode_message(StartMessage(owner="hand", settings=dump_settings(settings))))
+        reader.feed_data(encode_message(StartMessage(owner="worker", settings=dump_settings(settings))))
         begin = await read_to_worker(reader)
         assert isinstance(begin, StartMessage)
-        assert begin.owner == "hand"
+        assert begin.owner == "worker"
         return Settings(**begin.settings)
 
     assert asyncio.run(arrive()) == settings.model_copy(update={"config": None})
