@@ -13,7 +13,7 @@ CURL := $(shell command -v curl 2>/dev/null)
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
-.PHONY: setup serve demo check test test-node simulate mutations proof bench lock format clean
+.PHONY: setup serve demo check test test-node simulate contract mutations proof bench lock format clean
 
 setup: $(INSTALLED)
 
@@ -39,6 +39,10 @@ test-node: setup $(NODE_MODULES)
 
 simulate: setup
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+# Writes docs/contract.md: which test protects which rule of docs/spec.md.
+contract: setup
+	$(BIN)/python tests/contract/run.py --write
 
 mutations: setup
 	$(BIN)/python tests/contract/run.py
