@@ -14,7 +14,7 @@ from unittest import mock
 
 from batchline import engine
 from batchline.domain.errors import ApiError, LeaseLost, ObjectsDown, StoreDown
-from batchline.domain.records import Batch, File, Owner
+from batchline.domain.records import Batch, Owner
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.engine import Context, Engine
 from batchline.objects.local import LocalObjects
@@ -22,7 +22,6 @@ from batchline.pipeline import record
 from batchline.pipeline.create import CreateRequest
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
-from batchline.pipeline.upload import Incoming
 from batchline.ports import NewKey
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
@@ -247,14 +246,21 @@ class Life:
             key_id=f"key_{_PROJECTS.index(plan.project_id)}", project_id=plan.project_id, organization_id="org"
         )
         if plan.file_id is None:
-            plan.file_id = (
-                await self.engine.api_role.services.upload.take(plan.project_id, lambda into: _fill(into, plan))
-            ).id
+            plan.file_id = await self._upload(plan)
         if plan.batch_id is None:
             plan.batch_id = await self._create(plan, owner)
         batch = await self._follow(plan)
         await self._check(batch, plan)
         plan.done = True
+
+    async def _upload(self, plan: BatchPlan) -> str:
+        data = plan.input()
+        middle = len(data) // 2
+        async with self.engine.api_role.services.upload.begin(plan.project_id) as incoming:
+            await incoming.write(data[:middle])
+            await asyncio.sleep(0.01)
+            await incoming.write(data[middle:])
+            return (await incoming.finish(filename=None, expires_after=None)).id
 
     async def _create(self, plan: BatchPlan, owner: Owner) -> str:
         answer = await self.engine.api_role.services.creator.create(
@@ -342,15 +348,6 @@ class Life:
         (organization,) = await self.store.organizations()
         entries = await self.store.entries("org")
         check_money(self.world.plan, organization, entries, answers=answers, short=short)
-
-
-async def _fill(incoming: Incoming, plan: BatchPlan) -> File:
-    data = plan.input()
-    middle = len(data) // 2
-    await incoming.write(data[:middle])
-    await asyncio.sleep(0.01)
-    await incoming.write(data[middle:])
-    return await incoming.finish(filename=None, expires_after=None)
 
 
 class ErrorLog(logging.Handler):

@@ -21,20 +21,23 @@ class Heartbeat:
 
     def __init__(self, *, fleet: CapSharing, worker: Worker, settings: Settings) -> None:
         self._fleet, self._worker = fleet, worker
-        self._lease = settings.lease_seconds
+        self._lease_seconds = settings.lease_seconds
         self._caps = {name: cap for name in worker.upstreams if (cap := settings.cap(name)) is not None}
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._revoke_shares()
 
     async def step(self) -> bool:
+        """Report what this process does, and apply the shares that are granted in return."""
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
-        shares = await self._fleet.heartbeat(self._worker.report(), caps=self._caps, lease=self._lease)
+        shares = await self._fleet.heartbeat(self._worker.report(), caps=self._caps, lease=self._lease_seconds)
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
-        self._expiry_timer = loop.call_at(sent_at + _SHARE_LIFETIME_PART_OF_LEASE * self._lease, self._revoke_shares)
-        for name, allowed in shares.items():
-            self._worker.set_cap(name, allowed)
+        self._expiry_timer = loop.call_at(
+            sent_at + _SHARE_LIFETIME_PART_OF_LEASE * self._lease_seconds, self._revoke_shares
+        )
+        for name, share in shares.items():
+            self._worker.set_cap(name, share)
         return False
 
     def _revoke_shares(self) -> None:
@@ -42,6 +45,7 @@ class Heartbeat:
             self._worker.set_cap(name, 0)
 
     async def leave(self) -> None:
+        """Report that this process ends, so that the others get its shares at once."""
         await self._fleet.leave(self._worker.report().owner)
 
 
@@ -50,14 +54,15 @@ class SyncCallHeartbeat:
 
     def __init__(self, *, fleet: CapSharing, router: SyncRouter, owner: str, settings: Settings) -> None:
         self._fleet, self._router, self._owner = fleet, router, owner
-        self._names, self._lease = list(settings.all_upstreams), settings.lease_seconds
+        self._names, self._lease_seconds = list(settings.all_upstreams), settings.lease_seconds
         self._has_reported = False
 
     async def step(self) -> bool:
+        """Report the synchronous calls in progress, and once more after the last one has ended."""
         calls = {name: self._router.calls(name) for name in self._names}
         loads = {name: UpstreamLoad(sync_calls=count) for name, count in calls.items() if count}
         if loads or self._has_reported:
             report = Report(owner=self._owner, runs_batches=False, upstream_loads=loads)
-            await self._fleet.heartbeat(report, caps={}, lease=self._lease)
+            await self._fleet.heartbeat(report, caps={}, lease=self._lease_seconds)
         self._has_reported = bool(loads)
         return False

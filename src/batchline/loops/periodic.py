@@ -1,4 +1,4 @@
-"""The beat of a background loop: do a step again and again, sooner when nudged, through every outage."""
+"""Runs a background step again and again, through every outage."""
 
 import asyncio
 import logging
@@ -9,21 +9,26 @@ from batchline.ports import Clock
 
 log = logging.getLogger(__name__)
 
-_BREATH_SECONDS = 1.0
-"""Between a step that failed and a nudge to try it again."""
+_RETRY_SECONDS = 1.0
+"""The shortest time between a step that failed and the next try, even if the task is woken."""
 
 
 class PeriodicTask:
-    """Runs ``step`` every so many seconds, and at once after ``wake``. A step that says True has more to do."""
+    """Runs ``step`` every so many seconds, and at once after ``wake``.
+
+    A step that returns True has more to do, and runs again at once.
+    """
 
     def __init__(self, name: str, step: Callable[[], Awaitable[bool]], *, every: float, clock: Clock) -> None:
         self._name, self._step, self._every, self._clock = name, step, every, clock
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
+        """Run the next step now."""
         self._woken.set()
 
     async def run(self) -> None:
+        """Run until cancelled."""
         while True:
             self._woken.clear()
             if await self._run_once():
@@ -38,8 +43,8 @@ class PeriodicTask:
         try:
             return await self._step()
         except (StoreDown, ObjectsDown, LeaseLost) as error:
-            log.warning("a background step must wait", extra={"step": self._name, "reason": repr(error)})
+            log.warning("background task interrupted, retrying", extra={"task": self._name, "reason": repr(error)})
         except Exception:
-            log.exception("a background step failed", extra={"step": self._name})
-        await self._clock.sleep(min(self._every, _BREATH_SECONDS))
+            log.exception("background task failed, retrying", extra={"task": self._name})
+        await self._clock.sleep(min(self._every, _RETRY_SECONDS))
         return False

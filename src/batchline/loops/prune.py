@@ -1,64 +1,67 @@
-"""Remove what is over: the work of finished batches, expired files, and objects that no row stands for.
+"""Removes what is no longer needed: the segments and work files of ended batches, expired files, and stray objects.
 
-Nothing is judged by its age. An object goes when its row says so, or when the row it would need can no longer be
-committed by anyone.
+No object is removed because of its age. It is removed when its row says so, or when no process can commit a row for it
+any more.
 """
 
 from batchline.ports import Clock, Objects, Store
 
-_AT_ONCE = 100
-_BREATH_SECONDS = 1.0
-"""Between two looks at many objects, of which there can be millions."""
+_MAX_PER_STEP = 100
+_PAUSE_BETWEEN_PAGES_SECONDS = 1.0
+"""The sweep pauses after each page of objects, because there can be millions of them."""
 
 
 class Prune:
+    """Has two tasks: ``step`` removes what the store lists, and ``sweep`` looks for objects without a row."""
+
     def __init__(self, *, store: Store, objects: Objects, clock: Clock, owner: str) -> None:
         self._store, self._objects, self._clock, self._owner = store, objects, clock, owner
 
     async def step(self) -> bool:
-        files = await self._store.expire_files(owner=self._owner, at=int(self._clock.now()), limit=_AT_ONCE)
+        """Remove expired files and what ended batches no longer need, and return whether there may be more."""
+        files = await self._store.expire_files(owner=self._owner, at=int(self._clock.now()), limit=_MAX_PER_STEP)
         for key in files:
             await self._objects.delete(key)
-        batches = await self._store.prunable(limit=_AT_ONCE)
+        batches = await self._store.prunable(limit=_MAX_PER_STEP)
         for batch_id in batches:
             await self._objects.delete_all(f"segments/{batch_id}")
             await self._objects.delete_all(f"work/{batch_id}")
             async for keys in self._objects.keys(f"results/{batch_id}"):
-                await self._delete_unkept(keys)
+                await self._delete_unreferenced(keys)
             await self._store.delete_work(batch_id)
-        return len(files) >= _AT_ONCE or len(batches) >= _AT_ONCE
+        return len(files) >= _MAX_PER_STEP or len(batches) >= _MAX_PER_STEP
 
     async def sweep(self) -> bool:
-        """The slow second look: objects of processes that died between two steps, or came back too late."""
+        """Remove objects without a row, of processes that died between two writes or wrote after losing a lease."""
         for folder in ("segments", "work"):
-            await self._delete_works(folder)
+            await self._delete_of_ended_batches(folder)
         async for keys in self._objects.keys("uploads"):
-            await self._delete_unkept(keys)
-            await self._clock.sleep(_BREATH_SECONDS)
+            await self._delete_unreferenced(keys)
+            await self._clock.sleep(_PAUSE_BETWEEN_PAGES_SECONDS)
         async for keys in self._objects.keys("results"):
             await self._delete_results(keys)
-            await self._clock.sleep(_BREATH_SECONDS)
+            await self._clock.sleep(_PAUSE_BETWEEN_PAGES_SECONDS)
         return False
 
-    async def _delete_works(self, folder: str) -> None:
-        found = await self._objects.names(folder)
-        running = await self._store.active(found)
-        for batch_id in found:
-            if batch_id not in running:
+    async def _delete_of_ended_batches(self, folder: str) -> None:
+        batch_ids = await self._objects.names(folder)
+        active = await self._store.active(batch_ids)
+        for batch_id in batch_ids:
+            if batch_id not in active:
                 await self._objects.delete_all(f"{folder}/{batch_id}")
 
     async def _delete_results(self, keys: list[str]) -> None:
-        # First who is running: what a batch that is over has no row for will never have one.
-        running = await self._store.active(list({_batch_of(key) for key in keys}))
-        await self._delete_unkept([key for key in keys if _batch_of(key) not in running])
+        # The order matters. If a batch has ended and an object of it has no row after that, it will never have one.
+        active = await self._store.active(list({_batch_of(key) for key in keys}))
+        await self._delete_unreferenced([key for key in keys if _batch_of(key) not in active])
 
-    async def _delete_unkept(self, keys: list[str]) -> None:
-        kept = await self._store.referenced_keys(keys)
+    async def _delete_unreferenced(self, keys: list[str]) -> None:
+        referenced = await self._store.referenced_keys(keys)
         for key in keys:
-            if key not in kept:
+            if key not in referenced:
                 await self._objects.delete(key)
 
 
 def _batch_of(key: str) -> str:
-    """Of ``results/BATCH/NAME``."""
+    """Return the batch in the key ``results/BATCH/NAME``."""
     return key.split("/")[1]

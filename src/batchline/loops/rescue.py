@@ -1,9 +1,9 @@
-"""Find what a dead process left behind: its shards, and batches it was validating."""
+"""Takes over what a dead process held: its shards, and the batches it was validating."""
 
 import logging
 from collections.abc import Callable, Sequence
 
-from batchline.domain.records import errors_document
+from batchline.domain.wire import encode_errors
 from batchline.pipeline.create import INTERRUPTED, refusal
 from batchline.ports import Clock, ShardStore
 
@@ -11,7 +11,11 @@ log = logging.getLogger(__name__)
 
 
 class Rescue:
-    """``live_owners`` returns the owners whose leases are valid, as far as this process knows."""
+    """Makes the shards of dead processes claimable, and ends the batches whose validation they did not finish.
+
+    ``live_owners`` returns the owners whose leases are valid, as far as this process knows. ``on_work_available`` is
+    called if anything was taken over.
+    """
 
     def __init__(
         self,
@@ -26,10 +30,11 @@ class Rescue:
         self._live_owners, self._on_work_available = live_owners, on_work_available
 
     async def step(self) -> bool:
+        """Take over from every process that has died since the last step."""
         rescued = await self._store.rescue(live_owners=self._live_owners)
         interrupted = await self._store.fail_interrupted(
             owner=self._owner,
-            errors=errors_document([INTERRUPTED]),
+            errors=encode_errors([INTERRUPTED]),
             answer=refusal(INTERRUPTED),
             at=int(self._clock.now()),
         )

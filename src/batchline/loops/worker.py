@@ -1,4 +1,4 @@
-"""The worker: claims shards while slots are free, keeps its leases, hears of stops, and goes down in order."""
+"""Runs batches: claims shards while slots are free, renews their leases, polls for stopped batches, and shuts down."""
 
 import asyncio
 import logging
@@ -29,17 +29,20 @@ from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_SHORTEST_POLL, _LONGEST_POLL = 0.05, 2.0
-_LISTEN_SECONDS = 1.0
-_SHORTEST_FAREWELL = 5.0
-_MOST_BYTES = 64 * 1024 * 1024
-"""Lines held to be run: enough for any upstream, little for a machine."""
-_AT_A_TIME = 32
-"""Lines handed out in one go: while more are looked into, answers would wait."""
+_MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.05, 2.0
+"""The time between two claims while there is nothing to claim: the first, and the longest."""
+_SIGNAL_POLL_SECONDS = 1.0
+_DRAIN_POLL_SECONDS = 0.05
+_MIN_FINAL_FLUSH_SECONDS = 5.0
+"""The least time that the recorder gets for its last flush, if the shutdown grace is shorter."""
+_MAX_HELD_BYTES = 64 * 1024 * 1024
+"""Bytes of lines that may be held to run: enough for any upstream, and little for a machine."""
+_MAX_LINES_PER_TURN = 32
+"""Lines that are passed to dispatchers before other tasks may run. Each is checked, and answers wait meanwhile."""
 
 
 class Worker:
-    """``on_shard_done`` hears of every shard that has nothing left to run: its batch may be over."""
+    """The worker of a process. ``on_shard_done`` is called for every shard that has no line left to run."""
 
     def __init__(
         self,
@@ -59,8 +62,11 @@ class Worker:
         self._store, self._clock, self._random = store, clock, random
         self._owner = owner
         self._on_shard_done = on_shard_done
-        self._lease, self._grace = settings.lease_seconds, settings.shutdown_grace_seconds
-        self._changed, self._opened, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._lease_seconds, self._grace_seconds = settings.lease_seconds, settings.shutdown_grace_seconds
+        self._claim_loop_woken = asyncio.Event()
+        self._work_available = asyncio.Event()
+        """Set if a claim may succeed that would not have before: the claim loop does not wait for its next poll."""
+        self._stopping = asyncio.Event()
         self._catalog = settings.catalog
         self._budgets = Budgets(metered=settings.metering)
         self._claims = Claims(
@@ -69,7 +75,7 @@ class Worker:
             budgets=self._budgets,
             clock=clock,
             owner=owner,
-            lease_seconds=self._lease,
+            lease_seconds=self._lease_seconds,
         )
         self._recorder = Recorder(
             store=store,
@@ -103,15 +109,15 @@ class Worker:
                 random=random,
                 metrics=metrics,
                 count_sync_calls=partial(router.calls, name),
-                on_line_dropped=self._changed.set,
-                on_demand=self.on_work_available,
+                on_line_dropped=self._claim_loop_woken.set,
+                on_demand=self._wake_claim_loop,
                 find_alternative=partial(self._find_alternative, name),
             )
             for name, upstream in upstreams.items()
         }
         for name, dispatcher in self._dispatchers.items():
             router.watch(name, dispatcher.pump)
-            _watch(name, dispatcher, metrics)
+            _register_gauges(name, dispatcher, metrics)
         metrics.watch(
             lines_waiting=lambda: sum(dispatcher.waiting for dispatcher in self._dispatchers.values()),
             shards_held=lambda: len(self._claims.shards),
@@ -119,50 +125,51 @@ class Worker:
         )
 
     async def run(self) -> None:
+        """Run until ``stop``, and then until what is in flight is recorded."""
         async with asyncio.TaskGroup() as group:
             dispatching = [group.create_task(dispatcher.run()) for dispatcher in self._dispatchers.values()]
             recording = group.create_task(self._recorder.run())
             claiming = group.create_task(self._claim_loop())
-            listening = group.create_task(self._poll_signals())
-            renewing = group.create_task(self._renew_loop())
+            polling = group.create_task(self._poll_signals())
+            renewing = group.create_task(self._renew_leases())
             await self._stopping.wait()
             await claiming
-            await self._let_lines_finish()
+            await self._wait_for_in_flight()
             for task in dispatching:
                 task.cancel()
-            await self._let_recorder_finish(recording)
-            listening.cancel()
+            await self._wait_for_recorder(recording)
+            polling.cancel()
             renewing.cancel()
             await self._release_all()
 
     def stop(self) -> None:
         """Claim and start nothing more; ``run`` ends when what is in flight is recorded."""
         self._stopping.set()
-        self._opened.set()
-        self._changed.set()
+        self._wake_claim_loop()
         for dispatcher in self._dispatchers.values():
             dispatcher.drain()
 
     def on_work_available(self) -> None:
-        """There is something new to claim."""
-        self._opened.set()
-        self._changed.set()
+        """Claim now: there are new shards."""
+        self._wake_claim_loop()
 
     def on_batch_stopped(self, batch_id: str, stop: Stop) -> None:
+        """Start no further line of a batch that was cancelled or has expired."""
         batch = self._claims.note_stop(batch_id, stop)
         if batch is not None:
             self._stop_batch(batch, stop)
-        self._changed.set()
+        self._claim_loop_woken.set()
 
     @property
     def upstreams(self) -> list[str]:
         return list(self._dispatchers)
 
     async def reports(self) -> list[Report]:
-        """What this process is doing."""
+        """Return the report of this process alone."""
         return [self.report()]
 
     def report(self) -> Report:
+        """Return what this process does now."""
         return Report(
             owner=self._owner,
             runs_batches=True,
@@ -171,7 +178,7 @@ class Worker:
         )
 
     def set_cap(self, upstream: str, cap: int) -> None:
-        """From now on no more lines than this may be in flight to an upstream."""
+        """Set how many lines may be in flight to an upstream."""
         self._dispatchers[upstream].set_cap(cap)
 
     @property
@@ -182,50 +189,58 @@ class Worker:
         for dispatcher in self._dispatchers.values():
             dispatcher.stop_batch(batch, stop)
 
+    def _wake_claim_loop(self) -> None:
+        """Claim at once: a dispatcher wants more lines, there are new shards, or the worker stops."""
+        self._work_available.set()
+        self._claim_loop_woken.set()
+
     def _on_recorded(self) -> None:
-        self._changed.set()
+        self._claim_loop_woken.set()
         for dispatcher in self._dispatchers.values():
             dispatcher.pump()
 
     async def _claim_loop(self) -> None:
-        """While there is nothing to be had, ask less and less often, unless told that there is."""
-        poll, next_poll = _SHORTEST_POLL, 0.0
+        """Claim while there is work. Without any, poll less and less often, until ``_wake_claim_loop`` is called."""
+        poll_seconds, next_poll = _MIN_POLL_SECONDS, 0.0
         while not self._stopping.is_set():
-            self._changed.clear()
+            self._claim_loop_woken.clear()
             await self._release_stopped()
-            told = self._opened.is_set()
-            if told or self._clock.steady() >= next_poll:
+            work_available = self._work_available.is_set()
+            if work_available or self._clock.steady() >= next_poll:
                 if await self._claim():
-                    poll, next_poll = _SHORTEST_POLL, 0.0
+                    poll_seconds, next_poll = _MIN_POLL_SECONDS, 0.0
                     continue
-                poll = _SHORTEST_POLL if told else min(_LONGEST_POLL, poll * 2)
-                next_poll = self._clock.steady() + poll * self._random.uniform(0.5, 1.0)
-            await self._wait_for_change(next_poll - self._clock.steady())
+                poll_seconds = _MIN_POLL_SECONDS if work_available else min(_MAX_POLL_SECONDS, poll_seconds * 2)
+                next_poll = self._clock.steady() + poll_seconds * self._random.uniform(0.5, 1.0)
+            await self._wait_until_woken(next_poll - self._clock.steady())
 
     async def _claim(self) -> bool:
-        self._opened.clear()
+        self._work_available.clear()
         wanted = max(dispatcher.wanted_lines for dispatcher in self._dispatchers.values())
-        space = _MOST_BYTES - sum(dispatcher.held_bytes for dispatcher in self._dispatchers.values())
+        space = _MAX_HELD_BYTES - sum(dispatcher.held_bytes for dispatcher in self._dispatchers.values())
         if wanted <= 0 or space <= 0:
             return False
         try:
-            jobs = await self._claims.claim(lines=wanted, bytes=space, without=self._not_wanted())
+            jobs = await self._claims.claim(lines=wanted, bytes=space, without=self._satisfied_lanes())
         except (StoreDown, ObjectsDown) as error:
-            log.warning("no work can be claimed", extra={"reason": str(error)})
+            log.warning("failed to claim shards, retrying", extra={"reason": str(error)})
             return False
-        for start in range(0, len(jobs), _AT_A_TIME):
-            self._distribute(jobs[start : start + _AT_A_TIME])
+        for start in range(0, len(jobs), _MAX_LINES_PER_TURN):
+            self._distribute(jobs[start : start + _MAX_LINES_PER_TURN])
             await self._clock.sleep(0)
         return bool(jobs)
 
-    def _not_wanted(self) -> list[Lane]:
-        """What would only lie here, while others could run it or this process could run others'."""
+    def _satisfied_lanes(self) -> list[Lane]:
+        """Return the lanes to claim nothing of.
+
+        Their lines would only wait here, while another worker could run them or this one could run others.
+        """
         lanes: list[Lane] = []
         for model in self._catalog.served():
             names = (DEFAULT_UPSTREAM,) if model is None else model.upstreams
             serving = [self._dispatchers[name] for name in names]
-            there = [dispatcher for dispatcher in serving if not dispatcher.paused] or serving
-            demanding = [dispatcher for dispatcher in there if dispatcher.wanted_lines]
+            available = [dispatcher for dispatcher in serving if not dispatcher.paused] or serving
+            demanding = [dispatcher for dispatcher in available if dispatcher.wanted_lines]
             if not demanding:
                 lanes += lanes_of(model)
             else:
@@ -235,20 +250,22 @@ class Worker:
         return lanes
 
     def _distribute(self, jobs: list[Job]) -> None:
-        """Each line to the upstream of its model that is the least busy; one of a model that nobody serves to any,
-        which refuses it."""
+        """Add each job to the least busy upstream of its model.
+
+        A job whose model no upstream serves goes to any of them, which ends it with an error.
+        """
         for shard, group in groupby(jobs, key=lambda job: job.shard):
             names = [name for name in self._catalog.upstreams_of(shard.model) if name in self._dispatchers]
             serving = [self._dispatchers[name] for name in names or self._dispatchers]
-            there = [dispatcher for dispatcher in serving if not dispatcher.paused] or serving
-            if len(there) == 1:
-                there[0].add(group)
+            available = [dispatcher for dispatcher in serving if not dispatcher.paused] or serving
+            if len(available) == 1:
+                available[0].add(group)
                 continue
             for job in group:
-                min(there, key=lambda dispatcher: dispatcher.load).add([job])
+                min(available, key=lambda dispatcher: dispatcher.load).add([job])
 
     def _find_alternative(self, name: str, job: Job) -> Dispatcher | None:
-        """Another upstream for a line, that is there."""
+        """Return the least busy of the other upstreams that serve a job's model and are not paused."""
         others = [self._dispatchers[other] for other in job.model.upstreams if other != name]
         return min(
             (dispatcher for dispatcher in others if not dispatcher.paused),
@@ -257,7 +274,7 @@ class Worker:
         )
 
     def _lend_probe_jobs(self) -> None:
-        """An upstream that is gone gets a line to be probed with from another that runs its models meanwhile."""
+        """Give each paused upstream that has no job one to be probed with, from another that runs its models."""
         for name, dispatcher in self._dispatchers.items():
             if dispatcher.needs_probe_job:
                 others = (other.lend_job(name) for other in self._dispatchers.values() if other is not dispatcher)
@@ -265,71 +282,74 @@ class Worker:
                 if job is not None:
                     dispatcher.accept(job)
 
-    async def _wait_for_change(self, seconds: float) -> None:
+    async def _wait_until_woken(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
-                await self._changed.wait()
+                await self._claim_loop_woken.wait()
 
     async def _release_stopped(self) -> None:
-        """Hand back the shards of stopped batches once nothing of them is in flight or unrecorded."""
-        over = [
+        """Release the shards of stopped batches once no line of them is in flight or unrecorded."""
+        released = [
             shard
             for batch in list(self._claims.batches.values())
             if batch.stop is not None and batch.pending_lines == 0 and not self._recorder.holds(batch)
             for shard in batch.shards.values()
         ]
-        if over:
-            await self._try_to_release(over)
+        if released:
+            await self._try_to_release(released)
             self._on_shard_done()
 
     async def _poll_signals(self) -> None:
         while True:
-            await self._clock.sleep(_LISTEN_SECONDS)
-            moment = self._budgets.moment
+            await self._clock.sleep(_SIGNAL_POLL_SECONDS)
+            read_at = self._budgets.sequence
             try:
-                notices = await self._store.signals(list(self._claims.batches))
+                signals = await self._store.signals(list(self._claims.batches))
             except StoreDown as error:
-                log.warning("stops cannot be heard of", extra={"reason": str(error)})
+                log.warning("failed to poll for cancelled batches, retrying", extra={"reason": str(error)})
                 continue
-            for signal in notices:
-                self._apply_signal(signal, read_at=moment)
+            for signal in signals:
+                self._apply_signal(signal, read_at=read_at)
             self._lend_probe_jobs()
-            self._changed.set()
+            self._claim_loop_woken.set()
 
     def _apply_signal(self, signal: BatchSignal, *, read_at: int) -> None:
         batch = self._claims.batches.get(signal.batch_id)
         if batch is None:
             return
-        batch.budget.tell(signal.funds, read_at=read_at)
+        batch.budget.update_balance(signal.funds, read_at=read_at)
         if signal.stop is not None:
             self._stop_batch(batch, signal.stop)
         elif signal.key_revoked and not batch.key_revoked:
             for dispatcher in self._dispatchers.values():
                 dispatcher.revoke_key(batch)
 
-    async def _renew_loop(self) -> None:
+    async def _renew_leases(self) -> None:
         while True:
-            await self._clock.sleep(self._lease / 3)
+            await self._clock.sleep(self._lease_seconds / 3)
             try:
                 lost = await self._claims.renew()
             except StoreDown as error:
-                log.warning("leases cannot be renewed", extra={"reason": str(error)})
+                log.warning("failed to renew leases, retrying", extra={"reason": str(error)})
                 continue
             if lost:
-                log.warning("leases were lost", extra={"shards": len(lost)})
+                log.warning("leases lost to another worker, dropping their lines", extra={"shards": len(lost)})
             for dispatcher in self._dispatchers.values():
                 dispatcher.drop_lost()
 
-    async def _let_lines_finish(self) -> None:
-        until = self._clock.steady() + self._grace
+    async def _wait_for_in_flight(self) -> None:
+        until = self._clock.steady() + self._grace_seconds
         while self._in_flight and self._clock.steady() < until:
-            await self._clock.sleep(_SHORTEST_POLL)
+            await self._clock.sleep(_DRAIN_POLL_SECONDS)
 
-    async def _let_recorder_finish(self, recording: "asyncio.Task[None]") -> None:
-        """What cannot be recorded, as the disk takes nothing, is run again by whoever takes the leases over."""
+    async def _wait_for_recorder(self, recording: "asyncio.Task[None]") -> None:
+        """Wait for the last flush, but not forever.
+
+        If storage is unavailable, the worker that takes the leases over runs the unrecorded lines again.
+        """
         self._recorder.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(self._grace, _SHORTEST_FAREWELL)):
+            async with asyncio.timeout(max(self._grace_seconds, _MIN_FINAL_FLUSH_SECONDS)):
                 await recording
 
     async def _release_all(self) -> None:
@@ -339,10 +359,10 @@ class Worker:
         try:
             await self._claims.release(shards)
         except StoreDown as error:
-            log.warning("leases cannot be handed back; they will lapse", extra={"reason": str(error)})
+            log.warning("failed to release leases, leaving them to expire", extra={"reason": str(error)})
 
 
-def _watch(name: str, dispatcher: Dispatcher, metrics: Metrics) -> None:
+def _register_gauges(name: str, dispatcher: Dispatcher, metrics: Metrics) -> None:
     metrics.watch(
         name,
         lines_in_flight=lambda: dispatcher.in_flight,

@@ -1,15 +1,20 @@
-"""What organizations have left, as this process knows it: the last balance that was read, less what was answered
-since. So an overdraft is at most what was in flight when the money ran out, however seldom the balance is read."""
+"""Keeps what each organization has left, as far as this process knows.
+
+That is the last balance that was read, less the cost of what was answered since. So an overdraft is at most what was in
+flight when the money ran out, however seldom the balance is read.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Budgets:
+    """The budgets of all organizations whose lines this process has run."""
+
     def __init__(self, *, metered: bool) -> None:
         self.metered = metered
-        self.moment = 0
-        """Grows with every record that ends; a balance is told with the moment before it was read."""
+        self.sequence = 0
+        """Grows with every record that ends. A balance is passed on with the number from before it was read."""
         self._by_organization: dict[str, Budget] = {}
 
     def of(self, organization_id: str) -> "Budget":
@@ -17,43 +22,48 @@ class Budgets:
 
 
 class Budget:
-    """Of one organization."""
+    """What one organization has left."""
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
-        self._funds: int | None = None
-        self._owed = 0
-        self._recording = 0
-        self._recorded_at = 0
+        self._balance: int | None = None
+        self._unrecorded_cost = 0
+        self._records_in_progress = 0
+        self._last_record = 0
 
     @property
     def spent(self) -> bool:
-        return self._budgets.metered and self._funds is not None and self._funds <= self._owed
+        """Whether nothing is left. Never true if the service is not metered."""
+        return self._budgets.metered and self._balance is not None and self._balance <= self._unrecorded_cost
 
-    def tell(self, funds: int, *, read_at: int) -> None:
-        """A balance that was read beside a record may have it or not; that record brings a balance of its own."""
-        if not self._recording and self._recorded_at <= read_at:
-            self._funds = funds
+    def update_balance(self, balance: int, *, read_at: int) -> None:
+        """Take over a balance, unless a record was in progress when it was read.
 
-    def owe(self, cost: int) -> None:
-        """For an answer that is not recorded yet."""
-        self._owed += cost
+        Such a balance may or may not include that record, and the record brings a balance of its own.
+        """
+        if not self._records_in_progress and self._last_record <= read_at:
+            self._balance = balance
 
-    def forgive(self, cost: int) -> None:
-        """For an answer that will not be recorded here, as its shard is somebody else's now."""
-        self._owed -= cost
+    def add_cost(self, cost: int) -> None:
+        """Count the cost of an answer that is not recorded yet."""
+        self._unrecorded_cost += cost
 
-    def paid(self, cost: int, *, left: int) -> None:
-        """A record was made, and told what is left after it."""
-        self._owed -= cost
-        self._funds = left
+    def remove_cost(self, cost: int) -> None:
+        """Forget the cost of an answer that will not be recorded here, because another worker holds its shard now."""
+        self._unrecorded_cost -= cost
+
+    def on_recorded(self, cost: int, *, balance: int) -> None:
+        """Move a cost from unrecorded to recorded, with the balance that the record left."""
+        self._unrecorded_cost -= cost
+        self._balance = balance
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        self._recording += 1
+        """Mark that a record is in progress."""
+        self._records_in_progress += 1
         try:
             yield
         finally:
-            self._recording -= 1
-            self._budgets.moment += 1
-            self._recorded_at = self._budgets.moment
+            self._records_in_progress -= 1
+            self._budgets.sequence += 1
+            self._last_record = self._budgets.sequence

@@ -1,4 +1,7 @@
-"""Lease shards and read their lines: what this process holds, and nothing of it only in memory."""
+"""Leases shards and reads their lines.
+
+Everything that this process holds is also in the store, as a lease under its name: nothing is held only in memory.
+"""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -17,11 +20,13 @@ log = logging.getLogger(__name__)
 
 
 class Claims:
+    """The shards that this process holds, by batch."""
+
     def __init__(
         self, *, store: ShardStore, objects: Objects, budgets: Budgets, clock: Clock, owner: str, lease_seconds: float
     ) -> None:
         self._store, self._objects, self._budgets, self._clock = store, objects, budgets, clock
-        self._owner, self._lease = owner, lease_seconds
+        self._owner, self._lease_seconds = owner, lease_seconds
         self._claiming = False
         self._stops: dict[str, Stop] = {}
         self.batches: dict[str, HeldBatch] = {}
@@ -31,17 +36,19 @@ class Claims:
         return [shard for batch in self.batches.values() for shard in batch.shards.values()]
 
     async def claim(self, *, lines: int, bytes: int, without: Sequence[Lane] = ()) -> list[Job]:
-        """More work, ready to run, but none of some lanes. A shard that must run alone is held by itself until it
-        is over."""
+        """Lease more shards and return their open lines as jobs, but none of the lanes in ``without``.
+
+        A shard that must run alone is claimed only if nothing else is held, and nothing is claimed until it has ended.
+        """
         held = [shard for shard in self.shards if not shard.damaged]
         if any(shard.alone for shard in held):
             return []
         self._claiming = True
-        moment = self._budgets.moment
+        read_at = self._budgets.sequence
         try:
             claim = await self._store.claim(
                 owner=self._owner,
-                lease=self._lease,
+                lease=self._lease_seconds,
                 lines=lines,
                 bytes=bytes,
                 alone=not held,
@@ -49,23 +56,30 @@ class Claims:
                 at=int(self._clock.now()),
             )
             for leased in claim.batches:
-                self._budgets.of(leased.organization_id).tell(leased.funds, read_at=moment)
+                self._budgets.of(leased.organization_id).update_balance(leased.funds, read_at=read_at)
             return await self._load_all(claim)
         finally:
             self._claiming = False
             self._stops.clear()
 
     def note_stop(self, batch_id: str, stop: Stop) -> HeldBatch | None:
-        """The batch that was stopped, if it is held. A claim under way may be about to hold it."""
+        """Return a stopped batch if it is held.
+
+        The stop is also noted for a claim in progress, which may be about to hold the batch.
+        """
         if self._claiming:
             self._stops[batch_id] = stop
         return self.batches.get(batch_id)
 
     async def renew(self) -> list[HeldShard]:
-        """Prolong what is held; what turns out to be lost is dropped and returned."""
+        """Renew all leases; forget and return the shards that are lost.
+
+        A lease in the store that is not held here is a stray, of a claim or a release that failed half-way, and is
+        released. During a claim it may be one that is just being read, so then none is.
+        """
         before = self.shards
-        kept = await self._store.renew_shards(owner=self._owner, lease=self._lease)
-        # One that is not held any more has ended meanwhile.
+        kept = await self._store.renew_shards(owner=self._owner, lease=self._lease_seconds)
+        # A shard that is not held any more has ended during the renewal, and is not lost.
         lost = [shard for shard in before if shard.key not in kept and shard.is_held]
         for shard in lost:
             shard.lost = True
@@ -75,19 +89,21 @@ class Claims:
         return lost
 
     async def release(self, shards: list[HeldShard]) -> None:
+        """Forget shards and end their leases, so that any worker can claim them."""
         keys = {shard.key for shard in shards}
         for shard in shards:
             self.forget(shard)
         await self._release_keys(keys)
 
     def forget(self, shard: HeldShard) -> None:
+        """Hold a shard no more. Its lease in the store does not change."""
         if shard.is_held:
             del shard.batch.shards[shard.n]
         if not shard.batch.shards and self.batches.get(shard.batch.id) is shard.batch:
             del self.batches[shard.batch.id]
 
     async def _release_keys(self, keys: Iterable[tuple[str, int, int]]) -> None:
-        """Hand leases back. One that cannot be handed back now is a stray that the next renewal finds."""
+        """End leases. One that cannot be ended now is a stray that the next renewal finds."""
         by_batch: dict[str, list[tuple[int, int]]] = {}
         for batch_id, n, epoch in sorted(keys):
             by_batch.setdefault(batch_id, []).append((n, epoch))
@@ -102,24 +118,31 @@ class Claims:
             try:
                 jobs += await self._load(shard, held)
             except ObjectsDown as error:
-                log.warning("lines cannot be read", extra={"batch": shard.batch_id, "reason": str(error)})
+                log.warning(
+                    "failed to read the lines of a shard, releasing it",
+                    extra={"batch": shard.batch_id, "shard": shard.n, "reason": str(error)},
+                )
                 self.forget(held)
                 await self._try_to_release(shard)
             except ObjectMissing:
-                log.exception("lines are lost: the batch's work file is damaged", extra={"batch": shard.batch_id})
-                # Nobody can run these lines. Kept leased, and not counted as held, they hold up nobody.
+                log.exception(
+                    "work file missing or cut off: its lines cannot run",
+                    extra={"batch": shard.batch_id, "shard": shard.n},
+                )
+                # No worker can run these lines. The shard stays leased, so that it is not claimed again and again. It
+                # does not count as held, so that neither it nor another shard that must run alone stops other claims.
                 held.damaged = True
         return jobs
 
     async def _try_to_release(self, shard: Shard) -> None:
-        """Where it fails, the next renewal finds a stray lease."""
+        """End a lease. If that fails, the next renewal finds a stray."""
         with suppress(StoreDown):
             await self._store.release(shard.batch_id, shards=[(shard.n, shard.epoch)])
 
     def _hold(self, shard: Shard, leased: LeasedBatch) -> HeldShard:
         batch = self.batches.setdefault(leased.id, HeldBatch(leased, budget=self._budgets.of(leased.organization_id)))
         if (before := batch.shards.get(shard.n)) is not None:
-            # Leased to us again: what we held of it under the former epoch is over.
+            # Leased to this process again: what it held under the former epoch no longer counts.
             before.lost = True
         held = batch.shards[shard.n] = HeldShard(shard, batch)
         return held

@@ -1,7 +1,7 @@
-"""Create a batch: validate its input in one pass, keep its lines as its own work file, open its shards.
+"""Creates a batch: validates its input in one pass, writes its lines to its own work file, and opens its shards.
 
-The row exists as ``validating`` from the start, under a lease of this process. The answer is kept with the row, so
-that a client that did not hear it can be given it again byte for byte.
+The row exists as ``validating`` from the start, under a lease of this process. The response is stored with the row, so
+that a client that did not receive it gets it again byte for byte.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,20 @@ from batchline.domain.errors import (
     Unavailable,
 )
 from batchline.domain.limits import InputLimits
-from batchline.domain.records import BATCH, Batch, File, InputFault, Owner, errors_document
+from batchline.domain.records import BATCH, Batch, File, InputFault, Owner
 from batchline.domain.states import BatchStatus
-from batchline.pipeline.lease import while_renewing
+from batchline.domain.wire import ErrorBody, encode_errors
+from batchline.pipeline.lease import renewing
 from batchline.ports import Batches, Clock, CreateRecord, Files, NewBatch, Objects, Random, Validator, Verdict
 
 INTERRUPTED = InputFault("Validation was interrupted; create the batch again")
-_KEEP_IDEMPOTENCY_KEYS = 86_400
-_REPLAY_RETRIES = 15 * 60
+_IDEMPOTENCY_KEY_SECONDS = 86_400
+"""How long an Idempotency-Key is remembered."""
+_RETRY_WINDOW_SECONDS = 15 * 60
+"""How long after a create a retry without an Idempotency-Key gets its response."""
 _POLL_SECONDS = 0.05
 _EPOCH = 1
+"""The epoch of the lease under which a new batch is validated."""
 
 
 class CreateRequest(Struct, frozen=True, kw_only=True):
@@ -41,7 +45,7 @@ class CreateRequest(Struct, frozen=True, kw_only=True):
     metadata: bytes
 
     def digest(self) -> bytes:
-        """What makes two creates the same."""
+        """Return a digest of everything that two requests must share to be the same create."""
         return blake2b(
             encode_json([ids.canonical_file_id(self.input_file_id), self.endpoint, self.metadata]), digest_size=16
         ).digest()
@@ -59,6 +63,8 @@ class FilesAndBatches(Files, Batches, Protocol):
 
 
 class BatchCreator:
+    """Creates batches. ``on_work_available`` is called for each one that has lines to run."""
+
     def __init__(
         self,
         *,
@@ -75,8 +81,8 @@ class BatchCreator:
     ) -> None:
         self._store, self._objects, self._validator = store, objects, validator
         self._clock, self._random = clock, random
-        self._owner, self._lease = owner, lease_seconds
-        self._window, self._limits = window_seconds, limits
+        self._owner, self._lease_seconds = owner, lease_seconds
+        self._window_seconds, self._limits = window_seconds, limits
         self._on_work_available = on_work_available
 
     async def create(
@@ -88,7 +94,7 @@ class BatchCreator:
         retried: bool,
         admit: Callable[[], None],
     ) -> CreateAnswer:
-        """``admit`` may refuse a new batch; an answer that was given before is given again in any case."""
+        """Create a batch, or replay an earlier response. ``admit`` may refuse a new batch, but never a replay."""
         earlier = await self._earlier(owner, request, idempotency_key=idempotency_key, retried=retried)
         if earlier is not None:
             return await self._replay(earlier, request)
@@ -98,15 +104,15 @@ class BatchCreator:
         earlier = await self._store.begin_batch(
             NewBatch(batch=batch, digest=request.digest(), idempotency_key=idempotency_key),
             owner=self._owner,
-            lease=self._lease,
-            since=self._now() - _KEEP_IDEMPOTENCY_KEYS,
+            lease=self._lease_seconds,
+            since=self._now() - _IDEMPOTENCY_KEY_SECONDS,
         )
         if earlier is not None:
             return await self._replay(earlier, request)
         return await self._validate_and_start(batch, file)
 
     async def mark_answered(self, batch_id: str) -> None:
-        """The client has the whole answer: a retry that comes now is a new create."""
+        """Note that the client has the whole response: a retry that arrives later is a new create."""
         await self._store.mark_answered(batch_id)
 
     def _now(self) -> int:
@@ -117,11 +123,11 @@ class BatchCreator:
     ) -> CreateRecord | None:
         if idempotency_key is not None:
             return await self._store.find_create(
-                owner.project_id, idempotency_key, since=self._now() - _KEEP_IDEMPOTENCY_KEYS
+                owner.project_id, idempotency_key, since=self._now() - _IDEMPOTENCY_KEY_SECONDS
             )
         if retried:
             return await self._store.find_unanswered_create(
-                key_id=owner.key_id, digest=request.digest(), since=self._now() - _REPLAY_RETRIES
+                key_id=owner.key_id, digest=request.digest(), since=self._now() - _RETRY_WINDOW_SECONDS
             )
         return None
 
@@ -134,10 +140,10 @@ class BatchCreator:
             )
         while earlier.answer_body is None:
             await self._clock.sleep(_POLL_SECONDS)
-            now = await self._store.create_record(earlier.batch_id)
-            if now is None:
+            current = await self._store.create_record(earlier.batch_id)
+            if current is None:
                 raise Unavailable
-            earlier = now
+            earlier = current
         return _answer(earlier, replayed=True)
 
     async def _input_file(self, owner: Owner, request: CreateRequest) -> File:
@@ -159,28 +165,24 @@ class BatchCreator:
             metadata=request.metadata,
             status=BatchStatus.VALIDATING,
             created_at=int(now),
-            expires_at=int(now) + self._window,
+            expires_at=int(now) + self._window_seconds,
             epoch=_EPOCH,
         )
 
     async def _validate_and_start(self, batch: Batch, file: File) -> CreateAnswer:
         try:
-            created = await while_renewing(
-                self._validate(batch, file),
-                renew=lambda: self._renew(batch),
-                every=self._lease / 3,
-                clock=self._clock,
-            )
+            async with renewing(lambda: self._renew(batch), every=self._lease_seconds / 3, clock=self._clock):
+                created = await self._validate(batch, file)
         except LeaseLost:
-            # Cancelled while it was validated, or taken for dead: either way the row has an answer by now.
-            return await self._answer_of_row(batch)
+            # Cancelled during validation, or taken over from this process: in both cases the row has a response.
+            return await self._stored_response(batch)
         except ObjectMissing:
             await self._store.drop_batch(batch.id, epoch=_EPOCH)
             raise NotFound(
                 f"Input file object missing: {file.id}", code="file_not_found", param="input_file_id"
             ) from None
         except Exception:
-            # Where even this fails, the lease lapses and the batch ends as interrupted.
+            # If even this fails, the lease expires and the batch ends as interrupted.
             with suppress(StoreDown):
                 await self._store.drop_batch(batch.id, epoch=_EPOCH)
             raise
@@ -188,7 +190,7 @@ class BatchCreator:
         return _answer(created, replayed=False)
 
     async def _renew(self, batch: Batch) -> None:
-        await self._store.renew_batch(batch.id, epoch=_EPOCH, owner=self._owner, lease=self._lease)
+        await self._store.renew_batch(batch.id, epoch=_EPOCH, owner=self._owner, lease=self._lease_seconds)
 
     async def _validate(self, batch: Batch, file: File) -> CreateRecord:
         async with self._objects.local(file.object_key) as source, self._objects.scratch() as work:
@@ -207,12 +209,12 @@ class BatchCreator:
         return await self._store.fail_batch(
             batch.id,
             epoch=_EPOCH,
-            errors=errors_document(verdict.faults),
+            errors=encode_errors(verdict.faults),
             answer=refusal(verdict.faults[0]),
             at=self._now(),
         )
 
-    async def _answer_of_row(self, batch: Batch) -> CreateAnswer:
+    async def _stored_response(self, batch: Batch) -> CreateAnswer:
         created = await self._store.create_record(batch.id)
         if created is None or created.answer_body is None:
             raise Unavailable
@@ -220,8 +222,8 @@ class BatchCreator:
 
 
 def refusal(fault: InputFault) -> bytes:
-    """The body of the 400 for an input file with faults."""
-    return encode_json(InvalidInput(fault.message, line=fault.line).body())
+    """Return the body of the 400 response to an input file with faults."""
+    return encode_json(ErrorBody.from_error(InvalidInput(fault.message, line=fault.line)))
 
 
 def _answer(created: CreateRecord, *, replayed: bool) -> CreateAnswer:

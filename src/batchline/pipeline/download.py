@@ -1,4 +1,4 @@
-"""The way out of a file: found by its id, streamed whole or in part."""
+"""Finds a file by its id and streams it, whole or in part."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 
@@ -15,14 +15,17 @@ class Download:
         self._clock = clock
 
     async def find(self, project_id: str, file_id: str) -> File:
-        """The file of this project with that id, under its legacy name too. Raises FileNotFound."""
+        """Return the file of this project with that id, in its legacy form too. Raises FileNotFound."""
         file = await self._files.file(project_id, canonical_file_id(file_id), at=int(self._clock.now()))
         if file is None:
             raise FileNotFound(file_id)
         return file
 
     async def open(self, file: File, *, start: int, length: int) -> AsyncGenerator[bytes]:
-        """The bytes of a part, once the first of them could be read: a file that is gone raises FileNotFound here."""
+        """Return a part of a file as chunks, after the first was read. Raises FileNotFound if the object is missing.
+
+        So a missing object is a 404, and not a response that breaks off.
+        """
         chunks = self._objects.stream(file.object_key, start, length)
         try:
             first = await anext(chunks, b"")

@@ -1,7 +1,7 @@
-"""Put a batch's two files together when nothing of it is left to run, and publish them with its terminal state.
+"""Assembles the two result files of a batch that has nothing left to run, and publishes them with its terminal state.
 
-Segments are joined in one sequential pass; lines that never ran get their error lines. The objects carry the lease's
-epoch in their keys, so two finalizers never write the same one, and only the holder of the epoch publishes.
+Segments are joined in one sequential pass, and lines that never ran get error lines. The keys of the objects contain
+the epoch of the lease, so two finalizers never write the same object, and only the holder of the epoch can publish.
 """
 
 import logging
@@ -16,15 +16,18 @@ from batchline.domain.outcomes import BATCH_CANCELLED, BATCH_EXPIRED, DELIVERED_
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import BATCH_OUTPUT, Batch, File, Segment, Shard
 from batchline.domain.states import BatchStatus, Stop
-from batchline.pipeline.lease import while_renewing
+from batchline.pipeline.lease import renewing
 from batchline.ports import Clock, FinalizeLease, Objects, Random, Store, Writer
 from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
-_SEGMENTS_A_PAGE = 32
+
+_SEGMENTS_PER_PAGE = 32
 
 
 class Finalizer:
+    """Finalizes batches. ``on_batch_ended`` is called for each one: its segments and work file can be removed."""
+
     def __init__(
         self,
         *,
@@ -41,7 +44,7 @@ class Finalizer:
         self._store, self._objects = store, objects
         self._clock, self._random = clock, random
         self._metrics, self._on_batch_ended = metrics, on_batch_ended
-        self._owner, self._lease, self._retention = owner, lease_seconds, retention_seconds
+        self._owner, self._lease_seconds, self._retention_seconds = owner, lease_seconds, retention_seconds
 
     async def step(self) -> bool:
         """Finalize one batch that has nothing left to run, and return whether there was one."""
@@ -53,24 +56,25 @@ class Finalizer:
         return True
 
     async def _finalize_next(self) -> BatchStatus | None:
-        finish = await self._store.lease_finalizable(owner=self._owner, lease=self._lease, at=int(self._clock.now()))
-        if finish is None:
+        seconds = self._lease_seconds
+        leased = await self._store.lease_finalizable(owner=self._owner, lease=seconds, at=int(self._clock.now()))
+        if leased is None:
             return None
-        batch_id, epoch = finish.batch.id, finish.epoch
-        return await while_renewing(
-            self._finish(finish),
-            renew=lambda: self._store.renew_batch(batch_id, epoch=epoch, owner=self._owner, lease=self._lease),
-            every=self._lease / 3,
+        batch_id, epoch = leased.batch.id, leased.epoch
+        async with renewing(
+            lambda: self._store.renew_batch(batch_id, epoch=epoch, owner=self._owner, lease=seconds),
+            every=seconds / 3,
             clock=self._clock,
-        )
+        ):
+            return await self._finalize(leased)
 
-    async def _finish(self, finish: FinalizeLease) -> BatchStatus:
-        batch = finish.batch
-        output = _Result(self._objects, f"results/{batch.id}/{finish.epoch}-output")
-        errors = _Result(self._objects, f"results/{batch.id}/{finish.epoch}-error")
+    async def _finalize(self, leased: FinalizeLease) -> BatchStatus:
+        batch = leased.batch
+        output = _Result(self._objects, f"results/{batch.id}/{leased.epoch}-output")
+        errors = _Result(self._objects, f"results/{batch.id}/{leased.epoch}-error")
         try:
             await self._join_segments(batch, output, errors)
-            leftovers = await self._write_leftovers(finish, errors)
+            leftovers = await self._write_leftovers(leased, errors)
             completed, failed = batch.completed, batch.failed + sum(each.count for each in leftovers)
             if completed + failed != batch.total:
                 raise AssertionError(f"{batch.id} counts {completed} + {failed} of {batch.total} lines")
@@ -81,7 +85,7 @@ class Finalizer:
             ]
             status = await self._store.publish(
                 batch.id,
-                epoch=finish.epoch,
+                epoch=leased.epoch,
                 files=files,
                 completed=completed,
                 failed=failed,
@@ -102,17 +106,17 @@ class Finalizer:
 
     async def _join_segments(self, batch: Batch, output: "_Result", errors: "_Result") -> None:
         last = 0
-        while page := await self._store.segments(batch.id, after=last, limit=_SEGMENTS_A_PAGE):
+        while page := await self._store.segments(batch.id, after=last, limit=_SEGMENTS_PER_PAGE):
             for segment in page:
                 await self._append(segment, output, errors)
             last = page[-1].id
 
     async def _append(self, segment: Segment, output: "_Result", errors: "_Result") -> None:
-        left = segment.output_bytes
+        output_bytes_left = segment.output_bytes
         async for chunk in self._chunks(segment):
-            await output.write(chunk[:left])
-            await errors.write(chunk[left:])
-            left = max(0, left - len(chunk))
+            await output.write(chunk[:output_bytes_left])
+            await errors.write(chunk[output_bytes_left:])
+            output_bytes_left = max(0, output_bytes_left - len(chunk))
 
     async def _chunks(self, segment: Segment) -> AsyncIterator[bytes]:
         if segment.object_key is None:
@@ -121,19 +125,19 @@ class Finalizer:
         async for chunk in self._objects.stream(segment.object_key, 0, segment.output_bytes + segment.error_bytes):
             yield chunk
 
-    async def _write_leftovers(self, finish: FinalizeLease, errors: "_Result") -> list[LineErrors]:
-        """Error lines for what never ran; how many they are, by shard."""
+    async def _write_leftovers(self, leased: FinalizeLease, errors: "_Result") -> list[LineErrors]:
+        """Write an error line for each line that never ran, and return their counts per shard."""
         written: list[LineErrors] = []
-        for shard in finish.leftovers:
-            failure = _why_it_never_ran(shard, finish.batch)
-            left = set(unsettled(shard.settled, shard.lines))
-            data = await self._objects.read(finish.work_key, shard.offset, shard.length)
+        for shard in leased.leftovers:
+            failure = _failure_of_unrun_lines(shard, leased.batch)
+            open_positions = set(unsettled(shard.settled, shard.lines))
+            data = await self._objects.read(leased.work_key, shard.offset, shard.length)
             if len(data) != shard.length:
-                raise ObjectMissing(f"{finish.work_key} is cut off")
+                raise ObjectMissing(f"{leased.work_key} is cut off")
             lines = [
-                error_line(ids.line_id(finish.batch.id, line.index), line.custom_id, failure)
+                error_line(ids.line_id(leased.batch.id, line.index), line.custom_id, failure)
                 for position, line in enumerate(decode_lines(data))
-                if position in left
+                if position in open_positions
             ]
             await errors.write(b"".join(lines))
             written += count_errors(lines)
@@ -148,7 +152,7 @@ class Finalizer:
             purpose=BATCH_OUTPUT,
             bytes=result.bytes,
             created_at=now,
-            expires_at=now + self._retention,
+            expires_at=now + self._retention_seconds,
             is_error=is_error,
             object_key=result.key,
         )
@@ -177,7 +181,7 @@ class _Result:
             self._writer = None
 
     async def close(self) -> None:
-        """Leave nothing half-written."""
+        """Remove what was written and not committed."""
         if self._writer is not None:
             await self._writer.abort()
             self._writer = None
@@ -187,7 +191,7 @@ class _Result:
         await self._objects.delete(self.key)
 
 
-def _why_it_never_ran(shard: Shard, batch: Batch) -> Failure:
+def _failure_of_unrun_lines(shard: Shard, batch: Batch) -> Failure:
     if shard.strikes >= STRIKES:
         return DELIVERED_TOO_OFTEN
     return BATCH_EXPIRED if batch.stop is Stop.EXPIRED else BATCH_CANCELLED

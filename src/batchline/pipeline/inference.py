@@ -1,6 +1,6 @@
-"""A call that somebody waits for: checked as a line of a batch is, asked once, charged for, and handed on.
+"""Answers synchronous calls: each is checked like a line of a batch, sent once, charged, and passed on to the client.
 
-What came is charged before the client has all of it. A stream is charged when it is over, whoever ended it.
+An answer is charged before the client has all of it. A stream is charged when it ends, no matter which side ended it.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder, encode
 from msgspec.structs import replace
 
-from batchline.domain.chat import CHAT, addressed, check_request, no_such_model, with_fields
+from batchline.domain.chat import check_request, model_not_found, with_fields, with_upstream_name
+from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import ApiError, BadGateway, GatewayTimeout, InvalidRequest, Refused, StreamBroken
 from batchline.domain.events import (
     Chunk,
@@ -28,6 +29,7 @@ from batchline.domain.money import Price, Tariff
 from batchline.domain.outcomes import Failure, Retryable, Success, classify_reply
 from batchline.domain.records import Charge, Owner
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
+from batchline.domain.request_body import parse_json_object
 from batchline.domain.usage import NOTHING, Usage
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
@@ -39,32 +41,33 @@ PATHS = (CHAT, RESPONSES, "/summary", "/usecase/classify/iab", "/gliner")
 T = TypeVar("T")
 Fields = dict[str, Raw]
 
-_fields = Decoder(Fields)
 _name = Decoder(str | None)
 _flag = Decoder(bool | None)
 _options = Decoder(Fields | None)
 _NULL = Raw(b"null")
 _READERS: dict[str, Callable[[bytes], Chunk]] = {CHAT: read_chat_event, RESPONSES: read_response_event}
-"""The routes that stream."""
+"""The routes that can stream, with the function that reads one event of each."""
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """A call that may be made."""
+    """A call that was checked and may be sent."""
 
     owner: Owner
     path: str
     body: bytes
     model: Model | None
-    """None where any model goes to the default upstream and the request names none."""
+    """None if the default upstream takes any model and the request names none."""
     upstream: str
     streams: bool
     wants_usage: bool
-    """Whether the client asked for the usage of its stream; it is asked for in any case."""
+    """Whether the client asked for the usage of its stream. The upstream is asked for it in any case."""
 
 
 class Inference:
+    """Sends synchronous calls to upstreams and charges for them."""
+
     def __init__(
         self,
         *,
@@ -81,13 +84,13 @@ class Inference:
         self._clock = clock
 
     def prepare(self, owner: Owner, path: str, body: bytes) -> Call:
-        """Raises InvalidRequest or Refused for what nobody has to be asked about."""
-        fields = _read(body)
-        # Of a repeated key the last counts, and what was checked is what is sent.
+        """Check a request and choose its upstream. Raises InvalidRequest or Refused, without asking the upstream."""
+        fields = parse_json_object(body)
+        # If a key is repeated, the last value counts: what was checked is what is sent.
         body = encode(fields)
         model = self._choose_model(owner, path, body, fields)
         upstream = self._upstream_for(path, model)
-        body = body if model is None else addressed(body, model)
+        body = body if model is None else with_upstream_name(body, model)
         streams = path in _READERS and _field(fields, "stream", _flag) is True
         wants_usage = True
         if streams and path == CHAT:
@@ -105,24 +108,24 @@ class Inference:
         )
 
     async def answer(self, call: Call) -> Success:
-        """Raises Refused, BadGateway or GatewayTimeout."""
+        """Send a call and return its answer. Raises Refused, BadGateway or GatewayTimeout."""
         with self._router.call(call.upstream):
-            body = await self._fit(call)
-            return await self._settle(call, await self._upstreams[call.upstream].post(call.path, body))
+            body = await self._limit_tokens(call)
+            return await self._charge_answer(call, await self._upstreams[call.upstream].post(call.path, body))
 
     @asynccontextmanager
     async def stream(self, call: Call) -> AsyncIterator[AsyncGenerator[bytes] | Success]:
-        """The events of an answer as they come, or the whole of one that is no stream. Raises as ``answer`` does."""
+        """Yield the events of an answer as they arrive, or all of one that is not a stream. Raises like ``answer``."""
         meter = None
         with self._router.call(call.upstream):
-            body = await self._fit(call)
+            body = await self._limit_tokens(call)
             try:
                 async with self._upstreams[call.upstream].stream(call.path, body) as opened:
                     if isinstance(opened, Answer | Fault):
-                        yield await self._settle(call, opened)
+                        yield await self._charge_answer(call, opened)
                     else:
                         meter = _Meter(body)
-                        async with aclosing(_relayed(opened, call, meter)) as events:
+                        async with aclosing(_relay(opened, call, meter)) as events:
                             yield events
             finally:
                 if meter is not None:
@@ -133,7 +136,7 @@ class Inference:
         if path == CHAT:
             found = check_request(body, endpoint=path, project_id=owner.project_id, catalog=self._catalog)
         elif name := _field(fields, "model", _name):
-            found = self._catalog.find(name, owner.project_id) or no_such_model(name)
+            found = self._catalog.find(name, owner.project_id) or model_not_found(name)
         else:
             found = self._catalog.serving(path, owner.project_id)
         if isinstance(found, Failure):
@@ -148,18 +151,18 @@ class Inference:
             raise _unserved(path, f'Set upstream_url, or give a model of the settings file paths = ["{path}"]')
         return upstream
 
-    async def _fit(self, call: Call) -> bytes:
+    async def _limit_tokens(self, call: Call) -> bytes:
         if call.model is None or call.path != CHAT:
             return call.body
-        fitted = await self._token_limit.apply(call.body, call.model, upstream=call.upstream)
-        if isinstance(fitted, bytes):
-            return fitted
-        raise _refused(fitted) if isinstance(fitted, Failure) else _trouble(fitted, call.path)
+        limited = await self._token_limit.apply(call.body, call.model, upstream=call.upstream)
+        if isinstance(limited, bytes):
+            return limited
+        raise _refused(limited) if isinstance(limited, Failure) else _token_count_error(limited, call.path)
 
-    async def _settle(self, call: Call, reply: Reply) -> Success:
+    async def _charge_answer(self, call: Call, reply: Reply) -> Success:
         if isinstance(reply, Fault):
-            self._router.failed(call.upstream)
-            raise _faulty(reply)
+            self._router.on_failure(call.upstream)
+            raise _fault_error(reply)
         kind = ModelKind.CHAT if call.model is None else call.model.kind
         outcome = classify_reply(reply, endpoint=call.path, kind=kind)
         if not isinstance(outcome, Success):
@@ -171,11 +174,11 @@ class Inference:
         model, price = ("", Price()) if call.model is None else (call.model.id, call.model.price)
         cost = self._tariff.cost(price, usage, synchronous=True)
         charge = Charge(model=model, requests=1, usage=usage, cost=cost)
-        await _carried_through(self._ledger.charge(call.owner, charge, at=int(self._clock.now())))
+        await _complete_despite_cancellation(self._ledger.charge(call.owner, charge, at=int(self._clock.now())))
 
 
 class _Meter:
-    """What a stream has come to."""
+    """Counts what a stream has used so far."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -189,27 +192,30 @@ class _Meter:
 
     @property
     def usage(self) -> Usage:
-        """What the upstream reported, or else an estimate from what was sent."""
+        """The usage that the upstream reported, or else an estimate from the request and the chunks."""
         if self._reported != NOTHING:
             return self._reported
         return estimated_usage(self._request, chunks=self._chunks)
 
 
-async def _relayed(stream: Stream, call: Call, meter: _Meter) -> AsyncGenerator[bytes]:
+async def _relay(stream: Stream, call: Call, meter: _Meter) -> AsyncGenerator[bytes]:
     read = _READERS[call.path]
     try:
-        async with aclosing(_cut(stream)) as events:
+        async with aclosing(_split_events(stream)) as events:
             async for event in events:
                 chunk = read(event)
                 meter.note(chunk)
                 if call.wants_usage or not chunk.only_usage:
                     yield chunk.event
     except StreamBroken as error:
-        _log.warning("a stream broke", extra={"reason": str(error)})
+        log.warning(
+            "upstream stream broke, ending it with an error event",
+            extra={"upstream": call.upstream, "reason": str(error)},
+        )
         yield error_event(BadGateway("The upstream broke off in the middle of its answer"))
 
 
-async def _cut(stream: Stream) -> AsyncGenerator[bytes]:
+async def _split_events(stream: Stream) -> AsyncGenerator[bytes]:
     reader = EventReader()
     async for piece in stream:
         for event in reader.feed(piece):
@@ -218,29 +224,20 @@ async def _cut(stream: Stream) -> AsyncGenerator[bytes]:
         yield event
 
 
-async def _carried_through(work: Coroutine[Any, Any, T]) -> T:
-    """The value of work that is never cut off: a cancellation is obeyed when it is done."""
-    # No TaskGroup, which would hand the cancellation on; and nothing is left behind, as this waits to the end.
-    activity = asyncio.get_running_loop().create_task(work)
+async def _complete_despite_cancellation(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine to its end, and only then let a cancellation take effect."""
+    # A TaskGroup would pass the cancellation on. Nothing outlives this function, since it waits to the end.
+    task = asyncio.get_running_loop().create_task(coroutine)
     cancelled: asyncio.CancelledError | None = None
-    while not activity.done():
+    while not task.done():
         try:
-            await asyncio.wait({activity})
+            await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
-    value = activity.result()
+    value = task.result()
     if cancelled is not None:
         raise cancelled
     return value
-
-
-def _read(body: bytes) -> Fields:
-    try:
-        # The decoder leaves the UTF-8 of raw values unchecked.
-        body.decode()
-        return _fields.decode(body)
-    except (DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest("The request's body must be a JSON object") from None
 
 
 def _field(fields: Fields, name: str, decoder: Decoder[T]) -> T:
@@ -259,7 +256,10 @@ def _refused(failure: Failure) -> Refused:
 
 
 def _refusal(answer: Answer, outcome: Failure | Retryable) -> ApiError:
-    """The upstream's refusals are the client's to hear of; that it is in trouble is told without its words."""
+    """Return the error for an answer that is no success.
+
+    The client sees the words of a refusal, but not those of an upstream that failed.
+    """
     if isinstance(outcome, Failure):
         return _refused(outcome)
     if outcome.throttled:
@@ -271,21 +271,21 @@ def _refusal(answer: Answer, outcome: Failure | Retryable) -> ApiError:
     return BadGateway(f"The upstream answered with status {answer.status}")
 
 
-def _trouble(reply: Reply, path: str) -> ApiError:
-    """Of an upstream that was asked how long an input is."""
+def _token_count_error(reply: Reply, path: str) -> ApiError:
+    """Return the error for a reply that is not the token count that was asked for."""
     if isinstance(reply, Fault):
-        return _faulty(reply)
+        return _fault_error(reply)
     outcome = classify_reply(reply, endpoint=path)
-    return BadGateway(_NO_LENGTH) if isinstance(outcome, Success) else _refusal(reply, outcome)
+    return BadGateway(_NO_INPUT_LENGTH) if isinstance(outcome, Success) else _refusal(reply, outcome)
 
 
-def _faulty(fault: Fault) -> ApiError:
+def _fault_error(fault: Fault) -> ApiError:
     if fault.kind is FaultKind.TIMEOUT:
         return GatewayTimeout("The upstream did not answer in time")
     return BadGateway(_FAULTS[fault.kind])
 
 
-_NO_LENGTH = "The upstream does not tell how long the input is"
+_NO_INPUT_LENGTH = "The upstream did not return the length of the input"
 _FAULTS = {
     FaultKind.REFUSED: "The upstream cannot be reached",
     FaultKind.BROKEN: "The upstream's connection ended before its answer did",

@@ -9,7 +9,7 @@ from batchline.domain.states import Stop
 from batchline.pipeline.budget import Budget
 
 _UNCHECKED = Model(id="", name="")
-"""Of a line that nobody has looked into yet."""
+"""The model of a line that was not checked yet."""
 
 
 class HeldBatch:
@@ -30,6 +30,8 @@ class HeldBatch:
 
 
 class HeldShard:
+    """A shard that this process has leased."""
+
     def __init__(self, shard: Shard, batch: HeldBatch) -> None:
         self.batch = batch
         self.n = shard.n
@@ -42,7 +44,7 @@ class HeldShard:
 
     @property
     def is_held(self) -> bool:
-        """Until it has ended here, or is somebody else's."""
+        """Whether it is still held: it has not ended, and no other worker holds it."""
         return self.batch.shards.get(self.n) is self
 
     @property
@@ -54,25 +56,23 @@ class Job:
     """One line on its way through this process."""
 
     __slots__ = (
-        *(
-            "attempts",
-            "batch",
-            "body",
-            "within_limit",
-            "last_fault",
-            "line",
-            "model",
-            "position",
-            "shard",
-            "suspect",
-            "throttles",
-        ),
+        "attempts",
+        "batch",
+        "body",
+        "last_fault",
+        "line",
+        "model",
+        "position",
+        "shard",
+        "suspect",
+        "throttles",
+        "within_limit",
     )
 
     def __init__(self, line: Line, *, position: int, shard: HeldShard) -> None:
         self.line = line
         self.body = line.body
-        """As it is sent, once the line was found fit to be."""
+        """The body to send. The dispatcher and the token limit change it."""
         self.model = _UNCHECKED
         self.within_limit = False
         self.position = position

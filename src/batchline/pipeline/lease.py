@@ -1,20 +1,23 @@
-"""Doing long work under a lease that must be renewed meanwhile."""
+"""Renews a lease in the background while its holder works."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from batchline.domain.errors import StoreDown
 from batchline.ports import Clock
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-async def while_renewing(work: Awaitable[T], *, renew: Callable[[], Awaitable[None]], every: float, clock: Clock) -> T:
-    """The value of ``work``. It is cut off with LeaseLost when ``renew`` finds that somebody else holds the lease;
-    a store that does not answer may come back in time, so that alone ends nothing."""
+@asynccontextmanager
+async def renewing(renew: Callable[[], Awaitable[None]], *, every: float, clock: Clock) -> AsyncIterator[None]:
+    """Call ``renew`` every so many seconds while the body runs.
+
+    If ``renew`` raises LeaseLost because another process holds the lease, the body is cancelled and LeaseLost is raised
+    in its place. A store that is unavailable ends nothing, since it may be available again before the lease expires.
+    """
 
     async def keep_renewing() -> None:
         while True:
@@ -22,13 +25,12 @@ async def while_renewing(work: Awaitable[T], *, renew: Callable[[], Awaitable[No
             try:
                 await renew()
             except StoreDown as error:
-                log.warning("a lease could not be renewed", extra={"reason": str(error)})
+                log.warning("failed to renew a lease, retrying", extra={"reason": str(error), "retry_in": every})
 
     try:
         async with asyncio.TaskGroup() as group:
             renewal = group.create_task(keep_renewing())
-            value = await work
+            yield
             renewal.cancel()
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return value

@@ -1,10 +1,10 @@
-"""Tell how far a batch is: from what is recorded, and from what this process is doing for it."""
+"""Reports the progress of a batch, from what is recorded and from what the workers do for it now."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from batchline.domain.errors import BatchNotFound
-from batchline.domain.fleet import Report, activity
+from batchline.domain.fleet import Report, activity_of
 from batchline.domain.models import Catalog
 from batchline.domain.progress import Eta, Progress, eta_of, rate_of
 from batchline.domain.records import Batch
@@ -13,8 +13,10 @@ from batchline.ports import Batches, BatchSnapshot, Clock
 
 
 class Workers(Protocol):
+    """The worker processes of the service."""
+
     async def reports(self) -> Sequence[Report]:
-        """What each of those who work is doing."""
+        """Return what each worker process does now."""
 
 
 class ProgressReader:
@@ -22,7 +24,7 @@ class ProgressReader:
         self._batches, self._workers, self._catalog, self._clock = batches, workers, catalog, clock
 
     async def progress(self, project_id: str, batch_id: str) -> Progress:
-        """Raises BatchNotFound."""
+        """Return the progress of a batch of this project. Raises BatchNotFound."""
         snapshot = await self._batches.snapshot(project_id, batch_id)
         if snapshot is None:
             raise BatchNotFound(batch_id)
@@ -32,7 +34,7 @@ class ProgressReader:
             batch=batch,
             rate=self._rate(snapshot),
             eta=self._eta(snapshot),
-            activity=activity(batch_id, models, catalog=self._catalog, reports=await self._workers.reports()),
+            activity=activity_of(batch_id, models, catalog=self._catalog, reports=await self._workers.reports()),
             errors=snapshot.errors,
         )
 
@@ -51,5 +53,5 @@ class ProgressReader:
 
 
 def _starts_lines(batch: Batch) -> bool:
-    """What is left of a batch that was stopped never runs, and waits for nothing."""
+    """Return whether lines of a batch may still start. The rest of a stopped batch never runs and waits for nothing."""
     return batch.status is BatchStatus.IN_PROGRESS and batch.stop is None

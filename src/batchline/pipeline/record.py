@@ -1,7 +1,7 @@
-"""Record outcomes: first their bytes as a segment, durably; then, in one fenced transaction, that they count.
+"""Records outcomes: first their bytes as a segment, durably; then, in one fenced transaction, that they count.
 
-Outcomes gather per batch. They are flushed a second after the first, or after 50 ms where they are 256 lines by then;
-sooner when they are 1 MiB, and at once when nothing of the batch is left to wait for.
+Outcomes are buffered per batch. They are flushed a second after the first one, or after 50 ms once they are 256 lines;
+earlier when they reach 1 MiB, and at once when no other line of the batch is pending.
 """
 
 import asyncio
@@ -21,23 +21,29 @@ from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_SECONDS = 1.0
-_LINES, _SECONDS_OF_MANY = 256, 0.05
-"""A flush costs as much as hundreds of lines, so that a fast upstream would have too many."""
-_BYTES = 1024 * 1024
-_INLINE_BYTES = 64 * 1024
-_MOST_SEGMENT_BYTES = 8 * 1024 * 1024
-_RETRY_SECONDS = 1.0
+FLUSH_INTERVAL_SECONDS = 1.0
+FAST_FLUSH_LINES = 256
+"""With so many lines the shorter interval applies."""
+FAST_FLUSH_INTERVAL_SECONDS = 0.05
+"""A flush costs as much as hundreds of lines, so a fast upstream must not cause one for every few lines."""
+FLUSH_BYTES = 1024 * 1024
+INLINE_SEGMENT_BYTES = 64 * 1024
+"""A segment smaller than this is kept in the store; a larger one becomes an object."""
+MAX_SEGMENT_BYTES = 8 * 1024 * 1024
+"""A segment takes no further line once it is this large. Segments only grow so far while storage is unavailable."""
+STORAGE_RETRY_SECONDS = 1.0
 
 
 class SegmentBuilder:
+    """The outcomes of one batch that will be recorded together."""
+
     def __init__(self, *, since: float) -> None:
         self.since = since
         self.lines = self.bytes = self.cost = 0
         self._parts: dict[HeldShard, _ShardPart] = {}
 
     def add(self, job: Job, line: bytes, *, usage: Usage | None, cost: int) -> None:
-        """A line that failed has no usage."""
+        """Add the line of one job. A line that failed has no usage."""
         part = self._parts.get(job.shard)
         if part is None:
             part = self._parts[job.shard] = _ShardPart()
@@ -54,7 +60,7 @@ class SegmentBuilder:
         self.bytes += len(line)
 
     def drop_lost(self) -> None:
-        """Leave out the lines of shards that somebody else holds now."""
+        """Remove the lines of shards that another worker holds now."""
         for shard in [shard for shard in self._parts if shard.lost]:
             lost = self._parts.pop(shard)
             self.lines -= len(lost.output) + len(lost.errors)
@@ -81,24 +87,24 @@ class SegmentBuilder:
         return [charge for part in self._parts.values() for charge in part.charges]
 
     @property
-    def failures(self) -> list[LineErrors]:
+    def error_counts(self) -> list[LineErrors]:
         return count_errors(self.errors)
 
-    def settle_shards(self) -> None:
-        """It was recorded."""
+    def mark_settled(self) -> None:
+        """Set the bits of all lines in their shards, because the segment was recorded."""
         for shard, part in self._parts.items():
             shard.settled |= part.settled
 
 
 class _ShardPart:
-    """What one shard has in it."""
+    """The lines of one shard in a segment."""
 
     def __init__(self) -> None:
         self.settled = 0
         self.output: list[bytes] = []
         self.errors: list[bytes] = []
         self.usages: defaultdict[str, list[Usage]] = defaultdict(list)
-        """Of answers, by model."""
+        """The usage of each answer, by model."""
         self.costs: Counter[str] = Counter()
 
     @property
@@ -122,20 +128,26 @@ class _ShardPart:
 
 
 class _Buffer:
-    """Of one batch: what was not recorded yet, in the order in which it came. The last draft takes what comes next."""
+    """The unrecorded outcomes of one batch, oldest first. The last segment takes new ones."""
 
     def __init__(self, batch: HeldBatch) -> None:
         self.batch = batch
-        self.builders: deque[SegmentBuilder] = deque()
+        self.segments: deque[SegmentBuilder] = deque()
 
-    def due_in(self, now: float) -> float:
-        builder = self.builders[0]
-        if self.batch.pending_lines == 0 or builder.bytes >= _BYTES:
+    def seconds_to_flush(self, now: float) -> float:
+        segment = self.segments[0]
+        if self.batch.pending_lines == 0 or segment.bytes >= FLUSH_BYTES:
             return 0.0
-        return builder.since + (_SECONDS_OF_MANY if builder.lines >= _LINES else _SECONDS) - now
+        many = segment.lines >= FAST_FLUSH_LINES
+        return segment.since + (FAST_FLUSH_INTERVAL_SECONDS if many else FLUSH_INTERVAL_SECONDS) - now
 
 
 class Recorder:
+    """Buffers outcomes and records them in the background.
+
+    ``on_recorded`` is called after each flush, and ``on_shard_done`` for each shard that has no line left to run.
+    """
+
     def __init__(
         self,
         *,
@@ -154,16 +166,16 @@ class Recorder:
         self._metrics = metrics
         self._on_recorded, self._on_shard_done = on_recorded, on_shard_done
         self._buffers: dict[str, _Buffer] = {}
-        self._names = count(1)
+        self._segment_numbers = count(1)
         self._held_bytes = 0
-        self._stuck = False
+        self._storage_down = False
         self._closing = False
         self._changed = asyncio.Event()
 
     @property
     def full(self) -> bool:
-        """Whether lines must wait: too much is held, or the disk takes nothing at the moment."""
-        return self._stuck or self._held_bytes >= self._max_held_bytes
+        """Whether no line may start: too many bytes are buffered, or storage is unavailable."""
+        return self._storage_down or self._held_bytes >= self._max_held_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -173,27 +185,28 @@ class Recorder:
         return batch.id in self._buffers
 
     def add(self, job: Job, line: bytes, *, usage: Usage | None, cost: int = 0) -> None:
-        """A line as it will stand in the output, with what its answer took; or among the errors, with nothing."""
+        """Buffer a line of the output file with the usage and cost of its answer, or of the error file without."""
         buffer = self._buffers.get(job.batch.id)
-        if buffer is None or not buffer.builders or buffer.builders[-1].bytes >= _MOST_SEGMENT_BYTES:
+        if buffer is None or not buffer.segments or buffer.segments[-1].bytes >= MAX_SEGMENT_BYTES:
             buffer = self._begin_segment(job.batch)
-        builder = buffer.builders[-1]
+        builder = buffer.segments[-1]
         builder.add(job, line, usage=usage, cost=cost)
         self._held_bytes += len(line)
         if cost:
-            job.batch.budget.owe(cost)
-        if job.batch.pending_lines == 0 or builder.lines == _LINES or builder.bytes >= _BYTES:
+            job.batch.budget.add_cost(cost)
+        if job.batch.pending_lines == 0 or builder.lines == FAST_FLUSH_LINES or builder.bytes >= FLUSH_BYTES:
             self._changed.set()
 
     def wake(self) -> None:
-        """Something may be due earlier than it was."""
+        """Check again what is due: a batch may have no pending line any more."""
         self._changed.set()
 
     async def run(self) -> None:
+        """Record what is due until ``close``, and then everything that is left."""
         while True:
             self._changed.clear()
             now = self._clock.steady()
-            waits = {batch_id: buffer.due_in(now) for batch_id, buffer in self._buffers.items()}
+            waits = {batch_id: buffer.seconds_to_flush(now) for batch_id, buffer in self._buffers.items()}
             due = [batch_id for batch_id, wait in waits.items() if wait <= 0]
             if due or self._closing:
                 await self._flush(due if not self._closing else list(waits))
@@ -207,40 +220,40 @@ class Recorder:
                 continue
 
     def close(self) -> None:
-        """Let ``run`` record what is left and end."""
+        """Let ``run`` record what is left, and end."""
         self._closing = True
         self._changed.set()
 
     async def _flush(self, batch_ids: list[str]) -> None:
-        """Several batches share one wait for the disk, since the store groups commits."""
+        """Record the oldest segment of each batch, all at the same time, since the store groups their commits."""
         async with asyncio.TaskGroup() as group:
             for batch_id in batch_ids:
                 group.create_task(self._flush_batch(self._buffers[batch_id]))
         self._on_recorded()
 
     async def _flush_batch(self, buffer: _Buffer) -> None:
-        builder, budget = buffer.builders.popleft(), buffer.batch.budget
-        started, size, owed = self._clock.steady(), builder.bytes, builder.cost
+        builder, budget = buffer.segments.popleft(), buffer.batch.budget
+        started, size, cost = self._clock.steady(), builder.bytes, builder.cost
         await self._record_held(buffer.batch, builder)
-        budget.forgive(owed - builder.cost)
-        builder.settle_shards()
+        budget.remove_cost(cost - builder.cost)
+        builder.mark_settled()
         for shard in builder.shards:
             if shard.settled == shard.all_settled:
                 self._claims.forget(shard)
                 self._on_shard_done()
         self._held_bytes -= size
-        if not buffer.builders:
+        if not buffer.segments:
             del self._buffers[buffer.batch.id]
         self._metrics.flush_seconds.observe(self._clock.steady() - started)
 
     def _begin_segment(self, batch: HeldBatch) -> _Buffer:
         buffer = self._buffers.setdefault(batch.id, _Buffer(batch))
-        buffer.builders.append(SegmentBuilder(since=self._clock.steady()))
+        buffer.segments.append(SegmentBuilder(since=self._clock.steady()))
         self._changed.set()
         return buffer
 
     async def _record_held(self, batch: HeldBatch, builder: SegmentBuilder) -> None:
-        """Record the lines whose shards are still ours, however long the disk takes to come back."""
+        """Record the lines whose shards are still held here, however long storage stays unavailable."""
         builder.drop_lost()
         while builder.lines:
             try:
@@ -248,31 +261,29 @@ class Recorder:
             except LeaseLost:
                 await self._find_lost_shards()
             except (StoreDown, ObjectsDown) as error:
-                await self._wait_for_disk(error)
+                await self._wait_for_storage(error)
             else:
                 break
             builder.drop_lost()
-        self._stuck = False
+        self._storage_down = False
 
     async def _find_lost_shards(self) -> None:
         try:
             await self._claims.renew()
         except StoreDown as error:
-            await self._wait_for_disk(error)
+            await self._wait_for_storage(error)
 
-    async def _wait_for_disk(self, error: Exception) -> None:
-        if not self._stuck:
-            log.error(
-                "answers cannot be recorded; they are kept and no more are asked for", extra={"reason": str(error)}
-            )
-        self._stuck = True
-        await self._clock.sleep(_RETRY_SECONDS)
+    async def _wait_for_storage(self, error: Exception) -> None:
+        if not self._storage_down:
+            log.error("storage unavailable: buffering results, dispatch paused", extra={"reason": str(error)})
+        self._storage_down = True
+        await self._clock.sleep(STORAGE_RETRY_SECONDS)
 
     async def _write_segment(self, batch: HeldBatch, builder: SegmentBuilder) -> None:
         output, errors = b"".join(builder.output), b"".join(builder.errors)
         data, key = output + errors, None
-        if len(data) >= _INLINE_BYTES:
-            key = f"segments/{batch.id}/{self._owner}-{next(self._names)}"
+        if len(data) >= INLINE_SEGMENT_BYTES:
+            key = f"segments/{batch.id}/{self._owner}-{next(self._segment_numbers)}"
             await self._objects.put(key, data)
         segment = Segment(
             output_bytes=len(output),
@@ -281,15 +292,15 @@ class Recorder:
             data=data if key is None else None,
         )
         with batch.budget.recording():
-            left = await self._store.record(
+            balance = await self._store.record(
                 batch.id,
                 progress=builder.progress,
                 segment=segment,
-                errors=builder.failures,
+                errors=builder.error_counts,
                 charges=builder.charges,
                 at=int(self._clock.now()),
             )
-        batch.budget.paid(builder.cost, left=left)
+        batch.budget.on_recorded(builder.cost, balance=balance)
         failed = len(builder.errors)
         self._metrics.lines.labels("failed").inc(failed)
         self._metrics.lines.labels("succeeded").inc(builder.lines - failed)

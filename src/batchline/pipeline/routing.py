@@ -1,4 +1,4 @@
-"""Calls that somebody waits for: which upstream takes the next one, and how many slots they take from batches."""
+"""Routes synchronous calls: which upstream takes the next one, and how many slots they take from batches."""
 
 import math
 from collections import Counter
@@ -7,11 +7,13 @@ from contextlib import contextmanager
 
 from batchline.ports import Clock
 
-_EJECTED_SECONDS = 10.0
-"""How long an upstream that failed a call is spared where there are others."""
+_EJECTION_SECONDS = 10.0
+"""How long an upstream that failed a call is avoided if the model has others."""
 
 
 class SyncRouter:
+    """The synchronous calls in progress, by upstream."""
+
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
         self._calls: Counter[str] = Counter()
@@ -19,26 +21,29 @@ class SyncRouter:
         self._watchers: dict[str, Callable[[], None]] = {}
 
     def calls(self, upstream: str) -> int:
+        """Return how many calls to an upstream are in progress."""
         return self._calls[upstream]
 
     def watch(self, upstream: str, on_call_ended: Callable[[], None]) -> None:
-        """``freed`` hears of every call that ended."""
+        """Call ``on_call_ended`` after each call to an upstream: a slot is free again."""
         self._watchers[upstream] = on_call_ended
 
     def choose(self, upstreams: Sequence[str]) -> str:
-        """The least busy one, rather none that failed lately."""
+        """Return the upstream with the fewest calls, and one that failed lately only if all did."""
         now = self._clock.steady()
 
-        def trouble(name: str) -> tuple[bool, int]:
-            return now - self._failed_at.get(name, -math.inf) < _EJECTED_SECONDS, self._calls[name]
+        def rank(name: str) -> tuple[bool, int]:
+            return now - self._failed_at.get(name, -math.inf) < _EJECTION_SECONDS, self._calls[name]
 
-        return min(upstreams, key=trouble)
+        return min(upstreams, key=rank)
 
-    def failed(self, upstream: str) -> None:
+    def on_failure(self, upstream: str) -> None:
+        """Avoid an upstream for a while, because a call to it failed."""
         self._failed_at[upstream] = self._clock.steady()
 
     @contextmanager
     def call(self, upstream: str) -> Iterator[None]:
+        """Count a call to an upstream while the body runs."""
         self._calls[upstream] += 1
         try:
             yield

@@ -1,10 +1,9 @@
-"""Cutting a work file into shards: lines of one model side by side, and among them those whose prompts begin alike, so
-that an engine finds in its cache what it has just read.
+"""Writes the work file of a batch and divides it into shards.
 
-A single pass in bounded memory: prompts are compared within the last 16 MiB of lines.
+Lines of one model stand together, and among them those whose prompts begin alike, so that an inference engine can reuse
+its prefix cache. This is a single pass in bounded memory: prompts are compared within the last 16 MiB of lines.
 """
 
-import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +15,14 @@ from msgspec.json import Decoder
 
 from batchline.domain.limits import ShardLimits
 from batchline.domain.records import NewShard
+from batchline.durable import sync
 
 MAX_OPEN_BLOCKS = 64
 MAX_BUFFERED_BYTES = 16 * 1024 * 1024
 MAX_MODEL_CHARACTERS = 256
 
 PREFIX_BYTES = (128, 1024, 8192)
-"""How much of two prompts is compared; what is shorter saves an engine next to nothing."""
+"""The lengths at which the beginnings of two prompts are compared. A shorter common prefix saves almost nothing."""
 
 Prefix = tuple[int, ...]
 
@@ -30,10 +30,10 @@ _read_text = Decoder(str).decode
 
 
 def grouping_key(body: Mapping[str, Raw]) -> str:
-    """What lines must share to stand in one shard: the model they name, or nothing.
+    """Return what lines must share to be in one shard: the model they name, or an empty text.
 
-    A name that no model has would be kept once a shard, and a file can hold 200 MB of such names: those lines are
-    grouped as if they named none. Their bodies keep it.
+    The name is stored once per shard, and a file can hold 200 MB of names that are too long for any model. Lines with
+    such a name are grouped as if they named none; their bodies keep it.
     """
     try:
         name = _read_text(body["model"])
@@ -43,10 +43,10 @@ def grouping_key(body: Mapping[str, Raw]) -> str:
 
 
 def prompt_prefix(body: Mapping[str, Raw]) -> Prefix:
-    """What a prompt begins with: hashes of ever longer beginnings, as far as it reaches.
+    """Return hashes of ever longer beginnings of the prompt, as far as it reaches.
 
-    The messages are compared as they are written: to read 4 KB of them would take another third of all validation.
-    Hashes that collide cost a line its place and nothing else.
+    The messages are compared as raw JSON: parsing 4 KB of them would make validation a third slower. If hashes collide,
+    a line stands in a less useful place, and nothing else happens.
     """
     text = bytes(body.get("messages", b""))
     short, middle, long = PREFIX_BYTES
@@ -58,7 +58,7 @@ def prompt_prefix(body: Mapping[str, Raw]) -> Prefix:
 
 
 class _Block:
-    """Lines of one model that will stand side by side in the work file."""
+    """Lines of one model that will stand together in the work file."""
 
     def __init__(self) -> None:
         self._records: list[bytes] = []
@@ -73,7 +73,7 @@ class _Block:
         self.size += len(record)
 
     def records(self) -> list[bytes]:
-        """Prefixes in the order of their first lines, and else as the lines came."""
+        """Return the lines, grouped by prefix in the order of first occurrence, and else in their order of arrival."""
         if len(self._prefixes) == 1:
             return self._records
         places = self._places()
@@ -81,8 +81,8 @@ class _Block:
         return [self._records[line] for line in sorted(range(len(place_of)), key=place_of.__getitem__)]
 
     def _places(self) -> Sequence[Any]:
-        """What to sort the prefixes by: how early each of their steps was met."""
-        # Short prompts are the many: their prefixes stand in that order as they are.
+        """Return the sort key of each prefix: when each of its steps was first seen."""
+        # Most prompts are short. Their prefixes are in that order already.
         if all(len(prefix) == 1 for prefix in self._prefixes):
             return range(len(self._prefixes))
         seen: dict[int, int] = {}
@@ -90,7 +90,7 @@ class _Block:
 
 
 class ShardWriter:
-    """Writes a work file block by block; the shards are cut at the end, when the number of lines is known."""
+    """Writes a work file block by block. Shards are divided at the end, when the number of lines is known."""
 
     def __init__(self, out: BinaryIO, limits: ShardLimits) -> None:
         self._out = out
@@ -110,11 +110,11 @@ class ShardWriter:
         self._buffered += size
 
     def finish(self) -> list[NewShard]:
-        """Make the work file durable; its shards, in the file's order."""
+        """Make the work file durable, and return its shards in the order of the file."""
         for model in list(self._open):
             self._close(model)
         self._out.flush()
-        os.fsync(self._out.fileno())
+        sync(self._out.fileno())
         return list(self._shards())
 
     def _make_room(self, model: str, size: int) -> None:
@@ -140,7 +140,7 @@ class ShardWriter:
         for model, lines in self._closed:
             for start, end in self._runs(first, first + lines):
                 pieces = -(-(end - start) // longest)
-                # Even pieces: a shard of one left-over line costs a lease like any other.
+                # The pieces are of even size: a shard of one left-over line would cost a whole lease.
                 cuts = [start + (end - start) * piece // pieces for piece in range(pieces + 1)]
                 for begin, stop in pairwise(cuts):
                     offset = self._bounds[begin]
@@ -149,9 +149,9 @@ class ShardWriter:
             first += lines
 
     def _runs(self, start: int, last: int) -> Iterator[tuple[int, int]]:
-        """As many lines at a time as the largest shard may have; one that is too large for any stands alone."""
+        """Yield ranges of as many lines as a shard may have. A line that is larger than any shard gets its own."""
         while start < last:
-            token_limit = bisect_right(self._bounds, self._bounds[start] + self._limits.max_bytes) - 1
-            end = min(last, start + self._limits.max_lines, max(token_limit, start + 1))
+            end_by_bytes = bisect_right(self._bounds, self._bounds[start] + self._limits.max_bytes) - 1
+            end = min(last, start + self._limits.max_lines, max(end_by_bytes, start + 1))
             yield start, end
             start = end

@@ -1,4 +1,7 @@
-"""Keep a chat within its model's limit of tokens (D6): as it is, cut at the end of its last user text, or refused."""
+"""Keeps a chat within the token limit of its model (D6).
+
+A chat that is too long is shortened at the end of its last user text, or refused, as the model's settings say.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +16,21 @@ from batchline.domain.replies import Reply
 from batchline.ports import Tokens
 
 _TEMPLATE_TOKENS = 1024
-"""More than a chat template adds of its own; any other token stands for at least a byte of the body."""
+"""More tokens than any chat template adds. Every other token stands for at least one byte of the body, so a body that
+is shorter than the limit by this much need not be counted."""
 
 
 class TokenLimit:
+    """Applies the token limits of models. ``tokens`` has the token counter of each upstream, by its name."""
+
     def __init__(self, *, tokens: Mapping[str, Tokens]) -> None:
-        """Who counts for each upstream, by its name."""
         self._tokens = tokens
 
     async def apply(self, body: bytes, model: Model, *, upstream: str) -> bytes | Failure | Reply:
-        """The chat to send. A reply is the upstream's own, which is in trouble."""
+        """Return the chat to send, or a Failure if it is too long.
+
+        A Reply is what the upstream answered in place of a token count.
+        """
         limit = model.max_tokens
         if limit is None or len(body) + _TEMPLATE_TOKENS <= limit:
             return body
@@ -32,29 +40,30 @@ class TokenLimit:
             return count
         if count <= limit:
             return body
-        cut = None if model.error_on_max_token else await _cut(body, limit, tokens)
-        return _too_long(count, limit) if cut is None else cut
+        shortened = None if model.error_on_max_token else await _shorten(body, limit, tokens)
+        return _too_long(count, limit) if shortened is None else shortened
 
 
-async def _cut(body: bytes, limit: int, tokens: Tokens) -> bytes | Reply | None:
-    """The chat with as much of its last user text as fits; None where not even the rest does.
+async def _shorten(body: bytes, limit: int, tokens: Tokens) -> bytes | Reply | None:
+    """Return the chat with as much of its last user text as fits, or None if it is too long even without that text.
 
-    What is returned was counted as it is: more text can be fewer tokens, so that nothing follows from its neighbours.
+    The returned chat itself was counted. A longer text can have fewer tokens, so the count of one length says nothing
+    certain about another.
     """
     text = _last_user_text(body)
     if text is None:
         return None
-    best, within_limit, exceeds = None, -1, len(text.whole)
-    while exceeds - within_limit > 1:
-        middle = (within_limit + exceeds) // 2
-        shorter = text.kept(middle)
+    best, fitting_length, exceeding_length = None, -1, len(text.whole)
+    while exceeding_length - fitting_length > 1:
+        middle = (fitting_length + exceeding_length) // 2
+        shorter = text.shortened(middle)
         count = await tokens.count(shorter)
         if not isinstance(count, int):
             return count
         if count <= limit:
-            best, within_limit = shorter, middle
+            best, fitting_length = shorter, middle
         else:
-            exceeds = middle
+            exceeding_length = middle
     return best
 
 
@@ -63,14 +72,14 @@ def _too_long(count: int, limit: int) -> Failure:
 
 
 class _Text:
-    """A text in its request, in which every other value keeps its bytes."""
+    """A text inside a request. Every other value of the request keeps its bytes."""
 
     def __init__(self, request: dict[str, Any], holder: dict[str, Any], field: str, whole: str) -> None:
         self._request, self._holder, self._field = request, holder, field
         self.whole = whole
 
-    def kept(self, length: int) -> bytes:
-        """The request with only so many characters of the text."""
+    def shortened(self, length: int) -> bytes:
+        """Return the request with only so many characters of the text."""
         self._holder[self._field] = self.whole[:length]
         return encode(self._request)
 

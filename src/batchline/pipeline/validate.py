@@ -1,6 +1,6 @@
-"""Validation of an input file: one streaming pass that checks every line and writes the batch's own work file.
+"""Validates an input file in one streaming pass that checks every line and writes the batch's own work file.
 
-Memory is bounded by a line, the open blocks of the work file and 40 bytes for each custom_id, whatever the file.
+Memory is bounded by one line, the open blocks of the work file and 40 bytes for each custom_id, however large the file.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from batchline.ports import Verdict
 _CHUNK_BYTES = 256 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANK = b" \t\r"
-_LONGEST_KEPT_ID = 40
+_MAX_PLAIN_ID_CHARACTERS = 40
 _DEFAULT_SHARDS = ShardLimits()
 
 
 class _Request(Struct, frozen=True, kw_only=True):
-    """A line as it was read; the defaults stand for what is missing or of the wrong type."""
+    """A line as it was read. The defaults stand for fields that are missing or have the wrong type."""
 
     custom_id: str = ""
     method: str = ""
@@ -42,13 +42,13 @@ _read_text = Decoder(str).decode
 
 
 class _Offence(Exception):
-    """What is wrong with a line, to be read after ``Line N``."""
+    """What is wrong with a line, as the text that follows ``Line N``."""
 
 
 def validate_file(
     *, source: Path, work: Path, endpoint: str, limits: InputLimits, shards: ShardLimits = _DEFAULT_SHARDS
 ) -> Verdict:
-    """Check ``source`` and write its lines to ``work``, which is durable, and means something, only without faults."""
+    """Check ``source`` and write its lines to ``work``, which is complete and durable only if there are no faults."""
     if source.stat().st_size > limits.max_bytes:
         return _refusal([InputFault(f"Input file exceeds maximum size of {limits.max_bytes} bytes")])
     with source.open("rb", buffering=_CHUNK_BYTES) as file, work.open("wb", buffering=_CHUNK_BYTES) as out:
@@ -56,7 +56,7 @@ def validate_file(
         check = _Check(limits, shard_writer)
         faults = list(islice(check.faults(_non_blank_lines(file, limits.max_line_bytes)), MAX_FAULTS))
         if not faults:
-            faults = _faults_of_the_whole(check, endpoint)
+            faults = _file_faults(check, endpoint)
         return _refusal(faults) if faults else Verdict(faults=[], shards=shard_writer.finish(), lines=check.lines)
 
 
@@ -65,9 +65,10 @@ def _refusal(faults: list[InputFault]) -> Verdict:
 
 
 def _non_blank_lines(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes | None]]:
-    """Physical lines by number; None for one that is too long, which is never held whole.
+    """Yield the physical lines that are not blank, with their numbers; None for a line that is too long.
 
-    Nearly all keep their ends, which are white space to a reader of JSON too.
+    A line that is too long is never held in memory as a whole. Nearly all lines keep their line ends, which are white
+    space to a JSON parser too.
     """
     if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
         file.seek(0)
@@ -91,7 +92,7 @@ def _without_end(piece: bytes) -> bytes:
 
 
 def _rest_is_blank(file: BinaryIO) -> bool:
-    """Skip to the end of a line."""
+    """Skip to the end of a line, and return whether the rest of it is blank."""
     blank = True
     while piece := file.readline(_CHUNK_BYTES):
         blank = blank and not piece.strip(_BLANK + b"\n")
@@ -101,17 +102,17 @@ def _rest_is_blank(file: BinaryIO) -> bool:
 
 
 class _Check:
-    """The rules for lines, and what they must remember from one line to the next."""
+    """The rules for lines, and what is remembered from one line to the next."""
 
     def __init__(self, limits: InputLimits, shard_writer: ShardWriter) -> None:
         self._limits = limits
-        self._cutter = shard_writer
+        self._shard_writer = shard_writer
         self._custom_ids: set[str | bytes] = set()
         self.lines = 0
         self.url: str | None = None
 
     def faults(self, lines: Iterator[tuple[int, bytes | None]]) -> Iterator[InputFault]:
-        """Hand good lines on to the work file; the others' faults, in the file's order."""
+        """Write valid lines to the work file, and yield the faults of the others in the order of the file."""
         intact = True
         for number, line in lines:
             if self.lines == self._limits.max_lines:
@@ -127,9 +128,9 @@ class _Check:
             self.lines += 1
 
     def _keep(self, request: _Request) -> None:
-        # Encoded anew from what was checked: of a repeated key, exactly the value that counted goes upstream.
+        # Encoded anew from what was checked: if a key is repeated, exactly the value that was checked goes upstream.
         record = encode_line(self.lines, json_text(request.custom_id), encode_json(request.body))
-        self._cutter.add(grouping_key(request.body), prompt_prefix(request.body), record)
+        self._shard_writer.add(grouping_key(request.body), prompt_prefix(request.body), record)
 
     def _checked(self, line: bytes | None) -> _Request:
         if line is None:
@@ -138,7 +139,7 @@ class _Check:
         if self.url is None:
             self._note_url(request.url)
         self._check_custom_id(request.custom_id)
-        # Not upper(), which makes an S of U+017F too.
+        # Not upper(), which turns U+017F into S too.
         if request.method.lower() != "post":
             raise _Offence('method must be "POST"')
         self._check_url(request.url)
@@ -146,18 +147,18 @@ class _Check:
         return request
 
     def _note_url(self, url: str | None) -> None:
-        # Where the first line is too broken to have an allowed url, the first line that has one speaks for the file:
-        # so the others are measured against something they can match.
+        # If the first line has no allowed url, the first line that has one decides for the file, so that the other
+        # lines are compared with something they can match.
         if url in self._limits.endpoints:
             self.url = url
 
     def _check_custom_id(self, custom_id: str) -> None:
         if not custom_id:
             raise _Offence("is missing custom_id")
-        kept = _kept_id(custom_id)
-        if kept in self._custom_ids:
+        remembered = _remembered_id(custom_id)
+        if remembered in self._custom_ids:
             raise _Offence(f"duplicates custom_id {_quoted(custom_id)}")
-        self._custom_ids.add(kept)
+        self._custom_ids.add(remembered)
 
     def _check_url(self, url: str | None) -> None:
         if url is None:
@@ -168,9 +169,9 @@ class _Check:
             raise _Offence(f"url {_quoted(url)} does not match the batch endpoint {_quoted(self.url or '')}")
 
 
-def _kept_id(custom_id: str) -> str | bytes:
-    """What stands for a custom_id among those that were used: a UUID is kept as it is, a megabyte as its digest."""
-    if len(custom_id) <= _LONGEST_KEPT_ID and custom_id.isascii():
+def _remembered_id(custom_id: str) -> str | bytes:
+    """Return what is remembered of a custom_id: a short one, such as a UUID, as it is; a longer one as its digest."""
+    if len(custom_id) <= _MAX_PLAIN_ID_CHARACTERS and custom_id.isascii():
         return custom_id
     return blake2b(custom_id.encode(), digest_size=16).digest()
 
@@ -182,7 +183,7 @@ def _check_body(body: dict[str, Raw]) -> None:
         raise _Offence("has stream=true; streaming is not supported in batch mode")
 
 
-def _faults_of_the_whole(check: _Check, endpoint: str) -> list[InputFault]:
+def _file_faults(check: _Check, endpoint: str) -> list[InputFault]:
     if check.url is None:
         return [InputFault("Input file contains no JSONL lines")]
     if check.url != endpoint:
@@ -194,11 +195,11 @@ def _faults_of_the_whole(check: _Check, endpoint: str) -> list[InputFault]:
 def _parse(line: bytes) -> _Request:
     try:
         if not line.isascii():
-            line.decode()  # the decoder looks at no UTF-8 inside Raw values
+            line.decode()  # The JSON decoder does not check the UTF-8 inside Raw values.
         try:
             return _read_request(line)
         except ValidationError:
-            # Some value has the wrong type, and what follows it was not read: it may still not be JSON at all.
+            # Some value has the wrong type. What follows it was not read, and may not be JSON at all.
             _read_any(line)
             return _read_loosely(line)
     except (DecodeError, UnicodeDecodeError, RecursionError):

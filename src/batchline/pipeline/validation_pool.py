@@ -1,6 +1,7 @@
-"""Validation in child processes: it holds the interpreter for most of a second, which the event loop cannot spare.
+"""Validates input files in child processes.
 
-A child imports this module too, so it asks for nothing that validation does not need.
+One file takes most of a second, for which the event loop would stand still.
+A child imports this module too, so it imports nothing that validation does not need.
 """
 
 import os
@@ -26,11 +27,11 @@ from batchline.ports import Verdict
 
 
 class ValidationDied(Exception):
-    """Two children in a row died over one input file."""
+    """Two child processes in a row died while they validated one input file."""
 
 
 class ValidationPool:
-    """A Validator whose children start when they are first needed."""
+    """A Validator with a fixed number of child processes, which start when they are first needed."""
 
     def __init__(self, count: int = 1) -> None:
         self._children = [_Child() for _ in range(count)]
@@ -38,24 +39,27 @@ class ValidationPool:
         self._free = Semaphore(count)
 
     async def validate(self, *, source: Path, work: Path, endpoint: str, limits: InputLimits) -> Verdict:
-        """Raises ObjectMissing without ``source``, ObjectsDown when the disk fails, ValidationDied."""
+        """Validate ``source`` and write its lines to ``work``.
+
+        Raises ObjectMissing if ``source`` does not exist, ObjectsDown if the disk fails, and ValidationDied.
+        """
         call = partial(_validate, source, work, endpoint, limits)
         async with self._free:
             child = self._idle.pop()
             try:
                 return msgpack.decode(await _run_twice(child, call), type=Verdict)
             except OSError as failure:
-                raise _explained(failure, source) from failure
+                raise _as_objects_error(failure, source) from failure
             finally:
                 self._idle.append(child)
 
     def close(self) -> None:
-        """End the children; one that is at work finishes its file first."""
+        """End the child processes. One that is busy finishes its file first."""
         for child in self._children:
             child.close()
 
 
-def _explained(failure: OSError, source: Path) -> ObjectMissing | ObjectsDown:
+def _as_objects_error(failure: OSError, source: Path) -> ObjectMissing | ObjectsDown:
     if isinstance(failure, FileNotFoundError) and failure.filename == str(source):
         return ObjectMissing(str(failure))
     return ObjectsDown(str(failure))
@@ -73,7 +77,7 @@ async def _run_twice(child: "_Child", call: Callable[[], bytes]) -> bytes:
 
 
 class _Child:
-    """One process, in a pool of its own: a file that kills it takes down no other file's validation."""
+    """One child process, in a pool of its own, so that a file that kills it does not end the validation of another."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
@@ -91,7 +95,7 @@ class _Child:
         try:
             return self._pool.submit(call)
         except BrokenProcessPool:
-            # It died before, over another file or over none: that costs this one none of its tries.
+            # It died earlier, over another file or while idle. That spends none of the two tries of this file.
             self._pool = _new_pool()
             return self._pool.submit(call)
 
@@ -102,8 +106,9 @@ def _new_pool() -> ProcessPoolExecutor:
 
 class _Process(SpawnProcess):
     def start(self) -> None:
-        # A spawned child runs the parent's main script again, for functions pickled from there. Ours come from here:
-        # without a script to find, the child is spared the imports of the whole service.
+        # A spawned child runs the parent's main script again, because pickled functions may be defined there. The
+        # functions for this child are defined in this module. With an empty main module the child does not import
+        # the whole service.
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
@@ -117,12 +122,12 @@ class _Context(SpawnContext):
 
 
 def _begin() -> None:
-    # A terminal sends Ctrl-C to the whole group; when children end is for the parent to say.
+    # A terminal sends Ctrl-C to the whole process group, but the parent decides when its children end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_leave_with_parent, daemon=True).start()
+    Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -130,5 +135,5 @@ def _leave_with_parent() -> None:
 
 
 def _validate(source: Path, work: Path, endpoint: str, limits: InputLimits) -> bytes:
-    # Thousands of shards cross the border as one string of bytes, not as thousands of pickled objects.
+    # Thousands of shards are returned as one bytes object and not as thousands of pickled ones.
     return msgpack.encode(validate_file(source=source, work=work, endpoint=endpoint, limits=limits))

@@ -275,7 +275,7 @@ def test_the_log_tells_of_the_pause_and_its_end(caplog: pytest.LogCaptureFixture
     bench.breaker.on_real_answer()
     bench.breaker.on_real_answer()
     assert [record.getMessage() for record in caplog.records] == [
-        "the upstream is gone; its lines wait",
-        "the upstream answers again",
+        "upstream unavailable, pausing dispatch",
+        "upstream available again, resuming dispatch",
     ]
     assert vars(caplog.records[0])["reason"] == "refused"

@@ -80,7 +80,7 @@ def test_in_a_project_the_earliest_deadline_is_first(tmp_path: Path) -> None:
             slack = await bench.batch(f"slack {n}" for n in range(400))
             await asyncio.sleep(5)
             owner = await bench.owner("alpha")
-            bench.engine.api_role.services.creator._window = 30
+            bench.engine.api_role.services.creator._window_seconds = 30
             urgent = await bench.batch(f"urgent {n}" for n in range(40))
             assert owner.project_id == urgent.project_id
             assert (await bench.ended(urgent)).completed == 40

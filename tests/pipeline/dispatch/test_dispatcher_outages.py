@@ -249,7 +249,7 @@ def test_a_cancel_that_meets_a_claim_starts_nothing(tmp_path: Path, which: int) 
 def test_a_shard_that_ends_while_leases_are_renewed_is_not_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D5: whoever reads that leases were lost looks for a process that took them."""
+    """D5: whoever reads that leases lost looks for a process that took them."""
     with closing(Bench(tmp_path, latency=0.01, lease_seconds=1, max_concurrency=8)) as bench:
 
         async def slowly(*_: object, **__: object) -> None:
@@ -261,4 +261,4 @@ def test_a_shard_that_ends_while_leases_are_renewed_is_not_lost(
             await bench.ended(await bench.batch(f"line {n}" for n in range(3000)))
 
         bench.play(scene())
-    assert "leases were lost" not in caplog.text
+    assert "leases lost" not in caplog.text

@@ -20,6 +20,8 @@ _Attempt = asyncio.Future[Reply] | asyncio.Future[Reply | Failure]
 
 
 class Attempts:
+    """The attempts of one dispatcher that are in progress or whose outcomes were not collected yet."""
+
     def __init__(
         self, upstream: Upstream, *, name: str, token_limit: TokenLimit, clock: Clock, group: asyncio.TaskGroup
     ) -> None:
@@ -45,8 +47,8 @@ class Attempts:
         else:
             self._any_ended.clear()
             await self._any_ended.wait()
-        over = [self._ended_attempts.popleft() for _ in range(min(len(self._ended_attempts), _MAX_GROUP))]
-        return [_outcome(self._in_progress.pop(attempt), attempt) for attempt in over]
+        ended = [self._ended_attempts.popleft() for _ in range(min(len(self._ended_attempts), _MAX_GROUP))]
+        return [_outcome(self._in_progress.pop(attempt), attempt) for attempt in ended]
 
     def cancel(self) -> None:
         for attempt in self._in_progress:

@@ -18,20 +18,22 @@ from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_ANSWERS = 16
-_LINES = 4
+_ANSWERS_TO_PAUSE = 16
+_LINES_TO_PAUSE = 4
 _FIRST_PROBE_SECONDS = 2.0
 _LONGEST_PROBE_SECONDS = 15.0
 
 
 class CircuitBreaker:
+    """The availability of one upstream, and when to probe it. Longer than ``patience_seconds`` no pause lasts."""
+
     def __init__(
         self, upstream: str, *, clock: Clock, random: Random, patience_seconds: float, metrics: Metrics
     ) -> None:
         self._upstream = upstream
         self._clock, self._random, self._metrics = clock, random, metrics
         self._patience_seconds = patience_seconds
-        self._recent: deque[Hashable] = deque(maxlen=_ANSWERS)
+        self._recent: deque[Hashable] = deque(maxlen=_ANSWERS_TO_PAUSE)
         self.paused = False
         self._paused_at = 0.0
         self._since = 0
@@ -58,7 +60,7 @@ class CircuitBreaker:
         if self._crashed and throttled:
             self._end_pause()
         self._recent.append(line)
-        if len(self._recent) == _ANSWERS and len(set(self._recent)) >= _LINES:
+        if len(self._recent) == _ANSWERS_TO_PAUSE and len(set(self._recent)) >= _LINES_TO_PAUSE:
             self._pause(reason)
             self._crashed = False
 
@@ -103,7 +105,7 @@ class CircuitBreaker:
 
     @property
     def seconds_to_probe(self) -> float:
-        """While paused: how long until the next probe is due."""
+        """The time until the next probe is due, while paused."""
         return max(0.0, self._next_probe - self._clock.steady())
 
     def begin_probe(self) -> None:

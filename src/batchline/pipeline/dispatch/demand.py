@@ -21,7 +21,7 @@ _ALL_PROJECTS = ""
 
 
 class Demand:
-    """``on_demand`` is called when something that was not wanted before is wanted now."""
+    """The demand of one dispatcher. ``on_demand`` is called when something is wanted now that was not wanted before."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from batchline.domain.chat import CHAT, addressed, check_request
+from batchline.domain.chat import check_request, with_upstream_name
 from batchline.domain.fleet import UpstreamLoad
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
@@ -359,7 +359,7 @@ class Dispatcher:
             if not self._completer.end_if_stopped(job):
                 self._completer.complete(job, checked)
             return
-        job.model, job.body = checked, addressed(job.body, checked)
+        job.model, job.body = checked, with_upstream_name(job.body, checked)
         job.within_limit = checked.max_tokens is None or job.batch.endpoint != CHAT
         self._make_ready(job)
 

@@ -12,14 +12,16 @@ from batchline.ports import Clock
 
 _QUICK_SECONDS = 0.5
 """A slot with answers quicker than this is free again soon enough for any project."""
-_SHORTEST_SECONDS = 0.001
+_MIN_LATENCY_SECONDS = 0.001
 _FEW_SLOTS = 8
+"""With fewer slots than this none is left free for other projects."""
 _LATENCY_SMOOTHING = 0.1
+"""The weight of the newest latency in the typical one."""
 _OVERLOADS = frozenset({"http_502", "http_503", "http_504", FaultKind.TIMEOUT})
 
 
 class InFlight:
-    """``count_sync_calls`` returns how many slots are taken by synchronous calls."""
+    """The jobs in flight. ``count_sync_calls`` returns how many slots are taken by synchronous calls."""
 
     def __init__(self, limiter: Limiter, *, clock: Clock, count_sync_calls: Callable[[], int]) -> None:
         self._limiter, self._clock = limiter, clock
@@ -54,12 +56,14 @@ class InFlight:
 
     def expected_ends(self, seconds: float) -> int:
         """Return how many will end in that time, by how long they took lately."""
-        return int(self._limiter.limit * seconds / max(self._typical_seconds, _SHORTEST_SECONDS))
+        return int(self._limiter.limit * seconds / max(self._typical_seconds, _MIN_LATENCY_SECONDS))
 
     @property
     def project_limit(self) -> int:
-        """Slots that one project may take. While answers are slow it leaves one slot free, so that lines that hang do
-        not keep another project's from starting."""
+        """How many slots one project may take.
+
+        While answers are slow one slot stays free, so that lines that hang do not keep another project's from starting.
+        """
         slow = self._typical_seconds > _QUICK_SECONDS and self._limiter.limit >= _FEW_SLOTS
         return self._limiter.most - slow
 

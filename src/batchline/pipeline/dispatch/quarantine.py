@@ -19,6 +19,8 @@ other lines wait longer."""
 
 
 class Quarantine:
+    """The jobs that may have crashed the upstream, and the window in which breaks are counted as one event."""
+
     def __init__(self) -> None:
         self._groups: deque[deque[Job]] = deque()
         self._group: deque[Job] = deque()
@@ -37,8 +39,10 @@ class Quarantine:
 
     @property
     def crash_seen(self) -> bool:
-        """Whether at least half of what was in flight at the first break has broken. Then nothing may start. Lines sent
-        later do not count, or a fast upstream that drops one in a hundred would look like a crash."""
+        """Whether at least half of what was in flight at the first break has broken. Then nothing may start.
+
+        Lines sent later do not count, or a fast upstream that drops one in a hundred would look like a crash.
+        """
         return len(self._broken) > 1 and 2 * len(self._broken) >= len(self._at_risk)
 
     def note_break(self, job: Job, *, beside: Collection[Job]) -> bool:

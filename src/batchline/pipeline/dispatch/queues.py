@@ -108,7 +108,7 @@ class _Queue:
 
 
 class RetryQueue:
-    """Jobs that wait for their next attempt, which holds no slot."""
+    """Jobs that wait for their next attempt. They take no slot."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Job]] = []

@@ -1,4 +1,4 @@
-"""How many requests an upstream gets at once, and how fast: found out from its answers, with nothing to set."""
+"""Finds how many requests an upstream gets at once, and how fast, from its answers and without any setting."""
 
 from batchline.pipeline.dispatch.limiter.limiter import Limiter, Sign
 from batchline.pipeline.dispatch.limiter.throughput import Start

@@ -1,6 +1,6 @@
-"""How many requests in flight an upstream is worth: as many as raise its answers a second.
+"""Finds how many requests to keep in flight to an upstream: as many as raise its answers per second.
 
-Most servers queue without a word, so that the point where more in flight only wait is found by trying.
+Most servers queue requests silently, so the point from which more in flight only wait is found by trying.
 
 ::
 
@@ -19,61 +19,69 @@ from msgspec import structs
 
 from batchline.pipeline.dispatch.limiter.throughput import Measure, Window, gain, mean, spread
 
-_FIRST = 16
-_PAYS_EAGER, _PAYS, _PAYS_WELL = 0.5, 0.35, 0.7
-"""What share of a stride must show in the rate: for another one, of the first ramp and of later ones, and for a
-longer one."""
-_ROOM = 1.05
-"""Above the point where queueing seems to begin: too few lose answers, too many only wait."""
-_PROBE, _STRIDE, _STRIDE_BACK = 1.125, 1.2, 0.67
-_LONGEST_STRIDE, _LONGEST_EAGER_STRIDE = 1.5, 2.0
-_SHORTEST_REST, _LONGEST_REST, _REST_AT_CAP = 2.0, 10.0, 20.0
-"""Seconds between probes."""
-_CUT, _RECOVERED = 0.6, 0.875
-_FAR, _FAR_IN_NOISE = 0.3, 5.0
-"""What is no longer the usual rate: as a logarithm, and in standard errors."""
+_FIRST_LIMIT = 16
+_MIN_PAY_FIRST_RAMP, _MIN_PAY, _MIN_PAY_TO_LENGTHEN = 0.5, 0.35, 0.7
+"""The part of a stride that must show in the rate: for another stride of the first ramp, for another stride of a later
+one, and for a longer stride."""
+_ABOVE_KNEE = 1.05
+"""How far above the point where queueing seems to begin the limit is held: too few in flight lose answers, too many
+only wait."""
+_PROBE_FACTOR, _STRIDE_FACTOR, _STRIDE_DOWN_FACTOR = 1.125, 1.2, 0.67
+_MAX_STRIDE_FACTOR, _MAX_FIRST_STRIDE_FACTOR = 1.5, 2.0
+_MIN_REST_SECONDS, _MAX_REST_SECONDS, _REST_AT_CAP_SECONDS = 2.0, 10.0, 20.0
+"""The time between two probes."""
+_OVERLOAD_FACTOR, _RECOVERY_FACTOR = 0.6, 0.875
+"""What an overload leaves of the limit, and the part of the former level at which recovery ends."""
+_MIN_JUMP, _MIN_JUMP_STANDARD_ERRORS = 0.3, 5.0
+"""How far from the usual rate a measurement must be to count as a jump: as a logarithm, and in standard errors."""
 _STALE_SECONDS = 30.0
-_PRECISION = 0.025
-"""The standard error of a rate that is aimed at."""
-_QUICK_DESCENT = 3
+"""The age at which the base of a ramp is no longer compared with."""
+_TARGET_STANDARD_ERROR = 0.025
+"""The standard error of a rate for which enough answers are awaited."""
+_DESCENTS_BEFORE_RAMP = 3
 """Steps down in a row after which strides are taken."""
 
 
 class ConcurrencyLimit:
+    """The limit on requests in flight, and the search for it."""
+
     def __init__(self, *, cap: int) -> None:
         self._cap = cap
-        self.limit = self._level = min(_FIRST, cap)
+        self.limit = self._level = min(_FIRST_LIMIT, cap)
         self._former = 0
-        """The level before an overload."""
+        """The level before an overload, which recovery aims at."""
         self._step: Callable[[Measure], None] = self._ramp
         self._eager = True
-        """At first there is nothing to lose, and every second counts."""
+        """Whether measurements are short and strides long, because at first there is nothing to lose."""
         self._factor = 2.0
         self._base: Measure | None = None
         self._doubted, self._strode = False, False
         self._fell = False
-        """Whether to look below when nothing is to be had above."""
+        """Whether to try fewer in flight if more do not pay, since the rate has fallen."""
         self._noise, self._evidence = Noise(), Evidence()
         self._usual: float | None = None
         self._far = 0
         self._before: Measure | None = None
         self._probing, self._upward = False, False
         self._descents = 0
-        self._rest, self._probe_at = _SHORTEST_REST, 0.0
+        self._rest, self._probe_at = _MIN_REST_SECONDS, 0.0
 
     @property
     def window(self) -> Window:
-        """What to measure next."""
+        """The window of the next measurement."""
         if self._eager:
             return Window(round=self.limit, rounds=ceil(4 / self.limit) * (1 + self._doubted), settle=False)
         rounds = max(3, ceil(16 / self.limit))
-        return Window(round=self.limit, rounds=rounds, seconds=0.5, precise=self._noise.variance / _PRECISION**2)
+        return Window(
+            round=self.limit, rounds=rounds, seconds=0.5, precise=self._noise.variance / _TARGET_STANDARD_ERROR**2
+        )
 
     def measured(self, measure: Measure) -> None:
+        """Take the next step, by a complete measurement."""
         self._step(measure)
 
     def disturbed(self, now: float) -> None:
-        """There was too little to do, or something else that made the measure worthless."""
+        """Ignore a measurement that says nothing, because there was too little to do or too much was refused."""
         if self._probing:
             self.limit, self._before = self._level, None
             self._step, self._probing = self._hold, False
@@ -81,30 +89,31 @@ class ConcurrencyLimit:
             self._base = None
 
     def set_cap(self, cap: int) -> None:
-        """Change the cap. What was held back by the former one climbs again."""
+        """Set the cap. A limit that was held back by the former cap is searched for again."""
         was_at_cap, self._cap = max(self.limit, self._level) >= self._cap, cap
         if self._level > cap:
             self.limit = self._level = cap
         elif was_at_cap:
-            self.limit = self._level = max(self.limit, min(_FIRST, cap))
+            self.limit = self._level = max(self.limit, min(_FIRST_LIMIT, cap))
             self._eager, self._factor, self._base = True, 2.0, None
             self._doubted = self._probing = self._fell = False
             self._step = self._ramp
         self.limit = min(self.limit, cap)
 
     def overloaded(self) -> None:
+        """Reduce the limit at once, and recover step by step to near the level before."""
         self._former = max(self._former, self._level)
-        self.limit = max(1, int(self.limit * _CUT))
+        self.limit = max(1, int(self.limit * _OVERLOAD_FACTOR))
         self._eager, self._doubted, self._probing, self._base = True, False, False, None
         self._step = self._recover
 
     def refused(self, level: int, now: float) -> None:
-        """So many at once were refused, though never fewer."""
+        """Hold below a level: so many in flight were refused, and fewer never were."""
         self._settle(level - 1, now)
-        self._rest_from(now, _LONGEST_REST)
+        self._rest_from(now, _MAX_REST_SECONDS)
 
     def _recover(self, measure: Measure) -> None:
-        goal = max(1, int(self._former * _RECOVERED))
+        goal = max(1, int(self._former * _RECOVERY_FACTOR))
         self.limit = min(goal, 2 * self.limit)
         if self.limit == goal:
             self._settle(goal, measure.at)
@@ -122,7 +131,7 @@ class ConcurrencyLimit:
             self._doubted = False
             self._base = self._as_base(measure)
             self._level, self._strode, self._fell = self.limit, True, False
-            if not WORTH < pays < _PAYS_WELL:
+            if not WORTH < pays < _MIN_PAY_TO_LENGTHEN:
                 self._lengthen()
             self._stride(measure.at)
         elif not self._doubted:
@@ -131,8 +140,11 @@ class ConcurrencyLimit:
             self._end_ramp(small, large)
 
     def _as_base(self, measure: Measure) -> Measure:
-        """In the first round after a stride most answers are still to come. As long as nothing queues, latency tells
-        what rate they will have."""
+        """Return a measurement to compare the next one with.
+
+        In the first round after a stride most answers are still to come. As long as nothing queues, the latency shows
+        what rate they will have.
+        """
         if not self._eager:
             return measure
         return structs.replace(measure, rate=measure.load / measure.latency)
@@ -141,11 +153,11 @@ class ConcurrencyLimit:
     def _least_pay(self) -> float:
         if self._factor < 1:
             return WORTH
-        return _PAYS_EAGER if self._eager else _PAYS
+        return _MIN_PAY_FIRST_RAMP if self._eager else _MIN_PAY
 
     def _lengthen(self) -> None:
-        longest = _LONGEST_EAGER_STRIDE if self._eager else _LONGEST_STRIDE
-        self._factor = min(longest, max(_STRIDE_BACK, 1 + 2 * (self._factor - 1)))
+        longest = _MAX_FIRST_STRIDE_FACTOR if self._eager else _MAX_STRIDE_FACTOR
+        self._factor = min(longest, max(_STRIDE_DOWN_FACTOR, 1 + 2 * (self._factor - 1)))
 
     def _stride(self, now: float) -> None:
         target = round(self.limit * self._factor)
@@ -153,20 +165,20 @@ class ConcurrencyLimit:
         target = min(self._cap, max(1, target))
         if target == self.limit:
             self._settle(target, now)
-            # It paid all the way, so that going back is the last thing to try.
-            self._rest_from(now, _REST_AT_CAP)
+            # More paid all the way up to the cap, so the next try of fewer can wait for long.
+            self._rest_from(now, _REST_AT_CAP_SECONDS)
         else:
             self.limit = target
 
     def _end_ramp(self, small: Measure, large: Measure) -> None:
         eager, upward, fell, strode = self._eager, self._factor > 1, self._fell, self._strode
-        knee = small.load * large.rate / small.rate * _ROOM
+        knee = small.load * large.rate / small.rate * _ABOVE_KNEE
         self._settle(round(min(max(knee, small.load), large.load)), max(small.at, large.at))
         if eager:
-            # Short measures were good enough to come near. Now look closely, and below if nothing ever paid.
-            self._factor, self._step, self._fell = _STRIDE, self._ramp, not strode
+            # Short measurements were good enough to come near. Now measure precisely, and try fewer if no stride paid.
+            self._factor, self._step, self._fell = _STRIDE_FACTOR, self._ramp, not strode
         elif fell and upward:
-            self._begin_ramp(large, _STRIDE_BACK)
+            self._begin_ramp(large, _STRIDE_DOWN_FACTOR)
 
     def _settle(self, level: int, now: float) -> None:
         self.limit = self._level = min(self._cap, max(1, level))
@@ -175,7 +187,7 @@ class ConcurrencyLimit:
         self._base = self._before = None
         self._usual, self._far = None, 0
         self._evidence = Evidence()
-        self._rest_from(now, _SHORTEST_REST)
+        self._rest_from(now, _MIN_REST_SECONDS)
         self._step = self._hold
 
     def _rest_from(self, now: float, seconds: float) -> None:
@@ -192,7 +204,10 @@ class ConcurrencyLimit:
             self._begin_probe(measure)
 
     def _is_far(self, measure: Measure) -> bool:
-        """Once may be a pause of the upstream. Twice, it is not what it was."""
+        """Return whether a rate is far from the usual one, and search again after the second in a row.
+
+        One may be a pause of the upstream. After two its capacity has changed.
+        """
         rate = log(measure.rate)
         if self._usual is None:
             self._usual = rate
@@ -204,13 +219,13 @@ class ConcurrencyLimit:
             return False
         self._far += 1
         if self._far > 1:
-            # Fewer answers may mean that fewer are served at once, or that each takes longer and more are needed.
-            self._begin_ramp(measure, _STRIDE)
+            # Fewer answers mean that fewer are served at once, or that each takes longer and more in flight are needed.
+            self._begin_ramp(measure, _STRIDE_FACTOR)
             self._fell = apart < 0
         return True
 
     def _far_from(self, measure: Measure) -> float:
-        return max(_FAR, _FAR_IN_NOISE * sqrt(self._noise.variance / measure.answers))
+        return max(_MIN_JUMP, _MIN_JUMP_STANDARD_ERRORS * sqrt(self._noise.variance / measure.answers))
 
     def _begin_ramp(self, base: Measure, factor: float) -> None:
         self._base, self._doubted, self._factor, self._strode = base, False, factor, True
@@ -228,8 +243,8 @@ class ConcurrencyLimit:
     @property
     def _next_level(self) -> int:
         if self._upward:
-            return max(self._level + 1, round(self._level * _PROBE))
-        return min(self._level - 1, round(self._level / _PROBE))
+            return max(self._level + 1, round(self._level * _PROBE_FACTOR))
+        return min(self._level - 1, round(self._level / _PROBE_FACTOR))
 
     def _probe(self, before: Measure, probed: Measure) -> None:
         self.limit = self._level
@@ -252,16 +267,16 @@ class ConcurrencyLimit:
             self._move(usual)
         elif self._evidence.unlikely:
             self._descents = 0
-            self._rest_from(usual.at, min(_LONGEST_REST, 2 * self._rest))
+            self._rest_from(usual.at, min(_MAX_REST_SECONDS, 2 * self._rest))
             self._turn()
 
     def _move(self, usual: Measure) -> None:
         self._descents = 0 if self._upward else self._descents + 1
         self._evidence = Evidence()
         if self._upward:
-            self._begin_ramp(usual, _STRIDE)
-        elif self._descents >= _QUICK_DESCENT:
-            self._begin_ramp(usual, 1 / _STRIDE)
+            self._begin_ramp(usual, _STRIDE_FACTOR)
+        elif self._descents >= _DESCENTS_BEFORE_RAMP:
+            self._begin_ramp(usual, 1 / _STRIDE_FACTOR)
         else:
             self._settle(self._next_level, usual.at)
 
@@ -271,36 +286,39 @@ class ConcurrencyLimit:
 
 
 WORTH = 0.25
-"""A level is worth ``rate / load ** WORTH``: a tenth more in flight must bring a fortieth more answers."""
+"""A level is worth ``rate / load ** WORTH``: 10 % more in flight must bring 2.5 % more answers."""
 
-_SURE, _UNLIKELY = 3.0, 1.0
-"""Standard errors for a move, and against one: a needless move costs more than another look."""
-_MOST_PROBES = 12
-_LEAST_NOISE, _FIRST_NOISE = 0.02, 0.5
-_LEARNING, _LARGEST_SURPRISE = 0.15, 9.0
+_SURE_STANDARD_ERRORS, _UNLIKELY_STANDARD_ERRORS = 3.0, 1.0
+"""The evidence needed for a move, and against one: a needless move costs more than another probe."""
+_MAX_PROBES = 12
+_MIN_VARIANCE, _FIRST_VARIANCE = 0.02, 0.5
+_MIN_SAMPLE_WEIGHT, _MAX_SAMPLE_FACTOR = 0.15, 9.0
+"""The least weight of a new sample in the variance, and how many times the variance it may be at most."""
 
 
 class Noise:
-    """Variance of the logarithm of a rate, times the answers it was measured by."""
+    """The variance of the logarithm of a rate, times the number of answers it was measured by."""
 
     def __init__(self) -> None:
-        self.variance = _FIRST_NOISE
+        self.variance = _FIRST_VARIANCE
         self._samples = 1
 
     def learn(self, one: Measure, other: Measure) -> None:
-        """Two measures of the same load."""
+        """Update the variance by two measurements of the same load."""
         sample = gain(one, other) ** 2 / (1 / one.answers + 1 / other.answers)
-        # A jump is the upstream's, not noise, and must not hide the next one.
-        sample = min(sample, _LARGEST_SURPRISE * max(self.variance, _LEAST_NOISE))
+        # A jump is a change of the upstream and not noise. It must not hide the next one.
+        sample = min(sample, _MAX_SAMPLE_FACTOR * max(self.variance, _MIN_VARIANCE))
         self._samples += 1
-        self.variance += max(_LEARNING, 1 / self._samples) * (sample - self.variance)
+        self.variance += max(_MIN_SAMPLE_WEIGHT, 1 / self._samples) * (sample - self.variance)
 
     def between(self, one: Measure, other: Measure) -> float:
-        """Variance of the gain from one to the other."""
-        return max(self.variance, _LEAST_NOISE) * (1 / one.answers + 1 / other.answers)
+        """Return the variance of the gain from one measurement to the other."""
+        return max(self.variance, _MIN_VARIANCE) * (1 / one.answers + 1 / other.answers)
 
 
 class Evidence:
+    """What the probes of one direction have shown so far."""
+
     def __init__(self) -> None:
         self._sum = self._variance = 0.0
         self._probes = 0
@@ -312,9 +330,10 @@ class Evidence:
 
     @property
     def sure(self) -> bool:
-        """The probed level is worth more."""
-        return self._sum > _SURE * sqrt(self._variance)
+        """Whether the probed level is worth more beyond doubt."""
+        return self._sum > _SURE_STANDARD_ERRORS * sqrt(self._variance)
 
     @property
     def unlikely(self) -> bool:
-        return self._sum < -_UNLIKELY * sqrt(self._variance) or self._probes >= _MOST_PROBES
+        """Whether the probed level is probably not worth more, or was probed often enough."""
+        return self._sum < -_UNLIKELY_STANDARD_ERRORS * sqrt(self._variance) or self._probes >= _MAX_PROBES

@@ -1,11 +1,11 @@
-"""How fast requests may start, where an upstream refuses by rate.
+"""Finds how fast requests may start, if an upstream refuses by rate.
 
-Nothing is held back until the first refusal. From then on starts are spaced evenly. A refusal takes the rate down a
-little and opens a *trial*: of the starts that follow, the share that is refused tells by how much it is still too
-high. Between refusals the rate grows, slowly at first and faster the longer nothing is refused.
+Nothing is held back until the first refusal. From then on starts are spaced evenly. A refusal lowers the rate a little
+and begins a *trial*: the part of the following starts that is refused shows by how much the rate is still too high.
+Between refusals the rate grows, slowly at first and faster the longer nothing is refused.
 
-Some upstreams refuse now and then whatever the rate. So when few were refused the new rate is *checked*: if that did
-not help, the rate is what it was before, and as many refusals are put up with.
+Some upstreams refuse now and then at any rate. So if few were refused, the new rate is *checked*: if it did not help,
+the rate from before is restored, and as many refusals are tolerated.
 
 ::
 
@@ -16,32 +16,33 @@ not help, the rate is what it was before, and as many refusals are put up with.
 
 from math import inf, sqrt
 
-_LEAST_TRIAL, _MOST_TRIAL, _TRIAL_SECONDS = 8, 24, 0.5
-_STEP_BACK = 0.94
-_BELOW = 0.97
-"""Of the rate that was accepted."""
-_DEEPEST_CUT = 0.25
-_GUESS, _ROUGH = 0.4, 0.75
-"""When less than such a share was accepted, the new rate is a guess, or a rough estimate."""
-_SEARCHING, _SEEKING, _SLOW, _FAST = 0.2, 0.03, 0.005, 0.1
-"""Growth a second: after a guess, after a rough estimate, after a good one, and after a long time."""
-_PATIENCE = 15.0
-"""Seconds without a refusal after which growth doubles."""
-_LATE = 0.02
-"""Seconds of starts that are caught up with when nobody asked in time."""
-_LEAST_RATE = 1.0
-"""Of an upstream that refuses everything: its lines must come to an end all the same."""
-_SHORTEST_SPAN = 0.1
-_CHECK, _CHECK_SECONDS, _LEAST_CHECK = 100, 5.0, 30
-_HELPED = 0.3
-"""A slower rate helped when less than such a share of the refusals is left."""
-_FEW = 3
-_LATELY, _SLOWLY = 1 / 40, 1 / 1000
-"""Weights of one more end in the share that was refused lately, and of that share in what is put up with."""
+_MIN_TRIAL_STARTS, _MAX_TRIAL_STARTS, _TRIAL_SECONDS = 8, 24, 0.5
+_FIRST_CUT_FACTOR = 0.94
+"""What a refusal leaves of the rate during its trial."""
+_ACCEPTED_FACTOR = 0.97
+"""The part of the accepted rate that is used."""
+_MAX_CUT_FACTOR = 0.25
+_GUESS_BELOW, _ROUGH_BELOW = 0.4, 0.75
+"""If less than this part of a trial was accepted, the new rate is a guess, or a rough estimate."""
+_GROWTH_AFTER_GUESS, _GROWTH_AFTER_ROUGH, _SLOW_GROWTH, _FAST_GROWTH = 0.2, 0.03, 0.005, 0.1
+"""Growth per second: after a guess, after a rough estimate, after a good one, and after a long time."""
+_SECONDS_TO_DOUBLE_GROWTH = 15.0
+"""The time without a refusal after which growth doubles."""
+_CATCH_UP_SECONDS = 0.02
+"""The time whose starts are made up for if no start was asked for when it was due."""
+_MIN_RATE = 1.0
+"""The rate for an upstream that refuses everything: its lines must end even then."""
+_MIN_SPAN_SECONDS = 0.1
+_MAX_CHECK_STARTS, _CHECK_SECONDS, _MIN_CHECK_STARTS = 100, 5.0, 30
+_HELPED_BELOW = 0.3
+"""A slower rate helped if less than this part of the refusals is left."""
+_MIN_CHECK_REFUSALS = 3
+_RECENT_WEIGHT, _BACKGROUND_WEIGHT = 1 / 40, 1 / 1000
+"""The weight of one end in the recent refusals, and of the recent refusals in those that are tolerated."""
 
 
 class Trial:
-    """Starts that are watched; over when the refused ones among them have had the time to come back."""
+    """Starts that are counted. It ends when the refused ones among them have had the time to end."""
 
     def __init__(self, *, size: int, since: float, seconds: float) -> None:
         self._size, self._since, self.seconds = size, since, seconds
@@ -75,11 +76,13 @@ class Trial:
 
 
 class RateLimit:
+    """The limit on starts per second, and the search for it."""
+
     def __init__(self) -> None:
         self.rate: float | None = None
-        """Starts a second; None while nothing is held back."""
+        """Starts per second; None while nothing is held back."""
         self._known: float | None = None
-        """The rate that was accepted when it was last found out."""
+        """The rate that was accepted at the end of the last trial."""
         self._due = self._last_start = 0.0
         self._growth, self._faster_at = 0.0, 0.0
         self._counted = self._counted_before = 0
@@ -88,23 +91,23 @@ class RateLimit:
         self._checking = False
         self._before: float | None = None
         """The rate before the trial."""
-        self._deaf_until = 0.0
-        self.lately = self._lately_before = 0.0
-        """The share that was refused of the last ends; nothing needs to be heard of answers while there is none."""
+        self._ignore_starts_before = 0.0
+        self.recent_refusals = self._recent_refusals_before = 0.0
+        """The part of the recent ends that was refused. While it is 0, answers need not be reported."""
         self.background = 0.0
-        """The share that is refused whatever the rate."""
+        """The part that is refused at any rate, and tolerated."""
 
     @property
     def careful(self) -> bool:
-        """Whether it is about right, and grows slowly."""
-        return self.rate is not None and self._growth <= 2 * _SLOW
+        """Whether the rate is about right, and grows slowly."""
+        return self.rate is not None and self._growth <= 2 * _SLOW_GROWTH
 
     def wait(self, now: float) -> float:
-        """Seconds until the next one may start."""
+        """Return the seconds until the next one may start."""
         return self._due - now if self._due > now else 0.0
 
     def started(self, now: float, count: int) -> None:
-        """So many at once, which is one wherever they are spaced."""
+        """Report so many starts at once. It is one at a time while starts are spaced."""
         if now - self._counted_from > 1:
             self._counted_before, self._before_from = self._counted, self._counted_from
             self._counted, self._counted_from = 0, now
@@ -117,25 +120,28 @@ class RateLimit:
             self._space(now, self.rate)
 
     def accepted(self) -> None:
-        self.lately -= _LATELY * self.lately
-        self.background = min(self.background, self.background + _SLOWLY * (self.lately - self.background))
+        """Report an end that was no refusal."""
+        self.recent_refusals -= _RECENT_WEIGHT * self.recent_refusals
+        self.background = min(
+            self.background, self.background + _BACKGROUND_WEIGHT * (self.recent_refusals - self.background)
+        )
 
     def refused(self, *, started: float, now: float) -> None:
-        self.lately += _LATELY * (1 - self.lately)
+        self.recent_refusals += _RECENT_WEIGHT * (1 - self.recent_refusals)
         if self._trial is not None:
             self._trial.refused(started, now)
             self._review(self._trial, now)
-        elif started >= self._deaf_until and self.lately > self._tolerated:
+        elif started >= self._ignore_starts_before and self.recent_refusals > self._tolerated:
             self._begin_trial(seconds=now - started, now=now)
 
     @property
     def _tolerated(self) -> float:
-        return self.background + 2 * sqrt(_LATELY * self.background)
+        return self.background + 2 * sqrt(_RECENT_WEIGHT * self.background)
 
     def _review(self, trial: Trial, now: float) -> None:
         if self.rate is None or now < trial.over_at:
             return
-        self._trial, self._deaf_until = None, now
+        self._trial, self._ignore_starts_before = None, now
         if self._checking:
             self._end_check(trial)
         else:
@@ -144,41 +150,48 @@ class RateLimit:
     def _end_check(self, trial: Trial) -> None:
         self._checking = False
         share = 1 - trial.accepted
-        if trial.refusals >= _FEW and share > _HELPED * self._lately_before:
+        if trial.refusals >= _MIN_CHECK_REFUSALS and share > _HELPED_BELOW * self._recent_refusals_before:
             self.rate, self.background = self._before, share
-            self._growth = _SEARCHING
+            self._growth = _GROWTH_AFTER_GUESS
             self._due = self._last_start if self.rate is None else self._last_start + 1 / self.rate
         else:
             self.background = 0.0
 
     def _end_trial(self, trial: Trial, rate: float, now: float) -> None:
         accepted = trial.accepted
-        self._known = None if accepted < _GUESS else rate * accepted
-        self._growth = _SEARCHING if accepted < _GUESS else _SEEKING if accepted < _ROUGH else _SLOW
-        self._faster_at = now + _PATIENCE
+        self._known = None if accepted < _GUESS_BELOW else rate * accepted
+        self._growth = (
+            _GROWTH_AFTER_GUESS
+            if accepted < _GUESS_BELOW
+            else _GROWTH_AFTER_ROUGH
+            if accepted < _ROUGH_BELOW
+            else _SLOW_GROWTH
+        )
+        self._faster_at = now + _SECONDS_TO_DOUBLE_GROWTH
         if accepted < 1:
-            self.rate = rate = max(_LEAST_RATE, rate * max(_DEEPEST_CUT, accepted) * _BELOW)
+            self.rate = rate = max(_MIN_RATE, rate * max(_MAX_CUT_FACTOR, accepted) * _ACCEPTED_FACTOR)
         self._due = self._last_start + 1 / rate
-        if accepted >= _ROUGH:
-            self._checking, self._lately_before = True, max(self.lately, 1 - accepted)
-            size = int(max(_LEAST_CHECK, min(_CHECK, rate * _CHECK_SECONDS)))
+        if accepted >= _ROUGH_BELOW:
+            self._checking, self._recent_refusals_before = True, max(self.recent_refusals, 1 - accepted)
+            size = int(max(_MIN_CHECK_STARTS, min(_MAX_CHECK_STARTS, rate * _CHECK_SECONDS)))
             self._trial = Trial(size=size, since=now, seconds=trial.seconds)
 
     def _begin_trial(self, *, seconds: float, now: float) -> None:
         self._before = self.rate
-        started = self._starts_a_second(now)
-        self.rate = max(_LEAST_RATE, started if self.rate is None else _STEP_BACK * min(self.rate, 2 * started))
-        size = int(min(_MOST_TRIAL, max(_LEAST_TRIAL, self.rate * _TRIAL_SECONDS)))
+        started = self._starts_per_second(now)
+        self.rate = max(_MIN_RATE, started if self.rate is None else _FIRST_CUT_FACTOR * min(self.rate, 2 * started))
+        size = int(min(_MAX_TRIAL_STARTS, max(_MIN_TRIAL_STARTS, self.rate * _TRIAL_SECONDS)))
         self._trial = Trial(size=size, since=now, seconds=seconds)
 
-    def _starts_a_second(self, now: float) -> float:
-        """By one span of time or by two, of which the first may have been idle."""
-        lately = self._counted / max(now - self._counted_from, _SHORTEST_SPAN)
-        return max(lately, (self._counted + self._counted_before) / max(now - self._before_from, _SHORTEST_SPAN))
+    def _starts_per_second(self, now: float) -> float:
+        """Return the recent starts per second, by one span of time or by two, of which the first may have been idle."""
+        by_one_span = self._counted / max(now - self._counted_from, _MIN_SPAN_SECONDS)
+        started = self._counted + self._counted_before
+        return max(by_one_span, started / max(now - self._before_from, _MIN_SPAN_SECONDS))
 
     def _space(self, now: float, rate: float) -> None:
-        held = now - self._due < _LATE
-        self._due = max(self._due, now - _LATE) + 1 / rate
+        held = now - self._due < _CATCH_UP_SECONDS
+        self._due = max(self._due, now - _CATCH_UP_SECONDS) + 1 / rate
         if self._trial is not None:
             if self._trial.full:
                 self._wait_for(self._trial, now)
@@ -187,11 +200,11 @@ class RateLimit:
         self._last_start = now
 
     def _wait_for(self, trial: Trial, now: float) -> None:
-        """Until the trial's verdict, go no faster than is known to be accepted; if nothing is known, not at all."""
+        """Until the trial ends, start no faster than is known to be accepted; if nothing is known, start nothing."""
         self._due = trial.over_at if self._known is None else max(self._due, now + 1 / self._known)
 
     def _grow(self, now: float, rate: float) -> None:
         if now >= self._faster_at:
-            self._growth = max(self._growth, min(_FAST, 2 * self._growth))
-            self._faster_at = now + _PATIENCE
+            self._growth = max(self._growth, min(_FAST_GROWTH, 2 * self._growth))
+            self._faster_at = now + _SECONDS_TO_DOUBLE_GROWTH
         self.rate = rate * (1 + self._growth * min(1.0, now - self._last_start))
