@@ -1,0 +1,151 @@
+"""Checks that tests mirror the package: the tests of ``src/batchline/a/b.py`` are in ``tests/a/test_b.py``."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+_TESTS = Path(__file__).parent
+_PACKAGE = _TESTS.parent / "src" / "batchline"
+
+
+class Elsewhere(NamedTuple):
+    """Where the tests of a module are instead, and why."""
+
+    tests: str
+    reason: str
+
+
+_STORE = "one suite runs on every store, SQLite and PostgreSQL"
+_COMMAND = "a few lines around a part that has its own tests"
+_DOCUMENT = "a part of the document, which is checked as a whole"
+_THROUGH_API = "the steps of a batch are tested through the API"
+_PART = "an inner part of a module, tested through that module"
+
+EXCEPTIONS = {
+    "api/cors": Elsewhere("api/test_middleware.py", _PART),
+    "api/openapi/answers": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
+    "api/openapi/operation": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
+    "api/openapi/operations": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
+    "api/openapi/routes": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
+    "api/openapi/schemas": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
+    "api/responses": Elsewhere("api/test_middleware.py", _PART),
+    "app/backends": Elsewhere("fleet/test_start.py", "only real servers show whether it opens and closes them"),
+    "app/roles": Elsewhere("fleet/test_shared_work.py", "the roles are tested as the processes that they are"),
+    "app/startup": Elsewhere("crash/test_lock.py", "only processes can compete for a folder"),
+    "app/upstreams": Elsewhere("test_tenants.py", "which upstream a model has is seen from outside"),
+    "app/workers/child": Elsewhere("app/workers/test_pool.py", "the child is tested as the process that it is"),
+    "backup/archive": Elsewhere("backup/test_backup.py", _PART),
+    "backup/manifest": Elsewhere("backup/test_refused_restore.py", _PART),
+    "backup/postgres": Elsewhere("backup/test_backup.py", _PART),
+    "backup/rows": Elsewhere("backup/test_restore.py", _PART),
+    "backup/workspace": Elsewhere("backup/test_interrupted_restore.py", _PART),
+    "cli/backup": Elsewhere("backup/test_backup.py", _COMMAND),
+    "cli/migrate": Elsewhere("fleet/test_start.py", _COMMAND),
+    "cli/new_key": Elsewhere("cli/test_keys.py", _PART),
+    "cli/output": Elsewhere("cli/test_usage.py", _PART),
+    "cli/projects": Elsewhere("cli/test_keys.py", _COMMAND),
+    "cli/restore": Elsewhere("backup/test_restore.py", _COMMAND),
+    "cli/roles": Elsewhere("cli/test_options.py", _COMMAND),
+    "cli/run/command": Elsewhere("cli/run/test_runner.py", _PART),
+    "cli/run/credentials": Elsewhere("cli/run/test_runner.py", _PART),
+    "cli/run/report": Elsewhere("cli/run/test_runner.py", _PART),
+    "cli/run/service_child": Elsewhere("cli/run/test_local_service.py", _PART),
+    "cli/run/steps": Elsewhere("cli/run/test_runner.py", _PART),
+    "cli/run/target": Elsewhere("cli/run/test_local_service.py", _PART),
+    "cli/store": Elsewhere("cli/test_keys.py", _PART),
+    "client/models": Elsewhere("client/test_client.py", _PART),
+    "domain/limits": Elsewhere("pipeline/test_validate.py", "limits are tested where they are enforced"),
+    "domain/lines": Elsewhere("pipeline/test_validate.py", "lines are tested where they are read"),
+    "domain/records": Elsewhere("conformance/test_store_batches.py", "records are tested where they are stored"),
+    "domain/request_body": Elsewhere("pipeline/test_token_limit.py", "request bodies are tested where they are read"),
+    "loops/expire": Elsewhere("sdk/test_faults.py", "the whole path of a batch to its expiry is one test"),
+    "loops/heartbeat": Elsewhere("domain/test_fleet.py", _PART),
+    "loops/key_usage": Elsewhere("pipeline/test_charges.py", _PART),
+    "loops/periodic": Elsewhere("test_engine.py", _PART),
+    "loops/rescue": Elsewhere("conformance/test_store_rescue.py", _STORE),
+    "loops/worker": Elsewhere("pipeline/dispatch/test_dispatcher_outages.py", "a worker is tested with its dispatcher"),
+    "objects/bucket_writer": Elsewhere("objects/test_bucket.py", _PART),
+    "objects/keys": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),
+    "objects/s3_errors": Elsewhere("objects/test_bucket_down.py", _PART),
+    "objects/scratch": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),
+    "pipeline/cancel": Elsewhere("api/test_batches.py", _THROUGH_API),
+    "pipeline/create": Elsewhere("api/test_batches.py", _THROUGH_API),
+    "pipeline/dispatch/completion": Elsewhere("pipeline/dispatch/test_attempts.py", _PART),
+    "pipeline/dispatch/demand": Elsewhere("pipeline/dispatch/test_dispatcher_fairness.py", _PART),
+    "pipeline/dispatch/in_flight": Elsewhere("pipeline/dispatch/test_dispatcher_limits.py", _PART),
+    "pipeline/dispatch/limiter/concurrency": Elsewhere("pipeline/dispatch/test_limiter.py", _PART),
+    "pipeline/dispatch/limiter/limiter": Elsewhere("pipeline/dispatch/test_limiter.py", _PART),
+    "pipeline/dispatch/limiter/rate": Elsewhere("pipeline/dispatch/test_limiter.py", _PART),
+    "pipeline/dispatch/limiter/throughput": Elsewhere("pipeline/dispatch/test_limiter.py", _PART),
+    "pipeline/download": Elsewhere("api/test_content.py", _THROUGH_API),
+    "pipeline/finalize": Elsewhere(
+        "simulation/test_simulation.py", "kills between any two of its steps need virtual time"
+    ),
+    "pipeline/inference": Elsewhere("api/test_inference.py", "the endpoint is tested through the API"),
+    "pipeline/job": Elsewhere("pipeline/test_claim.py", _PART),
+    "pipeline/lease": Elsewhere("api/test_upload.py", _PART),
+    "pipeline/record": Elsewhere(
+        "pipeline/dispatch/test_dispatcher_outages.py", "recording is tested with its dispatcher"
+    ),
+    "pipeline/routing": Elsewhere("test_tenants.py", "which upstream a model has is seen from outside"),
+    "pipeline/upload": Elsewhere("api/test_upload.py", _THROUGH_API),
+    "store/accounts": Elsewhere("conformance/test_store_accounts.py", _STORE),
+    "store/batches": Elsewhere("conformance/test_store_batches.py", _STORE),
+    "store/claim": Elsewhere("conformance/test_store_shards.py", _STORE),
+    "store/files": Elsewhere("conformance/test_store_files.py", _STORE),
+    "store/fleet": Elsewhere("conformance/test_store_fleet.py", _STORE),
+    "store/ledger": Elsewhere("conformance/test_store_ledger.py", _STORE),
+    "store/postgres/migrate": Elsewhere("store/postgres/test_database.py", _PART),
+    "store/postgres/pool": Elsewhere("store/postgres/test_database.py", _PART),
+    "store/postgres/queries": Elsewhere("store/postgres/test_database.py", _PART),
+    "store/shards": Elsewhere("conformance/test_store_shards.py", _STORE),
+    "store/sql": Elsewhere("store/sqlite/test_database.py", _PART),
+    "store/store": Elsewhere("conformance/test_store_batches.py", _STORE),
+    "system": Elsewhere(
+        "store/postgres/test_races.py", "the real clock and threads, which other tests use as they are"
+    ),
+    "telemetry/instruments": Elsewhere("telemetry/test_metrics.py", _PART),
+    "upstream/mock/answers": Elsewhere("upstream/mock/test_script.py", _PART),
+    "upstream/mock/directives": Elsewhere("upstream/mock/test_script.py", _PART),
+}
+
+
+def _modules() -> Iterator[str]:
+    """Yield each module with behaviour, without its suffix: ``pipeline/validate``."""
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        if not path.name.startswith("__") and _has_behaviour(path):
+            yield path.relative_to(_PACKAGE).with_suffix("").as_posix()
+
+
+def _has_behaviour(path: Path) -> bool:
+    """Return whether a function of the module does anything, which those of a protocol do not."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return any(isinstance(node, functions) and _does_something(node) for node in ast.walk(ast.parse(path.read_text())))
+
+
+def _does_something(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(not (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant)) for step in function.body)
+
+
+def _own_tests(module: str) -> list[Path]:
+    folder, name = (_TESTS / module).parent, Path(module).name
+    return [*folder.glob(f"test_{name}.py"), *folder.glob(f"test_{name}_*.py")]
+
+
+@pytest.mark.parametrize("module", list(_modules()))
+def test_each_module_has_tests_where_they_are_looked_for(module: str) -> None:
+    """A reader who changes a module finds its tests by its path."""
+    assert _own_tests(module) or module in EXCEPTIONS, (
+        f"src/batchline/{module}.py has no tests: add tests/{Path(module).parent}/test_{Path(module).name}.py, "
+        "or an exception here that names the tests and the reason"
+    )
+
+
+@pytest.mark.parametrize("module", EXCEPTIONS)
+def test_each_exception_names_a_module_and_tests_that_exist(module: str) -> None:
+    """A renamed module or test does not leave a line behind in the table."""
+    assert (_PACKAGE / f"{module}.py").is_file()
+    assert (_TESTS / EXCEPTIONS[module].tests).is_file()
