@@ -12,11 +12,10 @@ import warnings
 from pathlib import Path
 from unittest import mock
 
-from batchline import engine
 from batchline.domain.errors import ApiError, LeaseLost, ObjectsDown, StoreDown
 from batchline.domain.records import Batch, Owner
 from batchline.domain.states import TERMINAL, BatchStatus
-from batchline.engine import Context, Engine
+from batchline.engine import Context, Engine, Intervals
 from batchline.objects.local import LocalObjects
 from batchline.pipeline import record
 from batchline.pipeline.create import CreateRequest
@@ -57,8 +56,7 @@ class World:
         """From the first start to the last batch's end; raises what does not hold."""
         try:
             with (
-                mock.patch.object(record, "_INLINE_BYTES", self.plan.inline_bytes),
-                mock.patch.object(engine, "_SWEEP_SECONDS", _SWEEP_SECONDS),
+                mock.patch.object(record, "INLINE_SEGMENT_BYTES", self.plan.inline_bytes),
                 self.log,
             ):
                 self._run()
@@ -149,6 +147,7 @@ class Life:
             random=rand,
             metrics=Metrics(),
             owner=rand.bytes(8).hex(),
+            intervals=Intervals(sweep_seconds=_SWEEP_SECONDS),
         )
         self.engine = Engine(context, validator=InlineValidator(threads))
         self.killed = self.stopped = self.over = False
