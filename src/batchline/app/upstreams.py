@@ -1,4 +1,4 @@
-"""The upstreams of the settings, the embedded model and the classifier among them."""
+"""Creates the upstreams that the settings name, and the embedded model and the classifier if they are used."""
 
 import os
 from collections.abc import Mapping
@@ -28,9 +28,12 @@ AnyUpstream = HttpUpstream | EmbeddedUpstream | ClassifierUpstream
 
 
 async def open_upstreams(settings: Settings, progress: Progress) -> dict[str, AnyUpstream]:
-    """Every upstream by name. ``progress`` hears of the embedded model's download, the first time."""
+    """Return every upstream by name. Report the download of a model's files to ``progress``, if there is one.
+
+    Raise StartupError if an upstream's settings are invalid or a model is unavailable.
+    """
     upstreams: dict[str, AnyUpstream] = {
-        name: _upstream_of(name, upstream, settings) for name, upstream in settings.all_upstreams.items()
+        name: _http_upstream(name, upstream, settings) for name, upstream in settings.all_upstreams.items()
     }
     try:
         if settings.embeds_model:
@@ -42,7 +45,7 @@ async def open_upstreams(settings: Settings, progress: Progress) -> dict[str, An
     return upstreams
 
 
-def _upstream_of(name: str, upstream: UpstreamSettings, settings: Settings) -> HttpUpstream:
+def _http_upstream(name: str, upstream: UpstreamSettings, settings: Settings) -> HttpUpstream:
     try:
         return HttpUpstream(
             upstream.url,
@@ -54,12 +57,12 @@ def _upstream_of(name: str, upstream: UpstreamSettings, settings: Settings) -> H
             clock=SystemClock(),
         )
     except ValueError as error:
-        where = "BATCHLINE_UPSTREAM_URL" if name == DEFAULT_UPSTREAM else f"upstreams.{name}"
-        raise StartupError(f"{where} cannot be used: {error}") from error
+        setting = "BATCHLINE_UPSTREAM_URL" if name == DEFAULT_UPSTREAM else f"upstreams.{name}"
+        raise StartupError(f"{setting} cannot be used: {error}") from error
 
 
 async def _embedded_model(settings: Settings, progress: Progress) -> EmbeddedUpstream:
-    """The model itself starts when it is first asked; that it can is found out now."""
+    """Check that the model can start, and return its upstream; its first request starts it."""
     clock = SystemClock()
     await check_engine()
     return EmbeddedUpstream(
@@ -91,5 +94,6 @@ async def _weights(wheel: Wheel, progress: Progress) -> Path:
 
 
 def token_limit_for(upstreams: Mapping[str, AnyUpstream]) -> TokenLimit:
+    """Return the token limit, which counts with the upstream that a line goes to."""
     clock = SystemClock()
     return TokenLimit(tokens={name: UpstreamTokens(upstream, clock=clock) for name, upstream in upstreams.items()})

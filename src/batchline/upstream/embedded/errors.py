@@ -1,7 +1,7 @@
-"""What the embedded model's engine cannot do, told as what it is: a request that no retry will help.
+"""Turns requests that the embedded model's engine cannot serve into errors that are not retried.
 
-The engine answers some of these with 5xx, which would be tried again, and some it does not survive. The texts were
-found by asking it; the tests ask it again.
+The engine answers some of these requests with 5xx, which would be retried, and crashes on others. The texts of its
+errors were found by trying such requests; the tests try them again.
 """
 
 import re
@@ -13,22 +13,25 @@ from msgspec.json import Decoder, encode
 from batchline.domain.replies import Answer
 from batchline.upstream.embedded.child import CONTEXT_TOKENS
 
-_MOST_ALTERNATIVES = 20
-"""To each token of an answer, as in OpenAI's API. For every word it knows, the engine runs out of memory."""
+_MAX_ALTERNATIVES = 20
+"""The most alternatives for each token of an answer, as in OpenAI's API.
 
-# From the start only: what follows may quote the request.
-_FOR_GOOD = re.compile(
+Asked for all the tokens of its vocabulary, the engine runs out of memory.
+"""
+
+# Matched at the start only, because the rest of a message may quote the request.
+_PERMANENT_ERROR = re.compile(
     r"(image|audio|video) input is not supported"
     r"|Failed to parse (messages|tools): "
     r"|Cannot use both json_schema and grammar"
     r"|Unknown reasoning format: "
 )
 _HINT = " - hint: "
-"""To whoever started the engine, not to whoever asks it."""
+"""Begins advice on the engine's flags, which is meant for its operator and not for the client."""
 
-_Alternatives = Annotated[int, Meta(le=_MOST_ALTERNATIVES)]
+_Alternatives = Annotated[int, Meta(le=_MAX_ALTERNATIVES)]
 _Messages = Annotated[list[Raw], Meta(max_length=CONTEXT_TOKENS)]
-"""More than fit, whatever they say; rendering them takes the engine time that grows with their square."""
+"""More messages than tokens never fit the context, and the engine's time to render them grows quadratically."""
 
 
 class _Bounds(Struct):
@@ -43,38 +46,38 @@ class _Error(Struct):
     message: str
 
 
-class _Told(Struct):
+class _ErrorBody(Struct):
     error: _Error
 
 
 _bounds = Decoder(_Bounds)
-_told = Decoder(_Told)
+_error_body = Decoder(_ErrorBody)
 
 
-def refused_unasked(body: bytes) -> Answer | None:
-    """The answer to a request that would harm the engine."""
+def reject_harmful(body: bytes) -> Answer | None:
+    """Return an error for a request that would harm the engine, which must not get it; else None."""
     try:
         _bounds.decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _refusal(400, f"The embedded model does not take this request: {error}")
+        return _error_answer(400, f"The embedded model does not accept this request: {error}")
     return None
 
 
-def as_refusal(path: str, answer: Answer) -> Answer:
-    """The engine's answer; where it is one that trying again will not change, as a 4xx."""
+def correct_status(path: str, answer: Answer) -> Answer:
+    """Return the engine's answer, as a 4xx if it is an error that no retry can change."""
     if answer.status in {404, 501}:
-        return _refusal(404, f"The embedded model does not serve {path}")
+        return _error_answer(404, f"The embedded model does not serve {path}")
     message = _message(answer) if answer.status >= 500 else ""
-    return _refusal(400, message.partition(_HINT)[0]) if _FOR_GOOD.match(message) else answer
+    return _error_answer(400, message.partition(_HINT)[0]) if _PERMANENT_ERROR.match(message) else answer
 
 
 def _message(answer: Answer) -> str:
     try:
-        return _told.decode(answer.body).error.message
+        return _error_body.decode(answer.body).error.message
     except (DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 
 
-def _refusal(status: int, message: str) -> Answer:
+def _error_answer(status: int, message: str) -> Answer:
     error = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
     return Answer(status=status, body=encode({"error": error}))

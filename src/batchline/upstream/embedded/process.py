@@ -1,4 +1,4 @@
-"""The embedded model's process as its parent sees it: start it, hear where it listens, know why it ended, end it."""
+"""Starts, watches and ends the embedded model's process, and explains why it could not start."""
 
 import asyncio
 import os
@@ -17,21 +17,21 @@ from batchline.ports import Clock
 from batchline.upstream.embedded.download import ModelUnavailable
 
 _START_SECONDS = 120.0
-_LAST_WORD_SECONDS = 5.0
+_END_SECONDS = 5.0
 _CPUINFO = Path("/proc/cpuinfo")
-_ELSEWHERE = "or set BATCHLINE_UPSTREAM_URL to an OpenAI-style server."
+_USE_A_SERVER = "or set BATCHLINE_UPSTREAM_URL to an OpenAI-style server."
 _NO_AVX2 = (
     "This CPU lacks the instructions that the embedded model's engine needs (AVX2 on x86). "
-    "Run it on another machine, " + _ELSEWHERE
+    "Run it on another machine, " + _USE_A_SERVER
 )
 _NO_GOMP = (
-    "The embedded model's engine needs a library of the system's. Install its package libgomp1 (libgomp on Fedora and "
-    "Alpine), " + _ELSEWHERE
+    "The embedded model's engine needs the system library libgomp. Install its package libgomp1 (libgomp on Fedora and "
+    "Alpine), " + _USE_A_SERVER
 )
 
 
 class ModelProcess:
-    """One life of the model."""
+    """One process of the model, from its start to its end."""
 
     def __init__(self, process: Process, *, weights: Path, deadline: float) -> None:
         self._process = process
@@ -40,51 +40,55 @@ class ModelProcess:
 
     @classmethod
     async def start(cls, *, weights: Path, secret: str, slots: int, clock: Clock) -> "ModelProcess":
-        """Raises OSError."""
+        """Start a process. Raise OSError if the system cannot start one."""
         process = await _spawn(stdin=PIPE)
-        # Neither in its arguments nor in its environment, which others on the machine may read.
-        order = encode({"weights": str(weights), "secret": secret, "slots": slots})
-        cast(asyncio.StreamWriter, process.stdin).write(order + b"\n")
+        # Not in the arguments nor in the environment, which other users of the machine may read.
+        parameters = encode({"weights": str(weights), "secret": secret, "slots": slots})
+        cast(asyncio.StreamWriter, process.stdin).write(parameters + b"\n")
         return cls(process, weights=weights, deadline=clock.steady() + _START_SECONDS)
 
     @property
     def pid(self) -> int:
+        """The process id."""
         return self._process.pid
 
     @property
-    def lives(self) -> bool:
+    def running(self) -> bool:
+        """Whether the process has not ended."""
         return self._process.returncode is None
 
     @property
     def code(self) -> int | None:
-        """As of subprocess: None while it lives, negative when a signal ended it."""
+        """The exit code as subprocess gives it: None while it runs, negative if a signal ended it."""
         return self._process.returncode
 
     async def url(self, *, clock: Clock) -> str:
-        """Wait until it serves. Raises ModelUnavailable when it ended instead, or takes too long."""
+        """Wait until it serves and return its URL. Raise ModelUnavailable if it ended, or takes too long."""
         try:
             async with asyncio.timeout(self._deadline - clock.steady()):
-                told = await _listen(self._process)
+                report = await _read_report(self._process)
         except TimeoutError:
             await self._kill()
             raise ModelUnavailable(f"The embedded model did not start within {_START_SECONDS:g} s") from None
-        if told.url is None:
+        if report.url is None:
             await self.end()
-            raise ModelUnavailable(_explain(told, self._process.returncode, self._weights))
-        return told.url
+            raise ModelUnavailable(_explain(report, self._process.returncode, self._weights))
+        return report.url
 
-    async def ended(self, *, within: float) -> bool:
+    async def wait(self, *, timeout: float) -> bool:
+        """Wait for its end and return whether it ended within the timeout."""
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(timeout):
                 await self._process.wait()
         except TimeoutError:
             return False
         return True
 
     async def end(self) -> None:
+        """Ask it to end by closing its stdin, and kill it if it does not."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        if not await self.ended(within=_LAST_WORD_SECONDS):
+        if not await self.wait(timeout=_END_SECONDS):
             await self._kill()
 
     async def _kill(self) -> None:
@@ -93,29 +97,31 @@ class ModelProcess:
         await self._process.wait()
 
 
-async def check_engine() -> None:
-    """Find what will never work before anybody asks for an answer. Raises ModelUnavailable."""
-    if sys.platform == "linux" and platform.machine() == "x86_64" and not _has_avx2(_CPUINFO):
+async def check_engine(cpuinfo: Path = _CPUINFO) -> None:
+    """Raise ModelUnavailable if the engine can never work on this machine, before any request is accepted."""
+    if sys.platform == "linux" and platform.machine() == "x86_64" and not _has_avx2(cpuinfo):
         raise ModelUnavailable(_NO_AVX2)
     process = await _spawn(stdin=DEVNULL)
-    told = await _listen(process)
+    report = await _read_report(process)
     if await process.wait() != 0:
-        raise ModelUnavailable(_explain(told, process.returncode, Path()))
+        raise ModelUnavailable(_explain(report, process.returncode, Path()))
 
 
-class _Told(Struct):
+class _Report(Struct):
+    """The line that the child writes to its stdout."""
+
     url: str | None = None
     problem: str | None = None
     detail: str = ""
 
 
-_told = Decoder(_Told)
+_report = Decoder(_Report)
 
 
 async def _spawn(*, stdin: int) -> Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        # Without -P, a file in the current folder could stand in for a module.
+        # Without -P, Python would import a file in the current folder in place of a module of the same name.
         *("-P", "-m", "batchline.upstream.embedded.child"),
         stdin=stdin,
         stdout=PIPE,
@@ -124,26 +130,30 @@ async def _spawn(*, stdin: int) -> Process:
     )
 
 
-async def _listen(process: Process) -> _Told:
+async def _read_report(process: Process) -> _Report:
     line = await cast(asyncio.StreamReader, process.stdout).readline()
     try:
-        return _told.decode(line)
+        return _report.decode(line)
     except DecodeError:
         await process.wait()
-        return _Told()
+        return _Report()
 
 
-def _explain(told: _Told, code: int | None, weights: Path) -> str:
-    """Why it ended before it served, and what to do."""
-    if told.problem == "engine":
-        return _NO_GOMP if "libgomp" in told.detail else f"The embedded model's engine cannot be loaded: {told.detail}"
-    if told.problem == "weights":
+def _explain(report: _Report, code: int | None, weights: Path) -> str:
+    """Return why it ended before it served, and what to do."""
+    if report.problem == "engine":
+        detail = report.detail
+        return _NO_GOMP if "libgomp" in detail else f"The embedded model's engine cannot be loaded: {detail}"
+    if report.problem == "weights":
         return f"The embedded model's file {weights} cannot be loaded. If it is damaged, remove it and start again."
     if code == -signal.SIGILL:
         return _NO_AVX2
     if code == -signal.SIGKILL:
-        return "The embedded model was killed, most likely for want of memory: it needs about 500 MB, " + _ELSEWHERE
-    return f"The embedded model ended with code {code} before it served anything"
+        return (
+            "The embedded model was killed, most likely because memory ran out: it needs about 500 MB. "
+            "Free that much memory, " + _USE_A_SERVER
+        )
+    return f"The embedded model ended with code {code} before it served a request"
 
 
 def _has_avx2(cpuinfo: Path) -> bool:

@@ -1,10 +1,10 @@
-"""The embedded model as an upstream: a child process that is there when it is needed.
+"""Serves the embedded model as an upstream, with a child process that the first call starts.
 
 ::
 
     no process ──(a call)──> starting ──> serving ──(it dies)──> no process
-                                └──(it cannot start)──> no process, and calls are refused; another call may start
-                                                        it again after 1 s, then 2, 4, … 30
+                                └──(it cannot start)──> no process, and calls are refused; a call may start it again
+                                                        after 1 s, then 2, 4, … 30 s
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock, Random, Stream
 from batchline.upstream.embedded.child import SPARE_CALLS
 from batchline.upstream.embedded.download import ModelUnavailable
-from batchline.upstream.embedded.errors import as_refusal, refused_unasked
+from batchline.upstream.embedded.errors import correct_status, reject_harmful
 from batchline.upstream.embedded.process import ModelProcess
 from batchline.upstream.http import HttpUpstream
 
@@ -26,15 +26,17 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_FIRST_WAIT = 1.0
-_LONGEST_WAIT = 30.0
-_DEATH_SECONDS = 1.0
+_FIRST_RESTART_SECONDS = 1.0
+_MAX_RESTART_SECONDS = 30.0
+_EXIT_SECONDS = 1.0
 _SECRET_BYTES = 32
-_NOT_YET = Fault(kind=FaultKind.REFUSED, detail="the embedded model was not started yet")
+_NOT_STARTED = Fault(kind=FaultKind.REFUSED, detail="the embedded model has not been started")
 _CLOSED = Fault(kind=FaultKind.REFUSED, detail="the embedded model was ended")
 
 
 class EmbeddedUpstream:
+    """The embedded model: starts its process, restarts it after a crash, and limits the calls at once."""
+
     def __init__(
         self,
         *,
@@ -57,29 +59,32 @@ class EmbeddedUpstream:
         self._process: ModelProcess | None = None
         self._secret = ""
         self._server: HttpUpstream | None = None
-        self._refusal = _NOT_YET
-        self._wait = 0.0
-        self._not_before = 0.0
+        self._refusal = _NOT_STARTED
+        self._restart_seconds = 0.0
+        self._restart_at = 0.0
         self._closed = False
 
     async def post(self, path: str, body: bytes) -> Reply:
-        return refused_unasked(body) or await self._call(path, lambda server: server.post(path, body))
+        """Post a request and return its reply."""
+        return reject_harmful(body) or await self._call(path, lambda server: server.post(path, body))
 
     async def get(self, path: str) -> Reply:
+        """Send a GET request and return its reply."""
         return await self._call(path, lambda server: server.get(path))
 
     @asynccontextmanager
     async def stream(self, path: str, body: bytes) -> AsyncIterator[Stream | Reply]:
-        refused = refused_unasked(body)
+        """Post a request and yield its answer as a stream, or a reply if it is not streamed."""
+        refused = reject_harmful(body)
         if refused is not None:
             yield refused
             return
         async with self._calls, AsyncExitStack() as stack:
-            answer = await self._ask(lambda server: stack.enter_async_context(server.stream(path, body)))
-            yield as_refusal(path, answer) if isinstance(answer, Answer) else answer
+            answer = await self._call_server(lambda server: stack.enter_async_context(server.stream(path, body)))
+            yield correct_status(path, answer) if isinstance(answer, Answer) else answer
 
     async def close(self) -> None:
-        """End the process; calls under way end as broken."""
+        """End the process; calls in flight end with a fault."""
         self._closed = True
         self._refusal = _CLOSED
         if self._server is not None:
@@ -89,34 +94,34 @@ class EmbeddedUpstream:
 
     async def _call(self, path: str, call: Callable[[HttpUpstream], Awaitable[Reply]]) -> Reply:
         async with self._calls:
-            reply = await self._ask(call)
-        return as_refusal(path, reply) if isinstance(reply, Answer) else reply
+            reply = await self._call_server(call)
+        return correct_status(path, reply) if isinstance(reply, Answer) else reply
 
-    async def _ask(self, call: Callable[[HttpUpstream], Awaitable[T]]) -> T | Fault:
-        reply = await self._try(call)
-        if isinstance(reply, Fault) and reply.kind is FaultKind.REFUSED and await self._has_just_died():
-            # Nothing was sent, so it is no risk to the next life.
-            return await self._try(call)
+    async def _call_server(self, call: Callable[[HttpUpstream], Awaitable[T]]) -> T | Fault:
+        reply = await self._call_once(call)
+        if isinstance(reply, Fault) and reply.kind is FaultKind.REFUSED and await self._has_just_exited():
+            # The request was never sent, so it cannot be what ended the process, and is safe to send to the next one.
+            return await self._call_once(call)
         return reply
 
-    async def _try(self, call: Callable[[HttpUpstream], Awaitable[T]]) -> T | Fault:
-        server = await self._serving()
+    async def _call_once(self, call: Callable[[HttpUpstream], Awaitable[T]]) -> T | Fault:
+        server = await self._running_server()
         return server if isinstance(server, Fault) else await call(server)
 
-    async def _has_just_died(self) -> bool:
-        """A process refuses connections some moments before its end is known."""
+    async def _has_just_exited(self) -> bool:
+        """Return whether the process has ended; it refuses connections some moments before its end is known."""
         if self._server is None or self._process is None:
             return False
-        return await self._process.ended(within=_DEATH_SECONDS)
+        return await self._process.wait(timeout=_EXIT_SECONDS)
 
-    async def _serving(self) -> HttpUpstream | Fault:
-        """The model's server, which one caller starts and all wait for."""
+    async def _running_server(self) -> HttpUpstream | Fault:
+        """Return the model's server, or a fault if it cannot be started. One caller starts it and the others wait."""
         async with self._starting:
-            if self._server is not None and self._process is not None and not self._process.lives:
-                await self._bury(self._server, self._process)
+            if self._server is not None and self._process is not None and not self._process.running:
+                await self._clean_up(self._server, self._process)
             if self._server is not None:
                 return self._server
-            if self._closed or self._clock.steady() < self._not_before:
+            if self._closed or self._clock.steady() < self._restart_at:
                 return self._refusal
             try:
                 self._server = await self._start()
@@ -133,10 +138,10 @@ class EmbeddedUpstream:
             )
         if self._closed:
             await self._process.end()
-        # A caller that leaves while it waits here leaves the process to the next one.
+        # If the caller is cancelled while it waits here, the next caller waits for the same process.
         url = await self._process.url(clock=self._clock)
         log.info("the embedded model serves", extra={"pid": self._process.pid})
-        self._wait, self._refusal = 0.0, _NOT_YET
+        self._restart_seconds, self._refusal = 0.0, _NOT_STARTED
         return HttpUpstream(
             url,
             api_key=self._secret,
@@ -146,18 +151,20 @@ class EmbeddedUpstream:
             clock=self._clock,
         )
 
-    async def _bury(self, server: HttpUpstream, process: ModelProcess) -> None:
+    async def _clean_up(self, server: HttpUpstream, process: ModelProcess) -> None:
         self._server = self._process = None
         if not self._closed:
-            log.warning("the embedded model died", extra={"pid": process.pid, "code": process.code})
+            extra = {"pid": process.pid, "code": process.code}
+            log.warning("the embedded model died, the next request starts it again", extra=extra)
         await server.close()
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         self._process = None
-        self._wait = min(_LONGEST_WAIT, 2 * self._wait or _FIRST_WAIT)
-        self._not_before = self._clock.steady() + self._wait
+        self._restart_seconds = min(_MAX_RESTART_SECONDS, 2 * self._restart_seconds or _FIRST_RESTART_SECONDS)
+        self._restart_at = self._clock.steady() + self._restart_seconds
         if self._closed:
             return
-        if why != self._refusal.detail:
-            log.error("the embedded model cannot be started", extra={"reason": why})
-        self._refusal = Fault(kind=FaultKind.REFUSED, detail=why)
+        if reason != self._refusal.detail:
+            extra = {"reason": reason, "retry_in": self._restart_seconds}
+            log.error("the embedded model cannot be started, refusing requests until the next try", extra=extra)
+        self._refusal = Fault(kind=FaultKind.REFUSED, detail=reason)
