@@ -1,7 +1,6 @@
-"""How a process starts and stops: its folder, its socket, its signals, and why it cannot."""
+"""Starts and stops a process: its data folder, its socket and its signals."""
 
 import asyncio
-import fcntl
 import logging
 import os
 import signal
@@ -11,30 +10,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from batchline.locks import try_lock
 from batchline.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 class StartupError(Exception):
-    """Why the service cannot start, and what to do, for a person to read."""
+    """The service cannot start. The text tells a person the cause and the remedy."""
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
-    """The first signal lets what is in flight finish; a second one ends the process at once."""
+    """Call ``stop`` at the first SIGTERM or SIGINT, so that lines in flight can finish; exit at once at the second."""
     loop = asyncio.get_running_loop()
 
-    def hear(number: signal.Signals) -> None:
-        log.info("stopping; lines in flight may finish", extra={"signal": number.name})
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, os._exit, 128 + each)
+    def on_signal(received: signal.Signals) -> None:
+        log.info("stopping; lines in flight may finish", extra={"signal": received.name})
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, os._exit, 128 + number)
         stop()
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, hear, each)
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
 
 
 def make_folder(folder: Path) -> None:
+    """Create the data folder if it does not exist. Raise StartupError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -43,11 +46,14 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[TextIO]:
-    """One process a folder; the lock goes with the process, however it ends. In it stand the process and, once it
-    listens, its URL."""
+    """Hold the lock of a data folder, which one process at a time can hold. Raise StartupError.
+
+    The lock ends with the process, however that ends. Its file holds the process id and, once the process listens,
+    its URL.
+    """
     with (folder / "lock").open("a+") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(lock)
         except OSError:
             lock.seek(0)
             raise StartupError(
@@ -59,18 +65,21 @@ def folder_lock(folder: Path) -> Iterator[TextIO]:
 
 
 def write_lock(lock: TextIO, *lines: object) -> None:
+    """Replace the content of the lock's file."""
     lock.truncate(0)
     lock.write("".join(f"{line}\n" for line in lines))
     lock.flush()
 
 
 def url_of(sock: socket.socket) -> str:
+    """Return the URL of a listening socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager
 def listening_socket(settings: Settings) -> Iterator[socket.socket]:
+    """Listen on the host and port of the settings. Raise StartupError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         sock = socket.create_server((settings.host, settings.port), family=family, backlog=1024)

@@ -1,11 +1,13 @@
-"""The file that a backup is: a tar of regular files in a fixed order.
+"""Reads and writes backup files.
 
-    manifest.json       what it holds
+A backup is a tar of regular files in a fixed order:
+
+    manifest.json       what the backup holds
     batchline.sqlite    all rows
-    objects/<key>       every object that they need
-    seal.json           the digest of all before it; without it the backup is not whole
+    objects/<key>       every object that the rows refer to
+    seal.json           the digest of everything before it; without it the backup is not whole
 
-Nothing of it is used before all of it was read and found whole.
+Nothing of a backup is used before all of it was read and its digest checked.
 """
 
 import os
@@ -28,41 +30,46 @@ CHUNK_BYTES = 1024 * 1024
 
 _MANIFEST, _DATABASE, _SEAL = "manifest.json", "batchline.sqlite", "seal.json"
 _OBJECTS = "objects/"
-_LARGEST_DOCUMENT = 64 * CHUNK_BYTES
+_MAX_DOCUMENT_BYTES = 64 * CHUNK_BYTES
 
 _NO_BACKUP = "This is not a backup of batchline."
 _DAMAGED = "The backup is damaged: its bytes are not those that were written. Nothing was restored."
 _CUT_OFF = "The backup is cut off or damaged: its end is missing. Nothing was restored."
 
 
-class _Told(Struct, frozen=True):
-    """What every version of a manifest tells."""
+class _ManifestFormat(Struct, frozen=True):
+    """The part of a manifest that every version has."""
 
     format: int
 
 
 class _Seal(Struct, frozen=True, kw_only=True):
+    """The number of members before it, and their digest."""
+
     members: int
     sha256: str
 
 
 class ArchiveWriter:
-    """``wrote`` hears of every piece of a member's bytes."""
+    """Writes a backup, member by member. ``on_write`` is called with the length of each piece written."""
 
-    def __init__(self, file: IO[bytes], manifest: Manifest, *, wrote: Callable[[int], None]) -> None:
-        self._file, self._wrote = file, wrote
-        self._sum = _Sum()
+    def __init__(self, file: IO[bytes], manifest: Manifest, *, on_write: Callable[[int], None]) -> None:
+        self._file, self._on_write = file, on_write
+        self._digest = _Digest()
         self._modified = manifest.taken_at
         self._add(_MANIFEST, [encode_json(manifest)])
 
     def add_database(self, path: Path) -> None:
+        """Add the database, which comes before all objects."""
         self._add_file(_DATABASE, path)
 
     def add_object(self, key: str, path: Path) -> None:
+        """Add one object."""
         self._add_file(_OBJECTS + key, path)
 
     def seal(self) -> None:
-        self._add(_SEAL, [encode_json(self._sum.seal())])
+        """Add the digest of all members and the end of the tar file."""
+        self._add(_SEAL, [encode_json(self._digest.seal())])
         self._file.write(bytes(2 * tarfile.BLOCKSIZE))
 
     def _add_file(self, name: str, path: Path) -> None:
@@ -74,12 +81,12 @@ class ArchiveWriter:
         member.size = sum(map(len, chunks)) if size is None else size
         member.mode, member.mtime = 0o600, self._modified
         self._file.write(member.tobuf(tarfile.GNU_FORMAT))
-        self._sum.begin(name, member.size)
+        self._digest.begin(name, member.size)
         written = 0
         for chunk in chunks:
             self._file.write(chunk)
-            self._sum.update(chunk)
-            self._wrote(len(chunk))
+            self._digest.update(chunk)
+            self._on_write(len(chunk))
             written += len(chunk)
         if written != member.size:
             raise TransferError(f"{name} changed while it was read")
@@ -87,7 +94,7 @@ class ArchiveWriter:
 
 
 class Entry(NamedTuple):
-    """A member, by its place in the file."""
+    """A member of the tar file: its name, and the position and size of its bytes."""
 
     name: str
     offset: int
@@ -95,17 +102,18 @@ class Entry(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Of an object."""
+        """The key of an object."""
         return self.name.removeprefix(_OBJECTS)
 
 
 class Archive:
-    """A backup that was found whole."""
+    """A backup that was read and found whole."""
 
     def __init__(self, file: FileIO, manifest: Manifest, database: Entry) -> None:
         self._file, self.manifest, self._database = file, manifest, database
 
     def objects(self) -> Iterator[Entry]:
+        """Yield every object, in the order of the file."""
         for entry in _entries(self._file):
             if entry.name == _SEAL:
                 return
@@ -113,10 +121,11 @@ class Archive:
                 yield entry
 
     def read(self, entry: Entry, start: int) -> bytes:
-        """A chunk of a member; nothing at its end. Any number of threads may read."""
+        """Return a chunk of a member; no bytes at its end. Any number of threads may read."""
         return _read(self._file, entry, start)
 
     def extract_database(self, path: Path) -> None:
+        """Write the database to a new file."""
         with path.open("xb") as file:
             for chunk in _chunks(self._file, self._database):
                 file.write(chunk)
@@ -124,7 +133,7 @@ class Archive:
 
 @contextmanager
 def open_archive(path: Path, progress: Progress) -> Iterator[Archive]:
-    """Reads all of it first. Raises TransferError when it is no backup, or not a whole one."""
+    """Open a backup after reading and checking all of it. Raise TransferError if it is no backup or not whole."""
     try:
         file = FileIO(path)
     except OSError as error:
@@ -134,49 +143,48 @@ def open_archive(path: Path, progress: Progress) -> Iterator[Archive]:
 
 
 def _checked(file: FileIO, progress: Progress) -> Archive:
-    total, whole = os.fstat(file.fileno()).st_size, _Sum()
+    total, digest = os.fstat(file.fileno()).st_size, _Digest()
     entries = _entries(file)
-    manifest = _manifest(file, next(entries, None), whole)
+    manifest = _manifest(file, next(entries, None), digest)
     database = next(entries, None)
     if database is None or database.name != _DATABASE:
         raise TransferError(_CUT_OFF)
-    whole.add(file, database)
+    digest.add(file, database)
     for entry in entries:
         if entry.name == _SEAL:
-            _check_seal(file, entry, whole)
+            _check_seal(file, entry, digest)
             return Archive(file, manifest, database)
         _require_object(entry)
-        whole.add(file, entry)
+        digest.add(file, entry)
         progress(entry.offset + entry.size, total)
     raise TransferError(_CUT_OFF)
 
 
-def _manifest(file: FileIO, entry: Entry | None, whole: "_Sum") -> Manifest:
+def _manifest(file: FileIO, entry: Entry | None, digest: "_Digest") -> Manifest:
     if entry is None or entry.name != _MANIFEST:
         raise TransferError(_NO_BACKUP)
     document = _document(file, entry)
     try:
-        told = decode_json(document, type=_Told)
-        if told.format > FORMAT:
+        if decode_json(document, type=_ManifestFormat).format > FORMAT:
             raise TransferError("The backup was made by a newer version of batchline; use that one.")
         manifest = decode_json(document, type=Manifest)
     except MsgspecError as error:
         raise TransferError(_DAMAGED) from error
-    whole.add(file, entry)
+    digest.add(file, entry)
     return manifest
 
 
-def _check_seal(file: FileIO, entry: Entry, whole: "_Sum") -> None:
+def _check_seal(file: FileIO, entry: Entry, digest: "_Digest") -> None:
     try:
         sealed = decode_json(_document(file, entry), type=_Seal)
     except MsgspecError as error:
         raise TransferError(_DAMAGED) from error
-    if sealed != whole.seal():
+    if sealed != digest.seal():
         raise TransferError(_DAMAGED)
 
 
 def _require_object(entry: Entry) -> None:
-    """Under a key, which leads nowhere but to its place among the objects."""
+    """Raise TransferError unless the member is an object under a valid key, which cannot lead to another place."""
     try:
         if entry.name.startswith(_OBJECTS):
             components(entry.key)
@@ -187,8 +195,10 @@ def _require_object(entry: Entry) -> None:
 
 
 def _entries(file: FileIO) -> Iterator[Entry]:
-    """The members one after the other, each a regular file under a short name: nothing else is ever written. Not
-    tarfile's own reading, which remembers every member and follows headers of any size."""
+    """Yield the members. Each must be a regular file with a short name: nothing else is ever written.
+
+    tarfile's own reader is not used, because it remembers every member and follows headers of any size.
+    """
     at = 0
     while (member := _member(os.pread(file.fileno(), tarfile.BLOCKSIZE, at), first=at == 0)) is not None:
         if member.type != tarfile.REGTYPE or member.size < 0:
@@ -198,7 +208,7 @@ def _entries(file: FileIO) -> Iterator[Entry]:
 
 
 def _member(header: bytes, *, first: bool) -> tarfile.TarInfo | None:
-    """None at the end."""
+    """Return the member that a header describes, or None at the end of the tar file."""
     if header == bytes(tarfile.BLOCKSIZE) and not first:
         return None
     try:
@@ -208,7 +218,7 @@ def _member(header: bytes, *, first: bool) -> tarfile.TarInfo | None:
 
 
 def _document(file: FileIO, entry: Entry) -> bytes:
-    if entry.size > _LARGEST_DOCUMENT:
+    if entry.size > _MAX_DOCUMENT_BYTES:
         raise TransferError(_DAMAGED)
     return b"".join(_chunks(file, entry))
 
@@ -228,18 +238,18 @@ def _read(file: FileIO, entry: Entry, start: int) -> bytes:
     return data
 
 
-class _Sum:
-    """Of names, lengths and bytes, in their order."""
+class _Digest:
+    """The digest over the names, lengths and bytes of members, in their order."""
 
     def __init__(self) -> None:
-        self._digest, self._members = sha256(), 0
+        self._sha256, self._members = sha256(), 0
 
     def begin(self, name: str, size: int) -> None:
-        self._digest.update(f"{name}\n{size}\n".encode())
+        self._sha256.update(f"{name}\n{size}\n".encode())
         self._members += 1
 
     def update(self, data: bytes) -> None:
-        self._digest.update(data)
+        self._sha256.update(data)
 
     def add(self, file: FileIO, entry: Entry) -> None:
         self.begin(entry.name, entry.size)
@@ -247,4 +257,4 @@ class _Sum:
             self.update(chunk)
 
     def seal(self) -> _Seal:
-        return _Seal(members=self._members, sha256=self._digest.hexdigest())
+        return _Seal(members=self._members, sha256=self._sha256.hexdigest())

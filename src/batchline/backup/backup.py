@@ -1,9 +1,9 @@
-"""Take a backup of SQLite and a folder, also while a service works on them.
+"""Takes a backup of SQLite and a data folder, also while a service uses them.
 
-Objects never change, but they go: first their row, or the work that needs them, is over, and then they are deleted. So
-for a moment nothing may be committed. In that moment every object that a row needs is there, and gets a second name
-in a folder of the backup's own, and the rows are frozen as a snapshot. What was there before is linked before, so that
-the moment is short; whatever takes long comes after it.
+Objects never change, but they are deleted: first the row or the batch that needs them ends, then the object is deleted.
+So the backup blocks commits for a moment. In that moment every object that a row needs exists; each gets a hard link in
+the backup's own folder, and the rows are frozen as a snapshot. Objects that existed earlier are linked before that, so
+the moment is short. Everything that takes long happens after it.
 """
 
 import os
@@ -18,18 +18,19 @@ from batchline import __version__
 from batchline.backup.archive import ArchiveWriter
 from batchline.backup.manifest import Manifest, Progress, TransferError
 from batchline.backup.rows import Marks, needed_since, opened, select
-from batchline.backup.workspace import sync_folder, workspace
+from batchline.backup.workspace import workspace
+from batchline.durable import replace, sync
 from batchline.objects.keys import components
 from batchline.ports import Clock
 
-_FEW = 64
-"""New objects that can be linked while the service waits."""
-_ROUNDS = 10
-_PAGES = 4096
+_MAX_LINKS_WHILE_BLOCKED = 64
+"""The number of new objects that can be linked while the service waits to commit."""
+_MAX_LINK_ROUNDS = 10
+_PAGES_PER_STEP = 4096
 
 
 def back_up(data_dir: Path, target: Path, *, overwrite: bool, clock: Clock, progress: Progress) -> Manifest:
-    """Write ``target``, whole and on the disk, or nothing. Raises TransferError."""
+    """Write ``target``, whole and on the disk, or nothing. Raise TransferError."""
     database = data_dir / "batchline.sqlite"
     if not database.is_file():
         raise TransferError(f"There is no service in the data folder {data_dir}. Name another with --data-dir.")
@@ -47,7 +48,7 @@ def back_up(data_dir: Path, target: Path, *, overwrite: bool, clock: Clock, prog
 
 
 class _Staging:
-    """Rows and objects as they were at one moment."""
+    """A copy of rows and objects as they were at one moment."""
 
     def __init__(self, objects: Path, folder: Path) -> None:
         self._objects, self._kept = objects, folder / "objects"
@@ -55,6 +56,7 @@ class _Staging:
         self.database = folder / "batchline.sqlite"
 
     def freeze(self, database: Path) -> None:
+        """Link every object that the rows need, and copy the rows."""
         with opened(database) as reader, opened(database) as writer:
             marks = self._link_ahead(reader)
             with _nothing_committed(writer):
@@ -64,18 +66,19 @@ class _Staging:
             reader.execute("ROLLBACK")
 
     def path(self, key: str) -> Path:
+        """Return the path of an object's link."""
         return self._kept.joinpath(*components(key))
 
     def _link_ahead(self, reader: sqlite3.Connection) -> Marks:
-        """While the service goes on, until it is only a little ahead."""
+        """Link objects while the service goes on, until few new ones are left."""
         marks = Marks()
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_LINK_ROUNDS):
             reader.execute("BEGIN")
             try:
                 linked, marks = self._link_needed(reader, marks)
             finally:
                 reader.execute("ROLLBACK")
-            if linked <= _FEW:
+            if linked <= _MAX_LINKS_WHILE_BLOCKED:
                 break
         return marks
 
@@ -84,7 +87,10 @@ class _Staging:
         return sum(self._link(key) for key in keys), marks
 
     def _link(self, key: str) -> bool:
-        """Whether it is new here. One that is gone is not needed any more, or was lost before."""
+        """Link an object and return True, or False if it was linked before or does not exist.
+
+        An object that does not exist is not needed any more, or was lost earlier.
+        """
         if key in self._linked:
             return False
         source, kept = self._objects.joinpath(*components(key)), self.path(key)
@@ -95,10 +101,10 @@ class _Staging:
         return key in self._linked
 
     def _copy(self, reader: sqlite3.Connection) -> None:
-        """Of the reader's snapshot, however long it takes."""
+        """Copy the reader's snapshot, which stays the same however long that takes."""
         with opened(self.database) as copy:
-            reader.backup(copy, pages=_PAGES)
-            # One file, without a log beside it.
+            reader.backup(copy, pages=_PAGES_PER_STEP)
+            # A single file, without a write-ahead log beside it.
             copy.execute("PRAGMA journal_mode = DELETE")
 
 
@@ -117,7 +123,7 @@ def _write(staging: _Staging, target: Path, *, taken_at: int, progress: Progress
     )
     total = _Total(manifest.object_bytes + staging.database.stat().st_size, progress)
     with _written(target) as file:
-        archive = ArchiveWriter(file, manifest, wrote=total.add)
+        archive = ArchiveWriter(file, manifest, on_write=total.add)
         archive.add_database(staging.database)
         for key in sizes:
             archive.add_object(key, staging.path(key))
@@ -126,6 +132,8 @@ def _write(staging: _Staging, target: Path, *, taken_at: int, progress: Progress
 
 
 class _Total:
+    """Counts the bytes written and reports them."""
+
     def __init__(self, total: int, progress: Progress) -> None:
         self._done, self._total, self._progress = 0, total, progress
 
@@ -136,7 +144,7 @@ class _Total:
 
 @contextmanager
 def _nothing_committed(writer: sqlite3.Connection) -> Iterator[None]:
-    """Whoever else wants to write waits, which the service does for a second before it says that it cannot."""
+    """Block commits. A service that wants to commit waits for its busy timeout before it reports an error."""
     writer.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -146,16 +154,18 @@ def _nothing_committed(writer: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def _written(target: Path) -> Iterator[IO[bytes]]:
-    """A file that has its name once it is whole and on the disk. It holds what tenants wrote: it is its owner's."""
+    """Open a file that gets its name once it is whole and on the disk.
+
+    Only its owner may read it, because it holds the data of all tenants.
+    """
     partial = target.with_name(f"{target.name}.partial")
     partial.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-        sync_folder(target.parent)
+            sync(file.fileno())
+        replace(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
@@ -167,5 +177,5 @@ def _link_or_copy(source: Path, target: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        # Another file system, or one without links.
+        # The object is on another file system, or the file system has no hard links.
         shutil.copyfile(source, target)

@@ -1,4 +1,4 @@
-"""What a backup says of itself, and why one cannot be taken or used."""
+"""Defines the manifest of a backup, and the error of backups and restores."""
 
 from collections.abc import Callable
 
@@ -7,19 +7,19 @@ from msgspec import Struct
 FORMAT = 1
 
 Progress = Callable[[int, int], None]
-"""Bytes done, and bytes in all."""
+"""Called with the bytes done and the bytes in total."""
 
 
 class TransferError(Exception):
-    """Why there is no backup, or nothing was restored, for a person to read."""
+    """A backup was not taken, or nothing was restored. The text tells a person the cause and the remedy."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """The first member of a backup."""
+    """The first member of a backup: what the backup holds."""
 
     format: int = FORMAT
     version: str
-    """Of the program that took it."""
+    """The version of the program that took the backup."""
     taken_at: int
     batches: int
     open_batches: int
@@ -27,10 +27,11 @@ class Manifest(Struct, frozen=True, kw_only=True):
     objects: int
     object_bytes: int
     lost: list[str] = []
-    """Objects that rows stand for, but that were gone when the backup was taken."""
+    """Keys of objects that rows refer to, but that did not exist when the backup was taken."""
 
     @property
     def summary(self) -> str:
+        """The contents in one line, for a person to read."""
         return (
             f"{self.batches} batches, {self.open_batches} of them open; {self.files} files; "
             f"{self.objects} objects of {self.object_bytes:,} bytes"

@@ -1,4 +1,4 @@
-"""The rows of a backup in PostgreSQL, in one transaction."""
+"""Copies the rows of a backup into PostgreSQL, in one transaction."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -28,34 +28,39 @@ TABLES = (
     "line_errors",
     "samples",
 )
-"""Whatever is referred to comes before what refers to it. What is left out says how this one database is doing."""
+"""In the order of their references: a table comes after those it refers to. The tables left out hold the state of one
+database alone."""
 
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0"
 _LOCK = "LOCK TABLE organizations, files, batches, processes IN EXCLUSIVE MODE"
-_IS_USED = "SELECT EXISTS (SELECT FROM organizations) OR EXISTS (SELECT FROM files) OR EXISTS (SELECT FROM batches)"
-_IS_RUN = "SELECT EXISTS (SELECT FROM processes WHERE lease_until >= clock_timestamp())"
+_HOLDS_ROWS = "SELECT EXISTS (SELECT FROM organizations) OR EXISTS (SELECT FROM files) OR EXISTS (SELECT FROM batches)"
+_IS_IN_USE = "SELECT EXISTS (SELECT FROM processes WHERE lease_until >= clock_timestamp())"
 _COLUMNS = (
     "SELECT column_name, data_type FROM information_schema.columns "
     "WHERE table_schema = current_schema() AND table_name = $1"
 )
-_GO_ON_AFTER = "SELECT setval(pg_get_serial_sequence($1, $2), greatest($3, 1), $3 > 0)"
+_SET_SEQUENCE = "SELECT setval(pg_get_serial_sequence($1, $2), greatest($3, 1), $3 > 0)"
 
-_TYPES: Mapping[str, Callable[[Any], Any]] = {
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "boolean": bool,
     "timestamp with time zone": lambda seconds: datetime.fromtimestamp(seconds, UTC),
 }
-"""How SQLite's numbers are meant where they are not just numbers."""
+"""Converts SQLite's numbers for those types of PostgreSQL's columns that are not numbers."""
 
 
 class PostgresRows:
+    """Restores rows into an empty PostgreSQL database."""
+
     def __init__(self, url: str, *, pooled: bool) -> None:
         self._url, self._pooled = url, pooled
 
     async def require_empty(self) -> None:
+        """Raise TransferError if the database holds rows or a service uses it."""
         async with self._transaction() as connection:
             await _require_empty(connection)
 
-    async def take(self, database: Path) -> None:
+    async def insert_all(self, database: Path) -> None:
+        """Insert all rows of a backup's database, or none. Raise TransferError."""
         async with self._transaction() as connection:
             await connection.execute(_LOCK)
             await _require_empty(connection)
@@ -64,7 +69,7 @@ class PostgresRows:
                 for table in TABLES:
                     await _copy(rows, table, connection)
                 for name, number, last in select(rows, "numbers"):
-                    await connection.execute(_GO_ON_AFTER, name, number, last or 0)
+                    await connection.execute(_SET_SEQUENCE, name, number, last or 0)
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Any]:
@@ -83,11 +88,11 @@ class PostgresRows:
 
 
 async def _require_empty(connection: Any) -> None:
-    if await connection.fetchval(_IS_USED):
+    if await connection.fetchval(_HOLDS_ROWS):
         raise TransferError(
             "The PostgreSQL database holds organizations, files or batches already. Restore into an empty one."
         )
-    if await connection.fetchval(_IS_RUN):
+    if await connection.fetchval(_IS_IN_USE):
         raise TransferError(
             "A service is running on the PostgreSQL database. Stop it first: it would remove the restored objects "
             "while their rows are not there yet."
@@ -98,8 +103,8 @@ async def _copy(rows: sqlite3.Connection, table: str, connection: Any) -> None:
     found = select(rows, table)
     columns = tuple(column[0] for column in found.description)
     types = {row["column_name"]: row["data_type"] for row in await connection.fetch(_COLUMNS, table)}
-    meant = {name: _TYPES[types[name]] for name in columns if types.get(name) in _TYPES}
-    records = _Records(found, columns, meant)
+    converters = {name: _CONVERTERS[types[name]] for name in columns if types.get(name) in _CONVERTERS}
+    records = _Records(found, columns, converters)
     await connection.copy_records_to_table(table, records=records, columns=columns)
     arrived = await connection.fetchval(f"SELECT count(*) FROM {table}")  # noqa: S608 (one of TABLES)
     if arrived != records.count:
@@ -107,23 +112,23 @@ async def _copy(rows: sqlite3.Connection, table: str, connection: Any) -> None:
 
 
 class _Records:
-    """Rows as PostgreSQL takes them, and how many they were."""
+    """Iterates over rows in the form that PostgreSQL takes, and counts them."""
 
     def __init__(
-        self, found: sqlite3.Cursor, columns: tuple[str, ...], meant: Mapping[str, Callable[[Any], Any]]
+        self, found: sqlite3.Cursor, columns: tuple[str, ...], converters: Mapping[str, Callable[[Any], Any]]
     ) -> None:
-        self._found, self._meant = found, meant
-        # Text is stored here as the service stores it.
-        self._stored = Query("", columns)
+        self._found, self._converters = found, converters
+        # Text is escaped as the service escapes it.
+        self._query = Query("", columns)
         self.count = 0
 
     def __iter__(self) -> Iterator[list[Any]]:
         for row in self._found:
             self.count += 1
-            yield self._stored.values(Statement("copy", self._as_meant(dict(row))))
+            yield self._query.values(Statement("copy", self._converted(dict(row))))
 
-    def _as_meant(self, row: dict[str, Any]) -> dict[str, Any]:
-        for name, mean in self._meant.items():
+    def _converted(self, row: dict[str, Any]) -> dict[str, Any]:
+        for name, convert in self._converters.items():
             if row[name] is not None:
-                row[name] = mean(row[name])
+                row[name] = convert(row[name])
         return row

@@ -1,8 +1,10 @@
-"""Put a backup into backends that hold nothing: objects first, rows last and all at once, so that one that dies
-half-way has restored nothing and can be run again."""
+"""Restores a backup into an empty store.
+
+Objects are written first, and all rows at once at the end. So a restore that dies half-way has restored nothing and can
+be run again.
+"""
 
 import asyncio
-import os
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
@@ -11,30 +13,30 @@ from typing import Protocol
 
 from batchline.backup.archive import Archive, Entry
 from batchline.backup.manifest import Progress, TransferError
-from batchline.backup.rows import Marks, needed_since, opened, settle
-from batchline.backup.workspace import sync_folder
+from batchline.backup.rows import Marks, end_leases, needed_since, opened
 from batchline.domain.errors import ObjectsDown
+from batchline.durable import replace, sync_path
 from batchline.ports import Clock, Objects, Threads
 
 _FOLDERS = ("uploads", "work", "segments", "results")
-_MARKS = "restore"
-"""An object below it says that a restore is under way, so that the next one may remove what it finds."""
-_AT_ONCE = 8
-_AGAIN = "Nothing was restored; the same command may be run again."
+_MARKER_PREFIX = "restore"
+"""An object below this prefix says that a restore was begun, so that the next one may remove the objects it finds."""
+_MAX_CONCURRENT_WRITES = 8
+_RUN_AGAIN = "Nothing was restored; the same command may be run again."
 
 
 class Rows(Protocol):
-    """Where rows are kept."""
+    """The database that rows are restored into."""
 
     async def require_empty(self) -> None:
-        """Raises TransferError."""
+        """Raise TransferError if the database holds anything."""
 
-    async def take(self, database: Path) -> None:
-        """All rows of a settled database, or none. Raises TransferError."""
+    async def insert_all(self, database: Path) -> None:
+        """Insert all rows of a database without leases, or none. Raise TransferError."""
 
 
 class Restore:
-    """``folder`` is on a local disk, and empty."""
+    """Restores one backup. ``folder`` is an empty folder on a local disk."""
 
     def __init__(
         self, *, rows: Rows, objects: Objects, folder: Path, threads: Threads, clock: Clock, progress: Progress
@@ -44,51 +46,51 @@ class Restore:
         self._threads, self._clock, self._progress = threads, clock, progress
 
     async def run(self, archive: Archive) -> None:
-        """Raises TransferError."""
+        """Restore everything or nothing. Raise TransferError."""
         try:
             await self._restore(archive)
         except ObjectsDown as error:
-            raise TransferError(f"The objects cannot be written: {error}. {_AGAIN}") from error
+            raise TransferError(f"The objects cannot be written: {error}. {_RUN_AGAIN}") from error
         except OSError as error:
-            raise TransferError(f"The backup cannot be unpacked: {error}. {_AGAIN}") from error
+            raise TransferError(f"The backup cannot be unpacked: {error}. {_RUN_AGAIN}") from error
 
     async def _restore(self, archive: Archive) -> None:
         await self._rows.require_empty()
         await self._make_room()
         archive.extract_database(self._database)
-        settle(self._database, clock=self._clock, threads=self._threads)
+        end_leases(self._database, clock=self._clock, threads=self._threads)
         await self._put_objects(archive)
         await self._require_objects(lost=archive.manifest.lost)
-        await self._rows.take(self._database)
-        await self._objects.delete_all(_MARKS)
+        await self._rows.insert_all(self._database)
+        await self._objects.delete_all(_MARKER_PREFIX)
 
     async def _make_room(self) -> None:
         used = [folder for folder in _FOLDERS if await self._objects.names(folder)]
-        if used and not await self._objects.names(_MARKS):
+        if used and not await self._objects.names(_MARKER_PREFIX):
             raise TransferError(
                 "There are objects already where those of the backup belong. Restore into a folder or a bucket's "
                 "prefix that holds none."
             )
-        await self._objects.put(f"{_MARKS}/unfinished", b"")
+        await self._objects.put(f"{_MARKER_PREFIX}/unfinished", b"")
         for folder in used:
             await self._objects.delete_all(folder)
 
     async def _put_objects(self, archive: Archive) -> None:
-        room, done = asyncio.Semaphore(_AT_ONCE), 0
+        slots, done = asyncio.Semaphore(_MAX_CONCURRENT_WRITES), 0
 
         async def put(entry: Entry) -> None:
             nonlocal done
             try:
                 await self._put_object(archive, entry)
             finally:
-                room.release()
+                slots.release()
             done += entry.size
             self._progress(done, archive.manifest.object_bytes)
 
         try:
             async with asyncio.TaskGroup() as group:
                 for entry in archive.objects():
-                    await room.acquire()
+                    await slots.acquire()
                     group.create_task(put(entry))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -114,31 +116,29 @@ class Restore:
         for folder, names in by_folder.items():
             missing = names.difference(await self._objects.names(folder))
             if missing:
-                raise TransferError(f"The object {folder}/{min(missing)} is missing. {_AGAIN}")
+                raise TransferError(f"The object {folder}/{min(missing)} is missing. {_RUN_AGAIN}")
 
 
-_OWN = {"lock", "objects", "scratch", "transfer"}
-"""What a folder has that was only prepared, or that a restore which died has left."""
+_IGNORED_ENTRIES = {"lock", "objects", "scratch", "transfer"}
+"""The entries of a data folder that was only prepared, or that a restore which died left behind."""
 
 
 class SqliteRows:
+    """Restores rows as the SQLite database of a data folder."""
+
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir
 
     async def require_empty(self) -> None:
-        found = {entry.name for entry in self._folder.iterdir()} - _OWN
+        """Raise TransferError if the data folder holds a service's files."""
+        found = {entry.name for entry in self._folder.iterdir()} - _IGNORED_ENTRIES
         if found:
             raise TransferError(
                 f"The data folder {self._folder} holds {min(found)} already. "
                 "Restore into a folder that is empty or not there yet."
             )
 
-    async def take(self, database: Path) -> None:
-        _publish(database, self._folder)
-
-
-def _publish(database: Path, folder: Path) -> None:
-    with database.open("rb") as file:
-        os.fsync(file.fileno())
-    database.replace(folder / "batchline.sqlite")
-    sync_folder(folder)
+    async def insert_all(self, database: Path) -> None:
+        """Move the database into the data folder, durably."""
+        sync_path(database)
+        replace(database, self._folder / "batchline.sqlite")

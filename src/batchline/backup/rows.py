@@ -1,4 +1,4 @@
-"""The database of a backup: which objects its rows need, and how it is made one that nobody holds anything of."""
+"""Reads the database of a backup: which objects its rows need. Ends the leases in it."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from batchline.store.sqlite.database import SqliteDatabase
 
 _PACKAGE = "batchline.backup"
 _QUERIES = load_queries(_PACKAGE)
-_BUSY_SECONDS = 30.0
+_BUSY_TIMEOUT_SECONDS = 30.0
 
 
 class Marks(NamedTuple):
-    """Up to where rows were looked at."""
+    """The last file and segment that were looked at."""
 
     file: int = 0
     segment: int = 0
@@ -27,19 +27,22 @@ class Marks(NamedTuple):
 
 @contextmanager
 def opened(database: Path) -> Iterator[sqlite3.Connection]:
-    """Transactions are the caller's own."""
-    with closing(sqlite3.connect(database, isolation_level=None, timeout=_BUSY_SECONDS)) as connection:
+    """Open a database; the caller begins and ends its transactions."""
+    with closing(sqlite3.connect(database, isolation_level=None, timeout=_BUSY_TIMEOUT_SECONDS)) as connection:
         connection.row_factory = sqlite3.Row
         yield connection
 
 
 def select(connection: sqlite3.Connection, name: str, **params: Any) -> sqlite3.Cursor:
+    """Run a query of ``queries.sql``."""
     return connection.execute(_QUERIES[name], params)
 
 
 def needed_since(connection: sqlite3.Connection, marks: Marks) -> tuple[list[str], Marks]:
-    """Keys of the objects that the service could not go on without, as of one snapshot of the caller's. All running
-    batches are looked at each time; of files and segments only those numbered since."""
+    """Return the keys of the objects that the service needs, and new marks. The caller has begun a transaction.
+
+    All active batches are looked at each time, but only those files and segments that were added after the marks.
+    """
     found = [
         row["object_key"]
         for name in ("file_objects", "work_objects", "segment_objects")
@@ -48,11 +51,11 @@ def needed_since(connection: sqlite3.Connection, marks: Marks) -> tuple[list[str
     return found, Marks(*select(connection, "marks").fetchone())
 
 
-def settle(database: Path, *, clock: Clock, threads: Threads) -> None:
-    """Bring a backup's database up to this version, and end every lease in it."""
+def end_leases(database: Path, *, clock: Clock, threads: Threads) -> None:
+    """Migrate a backup's database to this version, and end every lease in it. Raise TransferError."""
     try:
         SqliteDatabase(database, clock=clock, writer=threads, reader=threads).close()
         with opened(database) as connection:
-            connection.executescript(f"BEGIN; {files(_PACKAGE).joinpath('settle.sql').read_text()} COMMIT;")
+            connection.executescript(f"BEGIN; {files(_PACKAGE).joinpath('end_leases.sql').read_text()} COMMIT;")
     except (sqlite3.Error, StoreDown) as error:
         raise TransferError(f"The database in the backup cannot be used: {error}") from error

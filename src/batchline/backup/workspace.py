@@ -1,6 +1,5 @@
-"""A folder inside the data folder for a backup or a restore that is under way."""
+"""Provides a folder inside the data folder for a backup or a restore that is under way."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -8,14 +7,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from batchline.backup.manifest import TransferError
+from batchline.locks import AlreadyLocked, try_lock
 
 _NAME = "transfer"
 
 
 @contextmanager
 def workspace(data_dir: Path) -> Iterator[Path]:
-    """Empty at first and gone afterwards; what one that died has left goes first."""
-    with _held(data_dir):
+    """Provide an empty folder that is removed afterwards. Raise TransferError if another process uses it.
+
+    What a process that died left there is removed first.
+    """
+    with _locked(data_dir):
         folder = data_dir / _NAME
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
@@ -26,30 +29,24 @@ def workspace(data_dir: Path) -> Iterator[Path]:
 
 
 def clear_workspace(data_dir: Path) -> None:
-    """Unless somebody works there. What another user has left is for that user's next backup to remove."""
-    with suppress(TransferError, OSError), _held(data_dir):
+    """Remove what a process that died left, unless a backup or a restore is under way.
+
+    What another user's process left stays until that user's next backup removes it.
+    """
+    with suppress(TransferError, OSError), _locked(data_dir):
         shutil.rmtree(data_dir / _NAME, ignore_errors=True)
 
 
 @contextmanager
-def _held(data_dir: Path) -> Iterator[None]:
-    """The folder itself is locked: there is no file to be left behind, and the service's own lock is another one."""
+def _locked(data_dir: Path) -> Iterator[None]:
+    """Lock the folder itself: no lock file is left behind, and the service's own lock is a different one."""
     descriptor = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        try_lock(descriptor)
+    except AlreadyLocked:
         os.close(descriptor)
         raise TransferError(f"Another backup or restore is using the data folder {data_dir}.") from None
     try:
         yield
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """What was renamed in it stays so."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Objects in a bucket of an S3-compatible store. An object is there, whole, once the store said so; nothing is ever
-renamed, and nobody is sent to the store directly.
+"""Keeps objects in a bucket of an S3-compatible store.
 
-The store is asked as the usual AWS variables say: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and so on.
+An object exists, whole, once the store confirmed it. Nothing is ever renamed, and no client is redirected to the store.
+The usual AWS variables configure the store: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and so on.
 """
 
 import os
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 _CHUNK_BYTES = 256 * 1024
-_LISTED_AT_ONCE = 1000
-_EVERYTHING = 1 << 50
+_PAGE_KEYS = 1000
+_UNLIMITED_BYTES = 1 << 50
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
-# A store that is gone is told within 15 s: no retry begins after 5 s, and none stays silent for more than 10.
+# An unavailable store is detected within 15 s: no retry begins after 5 s, and none lasts more than 10 s without data.
 _CLIENT: "ClientConfig" = {
     "connect_timeout": timedelta(seconds=3),
     "read_timeout": timedelta(seconds=10),
-    # Of a whole answer, which is as long as the client of a download wants it to be.
+    # The limit for a whole answer, which takes as long as the client of a download reads.
     "timeout": timedelta(hours=1),
 }
 _RETRIES: "RetryConfig" = {
@@ -47,13 +47,15 @@ _RETRIES: "RetryConfig" = {
 
 
 class BucketObjects:
+    """Objects in a bucket, below an optional prefix."""
+
     def __init__(self, store: S3Store, *, scratch: Scratch, threads: Threads, random: Random) -> None:
         self._store, self._scratch = store, scratch
         self._threads, self._random = threads, random
 
     @classmethod
     def open(cls, url: str, *, threads: Threads, random: Random, scratch: Path) -> "BucketObjects":
-        """``s3://bucket/prefix``; nothing is asked of it yet. Raises ValueError, which says what to write instead."""
+        """Open ``s3://bucket/prefix`` without a request to it. Raise ValueError, which says what to write instead."""
         bucket, prefix = _parse(url)
         store = S3Store(
             bucket,
@@ -99,20 +101,20 @@ class BucketObjects:
         end = start + length
         version: str | None = None
         while start < end:
-            # Stores drop connections that a slow reader leaves idle: the rest is asked for anew.
-            opened = start
+            # Stores close connections that a slow reader leaves idle; then the rest is requested again.
+            requested_from = start
             try:
-                answer = await obstore.get_async(self._store, key, options=_part(start, end, version))
+                answer = await obstore.get_async(self._store, key, options=_range(start, end, version))
                 end, version = min(end, answer.range[1]), answer.meta["e_tag"]
                 async for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
-                    for chunk in _cut(piece):
+                    for chunk in _split(piece):
                         yield chunk
                         start += len(chunk)
             except FAULTS as fault:
                 if is_past_the_end(fault):
                     return
-                if start == opened:
-                    raise explained(fault, activity=f"Reading {key}") from None
+                if start == requested_from:
+                    raise explained(fault, action=f"Reading {key}") from None
 
     async def delete(self, key: str) -> None:
         await self._delete([_checked(key)])
@@ -125,18 +127,18 @@ class BucketObjects:
         try:
             found = await obstore.list_with_delimiter_async(self._store, _checked(prefix))
         except FAULTS as fault:
-            raise explained(fault, activity=f"Listing {prefix}") from None
+            raise explained(fault, action=f"Listing {prefix}") from None
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted({path.rpartition("/")[2] for path in paths if path.startswith(f"{prefix}/")})
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
-        pages = obstore.list(self._store, _checked(prefix), chunk_size=_LISTED_AT_ONCE)
+        pages = obstore.list(self._store, _checked(prefix), chunk_size=_PAGE_KEYS)
         try:
             async for page in pages:
-                # Some stores list a marker of the prefix itself.
+                # Some stores also list a marker object for the prefix itself.
                 yield [path for found in page if (path := found["path"]).startswith(f"{prefix}/")]
         except FAULTS as fault:
-            raise explained(fault, activity=f"Listing {prefix}") from None
+            raise explained(fault, action=f"Listing {prefix}") from None
 
     async def check(self) -> None:
         key = f"{TEMPORARY}/{self._random.bytes(16).hex()}"
@@ -148,26 +150,27 @@ class BucketObjects:
             await self._delete([key])
 
     async def clear_temporary(self) -> None:
-        """Remove what processes that died left on the local disk."""
+        """Remove the scratch files of processes that died."""
         await self._scratch.clear()
 
     def close(self) -> None:
+        """Remove the scratch folder of this process."""
         self._scratch.close()
 
     async def _put(self, key: str, data: bytes) -> None:
         try:
             await obstore.put_async(self._store, key, data, use_multipart=False)
         except FAULTS as fault:
-            raise explained(fault, activity=f"Writing {key}") from None
+            raise explained(fault, action=f"Writing {key}") from None
 
     async def _read(self, key: str, start: int, length: int) -> bytes:
-        """Of no bytes at all one is asked for, to learn whether the object is there."""
+        """Return a range. For an empty range one byte is requested, to find out whether the object exists."""
         try:
             data = await obstore.get_range_async(self._store, key, start=start, length=length or 1)
         except FAULTS as fault:
             if is_past_the_end(fault):
                 return b""
-            raise explained(fault, activity=f"Reading {key}") from None
+            raise explained(fault, action=f"Reading {key}") from None
         return bytes(data)[:length]
 
     async def _delete(self, keys: list[str]) -> None:
@@ -175,12 +178,12 @@ class BucketObjects:
             await obstore.delete_async(self._store, keys)
         except FAULTS as fault:
             if not is_missing(fault):
-                raise explained(fault, activity=f"Deleting {keys[0]}") from None
+                raise explained(fault, action=f"Deleting {keys[0]}") from None
 
     async def _download(self, key: str, path: Path) -> None:
         await self._threads.run(partial(_make_file, path))
         at = 0
-        async for chunk in self.stream(key, 0, _EVERYTHING):
+        async for chunk in self.stream(key, 0, _UNLIMITED_BYTES):
             await self._threads.run(partial(_write_at, path, at, chunk))
             at += len(chunk)
 
@@ -192,7 +195,7 @@ class BucketObjects:
 
 
 def _parse(url: str) -> tuple[str, str | None]:
-    # The URL is not quoted back: somebody may have put a secret into it.
+    # The message does not quote the URL, which may hold a secret by mistake.
     parts = urlsplit(url)
     prefix = parts.path.strip("/")
     names = [parts.netloc, *(prefix.split("/") if prefix else [])]
@@ -205,7 +208,7 @@ def _parse(url: str) -> tuple[str, str | None]:
 
 
 def _endpoint_is_plain() -> bool:
-    """Whether the endpoint of the environment is one without TLS."""
+    """Return whether the endpoint that the environment names has no TLS. Raise ValueError if it is no URL."""
     for name in _ENDPOINTS:
         if endpoint := os.environ.get(name):
             if urlsplit(endpoint).scheme not in {"http", "https"}:
@@ -219,11 +222,11 @@ def _checked(key: str) -> str:
     return key
 
 
-def _part(start: int, end: int, version: str | None) -> "GetOptions":
+def _range(start: int, end: int, version: str | None) -> "GetOptions":
     return {"range": (start, end)} if version is None else {"range": (start, end), "if_match": version}
 
 
-def _cut(piece: bytes) -> list[bytes]:
+def _split(piece: bytes) -> list[bytes]:
     data = bytes(piece)
     return [data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)]
 
@@ -233,8 +236,8 @@ def _make_file(path: Path) -> None:
     path.touch(exist_ok=False)
 
 
-# Opened for every chunk: a call whose caller was cancelled goes on in its thread, where nobody may close its file, and
-# it must not make a file anew that is gone.
+# The file is opened for every chunk: a call whose caller was cancelled continues in its thread, so no other code may
+# close its file, and it must not create a file again that was removed.
 @disk()
 def _write_at(path: Path, at: int, data: bytes) -> None:
     with path.open("r+b") as file:

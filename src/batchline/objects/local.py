@@ -1,9 +1,10 @@
-"""Objects in a folder. What has a key is whole and on the disk: bytes go to a temporary file, which is synced and
-renamed, and the folder that now names it is synced too."""
+"""Keeps objects in a folder.
 
-import fcntl
+An object that has its key is whole and on the disk: bytes are written to a temporary file, which is synced and renamed,
+and the folder that now holds its name is synced too.
+"""
+
 import os
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -14,17 +15,21 @@ from pathlib import Path
 from threading import Lock
 
 from batchline.domain.errors import ObjectMissing, ObjectsDown
+from batchline.durable import sync, sync_path
 from batchline.objects.keys import TEMPORARY, components
 from batchline.ports import Random, Threads
 
 _CHUNK_BYTES = 256 * 1024
-_LISTED_AT_ONCE = 200
+_PAGE_KEYS = 200
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class LocalObjects:
-    """Objects of one process and those it started: a lock elsewhere keeps others from the folder. All of them read and
-    put; only the one that holds the lock removes, and clears what an earlier life left."""
+    """The objects of one process and its child processes.
+
+    The lock of the data folder keeps other processes away. All of them read and put. Only the process that holds the
+    lock removes objects, and clears what an earlier process left.
+    """
 
     def __init__(self, root: Path, threads: Threads, random: Random) -> None:
         self._folder = _Folder(root.absolute())
@@ -32,8 +37,8 @@ class LocalObjects:
         self._random = random
 
     async def put(self, key: str, data: bytes) -> None:
-        builder = self._draft(key)
-        await self._threads.run(partial(builder.put, data))
+        draft = self._draft(key)
+        await self._threads.run(partial(draft.put, data))
 
     async def create(self, key: str) -> "LocalWriter":
         return LocalWriter(self._draft(key), self._threads)
@@ -78,14 +83,14 @@ class LocalObjects:
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         keys = _keys(self._folder.path(prefix), prefix)
-        while page := await self._threads.run(lambda: list(islice(keys, _LISTED_AT_ONCE))):
+        while page := await self._threads.run(lambda: list(islice(keys, _PAGE_KEYS))):
             yield page
 
     async def check(self) -> None:
         await self._threads.run(partial(self._folder.probe, self._temporary_path()))
 
     async def clear_temporary(self) -> None:
-        """Remove what an earlier life left half-written; at start, before anything is written."""
+        """Remove what an earlier process left half-written. Call it at the start, before anything is written."""
         await self._threads.run(self._folder.clear_temporary)
 
     def _draft(self, key: str) -> "_Draft":
@@ -96,8 +101,10 @@ class LocalObjects:
 
 
 class LocalWriter:
-    def __init__(self, builder: "_Draft", threads: Threads) -> None:
-        self._draft = builder
+    """A Writer for one object."""
+
+    def __init__(self, draft: "_Draft", threads: Threads) -> None:
+        self._draft = draft
         self._threads = threads
 
     async def write(self, data: bytes) -> None:
@@ -129,42 +136,42 @@ def _reading() -> Iterator[None]:
 
 
 class _Folder:
-    """Where keys lie, and which folders are known to outlast a loss of power."""
+    """The paths of keys, and the folders that are known to outlast a loss of power."""
 
     def __init__(self, root: Path) -> None:
         self.temporary = root / TEMPORARY
         self._root = root
-        self._lasting: set[Path] = set()
-        self._shape = Lock()
-        """Held while folders come and go, so that none goes between being made and being used."""
+        self._durable: set[Path] = set()
+        self._folders_lock = Lock()
+        """Held while folders are created and removed, so that none is removed between its creation and its use."""
 
     def path(self, key: str) -> Path:
         return self._root.joinpath(*components(key))
 
     @_writing()
     def accept(self, path: Path, target: Path) -> None:
-        _sync_path(path)
+        sync_path(path)
         self.publish(path, target)
 
     def publish(self, temporary: Path, target: Path) -> None:
         try:
             self._place(temporary, target)
         except FileNotFoundError:
-            # What is known of folders is not known to be so any more: another process removes them too.
+            # Another process has removed folders that are remembered here as existing.
             self._forget(target.parent)
             self._place(temporary, target)
-        _sync_path(target.parent)
+        sync_path(target.parent)
 
     @_writing()
     def delete_all(self, folder: Path) -> None:
-        with self._shape:
+        with self._folders_lock:
             _remove_tree(folder)
-            self._lasting = {known for known in self._lasting if not known.is_relative_to(folder)}
+            self._durable = {known for known in self._durable if not known.is_relative_to(folder)}
 
     @_writing()
     def make_temporary(self) -> None:
-        with self._shape:
-            self._make_lasting(self._root)
+        with self._folders_lock:
+            self._make_durable(self._root)
         self.temporary.mkdir(exist_ok=True)
 
     @_writing()
@@ -176,43 +183,43 @@ class _Folder:
         self.make_temporary()
         try:
             path.write_bytes(path.name.encode())
-            _sync_path(path)
+            sync_path(path)
             if path.read_bytes() != path.name.encode():
                 raise OSError("What was written is not what is read")
         finally:
             path.unlink(missing_ok=True)
 
     def _place(self, temporary: Path, target: Path) -> None:
-        with self._shape:
-            self._make_lasting(target.parent)
+        with self._folders_lock:
+            self._make_durable(target.parent)
             temporary.replace(target)
 
     def _forget(self, folder: Path) -> None:
-        with self._shape:
-            self._lasting -= {folder, *folder.parents}
+        with self._folders_lock:
+            self._durable -= {folder, *folder.parents}
 
-    def _make_lasting(self, folder: Path) -> None:
-        # That a folder exists does not say that its name was synced: whoever made it may have died before that.
-        if folder in self._lasting:
+    def _make_durable(self, folder: Path) -> None:
+        # A folder that exists may have a name that was never synced: its creator may have died before that.
+        if folder in self._durable:
             return
         if self._root in folder.parents or not folder.parent.is_dir():
-            self._make_lasting(folder.parent)
+            self._make_durable(folder.parent)
         folder.mkdir(exist_ok=True)
-        _sync_path(folder.parent)
-        self._lasting.add(folder)
+        sync_path(folder.parent)
+        self._durable.add(folder)
 
 
 class _Draft:
-    """A temporary file on its way to a key. It is opened late, so that a draft nobody wrote to leaves no trace."""
+    """A temporary file that becomes an object. It is opened at the first write, so an unused draft leaves no file."""
 
     def __init__(self, folder: _Folder, temporary: Path, target: Path) -> None:
         self._folder = folder
         self._temporary = temporary
         self._target = target
         self._file: FileIO | None = None
-        self._over = False
-        self._turn = Lock()
-        """A write whose caller was cancelled goes on in its thread; what comes next must not close its file."""
+        self._closed = False
+        self._step_lock = Lock()
+        """Held by each step: a write whose caller was cancelled continues in its thread and needs its file open."""
 
     def put(self, data: bytes) -> None:
         self.write(data)
@@ -224,21 +231,21 @@ class _Draft:
 
     def commit(self) -> None:
         with self._step():
-            _sync(self._open().fileno())
+            sync(self._open().fileno())
             self._close()
             self._folder.publish(self._temporary, self._target)
 
     def discard(self) -> None:
-        with self._turn, _writing():
+        with self._step_lock, _writing():
             self._close()
             self._temporary.unlink(missing_ok=True)
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """Whatever fails, no half-written file stays, and the draft is over."""
-        with self._turn, _writing():
-            if self._over:
-                raise ValueError("This draft is over")
+        """Run one step. If it fails, remove the half-written file and close the draft."""
+        with self._step_lock, _writing():
+            if self._closed:
+                raise ValueError("This draft was committed or discarded, or it failed")
             try:
                 yield
             except OSError:
@@ -253,7 +260,7 @@ class _Draft:
         return self._file
 
     def _close(self) -> None:
-        self._over = True
+        self._closed = True
         if self._file is not None:
             self._file.close()
 
@@ -264,30 +271,14 @@ def _write_all(file: FileIO, data: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
-def _sync(descriptor: int) -> None:
-    if sys.platform == "darwin":
-        # There fsync() ends at the drive's cache.
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(descriptor)
-
-
-def _sync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        _sync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _remove_quietly(path: Path) -> None:
-    # What cannot be removed now is removed at the next start.
+    # A file that cannot be removed now is removed at the next start.
     with suppress(OSError):
         path.unlink()
 
 
 def _remove_tree(folder: Path) -> None:
-    """Not shutil's, which stops half-way when somebody else removes an object meanwhile."""
+    """Remove a folder. shutil.rmtree would stop half-way if another thread removed an object meanwhile."""
     try:
         entries = list(folder.iterdir())
     except _ABSENT:
@@ -320,7 +311,7 @@ def _read(path: Path, start: int, length: int) -> bytes:
 
 @_reading()
 def _read_chunk(file: FileIO, start: int, end: int) -> bytes:
-    # By position: a read whose caller was cancelled may meet a descriptor that is already something else's.
+    # By position: after a cancelled call closed the file, its descriptor may already belong to another file.
     return os.pread(file.fileno(), min(_CHUNK_BYTES, end - start), start)
 
 

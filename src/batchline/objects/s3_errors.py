@@ -1,5 +1,7 @@
-"""What an S3 store's refusals mean, in words that hold no secret: a refused request is quoted back by some stores,
-headers and all."""
+"""Explains the errors of an S3 store without quoting them.
+
+Some stores quote a refused request in their answer, headers included, so the answer may hold secrets.
+"""
 
 import re
 
@@ -8,13 +10,13 @@ from obstore.exceptions import BaseError
 from batchline.domain.errors import ObjectMissing, ObjectsDown
 
 FAULTS = (BaseError, FileNotFoundError)
-"""What obstore raises when a store refuses or does not answer."""
+"""The errors that obstore raises if a store refuses a request or does not answer."""
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-_TROUBLE = re.compile(r"HTTP error: ([a-z ]+)")
+_HTTP_ERROR = re.compile(r"HTTP error: ([a-z ]+)")
 _INSTANCE_METADATA = re.compile(r"://[^/]+/latest/(api/token|meta-data/iam)")
-"""Asked for credentials where the environment has none."""
+"""Obstore asks these addresses for credentials if the environment has none."""
 
 _HINTS = {
     "401": "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
@@ -25,18 +27,20 @@ _HINTS = {
 
 
 def is_missing(fault: Exception) -> bool:
-    """Whether the store says that this object is not there, as opposed to a 404 from whoever else answers."""
+    """Return whether the store itself says that the object does not exist, as opposed to a 404 of a proxy."""
     return _code(fault) == "NoSuchKey"
 
 
 def is_past_the_end(fault: Exception) -> bool:
+    """Return whether the requested range begins after the end of the object."""
     return _status(fault) == "416"
 
 
-def explained(fault: Exception, *, activity: str) -> ObjectMissing | ObjectsDown:
+def explained(fault: Exception, *, action: str) -> ObjectMissing | ObjectsDown:
+    """Return the error to raise for a fault, with the action that failed, the cause, and what to check."""
     if is_missing(fault):
-        return ObjectMissing(f"{activity}: there is no such object")
-    return ObjectsDown(f"{activity}: {_reason(fault)}")
+        return ObjectMissing(f"{action}: there is no such object")
+    return ObjectsDown(f"{action}: {_reason(fault)}")
 
 
 def _reason(fault: Exception) -> str:
@@ -44,8 +48,8 @@ def _reason(fault: Exception) -> str:
         return "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
     status, code = _status(fault), _code(fault)
     if status is None:
-        trouble = _TROUBLE.search(str(fault))
-        return f"the bucket's store did not answer ({trouble[1].strip() if trouble else type(fault).__name__})"
+        http_error = _HTTP_ERROR.search(str(fault))
+        return f"the bucket's store did not answer ({http_error[1].strip() if http_error else type(fault).__name__})"
     answer = f"the bucket's store answered {status}" + (f" {code}" if code else "")
     return f"{answer}; {_HINTS[status]}" if status in _HINTS else answer
 

@@ -1,10 +1,9 @@
-"""A folder on a local disk for files that are only passing through, when the objects themselves are elsewhere.
+"""Keeps temporary files on a local disk for objects that are stored elsewhere.
 
-Each process has a folder of its own there, held by a lock that goes with the process however it ends: so whoever
-starts can tell what the dead left from what the living use.
+Each process has its own folder, with a lock that ends with the process, however that ends. So a process that starts can
+distinguish the folders of dead processes from those in use.
 """
 
-import fcntl
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -14,12 +13,15 @@ from pathlib import Path
 from threading import Lock
 
 from batchline.domain.errors import ObjectsDown
+from batchline.locks import AlreadyLocked, lock, try_lock
 from batchline.ports import Random, Threads
 
 _LOCK = "lock"
 
 
 class Scratch:
+    """The scratch folder of this process, which is created when it is first needed."""
+
     def __init__(self, root: Path, *, threads: Threads, random: Random) -> None:
         self._root = root.absolute()
         self._own = self._root / random.bytes(8).hex()
@@ -29,7 +31,7 @@ class Scratch:
 
     @asynccontextmanager
     async def file(self) -> AsyncIterator[Path]:
-        """A path to write to, gone afterwards."""
+        """Provide a path to write to; its file is removed afterwards."""
         await self._threads.run(self._make)
         path = self._own / self._random.bytes(16).hex()
         try:
@@ -38,10 +40,11 @@ class Scratch:
             await self._threads.run(partial(_remove_quietly, path))
 
     async def clear(self) -> None:
-        """Remove what dead processes left."""
+        """Remove the folders of dead processes."""
         await self._threads.run(self._clear)
 
     def close(self) -> None:
+        """Remove the folder of this process."""
         if self._lock is not None:
             shutil.rmtree(self._own, ignore_errors=True)
             self._lock.close()
@@ -50,7 +53,7 @@ class Scratch:
     def _make(self) -> None:
         with self._making, disk():
             while self._lock is None:
-                self._lock = _hold(self._own)
+                self._lock = _make_and_lock(self._own)
 
     def _clear(self) -> None:
         with disk():
@@ -60,32 +63,33 @@ class Scratch:
 
 @contextmanager
 def disk() -> Iterator[None]:
+    """Raise ObjectsDown in place of an OSError."""
     try:
         yield
     except OSError as failure:
         raise ObjectsDown(f"The local disk failed: {failure}") from failure
 
 
-def _hold(folder: Path) -> FileIO | None:
-    """None when somebody took the folder for a dead one's before it was locked."""
+def _make_and_lock(folder: Path) -> FileIO | None:
+    """Create and lock a folder; return None if another process removed it as abandoned before it was locked."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        lock = FileIO(folder / _LOCK, "w")
+        file = FileIO(folder / _LOCK, "w")
     except FileNotFoundError:
         return None
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock(file)
     if (folder / _LOCK).exists():
-        return lock
-    lock.close()
+        return file
+    file.close()
     return None
 
 
 def _remove_if_dead(folder: Path) -> None:
-    # Whoever else clears may be faster.
-    with suppress(FileNotFoundError), FileIO(folder / _LOCK) as lock:
+    # Another process may clear at the same time and be faster.
+    with suppress(FileNotFoundError), FileIO(folder / _LOCK) as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            try_lock(file)
+        except AlreadyLocked:
             return
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,23 +1,27 @@
-"""What a run has reached, beside its output: a run that was killed goes on where it was, with the same batch.
+"""Records the progress of a run beside its output, so that a killed run resumes with the same batch.
 
-Every step appends one line with everything, so that a line that was cut off by a crash costs one step at most. The
-file is locked as long as the run lives.
+Every step appends one line with the whole state, so a line that a crash cut off costs one step at most. The file is
+locked as long as the run is alive.
 """
 
-import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import DecodeError, Struct
+from msgspec import DecodeError, Struct, field
 from msgspec.json import decode as decode_json
 from msgspec.json import encode as encode_json
 
+from batchline.durable import sync
+from batchline.locks import try_lock
+
 
 class JournalEntry(Struct, frozen=True, kw_only=True):
+    """The state of a run."""
+
     input_digest: str
     endpoint: str
-    place: str
+    target: str = field(name="place")
     """The server's URL, or the data folder."""
 
     begun_at: float
@@ -26,16 +30,18 @@ class JournalEntry(Struct, frozen=True, kw_only=True):
     batch_id: str | None = None
 
 
-_BEGINNING = b'{"input_digest":'
+_FIRST_BYTES = b'{"input_digest":'
 
 
 class JournalUnusable(Exception):
-    """Why, for a person to read."""
+    """The journal cannot be used. The message says why, for the user."""
 
 
 class Journal:
+    """The journal of one output file, locked by this run."""
+
     def __init__(self, path: Path) -> None:
-        """Raises JournalUnusable when another run is at work on it, or it is no journal."""
+        """Open or create it. Raise JournalUnusable if another run holds it, or if the file is not a journal."""
         self.path = path
         self._removed = False
         try:
@@ -43,26 +49,26 @@ class Journal:
         except OSError as failure:
             raise JournalUnusable(f"{path} cannot be written: {failure.strerror}") from failure
         try:
-            self.job = _last(self._fd)
+            self.entry = _last_entry(self._fd)
         except DecodeError:
             os.close(self._fd)
-            raise JournalUnusable(f"{path} was not written by this command; move it away") from None
+            raise JournalUnusable(f"{path} was not written by this command; move it elsewhere") from None
 
-    def write(self, job: JournalEntry) -> None:
-        """Durable when it returns."""
-        os.write(self._fd, encode_json(job) + b"\n")
-        os.fsync(self._fd)
-        self.job = job
+    def write(self, entry: JournalEntry) -> None:
+        """Append an entry. It is durable when this returns."""
+        os.write(self._fd, encode_json(entry) + b"\n")
+        sync(self._fd)
+        self.entry = entry
 
     def remove(self) -> None:
-        """The job is over. Whatever lies there afterwards is another run's."""
+        """Delete the file because the run has ended. A file that appears there later belongs to another run."""
         if not self._removed:
             self._removed = True
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """One that holds nothing is not left lying about."""
-        if self.job is None:
+        """Release the file, and delete it if it has no entry."""
+        if self.entry is None:
             self.remove()
         os.close(self._fd)
 
@@ -71,23 +77,24 @@ def _locked(path: Path) -> int:
     while True:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(fd)
         except OSError:
             os.close(fd)
-            raise JournalUnusable(f"Another run is at work on this output ({path})") from None
-        # The run that held it may have removed it in between; then this is nobody's file any more.
+            raise JournalUnusable(f"Another run is working on this output ({path})") from None
+        # The run that held the lock may have deleted the file in the meantime; then open a new one.
         with suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(fd).st_ino:
                 return fd
         os.close(fd)
 
 
-def _last(fd: int) -> JournalEntry | None:
+def _last_entry(fd: int) -> JournalEntry | None:
+    """Return the last complete entry, and cut off what follows it."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     whole = data[: data.rfind(b"\n") + 1]
-    if not whole and not _BEGINNING.startswith(data[: len(_BEGINNING)]):
-        raise DecodeError("not ours")
+    if not whole and not _FIRST_BYTES.startswith(data[: len(_FIRST_BYTES)]):
+        raise DecodeError("not a journal")
     lines = whole.splitlines()
-    job = decode_json(lines[-1], type=JournalEntry) if lines else None
+    entry = decode_json(lines[-1], type=JournalEntry) if lines else None
     os.ftruncate(fd, len(whole))
-    return job
+    return entry

@@ -1,9 +1,8 @@
-"""The service on a data folder: one that runs already, or one of our own for as long as the run needs it.
+"""Finds the service that runs on a data folder, or starts one for as long as the run needs it.
 
-The lock of the folder tells which: whoever serves the folder holds it, and writes its pid and URL into it.
+A service holds the lock of its folder and writes its pid and URL into the lock file.
 """
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -12,66 +11,71 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from batchline.client.errors import ClientError
-from batchline.client.http import Http
+from batchline.client.client import is_healthy
+from batchline.locks import AlreadyLocked, try_lock
 
 _POLL_SECONDS = 0.05
-_ANSWER_SECONDS = 5.0
-_TAIL_BYTES = 4096
-_LOG_BYTES = 10 * 1024 * 1024
+_HEALTH_TIMEOUT_SECONDS = 5.0
+_LOG_TAIL_BYTES = 4096
+_MAX_LOG_BYTES = 10 * 1024 * 1024
 
 
 class ServiceEnded(Exception):
-    """Why there is no service, and what to do, for a person to read."""
+    """The service ended or did not start. The message gives the reason and the remedy, for the user."""
 
 
-class Holder(Struct, frozen=True):
+class LockHolder(Struct, frozen=True):
+    """The service that holds the lock of a folder."""
+
     pid: int
     url: str | None
-    """None until it listens."""
+    """None until the service listens."""
 
 
-class Folder:
+class LocalService:
+    """The service on one data folder."""
+
     def __init__(
         self,
         path: Path,
         *,
         environment: Mapping[str, str],
         pause: Callable[[float], None],
-        tell: Callable[[str], None],
+        on_wait: Callable[[str], None],
     ) -> None:
-        """``environment`` holds the settings of a service that has to be started."""
+        """``environment`` has the settings for a service that this run starts; ``on_wait`` gets what it waits for."""
         self._path, self._environment = path, dict(environment)
-        self._pause, self._tell = pause, tell
+        self._pause, self._on_wait = pause, on_wait
         self._child: subprocess.Popen[bytes] | None = None
         self._child_url = ""
         self.log = path / "run.log"
 
     @property
-    def serves_itself(self) -> bool:
+    def is_own(self) -> bool:
+        """Whether this run started the service."""
         return self._child is not None
 
     def url(self) -> str:
-        """Where the folder is served now; it is, when this returns. Raises ServiceEnded."""
+        """Return the URL of the service; wait for it or start it if needed. Raise ServiceEnded."""
         if self._child is not None:
             if self._child.poll() is None:
                 return self._child_url
             raise ServiceEnded(
-                f"The service of this run ended by itself with {self._child.returncode}; {self._see_log()}"
+                f"The service of this run ended unexpectedly with exit code {self._child.returncode}; {self._see_log()}"
             )
         while True:
             holder = _holder(self._path / "lock")
             if holder is None:
                 if self._start():
                     return self._child_url
-            elif holder.url is not None and _answers(holder.url):
+            elif holder.url is not None and is_healthy(holder.url, timeout=_HEALTH_TIMEOUT_SECONDS):
                 return holder.url
             else:
-                self._tell(f"Waiting for the service that holds {self._path} (pid {holder.pid})")
+                self._on_wait(f"Waiting for the service that holds {self._path} (pid {holder.pid})")
             self._pause(_POLL_SECONDS)
 
     def close(self) -> None:
-        """End our own service, if there is one; its lines in flight may finish unless we are interrupted again."""
+        """Stop the service if this run started it. Lines in flight may finish unless we are interrupted again."""
         if self._child is None:
             return
         with self._child as child:
@@ -83,31 +87,33 @@ class Folder:
                 raise
 
     def _start(self) -> bool:
-        """Whether the service is ours; else somebody else was quicker to take the folder."""
+        """Start a service. Return False if another process took the folder first. Raise ServiceEnded."""
         child, begin = self._spawn()
         self._child = child
         while child.poll() is None:
-            # Without asking for the lock, which would be in the way of the child that asks for it too.
-            holder = _written(self._path / "lock")
+            # Only read the file: to test the lock would take it, and the child could fail to get it.
+            holder = _read_holder(self._path / "lock")
             if holder is not None and holder.pid == child.pid and holder.url is not None:
                 self._child_url = holder.url
                 return True
-            self._tell(_message(_tail(self.log, begin)) or "Starting the service")
+            self._on_wait(_last_message(_read_tail(self.log, begin)) or "Starting the service")
             self._pause(_POLL_SECONDS)
         self.close()
         self._child = None
         if _holder(self._path / "lock") is None:
-            raise ServiceEnded(_reason(_tail(self.log, begin)) or f"The service did not start; {self._see_log()}")
+            raise ServiceEnded(
+                _last_error(_read_tail(self.log, begin)) or f"The service did not start; {self._see_log()}"
+            )
         return False
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], int]:
-        """The process, and where its part of the log begins.
+        """Return the process, and the offset at which its part of the log begins.
 
-        It has a group of its own: a terminal's Ctrl-C is for us, and when the service ends is for us to say.
+        It has its own process group: Ctrl-C on the terminal must reach only this process, which stops the service.
         """
         log = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            if os.fstat(log).st_size > _LOG_BYTES:
+            if os.fstat(log).st_size > _MAX_LOG_BYTES:
                 os.ftruncate(log, 0)
             begin = os.fstat(log).st_size
             child = subprocess.Popen(
@@ -123,60 +129,52 @@ class Folder:
         return child, begin
 
     def _see_log(self) -> str:
-        return f"its log is {self.log}. Run the same command again to go on"
+        return f"its log is {self.log}. Run the same command again to resume"
 
 
-def _holder(lock: Path) -> Holder | None:
-    """Who serves the folder."""
+def _holder(lock: Path) -> LockHolder | None:
+    """Return the service that holds the lock, or None if the lock is free."""
     try:
         fd = os.open(lock, os.O_RDWR)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _written(lock) or Holder(0, None)
+        try_lock(fd)
+    except AlreadyLocked:
+        return _read_holder(lock) or LockHolder(0, None)
     else:
-        # What a dead process wrote is void, and must not be taken for the word of a new one with the same pid.
+        # Erase what a dead process wrote: a new process could have the same pid.
         os.ftruncate(fd, 0)
         return None
     finally:
         os.close(fd)
 
 
-def _written(lock: Path) -> Holder | None:
+def _read_holder(lock: Path) -> LockHolder | None:
     try:
         pid, url, *_ = [*lock.read_text().splitlines(), "", ""]
     except FileNotFoundError:
         return None
-    return Holder(int(pid), _reachable(url) or None) if pid.isdecimal() else None
+    return LockHolder(int(pid), _loopback(url) or None) if pid.isdecimal() else None
 
 
-def _reachable(url: str) -> str:
-    """A service that listens on every address is asked on this machine's own."""
+def _loopback(url: str) -> str:
+    """Replace the wildcard address, on which a service may listen, by the loopback address."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-def _answers(url: str) -> bool:
-    try:
-        Http(locate=lambda: url, headers={}).call("GET", "/healthz", stall=_ANSWER_SECONDS)
-    except ClientError:
-        return False
-    return True
-
-
-def _tail(log: Path, begin: int) -> str:
+def _read_tail(log: Path, begin: int) -> str:
     with log.open("rb") as file:
-        file.seek(max(begin, log.stat().st_size - _TAIL_BYTES))
+        file.seek(max(begin, log.stat().st_size - _LOG_TAIL_BYTES))
         return file.read().decode(errors="replace")
 
 
-def _reason(tail: str) -> str | None:
-    """Of a command that refused to start, in its own words."""
+def _last_error(tail: str) -> str | None:
+    """Return the error message of a service that did not start, if the log has one."""
     return tail.rpartition("Error: ")[2].strip() or None
 
 
-def _message(tail: str) -> str | None:
-    """What the service says it is doing."""
+def _last_message(tail: str) -> str | None:
+    """Return the message of the last log line, if there is one."""
     _, found, text = tail.rstrip().rpartition('msg="')
     return text.partition('"')[0] if found else None

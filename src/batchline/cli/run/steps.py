@@ -1,6 +1,5 @@
-"""The job itself, in steps that can be repeated: submit, follow, collect."""
+"""The steps of a run, each of which can be repeated: begin, submit, follow, collect."""
 
-import os
 from collections.abc import Callable
 from hashlib import file_digest
 from pathlib import Path
@@ -9,146 +8,156 @@ from msgspec import DecodeError, Struct
 from msgspec.json import decode as decode_json
 from msgspec.structs import replace
 
-from batchline.cli.run.display import Display, amount
+from batchline import durable
+from batchline.cli.run.display import Display, format_count
 from batchline.cli.run.journal import Journal, JournalEntry
 from batchline.client.client import Client
 from batchline.client.errors import RequestRefused
 from batchline.client.models import Counts, RemoteBatch
-from batchline.client.retry import PASSING, Retrying
+from batchline.client.retry import TRANSIENT, Retrier
 from batchline.pipeline.create import INTERRUPTED
 from batchline.ports import Clock, Random
 
-_FIRST_POLL, _POLL_GROWTH, _LONGEST_POLL = 0.05, 1.5, 1.0
+_FIRST_POLL_SECONDS, _POLL_GROWTH, _MAX_POLL_SECONDS = 0.05, 1.5, 1.0
 _STALL_SECONDS = 5.0
-_LONGEST_LINE = 1024 * 1024
+_MAX_LINE_BYTES = 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DEFAULT_ENDPOINT = "/v1/chat/completions"
 
 
 class Steps:
+    """The steps, with the journal that records each of them."""
+
     def __init__(
         self,
         *,
         client: Client,
-        retrying: Retrying,
+        retrier: Retrier,
         journal: Journal,
         display: Display,
         clock: Clock,
         random: Random,
         pause: Callable[[float], None],
     ) -> None:
-        self._client, self._retrying, self._journal, self._display = client, retrying, journal, display
+        self._client, self._retrier, self._journal, self._display = client, retrier, journal, display
         self._clock, self._random, self._pause = clock, random, pause
 
-    def begin(self, source: Path, *, digest: str, place: str) -> JournalEntry:
-        job = JournalEntry(
+    def begin(self, source: Path, *, digest: str, target: str) -> JournalEntry:
+        """Record a new job in the journal."""
+        entry = JournalEntry(
             input_digest=digest,
             endpoint=endpoint_of(source),
-            place=place,
+            target=target,
             begun_at=self._clock.now(),
             idempotency_key=self._new_token(),
         )
-        self._journal.write(job)
-        return job
+        self._journal.write(entry)
+        return entry
 
-    def submit(self, job: JournalEntry, source: Path) -> str:
-        """The id of the job's batch: one, however often this is begun. Raises Refused."""
-        lost = job.file_id
-        while job.batch_id is None:
-            job = self._created(self._uploaded(job, source), lost=lost)
-            self._journal.write(job)
-        return job.batch_id
+    def submit(self, entry: JournalEntry, source: Path) -> str:
+        """Return the id of the job's batch; create it if needed. Repeated calls create one batch.
+
+        Raise RequestRefused.
+        """
+        earlier_file = entry.file_id
+        while entry.batch_id is None:
+            entry = self._create(self._upload(entry, source), earlier_file=earlier_file)
+            self._journal.write(entry)
+        return entry.batch_id
 
     def follow(self, batch_id: str) -> RemoteBatch:
-        """Wait until the batch is over, however long its server cannot be reached."""
-        poll, watch = _FIRST_POLL, _Watch(self._client, self._clock)
+        """Wait until the batch has ended, also while the server cannot be reached."""
+        poll, stall = _FIRST_POLL_SECONDS, _StallDetector(self._client, self._clock)
         while True:
-            batch = self._retrying.long(lambda: self._client.batch(batch_id))
-            self._display.lines(batch.request_counts, trouble=watch.trouble(batch.request_counts))
-            if batch.is_over:
+            batch = self._retrier.forever(lambda: self._client.batch(batch_id))
+            self._display.lines(batch.request_counts, problem=stall.problem(batch.request_counts))
+            if batch.is_terminal:
                 return batch
             self._pause(poll)
-            poll = min(poll * _POLL_GROWTH, _LONGEST_POLL)
+            poll = min(poll * _POLL_GROWTH, _MAX_POLL_SECONDS)
 
     def collect(self, file_id: str | None, target: Path) -> Path | None:
-        """The file, whole, under its name; where there is none, nothing of an earlier run stays there."""
+        """Download a file of results, which appears only when it is complete. If there is none, delete an old one."""
         if file_id is None:
             target.unlink(missing_ok=True)
             return None
         part = target.with_name(f"{target.name}.part")
         self._download(file_id, part)
-        part.replace(target)
-        _sync_folder(target.parent)
+        durable.replace(part, target)
         return target
 
     def cancel(self, batch_id: str) -> None:
-        self._retrying.soon(lambda: self._client.cancel(batch_id))
+        """Cancel a batch."""
+        self._retrier.few_times(lambda: self._client.cancel(batch_id))
 
-    def _uploaded(self, job: JournalEntry, source: Path) -> JournalEntry:
-        if job.file_id is not None:
-            return job
-        size, boundary = max(1, source.stat().st_size), self._new_token()
-        text = f"Uploading {source.name} ({amount(size)} bytes)"
+    def _upload(self, entry: JournalEntry, source: Path) -> JournalEntry:
+        if entry.file_id is not None:
+            return entry
+        size = max(1, source.stat().st_size)
+        text = f"Uploading {source.name} ({format_count(size)} bytes)"
         self._display.stage(text)
-        file_id = self._retrying.soon(
+        file_id = self._retrier.few_times(
             lambda: self._client.upload(
-                source, boundary=boundary, sent=lambda sent: self._display.stage(text, share=sent / size)
+                source, on_progress=lambda sent: self._display.stage(text, fraction=sent / size)
             )
         )
-        job = replace(job, file_id=file_id)
-        self._journal.write(job)
-        return job
+        entry = replace(entry, file_id=file_id)
+        self._journal.write(entry)
+        return entry
 
-    def _created(self, job: JournalEntry, *, lost: str | None) -> JournalEntry:
-        """With its batch; or as it has to be tried again, where an earlier try came to nothing on the server."""
+    def _create(self, entry: JournalEntry, *, earlier_file: str | None) -> JournalEntry:
+        """Return the entry with its batch, or without it if the create has to be repeated in another way."""
         self._display.stage("Checking the input")
-        file_id = str(job.file_id)
+        file_id = str(entry.file_id)
         try:
-            batch = self._retrying.soon(
-                lambda: self._client.create(file_id, endpoint=job.endpoint, idempotency_key=job.idempotency_key)
+            batch = self._retrier.few_times(
+                lambda: self._client.create(file_id, endpoint=entry.endpoint, idempotency_key=entry.idempotency_key)
             )
-        except RequestRefused as refused:
-            if str(refused) == INTERRUPTED.message:
-                return replace(job, idempotency_key=self._new_token())
-            if refused.status == 404 and file_id == lost:
-                # Uploaded long ago, and gone since.
-                return replace(job, file_id=None, idempotency_key=self._new_token())
+        except RequestRefused as error:
+            if str(error) == INTERRUPTED.message:
+                # The same key would only get the same answer again.
+                return replace(entry, idempotency_key=self._new_token())
+            if error.status == 404 and file_id == earlier_file:
+                # An earlier run uploaded the file, and it has expired or was deleted since.
+                return replace(entry, file_id=None, idempotency_key=self._new_token())
             raise
-        return replace(job, batch_id=batch.id)
+        return replace(entry, batch_id=batch.id)
 
     def _download(self, file_id: str, part: Path) -> None:
-        """A download that breaks off goes on where it was; the tries count anew whenever more of it came."""
-        text, tries = f"Downloading {part.stem}", 0
+        """Download a file and resume if the connection breaks. Attempts that got more bytes do not count as failed."""
+        text, failures = f"Downloading {part.stem}", 0
         with part.open("wb") as file:
             while True:
                 before = file.tell()
                 try:
-                    self._client.fetch(
-                        file_id, file, got=lambda got, total: self._display.stage(text, share=got / max(1, total))
+                    self._client.download(
+                        file_id,
+                        file,
+                        on_progress=lambda done, total: self._display.stage(text, fraction=done / max(1, total)),
                     )
                     break
-                except PASSING as fault:
-                    tries = 1 if file.tell() > before else tries + 1
-                    self._retrying.again(fault, tries=tries)
+                except TRANSIENT as error:
+                    failures = 1 if file.tell() > before else failures + 1
+                    self._retrier.wait(error, failures=failures)
             file.flush()
-            os.fsync(file.fileno())
+            durable.sync(file.fileno())
 
     def _new_token(self) -> str:
         return "run-" + self._random.bytes(16).hex()
 
 
-class _Watch:
-    """Asks what is wrong once the counts have not moved for a while."""
+class _StallDetector:
+    """Asks the server for the reason once the counts have not changed for a while."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client, self._clock = client, clock
-        self._done, self._moved_at = 0, clock.steady()
+        self._done, self._changed_at = 0, clock.steady()
 
-    def trouble(self, counts: Counts) -> str | None:
+    def problem(self, counts: Counts) -> str | None:
         now = self._clock.steady()
         if counts.done != self._done:
-            self._done, self._moved_at = counts.done, now
-        if now - self._moved_at < _STALL_SECONDS:
+            self._done, self._changed_at = counts.done, now
+        if now - self._changed_at < _STALL_SECONDS:
             return None
         reason = self._client.pause_reason()
         return f"the upstream is paused: {reason}" if reason else None
@@ -159,10 +168,10 @@ class _FirstLine(Struct):
 
 
 def endpoint_of(source: Path) -> str:
-    """What the first line asks for. Where that cannot be read, the server will say what is wrong with it."""
+    """Return the endpoint of the first line. If it cannot be read, use any: the server will report the fault."""
     with source.open("rb") as file:
         file.seek(len(_BYTE_ORDER_MARK) if file.read(len(_BYTE_ORDER_MARK)) == _BYTE_ORDER_MARK else 0)
-        lines = iter(lambda: file.readline(_LONGEST_LINE + 2), b"")
+        lines = iter(lambda: file.readline(_MAX_LINE_BYTES + 2), b"")
         first = next((line for line in lines if line.strip(b" \t\r\n")), b"")
     try:
         return decode_json(first, type=_FirstLine).url or _DEFAULT_ENDPOINT
@@ -171,13 +180,6 @@ def endpoint_of(source: Path) -> str:
 
 
 def digest_of(source: Path) -> str:
+    """Return the SHA-256 digest of a file."""
     with source.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
