@@ -1,0 +1,93 @@
+"""The dispatcher before an upstream that is unavailable: when it is probed, and with what (D3, D5)."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from batchline.domain.replies import Answer, Fault, FaultKind
+from tests.simulation.virtual import EPOCH
+from tests.support.dispatchers import DispatcherHarness
+from tests.support.jobs import FAR_FUTURE, make_jobs
+
+BROKEN = Fault(kind=FaultKind.BROKEN, detail="reset by peer")
+REFUSED = Fault(kind=FaultKind.REFUSED, detail="connection refused")
+ANSWER = Answer(status=200, body=b'{"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}')
+
+
+@pytest.fixture
+def harness() -> Iterator[DispatcherHarness]:
+    with closing(DispatcherHarness()) as harness:
+        yield harness
+
+
+def crash_with_two_lines(harness: DispatcherHarness) -> None:
+    """Break two lines together: the upstream is paused, the next probe is due in 2 s, and both lines are suspects."""
+    harness.add(make_jobs(2, expires_at=FAR_FUTURE))
+    assert harness.sent == 2
+    harness.reply(BROKEN)
+    harness.advance(0.25)
+    assert harness.breaker.paused
+    assert harness.breaker.seconds_to_probe == pytest.approx(2.0)
+
+
+def test_a_probe_that_cannot_start_does_not_postpone_the_next_one(harness: DispatcherHarness) -> None:
+    """D3: the probe interval must double only when a probe has started.
+
+    A suspect hangs, and the other must not start beside it, so there is nothing to probe with. The first line that
+    may start does so at once, since a probe is long due.
+    """
+    crash_with_two_lines(harness)
+    harness.advance(3.0)
+    assert harness.sent == 3, "the first suspect is the first probe"
+    harness.advance(60.0)
+    assert harness.sent == 3, "the second suspect waits for the first"
+    assert harness.breaker.seconds_to_probe == 0.0
+    harness.add(make_jobs(1, project_id="other", expires_at=FAR_FUTURE))
+    assert harness.sent == 4
+    assert harness.breaker.seconds_to_probe == pytest.approx(8.0), "doubled once for each of two probes"
+
+
+def test_a_line_past_its_window_is_no_probe(harness: DispatcherHarness) -> None:
+    """D3: it does not start, so the next line is the probe, and the interval doubles once."""
+    crash_with_two_lines(harness)
+    overdue = make_jobs(1, project_id="overdue", expires_at=int(EPOCH) + 1)
+    harness.add(overdue + make_jobs(1, project_id="other", expires_at=FAR_FUTURE))
+    harness.advance(3.0)
+    assert harness.sent == 3
+    assert harness.breaker.seconds_to_probe == pytest.approx(2.0 + 4.0 - 3.0)
+
+
+def test_a_recorder_that_is_full_postpones_no_probe(harness: DispatcherHarness) -> None:
+    """D3: while storage is unavailable nothing starts; afterwards the probe that is due starts at once."""
+    crash_with_two_lines(harness)
+    harness.recorder.full = True
+    harness.advance(60.0)
+    assert (harness.sent, harness.breaker.seconds_to_probe) == (2, 0.0)
+    harness.recorder.full = False
+    harness.call(harness.dispatcher.pump)
+    assert harness.sent == 3
+    assert harness.breaker.seconds_to_probe == pytest.approx(4.0)
+
+
+def test_a_paused_upstream_gets_one_probe_at_a_time(harness: DispatcherHarness) -> None:
+    """D3: with five lines ready, one starts when a probe is due, and the next after the doubled interval."""
+    crash_with_two_lines(harness)
+    harness.add(make_jobs(5, project_id="other", expires_at=FAR_FUTURE))
+    sent = []
+    for _ in range(7):
+        harness.advance(1.0)
+        sent.append(harness.sent - 2)
+        harness.reply(REFUSED)
+    assert sent == [0, 1, 1, 1, 1, 2, 2]
+
+
+def test_an_answer_to_a_probe_lets_everything_start(harness: DispatcherHarness) -> None:
+    """D3: the suspects too, each with nothing else in flight."""
+    crash_with_two_lines(harness)
+    harness.add(make_jobs(5, project_id="other", expires_at=FAR_FUTURE))
+    harness.advance(2.0)
+    for _ in range(4):
+        harness.reply(ANSWER)
+    assert not harness.breaker.paused
+    assert (len(harness.recorder.output), harness.dispatcher.waiting) == (7, 0)
