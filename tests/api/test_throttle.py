@@ -42,10 +42,10 @@ def test_a_project_over_its_places_is_throttled_and_no_other(serve: Callable[...
 def test_a_place_is_free_again_however_it_was_left() -> None:
     """A4: a request that fails gives its place back."""
     throttle = Throttle(1, of="things")
-    with pytest.raises(KeyError), throttle.place("p"):
+    with pytest.raises(KeyError), throttle.slot("p"):
         raise KeyError
-    with throttle.place("p"):
-        with pytest.raises(RateLimited), throttle.place("p"):
+    with throttle.slot("p"):
+        with pytest.raises(RateLimited), throttle.slot("p"):
             pass
-        with throttle.place("q"):
+        with throttle.slot("q"):
             pass

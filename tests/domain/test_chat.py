@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from batchline.domain.chat import CHAT, addressed, check_request, with_fields
+from batchline.domain.chat import check_request, with_fields, with_upstream_name
+from batchline.domain.endpoints import CHAT
 from batchline.domain.models import Catalog, Model
 from batchline.domain.outcomes import Failure
 
@@ -80,8 +81,8 @@ def test_only_the_models_name_changes_on_the_way() -> None:
     body = (
         '{"z":1.10,"model":"m","seed":123456789012345678901234567890,"messages":[{"role":"user","content":"\u2028é"}]}'
     )
-    assert addressed(body.encode(), MODEL) == body.replace('"m"', '"org/m-7b"').encode()
-    assert addressed(b'{"model": "m"}', Model(id="m", name="m")) == b'{"model": "m"}'
+    assert with_upstream_name(body.encode(), MODEL) == body.replace('"m"', '"org/m-7b"').encode()
+    assert with_upstream_name(b'{"model": "m"}', Model(id="m", name="m")) == b'{"model": "m"}'
 
 
 def test_a_field_is_set_or_added() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchline.domain.fleet import Report, UpstreamLoad, activity, share_of
+from batchline.domain.fleet import Report, UpstreamLoad, activity_of, share_of
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model
 from batchline.domain.progress import Pause
 
@@ -20,17 +20,17 @@ def test_whoever_comes_and_goes_the_cap_holds(cap: int, steps: list[tuple[int, i
     allowed: dict[str, int] = {}
     reserved: dict[str, int] = {}
     in_flight: dict[str, int] = {}
-    for n, wanted, live in steps:
+    for n, wanted, sync_calls in steps:
         owner = f"worker {n}"
         # It may have started as many as it was allowed, and those from before may not have ended.
-        using = in_flight[owner] = min(wanted, max(allowed.get(owner, 0), in_flight.get(owner, 0)))
+        in_flight[owner] = min(wanted, max(allowed.get(owner, 0), in_flight.get(owner, 0)))
         share = share_of(
             cap,
             workers=sorted({*allowed, owner}),
             owner=owner,
-            using=using,
+            in_flight=in_flight[owner],
             reserved_by_others=sum(slots for other, slots in reserved.items() if other != owner),
-            live=live,
+            sync_calls=sync_calls,
         )
         allowed[owner], reserved[owner] = share.allowed, share.reserved
         assert sum(max(allowed[other], in_flight.get(other, 0)) for other in allowed) <= cap
@@ -42,13 +42,15 @@ def test_after_everybody_spoke_twice_shares_are_even() -> None:
     for _ in range(2):
         for owner in shares:
             others = sum(slots for other, slots in shares.items() if other != owner)
-            share = share_of(10, workers=list(shares), owner=owner, using=0, reserved_by_others=others, live=0)
+            share = share_of(
+                10, workers=list(shares), owner=owner, in_flight=0, reserved_by_others=others, sync_calls=0
+            )
             shares[owner] = share.allowed
     assert sorted(shares.values()) == [3, 3, 4]
 
 
 def test_calls_that_somebody_waits_for_leave_less() -> None:
-    share = share_of(10, workers=["a", "b"], owner="a", using=0, reserved_by_others=0, live=4)
+    share = share_of(10, workers=["a", "b"], owner="a", in_flight=0, reserved_by_others=0, sync_calls=4)
     assert share.allowed == 3
 
 
@@ -67,7 +69,7 @@ def test_what_all_do_for_a_batch_is_summed() -> None:
         ),
         Report(owner="api", runs_batches=False, upstream_loads={DEFAULT_UPSTREAM: UpstreamLoad(sync_calls=1)}),
     ]
-    seen = activity("batch_1", ["m"], catalog=CATALOG, reports=reports)
+    seen = activity_of("batch_1", ["m"], catalog=CATALOG, reports=reports)
     assert (seen.in_flight, seen.concurrency, seen.pause) == (5, 12, None)
 
 
@@ -75,7 +77,7 @@ def test_a_batch_waits_when_nobody_finds_any_upstream_of_a_model_there() -> None
     """D3: one worker that sees one of them, and its lines run."""
     away, there = UpstreamLoad(pause=GONE), UpstreamLoad()
     both = [_report(east=away, west=away), _report(east=away, west=away)]
-    assert activity("batch_1", ["pair"], catalog=CATALOG, reports=both).pause == GONE
+    assert activity_of("batch_1", ["pair"], catalog=CATALOG, reports=both).pause == GONE
     one = [_report(east=away, west=away), _report(east=away, west=there)]
-    assert activity("batch_1", ["pair"], catalog=CATALOG, reports=one).pause is None
-    assert activity("batch_1", [], catalog=CATALOG, reports=both).pause is None
+    assert activity_of("batch_1", ["pair"], catalog=CATALOG, reports=one).pause is None
+    assert activity_of("batch_1", [], catalog=CATALOG, reports=both).pause is None

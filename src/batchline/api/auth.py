@@ -1,4 +1,4 @@
-"""Who is asking: a key and its project, by two headers; and whether there is anything left to spend."""
+"""Authenticates requests by key and project, and checks whether the organization has funds."""
 
 from collections.abc import Callable
 
@@ -11,30 +11,36 @@ from batchline.ports import Accounts
 
 
 class Auth:
-    def __init__(self, *, accounts: Accounts, bearer: bool, metered: bool, used: Callable[[str], None]) -> None:
+    """Authenticates requests by the headers ``x-api-key`` and ``x-project-id``, or by a bearer token if allowed."""
+
+    def __init__(self, *, accounts: Accounts, bearer: bool, metered: bool, on_key_used: Callable[[str], None]) -> None:
         self._accounts = accounts
         self._bearer = bearer
         self._metered = metered
-        self._used = used
+        self._on_key_used = on_key_used
 
     async def owner(self, request: Request) -> Owner:
-        """Raises MissingCredentials, or InvalidCredentials after one hash and one lookup, whatever is wrong."""
+        """Return the owner of the request's key. Raise MissingCredentials or InvalidCredentials.
+
+        Every invalid combination costs the same, one hash and one lookup, and gets the same answer.
+        """
         key, project_id = self._credentials(request)
         owner = await self._accounts.owner_of(key_digest(key), project_id)
         if owner is None:
             raise InvalidCredentials
         request.state.project_id = owner.project_id
-        self._used(owner.key_id)
+        self._on_key_used(owner.key_id)
         return owner
 
-    async def spender(self, request: Request) -> Owner:
-        """An owner who has something left to spend. Raises InsufficientQuota."""
+    async def owner_with_funds(self, request: Request) -> Owner:
+        """Return the owner if the organization has funds. Raise InsufficientQuota if not."""
         owner = await self.owner(request)
         if not self.has_funds(owner):
             raise InsufficientQuota
         return owner
 
     def has_funds(self, owner: Owner) -> bool:
+        """Return whether the owner may spend; always True without metering."""
         return not self._metered or owner.funds > 0
 
     def _credentials(self, request: Request) -> tuple[str, str | None]:
@@ -47,7 +53,7 @@ class Auth:
 
 
 def _header(request: Request, name: str) -> str:
-    """A header sent twice is read as HTTP has it, joined by commas: then it is no key and no project."""
+    """Return a header. One that was sent twice is joined by commas, as HTTP defines, and so matches no key."""
     return ", ".join(request.headers.getlist(name))
 
 

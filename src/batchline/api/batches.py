@@ -1,4 +1,4 @@
-"""``/v1/batches``."""
+"""The routes of ``/v1/batches``."""
 
 from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
@@ -22,13 +22,15 @@ from batchline.pipeline.create import BatchCreator, CreateAnswer, CreateRequest
 from batchline.pipeline.progress import ProgressReader
 from batchline.ports import Batches
 
-_DEFAULT_PAGE, _MAX_PAGE = 20, 100
-_MAX_IDEMPOTENCY_KEY = 255
+_DEFAULT_PAGE_ROWS, _MAX_PAGE_ROWS = 20, 100
+_MAX_IDEMPOTENCY_KEY_CHARACTERS = 255
 
 _STRING = Decoder(str)
 
 
 class BatchRoutes:
+    """Creates, lists, retrieves and cancels the batches of a project."""
+
     def __init__(
         self,
         *,
@@ -45,11 +47,11 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
-        with self._throttle.place(owner.project_id):
-            wanted = create_request(await _read_json(request))
+        with self._throttle.slot(owner.project_id):
+            fields = create_request(await _read_body(request))
             answer = await self._creator.create(
                 owner,
-                wanted,
+                fields,
                 idempotency_key=_idempotency_key(request),
                 retried=is_retry(request),
                 admit=lambda: self._admit(owner),
@@ -66,7 +68,7 @@ class BatchRoutes:
         owner = await self._auth.owner(request)
         query = request.query_params
         limit = integer(query, "limit", code="invalid_limit")
-        limit = _DEFAULT_PAGE if limit is None else max(1, min(limit, _MAX_PAGE))
+        limit = _DEFAULT_PAGE_ROWS if limit is None else max(1, min(limit, _MAX_PAGE_ROWS))
         rows = await self._batches.batches(
             owner.project_id,
             after=query.get("after"),
@@ -101,13 +103,13 @@ class BatchRoutes:
             raise InsufficientQuota
 
     async def _mark_answered(self, request: Request, batch_id: str) -> None:
-        """A client that left before the end of the answer will ask again, and then must get it."""
-        if not client_state_of(request.scope).gone:
+        """Mark the answer as received, unless the client disconnected before its end: then a retry must get it."""
+        if not client_state_of(request.scope).disconnected:
             await self._creator.mark_answered(batch_id)
 
 
 def create_request(body: bytes) -> CreateRequest:
-    """The first fault in the order of the fields is the one that is told."""
+    """Parse the body of a create. Raise InvalidRequest for the first invalid field, in the order of the fields."""
     fields = parse_json_object(body)
     input_file_id = _required(fields, "input_file_id")
     endpoint = _required(fields, "endpoint")
@@ -147,7 +149,7 @@ def _is_null(raw: Raw) -> bool:
     return bytes(raw) == b"null"
 
 
-async def _read_json(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     chunks = body_chunks(
         request,
         max_bytes=MAX_JSON_BODY_BYTES,
@@ -166,12 +168,15 @@ def _batch_id(request: Request) -> str:
 
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key", "").strip()
-    if len(key) > _MAX_IDEMPOTENCY_KEY:
-        raise InvalidRequest(f"Idempotency-Key exceeds {_MAX_IDEMPOTENCY_KEY} characters", param="Idempotency-Key")
+    if len(key) > _MAX_IDEMPOTENCY_KEY_CHARACTERS:
+        raise InvalidRequest(
+            f"Idempotency-Key exceeds {_MAX_IDEMPOTENCY_KEY_CHARACTERS} characters", param="Idempotency-Key"
+        )
     return key or None
 
 
 def is_retry(request: Request) -> bool:
+    """Return whether an SDK says that it sent this request before."""
     count = request.headers.get("x-stainless-retry-count", "")
     return count.isdecimal() and count.strip("0") != ""
 

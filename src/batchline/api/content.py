@@ -1,4 +1,4 @@
-"""The bytes of a file as an answer: whole or a range, under a name that harms nobody."""
+"""Sends the content of a file: all of it or a range, under a safe file name."""
 
 import re
 from collections.abc import AsyncGenerator, Mapping
@@ -19,13 +19,18 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9 ._-]")
 
 
 class Span(Struct, frozen=True, kw_only=True):
+    """The bytes of a file that an answer contains."""
+
     start: int
     length: int
     partial: bool
 
 
 def span_of(range_header: str | None, size: int) -> Span:
-    """What a Range asks for: one range, or else everything. Raises RangeNotSatisfiable."""
+    """Return the range that a Range header names, or the whole file if it is absent or not one range.
+
+    Raise RangeNotSatisfiable if the range is outside of the file.
+    """
     whole = Span(start=0, length=size, partial=False)
     match = _RANGE.fullmatch(range_header or "")
     if match is None or match[0].strip().endswith("=-"):
@@ -45,6 +50,7 @@ def span_of(range_header: str | None, size: int) -> Span:
 
 
 def headers_of(file: File, span: Span) -> dict[str, str]:
+    """Return the headers of a download."""
     headers = {
         "content-type": "application/jsonl",
         "content-length": str(span.length),
@@ -58,6 +64,8 @@ def headers_of(file: File, span: Span) -> dict[str, str]:
 
 
 class Content:
+    """An answer that sends the chunks of a file, and stops if the client disconnects."""
+
     def __init__(self, chunks: AsyncGenerator[bytes], *, status: int, headers: Mapping[str, str]) -> None:
         self._chunks = chunks
         self._status = status
@@ -68,14 +76,14 @@ class Content:
         async with aclosing(self._chunks) as chunks:
             await send({"type": "http.response.start", "status": self._status, "headers": self._headers})
             async for chunk in chunks:
-                if client_state.gone:
+                if client_state.disconnected:
                     return
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _disposition(file: File) -> str:
-    """RFC 6266: a plain name for everyone, and the real one, percent-encoded, where that differs."""
+    """Return Content-Disposition (RFC 6266): an ASCII name, and the percent-encoded real name if it differs."""
     name = _SEPARATORS.sub("_", file.filename)
     if not name.strip(". "):
         name = f"{file.id}.jsonl"

@@ -1,4 +1,7 @@
-"""What browsers on other origins may do: all of the API, as it takes no cookies; from which origins is a setting."""
+"""Answers CORS requests: every route is open to the configured origins, since the API uses no cookies.
+
+Starlette's CORSMiddleware is not used: it answers only preflights, and this API answers every OPTIONS with 204.
+"""
 
 import re
 from collections.abc import Collection
@@ -12,16 +15,18 @@ _EXPOSED = (
     "content-disposition, content-range, retry-after, x-batch-id, x-batchline-replayed, x-request-id, x-should-retry"
 )
 _TOKEN = re.compile(r"[a-z0-9-]{1,64}")
-_MAX_HEADERS = 64
+_MAX_REQUESTED_HEADERS = 64
 
 
 class Cors:
+    """The CORS headers for a set of allowed origins; ``*`` allows every origin."""
+
     def __init__(self, *, origins: Collection[str]) -> None:
         self._any = "*" in origins
         self._origins = frozenset(origins)
 
     def headers(self, origin: str | None) -> dict[str, str]:
-        """For every answer; who may read it depends on the request's origin."""
+        """Return the CORS headers of an answer to a request from this origin."""
         vary = {} if self._any else {"vary": "origin"}
         if origin is None or not (self._any or origin in self._origins):
             return vary
@@ -29,6 +34,7 @@ class Cors:
         return vary | {"access-control-allow-origin": allowed, "access-control-expose-headers": _EXPOSED}
 
     def preflight(self, request: Headers) -> Response:
+        """Return the answer to OPTIONS, for a preflight or not."""
         allowed = {
             "access-control-allow-methods": _METHODS,
             "access-control-allow-headers": _allowed_headers(request.get("access-control-request-headers", "")),
@@ -38,6 +44,6 @@ class Cors:
 
 
 def _allowed_headers(requested: str) -> str:
-    """Ours, and what is asked for: the SDKs send a dozen more, and no header opens anything by itself."""
-    names = (name.strip().lower() for name in requested.split(",", _MAX_HEADERS)[:_MAX_HEADERS])
+    """Return our headers and the requested ones: the SDKs send a dozen more, and no header grants access by itself."""
+    names = (name.strip().lower() for name in requested.split(",", _MAX_REQUESTED_HEADERS)[:_MAX_REQUESTED_HEADERS])
     return ", ".join(dict.fromkeys((*_HEADERS, *(name for name in names if _TOKEN.fullmatch(name)))))

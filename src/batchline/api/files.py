@@ -1,4 +1,4 @@
-"""``/v1/files``."""
+"""The routes of ``/v1/files``."""
 
 import logging
 
@@ -21,14 +21,16 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.upload import IncomingFile, Upload
 from batchline.ports import Clock, Files, Objects
 
-MULTIPART_OVERHEAD = 1024 * 1024
-_MAX_PAGE = 10_000
-_SHORTEST_LIFE, _LONGEST_LIFE = 3600, 2_592_000
+MULTIPART_OVERHEAD_BYTES = 1024 * 1024
+_MAX_PAGE_ROWS = 10_000
+_MIN_LIFETIME_SECONDS, _MAX_LIFETIME_SECONDS = 3600, 2_592_000
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class FileRoutes:
+    """Uploads, lists, downloads and deletes the files of a project."""
+
     def __init__(
         self,
         *,
@@ -48,8 +50,8 @@ class FileRoutes:
         self._max_file_bytes = max_file_bytes
 
     async def create(self, request: Request) -> Response:
-        owner = await self._auth.spender(request)
-        with self._throttle.place(owner.project_id):
+        owner = await self._auth.owner_with_funds(request)
+        with self._throttle.slot(owner.project_id):
             form = Form(request.headers.get("content-type", ""))
             async with self._upload.begin(owner.project_id) as incoming:
                 await self._receive(request, form, incoming)
@@ -78,7 +80,7 @@ class FileRoutes:
         file = await self._find(request)
         if request.method == "HEAD":
             return Response(headers=headers_of(file, span_of(None, file.bytes)))
-        # If-Range names a version, and none is ever handed out.
+        # If-Range names a version, and the service never sends one.
         wanted = None if "if-range" in request.headers else request.headers.get("range")
         span = span_of(wanted, file.bytes)
         chunks = await self._download.open(file, start=span.start, length=span.length)
@@ -90,7 +92,7 @@ class FileRoutes:
         file = await self._files.delete_file(owner.project_id, canonical_file_id(file_id), at=self._now())
         if file is None:
             raise FileNotFound(file_id)
-        await self._drop_object(file)
+        await self._delete_object(file)
         return json_response(DeletedFile(id=file.id, object="file", deleted=True))
 
     async def _find(self, request: Request) -> File:
@@ -101,7 +103,7 @@ class FileRoutes:
         """Read the form to its end and write its file part, checking the fields as soon as they are read."""
         chunks = body_chunks(
             request,
-            max_bytes=self._max_file_bytes + MULTIPART_OVERHEAD,
+            max_bytes=self._max_file_bytes + MULTIPART_OVERHEAD_BYTES,
             too_large=TooLarge(
                 f"File exceeds maximum size of {self._max_file_bytes} bytes", code="file_too_large", param="file"
             ),
@@ -113,14 +115,16 @@ class FileRoutes:
                 _check_purpose(form)
             for piece in pieces:
                 await incoming.write(piece)
-        _check_whole(form)
+        _check_complete(form)
 
-    async def _drop_object(self, file: File) -> None:
-        """The row says deleted by now, and that is what counts: an object that stays is swept."""
+    async def _delete_object(self, file: File) -> None:
+        """Delete the object of a deleted file. If that fails, the pruner deletes it: the row already says deleted."""
         try:
             await self._objects.delete(file.object_key)
         except ObjectsDown as error:
-            _log.warning("an object is left to the sweep", extra={"file": file.id, "reason": str(error)})
+            log.warning(
+                "failed to delete object, left for the pruner", extra={"file_id": file.id, "reason": str(error)}
+            )
 
     def _now(self) -> int:
         return int(self._clock.now())
@@ -137,7 +141,7 @@ def _limit(request: Request) -> int:
     limit = integer(request.query_params, "limit", code="invalid_limit")
     if limit is not None and limit < 1:
         raise InvalidRequest("limit must be a positive integer", code="invalid_limit", param="limit")
-    return min(limit or _MAX_PAGE, _MAX_PAGE)
+    return min(limit or _MAX_PAGE_ROWS, _MAX_PAGE_ROWS)
 
 
 def _check_purpose(form: Form) -> None:
@@ -145,7 +149,7 @@ def _check_purpose(form: Form) -> None:
         raise InvalidRequest('purpose must be "batch"', code="invalid_purpose", param="purpose")
 
 
-def _check_whole(form: Form) -> None:
+def _check_complete(form: Form) -> None:
     form.end()
     _check_purpose(form)
     if not form.has_file:
@@ -158,13 +162,18 @@ def _expires_after(form: Form) -> int | None:
         return None
     if anchor != "created_at":
         raise InvalidRequest('expires_after[anchor] must be "created_at"', param="expires_after[anchor]")
-    if seconds is None or not seconds.isdecimal() or not seconds.isascii() or len(seconds) > len(str(_LONGEST_LIFE)):
+    if (
+        seconds is None
+        or not seconds.isdecimal()
+        or not seconds.isascii()
+        or len(seconds) > len(str(_MAX_LIFETIME_SECONDS))
+    ):
         lifetime = 0
     else:
         lifetime = int(seconds)
-    if not _SHORTEST_LIFE <= lifetime <= _LONGEST_LIFE:
+    if not _MIN_LIFETIME_SECONDS <= lifetime <= _MAX_LIFETIME_SECONDS:
         raise InvalidRequest(
-            f"expires_after[seconds] must be an integer from {_SHORTEST_LIFE} to {_LONGEST_LIFE}",
+            f"expires_after[seconds] must be an integer from {_MIN_LIFETIME_SECONDS} to {_MAX_LIFETIME_SECONDS}",
             param="expires_after[seconds]",
         )
     return lifetime

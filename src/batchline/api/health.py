@@ -1,4 +1,4 @@
-"""``/healthz``, ``/readyz`` and ``/metrics``: for whoever runs the service, not for its clients."""
+"""The routes ``/healthz``, ``/readyz`` and ``/metrics``, for the operator of the service."""
 
 import asyncio
 import logging
@@ -17,30 +17,44 @@ from batchline.domain.errors import InvalidCredentials, MissingCredentials, Stor
 from batchline.ports import Clock, Objects, Store
 from batchline.telemetry.metrics import Metrics
 
-_CHECK_SECONDS = 5.0
-_COUNT_SECONDS = 10.0
-_RELAYED = ("forwarded", "x-forwarded-for", "origin")
-"""What a proxy or a browser's page adds: such a request only looks as if it came from this machine."""
+CHECK_TIMEOUT_SECONDS = 5.0
+COUNT_INTERVAL_SECONDS = 10.0
+_RELAY_HEADERS = ("forwarded", "x-forwarded-for", "origin")
+"""Headers that a proxy or a browser adds: such a request only seems to come from this machine."""
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class HealthRoutes:
+    """Reports whether the process is alive and ready, and its metrics."""
+
     def __init__(
-        self, *, store: Store, objects: Objects, metrics: Metrics, clock: Clock, admin_token: str | None
+        self,
+        *,
+        store: Store,
+        objects: Objects,
+        metrics: Metrics,
+        clock: Clock,
+        admin_token: str | None,
+        check_timeout_seconds: float = CHECK_TIMEOUT_SECONDS,
+        count_interval_seconds: float = COUNT_INTERVAL_SECONDS,
     ) -> None:
         self._checks = {"database": store.check, "storage": objects.check}
         self._store, self._metrics, self._clock = store, metrics, clock
         self._counted_at = -math.inf
         self._admin_token = admin_token
+        self._check_timeout_seconds = check_timeout_seconds
+        self._count_interval_seconds = count_interval_seconds
 
     async def healthz(self, request: Request) -> Response:
         return json_response({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        red = [f"{name} {why}" for name, check in self._checks.items() if (why := await _failure(name, check))]
-        if red:
-            raise Unavailable(f"Not ready: {'; '.join(red)}")
+        failures = [
+            f"{name} {why}" for name, check in self._checks.items() if (why := await self._failure(name, check))
+        ]
+        if failures:
+            raise Unavailable(f"Not ready: {'; '.join(failures)}")
         return json_response({"status": "ready"} | dict.fromkeys(self._checks, "ok"))
 
     async def metrics(self, request: Request) -> Response:
@@ -49,10 +63,23 @@ class HealthRoutes:
         await self._count_queue()
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
+    async def _failure(self, name: str, check: Callable[[], Awaitable[None]]) -> str | None:
+        """Run a check and return why it failed, or None."""
+        try:
+            async with asyncio.timeout(self._check_timeout_seconds):
+                await check()
+        except TimeoutError:
+            return f"did not answer within {self._check_timeout_seconds:g} seconds"
+        except Exception as error:  # noqa: BLE001 - this page must say which part failed, for every kind of error
+            fields = {"part": name, "error": type(error).__name__, "reason": str(error)}
+            log.warning("readiness check failed, answering 503", extra=fields)
+            return "failed"
+        return None
+
     async def _count_queue(self) -> None:
-        """Now and then: what it costs grows with what is waiting."""
+        """Count the queued lines, at most once per interval: the cost grows with their number."""
         now = self._clock.steady()
-        if now - self._counted_at >= _COUNT_SECONDS:
+        if now - self._counted_at >= self._count_interval_seconds:
             self._counted_at = now
             with suppress(StoreDown):
                 self._metrics.queue_lines.set(await self._store.count_queued_lines())
@@ -65,20 +92,8 @@ class HealthRoutes:
             raise InvalidCredentials
 
 
-async def _failure(name: str, check: Callable[[], Awaitable[None]]) -> str | None:
-    try:
-        async with asyncio.timeout(_CHECK_SECONDS):
-            await check()
-    except TimeoutError:
-        return f"did not answer within {_CHECK_SECONDS:g} seconds"
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with a part, this page must say which
-        _log.warning("not ready", extra={"part": name, "error": type(error).__name__, "reason": str(error)})
-        return "failed"
-    return None
-
-
 def _is_local(request: Request) -> bool:
-    if request.client is None or any(name in request.headers for name in _RELAYED):
+    if request.client is None or any(name in request.headers for name in _RELAY_HEADERS):
         return False
     address = ip_address(request.client.host)
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:

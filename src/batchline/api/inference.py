@@ -1,4 +1,4 @@
-"""The routes that answer at once: ``/v1/chat/completions`` and what else an upstream serves."""
+"""The routes of synchronous calls: ``/v1/chat/completions`` and the other paths that upstreams serve."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
@@ -21,26 +21,28 @@ from batchline.pipeline.inference import Call, Inference
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # Proxies that collect answers before they hand them on would make a stream of it that comes all at once.
+    # Without this, a proxy may buffer the stream and pass it on all at once.
     (b"x-accel-buffering", b"no"),
 ]
 
 
 class InferenceRoutes:
+    """Passes calls to an upstream and its answers, whole or streamed, to the client."""
+
     def __init__(self, *, auth: Auth, throttle: Throttle, inference: Inference, max_request_bytes: int) -> None:
         self._auth, self._throttle = auth, throttle
         self._inference = inference
         self._max_request_bytes = max_request_bytes
 
     async def call(self, request: Request) -> ASGIApp:
-        owner = await self._auth.spender(request)
+        owner = await self._auth.owner_with_funds(request)
         return partial(self._answer, request, owner)
 
     async def _answer(self, request: Request, owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._throttle.place(owner.project_id):
+        with self._throttle.slot(owner.project_id):
             call = self._inference.prepare(owner, scope["path"], await self._read(request))
-            carry_out = self._send_stream if call.streams else self._send_whole
-            await _while_present(receive, carry_out(call, scope, receive, send))
+            respond = self._send_stream if call.streams else self._send_whole
+            await _while_connected(receive, respond(call, scope, receive, send))
 
     async def _read(self, request: Request) -> bytes:
         chunks = body_chunks(
@@ -64,7 +66,7 @@ class InferenceRoutes:
 
 
 async def _send_events(events: AsyncGenerator[bytes], send: Send) -> None:
-    """One after the other, each when the client has room for it: a slow reader slows the upstream down."""
+    """Send events one by one, each once the client can take it: a slow client slows the upstream down."""
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     async for event in events:
         await send({"type": "http.response.body", "body": event, "more_body": True})
@@ -74,19 +76,19 @@ def _response(answer: Success) -> Response:
     return Response(answer.body, answer.status, media_type=JSON)
 
 
-async def _while_present(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Until the work is done, or its client has left: then it is cut off, as nobody needs it any more."""
+async def _while_connected(receive: Receive, responding: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, and cancel it if the client disconnects."""
     try:
         async with asyncio.TaskGroup() as group:
-            working = group.create_task(work)
-            watching = group.create_task(_cut_off_when_left(receive, working))
-            await asyncio.wait({working})
-            watching.cancel()
+            response = group.create_task(responding)
+            watcher = group.create_task(_cancel_on_disconnect(receive, response))
+            await asyncio.wait({response})
+            watcher.cancel()
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
 
 
-async def _cut_off_when_left(receive: Receive, working: "asyncio.Task[None]") -> None:
+async def _cancel_on_disconnect(receive: Receive, response: "asyncio.Task[None]") -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    working.cancel()
+    response.cancel()

@@ -1,4 +1,4 @@
-"""Around every route: request ids, deadlines, CORS, the log, and an answer in the envelope whatever happens."""
+"""Wraps every route: request ids, deadlines, CORS, the request log, and the error envelope for every exception."""
 
 import asyncio
 import logging
@@ -15,12 +15,14 @@ from batchline.domain.errors import ApiError, InternalError, ObjectsDown, StoreD
 from batchline.ports import Clock, Random
 from batchline.telemetry.metrics import Metrics
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 _LOGGED_CHARACTERS = 200
 
 
 class Middleware:
+    """Runs one request in its context, and answers if the route raises."""
+
     def __init__(
         self,
         app: ASGIApp,
@@ -43,7 +45,7 @@ class Middleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = ids.request_id(self._random.bytes(16))
         began = self._clock.steady()
-        exchange = RequestContext(
+        context = RequestContext(
             scope,
             receive,
             send,
@@ -52,60 +54,65 @@ class Middleware:
             drain_bytes=self._drain_bytes,
         )
         try:
-            await self._answer(scope, exchange, request_id)
+            await self._answer(scope, context, request_id)
         finally:
-            self._note(scope, exchange, request_id, self._clock.steady() - began)
+            self._log_request(scope, context, request_id, self._clock.steady() - began)
 
-    async def _answer(self, scope: Scope, exchange: RequestContext, request_id: str) -> None:
+    async def _answer(self, scope: Scope, context: RequestContext, request_id: str) -> None:
         try:
             if scope["method"] == "OPTIONS":
-                await self._cors.preflight(Headers(scope=scope))(scope, exchange.receive, exchange.send)
+                await self._cors.preflight(Headers(scope=scope))(scope, context.receive, context.send)
             else:
-                await self._app(scope, exchange.receive, exchange.send)
+                await self._app(scope, context.receive, context.send)
         except asyncio.CancelledError:
-            # Only the end of the server cancels a request: its client is told, and there is nothing above to unwind.
-            await self._refuse(scope, exchange, Unavailable("The service is shutting down. Try again."))
-        except Exception as error:  # noqa: BLE001 - the last stop: whatever it is, the client gets an answer
-            await self._refuse(scope, exchange, _refusal(error, request_id))
+            # Only the shutdown of the server cancels a request. The client gets an answer, and no caller above has to
+            # see the cancellation.
+            await self._send_error(scope, context, Unavailable("The service is shutting down. Try again."))
+        except Exception as error:  # noqa: BLE001 - the outermost handler: every exception becomes an answer
+            await self._send_error(scope, context, _api_error(error, request_id))
 
-    async def _refuse(self, scope: Scope, exchange: RequestContext, refusal: ApiError) -> None:
-        """Where an answer has begun it stays cut off, and the server closes the connection on it."""
-        if exchange.status is None:
-            await error_response(refusal)(scope, exchange.receive, exchange.send)
+    async def _send_error(self, scope: Scope, context: RequestContext, error: ApiError) -> None:
+        """Answer with an error. If an answer has begun it stays incomplete, and the server closes the connection."""
+        if context.status is None:
+            await error_response(error)(scope, context.receive, context.send)
 
-    def _note(self, scope: Scope, exchange: RequestContext, request_id: str, seconds: float) -> None:
+    def _log_request(self, scope: Scope, context: RequestContext, request_id: str, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._metrics.http_requests.labels(method, exchange.status or "none").inc()
+        self._metrics.http_requests.labels(method, context.status or "none").inc()
         fields = {
             "method": scope["method"],
             "path": scope["raw_path"].decode("latin-1")[:_LOGGED_CHARACTERS],
-            "status": exchange.status,
+            "status": context.status,
             "ms": round(seconds * 1000, 1),
             "request_id": request_id,
             "project_id": scope["state"].get("project_id"),
         }
-        _log.info("request", extra=fields)
+        log.info("request", extra=fields)
 
 
-def _refusal(error: Exception, request_id: str) -> ApiError:
+def _api_error(error: Exception, request_id: str) -> ApiError:
+    """Return the error that the client gets for an exception, and log it unless the client is at fault."""
     if isinstance(error, StoreDown | ObjectsDown):
-        _log.warning("storage unavailable", extra=_trace(error, request_id))
+        log.warning("storage unavailable, answering 503", extra=_trace(error, request_id))
         return Unavailable()
     if not isinstance(error, ApiError):
-        _log.error("request failed", extra=_trace(error, request_id))
+        log.error("unexpected error, answering 500", extra=_trace(error, request_id))
         return InternalError()
     if error.status >= 500:
-        _log.warning("request failed", extra=_trace(error, request_id))
+        log.warning("request failed", extra=_trace(error, request_id))
     return error
 
 
 def _trace(error: Exception, request_id: str) -> dict[str, str]:
-    """Kinds and places only, as the text of an error may repeat what the client sent; storage speaks of itself."""
-    kinds, reason = [], ""
+    """Return the types and places of an exception and its causes.
+
+    Texts are left out, since they may repeat what the client sent, except those of storage errors, which never do.
+    """
+    names, reason = [], ""
     link: BaseException | None = error
     while link is not None:
-        kinds.append(type(link).__name__)
+        names.append(type(link).__name__)
         reason = str(link) if isinstance(link, StoreDown | ObjectsDown) else reason
         link = link.__cause__
     places = "".join(traceback.format_tb(error.__traceback__))
-    return {"request_id": request_id, "error": " < ".join(kinds), "reason": reason, "trace": places}
+    return {"request_id": request_id, "error": " < ".join(names), "reason": reason, "trace": places}

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from batchline.api.auth import Auth
 from batchline.api.responses import json_response
-from batchline.domain.chat import no_such_model
+from batchline.domain.chat import model_not_found
 from batchline.domain.errors import BadGateway, GatewayTimeout, InvalidRequest, NotFound
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog
 from batchline.domain.replies import Fault, FaultKind
@@ -57,7 +57,7 @@ class ModelRoutes:
         for model in models:
             if model.id == model_id:
                 return json_response(model)
-        raise NotFound(no_such_model(model_id).message, code="model_not_found", param="model")
+        raise NotFound(model_not_found(model_id).message, code="model_not_found", param="model")
 
     async def _models(self, request: Request) -> Models:
         owner = await self._auth.owner(request)

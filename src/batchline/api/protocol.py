@@ -1,4 +1,8 @@
-"""uvicorn's HTTP connection, with what it lacks: a deadline and a bound for headers, and refusals in the envelope."""
+"""Extends uvicorn's HTTP connection with a deadline and a size limit for headers, and errors in the envelope.
+
+uvicorn has no setting for these. The subclass overrides private parts (``cycle``, ``flow``,
+``_unsupported_upgrade_warning``, ``STATUS_LINE``), so uvicorn is pinned to <0.55.
+"""
 
 import asyncio
 import logging
@@ -16,25 +20,25 @@ from batchline.ports import Random
 
 _LINGER_SECONDS = 5.0
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class ServerConnection(HttpToolsProtocol):
-    """Use ``connection_class``, which binds the two attributes below: uvicorn makes these objects itself."""
+    """One connection. Use ``connection_class``, which binds the two attributes below: uvicorn creates the instances."""
 
     header_seconds: float
     random: Random
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._presence = ClientState()
+        self._client_state = ClientState()
         self._timer: asyncio.TimerHandle | None = None
-        self._fault: ApiError | None = None
+        self._parse_error: ApiError | None = None
         self._refused = False
         self._in_headers = True
         self._header_bytes = 0
-        self._silent_bytes = 0
-        """Received since the parser last had something to hand on: it holds them all, whatever they are."""
+        self._buffered_bytes = 0
+        """Bytes received since the parser last called back; it buffers all of them."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -42,7 +46,7 @@ class ServerConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._presence.gone = self._in_flight()
+        self._client_state.disconnected = self._in_flight()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -50,13 +54,13 @@ class ServerConnection(HttpToolsProtocol):
             return
         if self._in_headers:
             self._start_timer()
-        self._silent_bytes += len(data)
+        self._buffered_bytes += len(data)
         super().data_received(data)
-        if self._silent_bytes > MAX_HEADER_BYTES and not self._refused:
+        if self._buffered_bytes > MAX_HEADER_BYTES and not self._refused:
             self._refuse(HeadersTooLarge())
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """A client that sends no more has left, except in the middle of a body: it may wait to hear what is wrong."""
+        """Close the connection, unless the client stopped in the middle of a body: then it may wait for the error."""
         if not self._in_flight() or not self.cycle.more_body:
             return None
         self._cut_off()
@@ -64,12 +68,12 @@ class ServerConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["presence"] = self._presence
+        self.scope["state"]["client_state"] = self._client_state
         self._header_bytes = 0
         self._start_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers come this way too; they are counted and dropped."""
+        """Count the bytes of a header. Trailers arrive here too; they are counted and dropped."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes + len(self.url) > MAX_HEADER_BYTES:
             self._fail(HeadersTooLarge())
@@ -78,53 +82,57 @@ class ServerConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        self._silent_bytes = 0
+        self._buffered_bytes = 0
         self._stop_timer()
         if self.parser.should_upgrade() and self._has_body():
-            # The parser takes what follows for another protocol, so the body would be lost without a word.
+            # The parser treats what follows as another protocol, so the body would be lost silently.
             self._fail(InvalidRequest("Only HTTP/1.1 is spoken here: send the request without an Upgrade header"))
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._silent_bytes = 0
+        self._buffered_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_headers = True
-        self._silent_bytes = 0
+        self._buffered_bytes = 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._fault or InvalidRequest(msg))
+        self._refuse(self._parse_error or InvalidRequest(msg))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Upgrades are offers, and ignoring them is the answer; nobody needs to read of each in the log."""
+        """Log nothing: an upgrade is an offer, and the service ignores it."""
 
     def _fail(self, error: ApiError) -> None:
-        """Stop the parser, from within one of its callbacks."""
-        self._fault = error
+        """Stop the parser from one of its callbacks, by raising the error that the client gets."""
+        self._parse_error = error
         raise error
 
     def _refuse(self, error: ApiError) -> None:
+        """Answer with an error and close, or cut off the request in flight if there is one."""
         self._refused = True
         self._stop_timer()
         if self._in_flight():
             self._cut_off()
             return
         request_id = ids.request_id(self.random.bytes(16))
-        _log.info("connection refused", extra={"status": error.status, "request_id": request_id})
+        log.info("invalid request, closing the connection", extra={"status": error.status, "request_id": request_id})
         self.transport.write(self._raw_response(error, request_id))
         self._linger()
 
     def _linger(self) -> None:
-        """Closing on unread bytes would reset the connection before the client has read why."""
+        """Close after a delay.
+
+        Closing with unread bytes would reset the connection before the client has read the error.
+        """
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
     def _cut_off(self) -> None:
-        """The request in flight gets its answer, and is the last: what follows it cannot be read."""
-        self._presence.cut_off = True
+        """Let the request in flight have its answer, as the last one: the bytes after it cannot be read."""
+        self._client_state.cut_off = True
         self.cycle.keep_alive = False
         self.cycle.message_event.set()
 
@@ -145,7 +153,10 @@ class ServerConnection(HttpToolsProtocol):
             self._timer = None
 
     def _on_timer(self) -> None:
-        """Headers may have to wait for the answer to the request before them; that is not their client's fault."""
+        """Answer with 408.
+
+        Headers may have to wait for the answer to the request before them; that is not the client's fault.
+        """
         self._timer = None
         if self._in_flight():
             self._start_timer()
@@ -166,4 +177,5 @@ class ServerConnection(HttpToolsProtocol):
 
 
 def connection_class(*, header_seconds: float, random: Random) -> type[asyncio.Protocol]:
+    """Return a subclass with its settings bound, for uvicorn to instantiate."""
     return type("BoundConnection", (ServerConnection,), {"header_seconds": header_seconds, "random": random})

@@ -1,4 +1,4 @@
-"""One request and its answer, with what every exchange keeps to: its id, its deadline, and a clean end."""
+"""The context of one request: a deadline for its body, common headers of its answer, a clean end of the connection."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -14,23 +14,26 @@ _DISCONNECT = {"type": "http.disconnect"}
 
 
 class ClientState:
-    """What a connection knows of its client, beyond what ASGI tells."""
+    """What a connection knows about its client beyond ASGI."""
 
-    __slots__ = ("cut_off", "gone")
+    __slots__ = ("cut_off", "disconnected")
 
     def __init__(self) -> None:
         self.cut_off = False
-        """The client will send no more, in the middle of a body; it may still be reading."""
-        self.gone = False
-        """The connection was lost before the answer was complete."""
+        """Whether the client stopped sending in the middle of a body; it may still read."""
+        self.disconnected = False
+        """Whether the connection was lost before the answer was complete."""
 
 
 def client_state_of(scope: Scope) -> ClientState:
-    client_state: ClientState = scope["state"].setdefault("presence", ClientState())
+    """Return the state that the connection keeps for this request."""
+    client_state: ClientState = scope["state"].setdefault("client_state", ClientState())
     return client_state
 
 
 class RequestContext:
+    """Wraps ``receive`` and ``send`` of one request."""
+
     def __init__(
         self,
         scope: Scope,
@@ -46,16 +49,16 @@ class RequestContext:
         self._headers = headers
         self._stall_seconds = stall_seconds
         self._drain_bytes = drain_bytes
-        self._presence = client_state_of(scope)
+        self._client_state = client_state_of(scope)
         request = Headers(scope=scope)
-        self._body_over = request.get("content-length", "0") == "0" and "transfer-encoding" not in request
-        # A client that waits for leave to send its body does not send it after an answer.
+        self._body_complete = request.get("content-length", "0") == "0" and "transfer-encoding" not in request
+        # A client that waits for ``100 Continue`` does not send its body after an answer.
         self._drains = request.get("expect", "").lower() != "100-continue"
         self.status: int | None = None
 
     async def receive(self) -> Message:
-        """The next part of the body, unless it takes too long to come."""
-        if self._body_over:
+        """Return the next part of the body. Raise RequestTimeout if it takes longer than ``stall_seconds``."""
+        if self._body_complete:
             return await self._receive()
         try:
             async with asyncio.timeout(self._stall_seconds):
@@ -67,11 +70,15 @@ class RequestContext:
         return message
 
     async def send(self, message: Message) -> None:
-        """An answer that comes before the body is over ends the connection, but not before the client can see it."""
+        """Send a message of the answer, with the common headers.
+
+        An answer that ends before the body is complete closes the connection. The rest of the body is read first, so
+        that the client can read the answer.
+        """
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": [*message["headers"], *self._own_headers()]}
-        elif not self._body_over and self._drains and not message.get("more_body", False):
+            message = {**message, "headers": [*message["headers"], *self._common_headers()]}
+        elif not self._body_complete and self._drains and not message.get("more_body", False):
             await self._send({**message, "more_body": True})
             await self._drain()
             message = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -79,39 +86,47 @@ class RequestContext:
 
     async def _next(self) -> Message:
         message = await self._receive()
-        if self._presence.cut_off and message.get("more_body", False):
+        if self._client_state.cut_off and message.get("more_body", False):
             message = _DISCONNECT
-        self._body_over = not message.get("more_body", False)
+        self._body_complete = not message.get("more_body", False)
         return message
 
     async def _drain(self) -> None:
-        """Closing on unread bytes resets the connection, and a client that is still sending never reads the answer."""
+        """Read the rest of the body, within bounds.
+
+        Closing a socket with unread bytes resets the connection, and a client that is still sending never reads the
+        answer.
+        """
         left = self._drain_bytes
         with suppress(TimeoutError):
             async with asyncio.timeout(self._stall_seconds):
-                while left > 0 and not self._body_over:
+                while left > 0 and not self._body_complete:
                     left -= len((await self._next()).get("body", b""))
 
-    def _own_headers(self) -> list[tuple[bytes, bytes]]:
-        own = self._headers if self._body_over else self._headers | {"connection": "close"}
-        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in own.items()]
+    def _common_headers(self) -> list[tuple[bytes, bytes]]:
+        headers = self._headers if self._body_complete else self._headers | {"connection": "close"}
+        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 async def body_chunks(
     request: Request, *, max_bytes: int, too_large: ApiError, cut_off: ApiError
 ) -> AsyncGenerator[bytes]:
-    """Raises ``too_large`` as soon as that is known, which may be before the first byte."""
+    """Yield the body of a request.
+
+    Raise ``too_large`` as soon as the size is known to exceed ``max_bytes``, which may be before the first byte, and
+    ``cut_off`` if the client disconnects before the end.
+    """
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
-    seen = 0
+    received = 0
     more = True
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise cut_off
         chunk: bytes = message.get("body", b"")
-        seen += len(chunk)
-        if seen > max_bytes:
+        received += len(chunk)
+        if received > max_bytes:
             raise too_large
         yield chunk
         more = message.get("more_body", False)

@@ -1,4 +1,4 @@
-"""Answers: JSON, and one envelope for everything that went wrong."""
+"""Makes answers with a JSON body, for values and for errors."""
 
 from collections.abc import Mapping
 
@@ -12,8 +12,10 @@ JSON = "application/json"
 
 
 def json_response(value: object, *, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a value as JSON with status 200."""
     return Response(encode_json(value), headers=headers, media_type=JSON)
 
 
 def error_response(error: ApiError) -> Response:
+    """Return an error in its envelope, with its status and headers."""
     return Response(encode_json(ErrorBody.from_error(error)), error.status, headers=error.headers, media_type=JSON)

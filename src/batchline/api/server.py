@@ -1,4 +1,4 @@
-"""The routes, and the server that answers on them."""
+"""Builds the application from its routes and middleware, and serves it with uvicorn."""
 
 import asyncio
 import math
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from batchline.api.auth import Auth
 from batchline.api.batches import BatchRoutes
 from batchline.api.cors import Cors
-from batchline.api.files import MULTIPART_OVERHEAD, FileRoutes
+from batchline.api.files import MULTIPART_OVERHEAD_BYTES, FileRoutes
 from batchline.api.health import HealthRoutes
 from batchline.api.inference import InferenceRoutes
 from batchline.api.middleware import Middleware
@@ -34,7 +34,8 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 def build(services: ApiServices) -> ASGIApp:
-    return _guarded(
+    """Return the application with every route."""
+    return _with_middleware(
         _routes(services),
         settings=services.settings,
         metrics=services.metrics,
@@ -46,12 +47,14 @@ def build(services: ApiServices) -> ASGIApp:
 def build_health(
     *, settings: Settings, store: Store, objects: Objects, metrics: Metrics, clock: Clock, random: Random
 ) -> ASGIApp:
-    """Of a process that answers nothing but whether it is well."""
+    """Return the application of a process that only answers health checks and metrics."""
     routes = _health_routes(settings=settings, store=store, objects=objects, metrics=metrics, clock=clock)
-    return _guarded(routes, settings=settings, metrics=metrics, clock=clock, random=random)
+    return _with_middleware(routes, settings=settings, metrics=metrics, clock=clock, random=random)
 
 
-def _guarded(routes: Sequence[Route], *, settings: Settings, metrics: Metrics, clock: Clock, random: Random) -> ASGIApp:
+def _with_middleware(
+    routes: Sequence[Route], *, settings: Settings, metrics: Metrics, clock: Clock, random: Random
+) -> ASGIApp:
     return Middleware(
         Router(routes, redirect_slashes=False, default=_no_route),
         cors=Cors(origins=settings.cors_origins),
@@ -59,12 +62,12 @@ def _guarded(routes: Sequence[Route], *, settings: Settings, metrics: Metrics, c
         random=random,
         metrics=metrics,
         stall_seconds=settings.body_timeout_seconds,
-        drain_bytes=2 * (settings.max_file_bytes + MULTIPART_OVERHEAD),
+        drain_bytes=2 * (settings.max_file_bytes + MULTIPART_OVERHEAD_BYTES),
     )
 
 
 class Server:
-    """uvicorn on a bound socket, in the running loop; signals are its caller's business."""
+    """Runs uvicorn on a bound socket in the running loop; the caller handles signals."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings, random: Random, sock: socket.socket) -> None:
         config = uvicorn.Config(
@@ -85,13 +88,14 @@ class Server:
         self._sock = sock
 
     async def serve(self) -> None:
-        """Answer until ``stop``; requests in flight then have the grace of the settings to end."""
+        """Serve until ``stop``; requests in flight then have ``shutdown_grace_seconds`` to end."""
         await self._uvicorn.serve(sockets=[self._sock])
-        # uvicorn cancels what outlasted the grace but does not wait for it, and a cut-off upload has to clean up.
+        # uvicorn cancels requests that outlast the grace without waiting for them; a cancelled upload must clean up.
         if left := set(self._uvicorn.server_state.tasks):
             await asyncio.wait(left)
 
     def stop(self) -> None:
+        """Accept no more connections, and end ``serve`` once the requests in flight have ended."""
         self._uvicorn.should_exit = True
 
 
@@ -102,7 +106,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Methods:
-    """The methods of one path."""
+    """Dispatches the methods of one path; HEAD goes to the handler of GET."""
 
     def __init__(self, **handlers: Handler) -> None:
         self._handlers = handlers
@@ -126,7 +130,9 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _routes(services: ApiServices) -> list[Route]:
     settings = services.settings
-    auth = Auth(accounts=services.store, bearer=settings.bearer, metered=settings.metering, used=services.on_key_used)
+    auth = Auth(
+        accounts=services.store, bearer=settings.bearer, metered=settings.metering, on_key_used=services.on_key_used
+    )
     throttle = Throttle(settings.max_project_requests, of="uploads and creates")
     return [
         *_file_routes(services, auth, throttle),

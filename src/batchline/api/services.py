@@ -1,4 +1,4 @@
-"""What the routes call."""
+"""Holds the services that the routes call."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from batchline.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, kw_only=True)
 class ApiServices:
+    """Everything that the application is built from."""
+
     settings: Settings
     store: Store
     objects: Objects

@@ -1,4 +1,4 @@
-"""How much one project may have under way at once, so that none takes the service from the others."""
+"""Limits the requests that one project may have in parallel, so that no project takes the service from the others."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,22 +10,24 @@ _RETRY_AFTER_SECONDS = 1
 
 
 class Throttle:
-    def __init__(self, most: int, *, of: str) -> None:
-        self._most, self._of = most, of
-        self._under_way: Counter[str] = Counter()
+    """Counts the requests of every project; ``of`` names them in the error message."""
+
+    def __init__(self, limit: int, *, of: str) -> None:
+        self._limit, self._of = limit, of
+        self._in_flight: Counter[str] = Counter()
 
     @contextmanager
-    def place(self, project_id: str) -> Iterator[None]:
-        """One of the project's places, while it is needed. Raises RateLimited when all are taken."""
-        if self._under_way[project_id] >= self._most:
+    def slot(self, project_id: str) -> Iterator[None]:
+        """Hold one of the project's slots. Raise RateLimited if all are taken."""
+        if self._in_flight[project_id] >= self._limit:
             raise RateLimited(
-                f"This project has {self._most} {self._of} under way already. Try again shortly.",
+                f"This project has {self._limit} {self._of} under way already. Try again shortly.",
                 retry_after=_RETRY_AFTER_SECONDS,
             )
-        self._under_way[project_id] += 1
+        self._in_flight[project_id] += 1
         try:
             yield
         finally:
-            self._under_way[project_id] -= 1
-            if not self._under_way[project_id]:
-                del self._under_way[project_id]
+            self._in_flight[project_id] -= 1
+            if not self._in_flight[project_id]:
+                del self._in_flight[project_id]

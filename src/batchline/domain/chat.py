@@ -1,14 +1,13 @@
-"""The rules of a request that are checked before anyone is asked (D6), and what is changed in it on its way."""
+"""Checks a request before it is sent to an upstream (D6), and rewrites its fields."""
 
 from typing import Annotated, Any, Literal
 
 from msgspec import DecodeError, Meta, Raw, Struct
 from msgspec.json import Decoder, encode
 
+from batchline.domain.endpoints import CHAT
 from batchline.domain.models import Catalog, Model
 from batchline.domain.outcomes import Failure
-
-CHAT = "/v1/chat/completions"
 
 Role = Literal["user", "assistant", "system", "tool", "developer"]
 
@@ -17,50 +16,54 @@ class _Message(Struct):
     role: Role
 
 
-class _Named(Struct):
+class _ModelRequest(Struct):
     model: Annotated[str, Meta(min_length=1)]
 
 
-class _Chat(_Named):
+class _ChatRequest(_ModelRequest):
     messages: Annotated[list[_Message], Meta(min_length=1)]
 
 
-_named = Decoder(_Named)
-_chat = Decoder(_Chat)
+_model_request = Decoder(_ModelRequest)
+_chat_request = Decoder(_ChatRequest)
 _fields = Decoder(dict[str, Raw])
 
 
 def check_request(body: bytes, *, endpoint: str, project_id: str, catalog: Catalog) -> Model | Failure:
-    """The model that answers a request, or why nobody is asked."""
+    """Return the model that a request names, or the failure if the request must not be sent."""
     try:
-        request: _Named = (_chat if endpoint == CHAT else _named).decode(body)
+        request: _ModelRequest = (_chat_request if endpoint == CHAT else _model_request).decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _invalid(str(error))
     model = catalog.find(request.model, project_id)
-    return no_such_model(request.model) if model is None else model
+    return model_not_found(request.model) if model is None else model
 
 
-def no_such_model(model_id: str) -> Failure:
+def model_not_found(model_id: str) -> Failure:
+    """Return the failure of a request that names a model that is unknown, or not enabled for its project."""
     text = f"The model {model_id[:200]} does not exist, or is not enabled for this project"
     return Failure("not_found_error", "http_404", text, "model")
 
 
-def addressed(body: bytes, model: Model) -> bytes:
-    """The body with the model under its upstream's name; every other value keeps its bytes."""
+def with_upstream_name(body: bytes, model: Model) -> bytes:
+    """Return the body with the model's name at its upstream; every other value keeps its bytes."""
     if model.name == model.id:
         return body
     return with_fields(body, model=model.name)
 
 
 def with_fields(body: bytes, **changed: Any) -> bytes:
-    """A JSON object with some fields set; every other value keeps its bytes."""
+    """Return a JSON object with some fields set; every other value keeps its bytes."""
     fields: dict[str, Any] = dict(_fields.decode(body))
     return encode(fields | changed)
 
 
 def _invalid(problem: str) -> Failure:
-    """The decoder tells kinds and places (``$.messages[0].role``), and at most the role that is none."""
+    """Return the failure for an error of the decoder.
+
+    The decoder's text names types and places (``$.messages[0].role``), and quotes at most an invalid role.
+    """
     _, _, place = problem.partition("$.")
     field = place.partition(".")[0].partition("[")[0].strip("`")
-    named = field or next((name for name in ("model", "messages") if f"`{name}`" in problem), None)
-    return Failure("invalid_request_error", "http_400", f"request body is invalid: {problem}", named)
+    param = field or next((name for name in ("model", "messages") if f"`{name}`" in problem), None)
+    return Failure("invalid_request_error", "http_400", f"request body is invalid: {problem}", param)

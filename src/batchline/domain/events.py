@@ -1,6 +1,6 @@
-"""Server-sent events: a stream cut into events, and what those of an answer say of its tokens.
+"""Splits a stream into server-sent events, and reads the token usage that the events of an answer report.
 
-Events are handed on with the bytes they came with; only the chunks of a chat completion are changed (D7).
+Events are passed on with the bytes they came with; only the chunks of a chat completion are changed (D7).
 """
 
 import re
@@ -16,7 +16,7 @@ from batchline.domain.wire import ErrorBody
 
 MAX_EVENT_BYTES = 1024 * 1024
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
-_LONGEST_BLANK_LINE = 4
+_MAX_BLANK_LINE_BYTES = 4
 _NULL = Raw(b"null")
 _BYTES_PER_TOKEN = 4
 
@@ -25,14 +25,14 @@ _anything = Decoder()
 
 
 class EventReader:
-    """Cuts a stream into events, and holds no more of it than one."""
+    """Splits a stream into events, and buffers at most one event."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._searched = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The events that are complete now, each with the blank line at its end. Raises StreamBroken."""
+        """Yield the events that are complete now, each with its blank line. Raise StreamBroken if one is too large."""
         self._buffer += piece
         while (end := self._end_of_event()) is not None:
             yield self._take(end)
@@ -40,7 +40,7 @@ class EventReader:
             raise StreamBroken(f"an event over {MAX_EVENT_BYTES} bytes")
 
     def end(self) -> Iterator[bytes]:
-        """What the stream ended with, where it spared itself the last blank line."""
+        """Yield the last event if the stream ended without its blank line."""
         rest = self._take(len(self._buffer)).rstrip()
         if rest:
             yield rest + b"\n\n"
@@ -48,7 +48,7 @@ class EventReader:
     def _end_of_event(self) -> int | None:
         found = _BLANK_LINE.search(self._buffer, self._searched)
         if found is None:
-            self._searched = max(0, len(self._buffer) - _LONGEST_BLANK_LINE + 1)
+            self._searched = max(0, len(self._buffer) - _MAX_BLANK_LINE_BYTES + 1)
             return None
         return found.end()
 
@@ -60,17 +60,17 @@ class EventReader:
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
-    """An event as it is handed on, and what it tells."""
+    """An event as it is passed on, and what it contains."""
 
     event: bytes
     usage: Usage = NOTHING
     carries_text: bool = False
     only_usage: bool = False
-    """It is there to tell the usage, and for nothing else."""
+    """Whether the event reports the usage and has no choices."""
 
 
 def read_chat_event(event: bytes) -> Chunk:
-    """A chunk of a chat completion, its ``system_fingerprint`` null. Raises StreamBroken for what is none."""
+    """Return a chunk of a chat completion with ``system_fingerprint`` null. Raise StreamBroken if it is not a chunk."""
     data = _data_of(event)
     if not data or data == b"[DONE]":
         return Chunk(event=event)
@@ -81,7 +81,7 @@ def read_chat_event(event: bytes) -> Chunk:
     except (DecodeError, UnicodeDecodeError, RecursionError):
         raise StreamBroken("an event that is no JSON object") from None
     if bytes(fields.get("error", _NULL)) != b"null":
-        raise StreamBroken("an event that tells of an error")
+        raise StreamBroken("an event that reports an error")
     usage = usage_in(fields.get("usage", _NULL))
     return Chunk(
         event=_event(fields | {"system_fingerprint": _NULL}),
@@ -100,17 +100,17 @@ _response_event = Decoder(_ResponseEvent)
 
 
 def read_response_event(event: bytes) -> Chunk:
-    """An event of ``/v1/responses``, untouched; the last one brings the response with its usage."""
+    """Return an event of ``/v1/responses`` unchanged; the last event has the response with its usage."""
     try:
-        told = _response_event.decode(_data_of(event))
-        usage = reported_usage(told.response)
+        decoded = _response_event.decode(_data_of(event))
+        usage = reported_usage(decoded.response)
     except (DecodeError, UnicodeDecodeError, RecursionError):
         return Chunk(event=event)
-    return Chunk(event=event, usage=usage, carries_text=told.type.endswith(".delta"))
+    return Chunk(event=event, usage=usage, carries_text=decoded.type.endswith(".delta"))
 
 
 def error_event(error: ApiError) -> bytes:
-    """The last event of a stream that broke: its status line was sent long ago."""
+    """Return the last event of a stream that broke, since its status line was sent long before."""
     return _event(ErrorBody.from_error(error))
 
 
@@ -132,17 +132,17 @@ _request = Decoder(_Request)
 
 
 def estimated_usage(request: bytes, *, chunks: int) -> Usage:
-    """Where nobody tells: a token for every four bytes of the request's text, and one for every chunk of text sent."""
+    """Estimate the usage of a stream that reported none: a token per four bytes of request text and per chunk."""
     return Usage(input_tokens=-(-_text_bytes(request) // _BYTES_PER_TOKEN), output_tokens=chunks)
 
 
 def _text_bytes(request: bytes) -> int:
     try:
-        asked = _request.decode(request)
+        fields = _request.decode(request)
     except (DecodeError, UnicodeDecodeError, RecursionError):
         return len(request)
-    items = asked.messages + (asked.input if isinstance(asked.input, list) else [])
-    texts = [asked.instructions or "", asked.input if isinstance(asked.input, str) else ""]
+    items = fields.messages + (fields.input if isinstance(fields.input, list) else [])
+    texts = [fields.instructions or "", fields.input if isinstance(fields.input, str) else ""]
     texts += [text for item in items for text in _texts_of(item)]
     return sum(len(text.encode()) for text in texts)
 
@@ -158,7 +158,7 @@ def _carry_text(choices: Any) -> bool:
 
 
 def _carries_text(choice: dict[str, Any]) -> bool:
-    """Whether it has more to say than whose turn it is."""
+    """Return whether a choice has anything but the role."""
     delta = choice.get("delta")
     return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
 

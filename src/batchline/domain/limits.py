@@ -1,9 +1,11 @@
-"""Bounds on what a stranger can send. The defaults are the contract's; every one is a setting."""
+"""Bounds on what clients can send. The defaults are those of the contract; every one is a setting."""
 
 from msgspec import Struct
 
+from batchline.domain.endpoints import CHAT
+
 MAX_FAULTS = 100
-"""Offending lines listed for one input file, so that one round can fix them all."""
+"""Invalid lines listed for one input file, so that a client can fix them all at once."""
 
 MAX_METADATA_BYTES = 64 * 1024
 MAX_JSON_BODY_BYTES = 1024 * 1024
@@ -11,12 +13,14 @@ QUOTED_CHARACTERS = 200
 """How much of a client's own text an error message repeats."""
 
 STRIKES = 3
-"""Workers that may die on a line before it is given up."""
+"""Workers that may die while they run a line, before the line fails."""
 
 
 def runs_alone(strikes: int) -> bool:
-    """Whether a shard is run with nothing beside it, so that the next death is its own. One death may have any
-    cause, and running everything apart after it would hold up whole batches of slow lines."""
+    """Return whether a shard must run with nothing beside it, so that the next death is certainly its own.
+
+    A single death may have any cause, and running shards alone after it would delay whole batches of slow lines.
+    """
     return strikes >= STRIKES - 1
 
 
@@ -24,11 +28,11 @@ class InputLimits(Struct, frozen=True, kw_only=True):
     max_bytes: int = 209_715_200
     max_lines: int = 50_000
     max_line_bytes: int = 1_048_576
-    endpoints: tuple[str, ...] = ("/v1/chat/completions",)
+    endpoints: tuple[str, ...] = (CHAT,)
 
 
 class ShardLimits(Struct, frozen=True, kw_only=True):
-    """How work is cut: small enough to spread over workers, large enough to be cheap to lease."""
+    """The size of shards: small enough to spread over workers, large enough to be cheap to lease."""
 
     max_lines: int = 256
     max_bytes: int = 4 * 1024 * 1024
@@ -36,5 +40,5 @@ class ShardLimits(Struct, frozen=True, kw_only=True):
     pieces: int = 64
 
     def lines_for(self, total: int) -> int:
-        """Small and slow batches are cut finer."""
+        """Return the lines per shard for a batch; small batches get smaller shards."""
         return min(self.max_lines, max(self.min_lines, total // self.pieces))

@@ -1,7 +1,7 @@
-"""The lines of a work file: a batch's own copy of what it must run, written once and read by shard.
+"""Encodes and decodes the lines of a work file: a batch's own copy of its input, written once and read by shard.
 
 Each record is a header of three little-endian 32-bit numbers (the line's index in its batch, the length of its
-custom_id, the length of its body), then custom_id as JSON text, then the body as it is sent.
+custom_id, the length of its body), then ``custom_id`` as JSON text, then the body as it is sent.
 """
 
 from collections.abc import Iterator

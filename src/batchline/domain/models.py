@@ -1,4 +1,4 @@
-"""The models that may be asked: where each is served, under which name, at what price, and for whom."""
+"""The catalog of models: which upstreams serve each, under which name, at what price, and for which projects."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -11,30 +11,30 @@ from batchline.domain.records import Lane
 
 DEFAULT_UPSTREAM = "default"
 CLASSIFIER_UPSTREAM = "classifier"
-"""The one that runs in this process."""
+"""The upstream that runs in this process."""
 
 
 class ModelKind(StrEnum):
     CHAT = "chat"
     CLASSIFICATION = "classification"
-    """Its answer is a JSON document, as a string."""
+    """A model whose answer is a JSON document, as a string."""
 
 
 class Model(Struct, frozen=True, kw_only=True):
     id: str
     upstreams: tuple[str, ...] = (DEFAULT_UPSTREAM,)
-    """Who serves it; any of them will do."""
+    """The upstreams that serve the model; a line may go to any of them."""
     name: str
-    """What its upstreams call it."""
+    """The name of the model at its upstreams."""
     kind: ModelKind = ModelKind.CHAT
     price: Price = Price()
     max_tokens: int | None = None
-    """Most tokens of input; None asks nobody."""
+    """The most input tokens that are sent; None if the service does not count them."""
     error_on_max_token: bool = True
     projects: frozenset[str] | None = None
-    """Ids of the projects that may use it; None for all."""
+    """Ids of the projects that may use the model; None if all may."""
     paths: frozenset[str] = frozenset()
-    """Routes it answers when a request names no model."""
+    """Routes whose requests go to this model if they name none."""
 
     def is_open_to(self, project_id: str) -> bool:
         return self.projects is None or project_id in self.projects
@@ -42,46 +42,51 @@ class Model(Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=16)
 def _unlisted(model_id: str) -> Model:
-    """Kept, since nearly all lines of a batch name the same."""
+    """Return a model that is not configured; cached, since nearly all lines of a batch name the same model."""
     return Model(id=model_id, name=model_id)
 
 
 class Catalog:
-    """The models that are configured; where none are, any id goes to the default upstream."""
+    """The models that are configured. If none are, the default upstream takes every model id."""
 
     def __init__(self, models: Iterable[Model] = ()) -> None:
         self._models = {model.id: model for model in models}
 
     @property
     def takes_any(self) -> bool:
+        """Whether every model id is accepted, because none are configured."""
         return not self._models
 
     def find(self, model_id: str, project_id: str) -> Model | None:
-        """None when there is no such model, or none for this project, which must look the same."""
+        """Return a model, or None if it does not exist or is not enabled for the project: both must look the same."""
         if self.takes_any:
             return _unlisted(model_id)
         model = self._models.get(model_id)
         return model if model is not None and model.is_open_to(project_id) else None
 
     def serving(self, path: str, project_id: str) -> Model | None:
-        """The model that answers a route for requests that name none."""
+        """Return the model that serves a route for requests that name no model."""
         return next((model for model in self.enabled(project_id) if path in model.paths), None)
 
     def enabled(self, project_id: str) -> list[Model]:
+        """Return the models that a project may use."""
         return [model for model in self._models.values() if model.is_open_to(project_id)]
 
     def served(self) -> list[Model | None]:
-        """Every model that lines may be claimed for; None for whatever they name."""
+        """Return every model that lines may be claimed for; None stands for every model."""
         return [None] if self.takes_any else list(self._models.values())
 
     def upstreams_of(self, model_id: str) -> tuple[str, ...]:
-        """Where lines of a model are run, or refused."""
+        """Return the upstreams that run, or refuse, the lines of a model."""
         model = self._models.get(model_id)
         return (DEFAULT_UPSTREAM,) if model is None else model.upstreams
 
 
 def lanes_of(model: Model | None) -> list[Lane]:
-    """All lines of a model, but for those of projects that may not use it: they are refused, whoever is busy."""
+    """Return the lanes of a model, without those of projects that may not use it.
+
+    Lines of such projects are refused, even if the upstreams of the model are busy.
+    """
     if model is None:
         return [Lane(model=None, project_id=None)]
     if model.projects is None:

@@ -1,4 +1,4 @@
-"""Money: integer nano-units of whatever currency the operator thinks in, so that sums are exact."""
+"""Computes prices in integer nano-units of the operator's currency, so that sums are exact."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -12,7 +12,7 @@ _PRICED_TOKENS = 1_000_000
 
 
 def nano(amount: Decimal) -> int:
-    """Units as nano-units. Raises ValueError where that takes rounding, or is no amount."""
+    """Return units as nano-units. Raise ValueError if the amount is not finite or would have to be rounded."""
     scaled = Fraction(amount) * NANO if amount.is_finite() else None
     if scaled is None or scaled.denominator != 1:
         raise ValueError("an amount has at most nine decimal places")
@@ -20,21 +20,21 @@ def nano(amount: Decimal) -> int:
 
 
 def units(amount: int) -> str:
-    """Nano-units as a person writes them: 1.5, -0.000000001, 20."""
-    whole, part = divmod(abs(amount), NANO)
-    decimals = f".{part:09}".rstrip("0").rstrip(".")
+    """Return nano-units as a person writes units: 1.5, -0.000000001, 20."""
+    whole, fraction = divmod(abs(amount), NANO)
+    decimals = f".{fraction:09}".rstrip("0").rstrip(".")
     return f"{'-' if amount < 0 else ''}{whole}{decimals}"
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """Nano-units for a million tokens."""
+    """The price of a million tokens, in nano-units."""
 
     input: int = 0
     cached_input: int = 0
     output: int = 0
 
     def cost(self, usage: Usage, *, percent: int) -> int:
-        """Of one answer, at so many percent of the price, rounded down to the nano-unit."""
+        """Return the cost of one answer at a percentage of the price, rounded down to the nano-unit."""
         cached = min(usage.cached_tokens, usage.input_tokens)
         full = (
             (usage.input_tokens - cached) * self.input + cached * self.cached_input + usage.output_tokens * self.output
@@ -43,11 +43,11 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 class Tariff(Struct, frozen=True, kw_only=True):
-    """What answers cost: nothing where nobody is metered, and less in a batch than for somebody who waits."""
+    """What answers cost: nothing without metering, and less in a batch than in a synchronous call."""
 
     metered: bool
     batch_percent: int
 
     def cost(self, price: Price, usage: Usage, *, synchronous: bool) -> int:
-        """Of one answer."""
+        """Return the cost of one answer."""
         return price.cost(usage, percent=100 if synchronous else self.batch_percent) if self.metered else 0

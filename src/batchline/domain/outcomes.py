@@ -1,13 +1,13 @@
-"""What an attempt means for its line: done, failed for good, or set back to be tried again.
+"""Classifies the reply to an attempt: the line succeeded, failed for good, or can be retried.
 
 ::
 
     upstream                                   outcome
     2xx with JSON                              Success
     3xx, 408, 409, 5xx, 2xx without JSON or    Retryable  ──after the last attempt──>  internal_error
-      with a classification that is none,
+      with an invalid classification,
       refused, broken, timeout, garbled
-    429                                        Retryable (throttled)  ──after──>       rate_limit_exceeded
+    429                                        Retryable (throttled)  ──after the last──>  rate_limit_exceeded
     420, 429 that says quota                   Failure  insufficient_quota
     401, 403                                   Failure  authentication_error
     404                                        Failure  not_found_error
@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Raw, Struct
 
+from batchline.domain.endpoints import CHAT
 from batchline.domain.models import ModelKind
 from batchline.domain.records import escape_line_breaks, json_text
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
@@ -37,8 +38,7 @@ _UNAVAILABLE_STATUSES = frozenset({429, 502, 503, 504})
 _CONTEXT_OVERFLOW = re.compile(
     r"context_length_exceeded|exceed_context_size|(maximum|model's) context length|maximum model length", re.IGNORECASE
 )
-_TEXT_LIMIT = 500
-_CHAT = "/v1/chat/completions"
+_MAX_TEXT_CHARACTERS = 500
 _NULL = Raw(b"null")
 _top_level = msgspec.json.Decoder(dict[str, Raw])
 _anything = msgspec.json.Decoder()
@@ -67,16 +67,17 @@ class Failure(Struct, frozen=True):
 
 
 class Retryable(Struct, frozen=True):
-    """Worth another attempt. ``unavailable`` says that this is how an upstream behaves that is not there."""
+    """The line is worth another attempt. ``unavailable`` says that an upstream that is down behaves like this."""
 
     kind: str
-    """A word for metrics: how the fault came, never what it said."""
+    """A label for metrics: the kind of fault, never its text."""
     reason: str
     throttled: bool = False
     unavailable: bool = False
     retry_after: float | None = None
 
     def as_failure(self, attempts: int) -> Failure:
+        """Return how the line fails after its last attempt."""
         if self.throttled:
             return Failure("rate_limit_exceeded", "http_429", self.reason)
         return Failure("internal_error", "retries_exhausted", f"Line failed after {attempts} attempts: {self.reason}")
@@ -103,6 +104,7 @@ BATCH_EXPIRED = Failure("batch_expired", "batch_expired", "The batch expired bef
 
 
 def classify_reply(reply: Reply, *, endpoint: str, kind: ModelKind = ModelKind.CHAT) -> Outcome:
+    """Return what the reply to an attempt means for its line."""
     if isinstance(reply, Fault):
         return Retryable(reply.kind, reply.detail, unavailable=reply.kind is not FaultKind.GARBLED)
     if 200 <= reply.status < 300:
@@ -110,14 +112,14 @@ def classify_reply(reply: Reply, *, endpoint: str, kind: ModelKind = ModelKind.C
         if result is None:
             return Retryable("not_json", f"upstream returned {reply.status} with a body that is not JSON")
         success = Success(reply.status, reply.request_id, *result)
-        if kind is ModelKind.CLASSIFICATION and endpoint == _CHAT:
-            return _judge_classification(success)
+        if kind is ModelKind.CLASSIFICATION and endpoint == CHAT:
+            return _classify_document(success)
         return success
-    return _judge_refusal(reply)
+    return _classify_refusal(reply)
 
 
 def read_result(answer: bytes, *, endpoint: str) -> tuple[bytes, Usage] | None:
-    """The answer as one line of JSON, values untouched, and what it says it took; None when it is no JSON."""
+    """Return the answer as one line of JSON, values unchanged, and the usage it reports; None if it is not JSON."""
     try:
         if not answer.isascii():
             answer.decode()
@@ -128,7 +130,7 @@ def read_result(answer: bytes, *, endpoint: str) -> tuple[bytes, Usage] | None:
     if isinstance(document, dict):
         if "usage" in document:
             usage = usage_in(document["usage"])
-        if endpoint == _CHAT:
+        if endpoint == CHAT:
             document["system_fingerprint"] = _NULL
             answer = _encode(document)
     if b"\n" in answer or b"\r" in answer:
@@ -137,7 +139,7 @@ def read_result(answer: bytes, *, endpoint: str) -> tuple[bytes, Usage] | None:
     return escape_line_breaks(answer.strip()), usage
 
 
-def _judge_classification(success: Success) -> Outcome:
+def _classify_document(success: Success) -> Outcome:
     try:
         classified = _with_document_as_text(success.body)
     except (msgspec.DecodeError, RecursionError, KeyError):
@@ -146,9 +148,9 @@ def _judge_classification(success: Success) -> Outcome:
 
 
 def _with_document_as_text(body: bytes) -> bytes:
-    """The answer with ``choices[0].message.content`` as a JSON document in a string.
+    """Return the answer with ``choices[0].message.content`` as a JSON document in a string.
 
-    Raises DecodeError or KeyError where it is none.
+    Raise DecodeError or KeyError if it is not a JSON document.
     """
     answer: dict[str, Any] = dict(_top_level.decode(body))
     choices: list[Any] = list(_nonempty.decode(answer["choices"]))
@@ -163,6 +165,7 @@ def _with_document_as_text(body: bytes) -> bytes:
 
 
 def output_line(line_id: str, custom_id: bytes, success: Success) -> bytes:
+    """Return the line of an output file."""
     request_id = b"null" if success.request_id is None else json_text(success.request_id)
     return b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":null}\n' % (
         line_id.encode(),
@@ -174,6 +177,7 @@ def output_line(line_id: str, custom_id: bytes, success: Success) -> bytes:
 
 
 def error_line(line_id: str, custom_id: bytes, failure: Failure) -> bytes:
+    """Return the line of an error file."""
     return b'{"id":"%b","custom_id":%b,"response":null,"error":{"code":"%b","message":%b,"param":%b}}\n' % (
         line_id.encode(),
         custom_id,
@@ -183,7 +187,7 @@ def error_line(line_id: str, custom_id: bytes, failure: Failure) -> bytes:
     )
 
 
-def _judge_refusal(answer: Answer) -> Outcome:
+def _classify_refusal(answer: Answer) -> Outcome:
     status, error = answer.status, _error_of(answer.body)
     text = _text_of(answer.body, error)
     if status == 429 and "insufficient_quota" not in (error.get("code"), error.get("type")):
@@ -200,7 +204,7 @@ def _judge_refusal(answer: Answer) -> Outcome:
     elif code == "invalid_request_error" and _says_context_overflow(error, text):
         code = "context_length_exceeded"
     if code == "authentication_error":
-        # These are not the client's credentials, and what is said of them is not for the client to read.
+        # The upstream refused the service's credentials, not the client's, so its text is not shown to the client.
         return Failure(code, f"http_{status}", f"upstream returned {status}: it does not accept this service")
     param = error.get("param")
     return Failure(
@@ -213,7 +217,7 @@ def _says_context_overflow(error: dict[str, Any], text: str) -> bool:
 
 
 def _error_of(body: bytes) -> dict[str, Any]:
-    """The error object of an answer, in the shapes that OpenAI-style servers use."""
+    """Return the error object of an answer, in the shapes that OpenAI-style servers use."""
     try:
         document = _anything.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -227,5 +231,5 @@ def _error_of(body: bytes) -> dict[str, Any]:
 def _text_of(body: bytes, error: dict[str, Any]) -> str:
     message = error.get("message") or error.get("detail")
     if not isinstance(message, str):
-        message = body[: 4 * _TEXT_LIMIT].decode("utf-8", "replace")
-    return " ".join(message.split())[:_TEXT_LIMIT]
+        message = body[: 4 * _MAX_TEXT_CHARACTERS].decode("utf-8", "replace")
+    return " ".join(message.split())[:_MAX_TEXT_CHARACTERS]

@@ -1,4 +1,4 @@
-"""How far a batch is: how fast its lines are recorded, how long the rest will take, and what went wrong so far."""
+"""Computes the progress of a batch: the rate of recorded lines, the estimated time left, and the errors so far."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,11 @@ from batchline.domain.records import Batch
 BUCKET_SECONDS = 5
 KEPT_SECONDS = 60 * BUCKET_SECONDS
 _RATE_SECONDS = 60
-_MOST_CHARACTERS = 300
+_MAX_SAMPLE_CHARACTERS = 300
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """Lines that were recorded in the bucket of five seconds from ``at``; a bucket without any has no sample."""
+    """Lines recorded in the five seconds from ``at``; a bucket without lines has no sample."""
 
     at: int
     lines: int
@@ -34,16 +34,16 @@ class Eta(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LineErrors(Struct, frozen=True, kw_only=True):
-    """How many lines failed with a code."""
+    """The lines that failed with one code."""
 
     code: str
     count: int
     sample: bytes
-    """The first of them, a JSON object."""
+    """``custom_id`` and message of the first of them, as a JSON object."""
 
 
 class Pause(Struct, frozen=True, kw_only=True):
-    """An upstream that is gone, and since when."""
+    """An upstream that is unavailable: why, and since when."""
 
     upstream: str
     detail: str
@@ -51,19 +51,21 @@ class Pause(Struct, frozen=True, kw_only=True):
 
 
 class Activity(Struct, frozen=True, kw_only=True):
-    """What is being done for a batch at this moment."""
+    """What the workers do for a batch at this moment."""
 
     in_flight: int
     concurrency: int
-    """How many lines the upstreams of its models take at once, as found out so far."""
+    """How many lines the upstreams of its models take in parallel, as measured so far."""
     pause: Pause | None
-    """What its lines wait for."""
+    """The pause that its lines wait for, if any."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):
+    """How far a batch is, and how fast it goes on."""
+
     batch: Batch
     rate: float
-    """Lines a second."""
+    """Lines per second."""
     eta: Eta | None
     activity: Activity
     errors: list[LineErrors]
@@ -83,7 +85,7 @@ _error_line = Decoder(_ErrorLine)
 
 
 def count_errors(lines: Iterable[bytes]) -> list[LineErrors]:
-    """What lines of an error file say, by code."""
+    """Count the lines of an error file by code."""
     counts: Counter[str] = Counter()
     samples: dict[str, bytes] = {}
     for line in map(_error_line.decode, lines):
@@ -95,29 +97,30 @@ def count_errors(lines: Iterable[bytes]) -> list[LineErrors]:
 
 def _sample(line: _ErrorLine) -> bytes:
     return encode_json(
-        {"custom_id": line.custom_id[:_MOST_CHARACTERS], "message": line.error.message[:_MOST_CHARACTERS]}
+        {"custom_id": line.custom_id[:_MAX_SAMPLE_CHARACTERS], "message": line.error.message[:_MAX_SAMPLE_CHARACTERS]}
     )
 
 
 def bucket_of(at: float) -> int:
+    """Return the start of the bucket that a time falls into."""
     return int(at // BUCKET_SECONDS) * BUCKET_SECONDS
 
 
 def rate_of(samples: Iterable[Sample], *, began: float, now: float) -> float:
-    """Lines a second over the last minute, or since the batch began if that is shorter."""
+    """Return the lines per second over the last minute, or since the batch began if that is shorter."""
     start = bucket_of(now) + BUCKET_SECONDS - _RATE_SECONDS
     lines = sum(sample.lines for sample in samples if sample.at >= start)
     return lines / max(1.0, now - max(start, began))
 
 
 def eta_of(samples: Sequence[Sample], *, remaining: int, began: float, now: float) -> Eta | None:
-    """When the rest is recorded, at the rate of now; None while there is no rate, and when there is no rest.
+    """Estimate when the remaining lines are recorded, at the current rate; None if there is no rate or no line is left.
 
-    ``seconds = remaining / rate``. The buckets that are kept and over, n of them, have the mean m and the standard
-    deviation s, and what remains fills k = seconds / 5 more. The rate is then wrong by about
-    ``e = s / m * sqrt(1 / n + 1 / k)``: by how badly n buckets tell the mean, and by how much k of them stray from
-    it. ``low = seconds / (1 + 2e)`` and ``high = seconds * (1 + 2e)``. Fewer than two buckets tell nothing: they count
-    as one, with s = m.
+    ``seconds = remaining / rate``. The n buckets that are kept and complete have the mean m and the standard
+    deviation s, and the remaining lines fill k = seconds / 5 more buckets. The relative error of the rate is about
+    ``e = s / m * sqrt(1 / n + 1 / k)``: the first term is the error of a mean of n buckets, the second the deviation of
+    k buckets from it. ``low = seconds / (1 + 2e)`` and ``high = seconds * (1 + 2e)``. Fewer than two buckets say
+    nothing: they count as one, with s = m.
     """
     rate = rate_of(samples, began=began, now=now)
     if not rate or remaining <= 0:
@@ -129,7 +132,7 @@ def eta_of(samples: Sequence[Sample], *, remaining: int, began: float, now: floa
 
 
 def _variation(samples: Iterable[Sample], *, began: float, now: float) -> tuple[float, int]:
-    """The standard deviation of whole buckets as a part of their mean, and how many they are."""
+    """Return the standard deviation of the complete buckets divided by their mean, and their number."""
     lines = {sample.at: sample.lines for sample in samples}
     first = max(-bucket_of(-began), bucket_of(now) - KEPT_SECONDS + BUCKET_SECONDS)
     whole = [lines.get(at, 0) for at in range(first, bucket_of(now), BUCKET_SECONDS)]

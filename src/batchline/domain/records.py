@@ -1,4 +1,4 @@
-"""What the system keeps: files, batches, shards, segments, keys. Plain frozen values."""
+"""The records of the store, as frozen values: files, batches, shards, segments, keys, charges."""
 
 from collections.abc import Iterable
 
@@ -13,13 +13,13 @@ BATCH_OUTPUT = "batch_output"
 
 
 class Owner(Struct, frozen=True, kw_only=True):
-    """Whom a request acts for: the key that signed it and where that key belongs."""
+    """The key that authenticated a request, with its project and organization."""
 
     key_id: str
     project_id: str
     organization_id: str
     funds: int = 0
-    """Nano-units the organization has left, free credits among them."""
+    """Nano-units that the organization has left, free credits included."""
 
 
 class Organization(Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class Organization(Struct, frozen=True, kw_only=True):
     name: str
     created_at: int
     balance: int
-    """Nano-units, as all money; below zero after an overdraft."""
+    """Nano-units, like all money; below zero after an overdraft."""
     credits: int
 
 
@@ -40,7 +40,7 @@ class Project(Struct, frozen=True, kw_only=True):
 
 
 class Charge(Struct, frozen=True, kw_only=True):
-    """What answers of one model took, and what they cost."""
+    """The usage of answers of one model, and their cost."""
 
     model: str
     requests: int
@@ -49,7 +49,7 @@ class Charge(Struct, frozen=True, kw_only=True):
 
 
 def by_model(charges: Iterable[Charge]) -> list[Charge]:
-    """Added up, one a model, in the order in which everybody locks their sums."""
+    """Sum charges by model, sorted by model: the order in which every transaction locks the rows of the sums."""
     groups: dict[str, list[Charge]] = {}
     for charge in charges:
         groups.setdefault(charge.model, []).append(charge)
@@ -65,7 +65,7 @@ def by_model(charges: Iterable[Charge]) -> list[Charge]:
 
 
 class LedgerEntry(Struct, frozen=True, kw_only=True):
-    """One change of an organization's money; negative where it was spent."""
+    """One change of an organization's balance; negative if money was spent."""
 
     at: int
     kind: str
@@ -78,7 +78,7 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
 
 
 class UsageEntry(Struct, frozen=True, kw_only=True):
-    """What a project used of a model in some time, and what that cost."""
+    """The usage of one model by a project over a period, and its cost."""
 
     organization: str
     project: str
@@ -119,7 +119,7 @@ class File(Struct, frozen=True, kw_only=True):
 
 
 class InputFault(Struct, frozen=True):
-    """One thing wrong with an input file; ``line`` is None where no single line is to blame."""
+    """One error in an input file; ``line`` is None if no single line is at fault."""
 
     message: str
     line: int | None = None
@@ -153,7 +153,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     reasoning_tokens: int = 0
     model: str | None = None
-    """The one model of all lines, where there is one."""
+    """The model of all lines, or None if they name several."""
     stop: Stop | None = None
     epoch: int = 0
 
@@ -168,7 +168,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class NewShard(Struct, frozen=True, kw_only=True):
-    """A run of lines in a work file, as validation cut it."""
+    """Consecutive lines in a work file, as validation divided it."""
 
     offset: int
     length: int
@@ -177,7 +177,7 @@ class NewShard(Struct, frozen=True, kw_only=True):
 
 
 class Shard(Struct, frozen=True, kw_only=True):
-    """A leased run of lines: ``settled`` has a bit for every line that is recorded or belongs to another shard."""
+    """Leased lines: ``settled`` has a bit set for every line that is recorded or belongs to another shard."""
 
     batch_id: str
     n: int
@@ -191,14 +191,14 @@ class Shard(Struct, frozen=True, kw_only=True):
 
 
 class Lane(Struct, frozen=True, kw_only=True):
-    """Lines of a project and a model; None stands for every one."""
+    """Lines of a project and a model; None stands for every project or model."""
 
     model: str | None
     project_id: str | None
 
 
 class LeasedBatch(Struct, frozen=True, kw_only=True):
-    """What a worker must know of a batch to run its lines."""
+    """What a worker needs to know about a batch to run its lines."""
 
     id: str
     project_id: str
@@ -208,11 +208,11 @@ class LeasedBatch(Struct, frozen=True, kw_only=True):
     work_key: str
     key_revoked: bool
     funds: int
-    """Nano-units its organization has left."""
+    """Nano-units that the organization has left."""
 
 
 class ShardProgress(Struct, frozen=True, kw_only=True):
-    """How one flush moves a shard on; it counts only under the epoch it was leased with."""
+    """The lines that one flush adds to a shard; the write is void unless the shard still has this epoch."""
 
     n: int
     epoch: int
@@ -224,7 +224,7 @@ class ShardProgress(Struct, frozen=True, kw_only=True):
 
 
 class Segment(Struct, frozen=True, kw_only=True):
-    """Recorded lines of a batch: output lines first, error lines after; small ones live in the row itself."""
+    """Recorded lines of a batch: output lines first, then error lines; small segments are stored in the row itself."""
 
     id: int = 0
     output_bytes: int
@@ -234,9 +234,9 @@ class Segment(Struct, frozen=True, kw_only=True):
 
 
 def escape_line_breaks(line: bytes) -> bytes:
-    """Escape what ``str.splitlines()`` and the SDK's ``iter_lines()`` take for a line's end.
+    """Escape the characters that ``str.splitlines()`` and the SDK's ``iter_lines()`` treat as line ends.
 
-    U+2028, U+2029 and U+0085 may stand raw inside JSON strings, and can stand nowhere else in valid JSON.
+    U+2028, U+2029 and U+0085 may occur raw in JSON strings, and nowhere else in valid JSON.
     """
     if line.isascii():
         return line
@@ -246,5 +246,5 @@ def escape_line_breaks(line: bytes) -> bytes:
 
 
 def json_text(value: str) -> bytes:
-    """A string as JSON that stays on one line whoever splits it."""
+    """Return a string as JSON that stays on one line, however a client splits lines."""
     return escape_line_breaks(encode_json(value))

@@ -1,4 +1,4 @@
-"""What one attempt at the upstream came back with."""
+"""The reply of an upstream to one attempt: an HTTP answer, or a fault."""
 
 from enum import StrEnum
 
@@ -7,12 +7,12 @@ from msgspec import Struct
 
 class FaultKind(StrEnum):
     REFUSED = "refused"
-    """No connection could be made: nothing of the line was sent."""
+    """No connection was made: nothing of the line was sent."""
     BROKEN = "broken"
-    """The connection ended before the answer did."""
+    """The connection ended before the answer was complete."""
     TIMEOUT = "timeout"
     GARBLED = "garbled"
-    """What came is no HTTP answer, or one that is too large."""
+    """The bytes received are not an HTTP answer, or the answer is too large."""
 
 
 class Answer(Struct, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
-"""How long a line waits before it is tried again."""
+"""Computes how long a line waits before its next attempt."""
 
 from msgspec import Struct
 
-_LONGEST_BACKOFF = 60.0
-_LONGEST_RETRY_AFTER = 300.0
-_MOST_DOUBLINGS = 64
+_MAX_BACKOFF_SECONDS = 60.0
+_MAX_RETRY_AFTER_SECONDS = 300.0
+_MAX_DOUBLINGS = 64
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
@@ -13,6 +13,9 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     base_seconds: float = 1.0
 
     def wait(self, *, tries: int, retry_after: float | None, jitter: float) -> float:
-        """Exponential backoff with full jitter (``jitter`` is uniform in 0..1), and never before Retry-After."""
-        backoff = jitter * min(_LONGEST_BACKOFF, self.base_seconds * 2.0 ** min(tries - 1, _MOST_DOUBLINGS))
-        return backoff if retry_after is None else min(retry_after, _LONGEST_RETRY_AFTER) + backoff
+        """Return the seconds to wait: exponential backoff with full jitter, and never less than Retry-After.
+
+        ``jitter`` is uniform in 0..1.
+        """
+        backoff = jitter * min(_MAX_BACKOFF_SECONDS, self.base_seconds * 2.0 ** min(tries - 1, _MAX_DOUBLINGS))
+        return backoff if retry_after is None else min(retry_after, _MAX_RETRY_AFTER_SECONDS) + backoff

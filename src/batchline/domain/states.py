@@ -1,4 +1,4 @@
-"""The states of a batch, a file and a shard.
+"""The states of batches, files and shards.
 
 A batch::
 
@@ -11,7 +11,7 @@ A batch::
       failed                         v
                                  cancelled
 
-Nothing leaves completed, failed, expired or cancelled. A batch that is cancelled while it is validated has
+completed, failed, expired and cancelled are terminal. A batch that is cancelled while it is validated has
 no lines yet and becomes cancelled at once. A batch past its window stays ``in_progress`` with ``stop = expired``
 until the lines in flight are recorded and its files are written.
 
@@ -20,13 +20,13 @@ A file::
     uploading ──> stored ──> deleted      (by its owner, or by its batch's project; the row stays for audit)
         │            └─────> expired      (by time)
         v
-    abandoned                             (the upload broke; a late writer's commit finds no row to commit)
+    abandoned                             (the upload broke; the commit of a late writer finds no row)
 
 A shard::
 
     open <──> leased ──> done             (every line is recorded)
       │          │
-      └──> closed <─┘                     (its batch was stopped: what is not recorded never runs)
+      └──> closed <─┘                     (its batch was stopped: lines that are not recorded never run)
 """
 
 from enum import StrEnum

@@ -1,15 +1,17 @@
-"""Tokens: what an answer says it took, and their sum over a batch."""
+"""Reads the token usage that an answer reports, and sums usages."""
 
 from collections.abc import Collection
 
 from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 
-_MOST_TOKENS = 2**31
-"""Of one answer. More is no count, and would not fit beside others in the database."""
+_MAX_TOKENS = 2**31
+"""Bound on a count in one answer. A larger number is not a count, and sums of such would not fit into the database."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):
+    """Tokens of one answer, or of many."""
+
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -20,6 +22,7 @@ NOTHING = Usage()
 
 
 def total(usages: Collection[Usage]) -> Usage:
+    """Return the sum of usages."""
     return Usage(
         input_tokens=sum(usage.input_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
@@ -37,7 +40,7 @@ class _OutputDetails(Struct):
 
 
 class _Reported(Struct):
-    """In the words of chat completions, or in those of responses."""
+    """Usage with the field names of chat completions, or with those of responses."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -58,7 +61,7 @@ _reported = Decoder(_Reported)
 
 
 def reported_usage(body: bytes) -> Usage:
-    """What an answer reports; nothing where it reports nothing, or nonsense."""
+    """Return the usage that an answer reports; zero if it reports none or an invalid one."""
     try:
         return usage_in(_answer.decode(body).usage)
     except DecodeError:
@@ -66,20 +69,20 @@ def reported_usage(body: bytes) -> Usage:
 
 
 def usage_in(report: Raw) -> Usage:
-    """Of the field ``usage`` of an answer."""
+    """Return the usage in the field ``usage`` of an answer; zero if it is invalid."""
     try:
         reported = _reported.decode(report)
     except DecodeError:
         return NOTHING
-    before = reported.prompt_tokens_details or reported.input_tokens_details
-    after = reported.completion_tokens_details or reported.output_tokens_details
+    input_details = reported.prompt_tokens_details or reported.input_tokens_details
+    output_details = reported.completion_tokens_details or reported.output_tokens_details
     return Usage(
         input_tokens=_count(reported.prompt_tokens or reported.input_tokens),
-        cached_tokens=_count(before.cached_tokens if before else None),
+        cached_tokens=_count(input_details.cached_tokens if input_details else None),
         output_tokens=_count(reported.completion_tokens or reported.output_tokens),
-        reasoning_tokens=_count(after.reasoning_tokens if after else None),
+        reasoning_tokens=_count(output_details.reasoning_tokens if output_details else None),
     )
 
 
 def _count(tokens: int | None) -> int:
-    return tokens if tokens is not None and 0 <= tokens < _MOST_TOKENS else 0
+    return tokens if tokens is not None and 0 <= tokens < _MAX_TOKENS else 0

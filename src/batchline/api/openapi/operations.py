@@ -37,7 +37,7 @@ from batchline.api.openapi.schemas import (
     ref,
 )
 from batchline.api.responses import JSON
-from batchline.domain.chat import CHAT
+from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import (
     ApiError,
     BadGateway,
@@ -153,8 +153,8 @@ FILE_OPERATIONS = (
         id="downloadFile",
         tag=FILES,
         summary="Download a file",
-        description="An input file has the bytes that were uploaded; an output file has lines as in BatchOutputLine, an "
-        "error file lines as in BatchErrorLine. An interrupted download can be resumed with `Range`.",
+        description="An input file has the bytes that were uploaded; an output file has lines as in BatchOutputLine, "
+        "an error file lines as in BatchErrorLine. An interrupted download can be resumed with `Range`.",
         parameters=(
             _FILE_ID,
             parameter(
@@ -232,7 +232,7 @@ BATCH_OPERATIONS = (
             in_query(
                 "limit",
                 {"type": "integer", "default": 20},
-                "Batches per page; values outside of 1 to 100 count as the nearest bound.",
+                "Batches per page, limited to 1 to 100.",
             ),
             in_query("status", {"enum": [status.value for status in BatchStatus]}, "Only batches in this state."),
             in_query("created_after", {"type": "integer"}, "Unix seconds."),
@@ -269,7 +269,8 @@ BATCH_OPERATIONS = (
         id="cancelBatch",
         tag=BATCHES,
         summary="Cancel a batch",
-        description="Lines in flight finish and count; the others end as `batch_cancelled`. A second cancel changes nothing.",
+        description="Lines in flight finish and count; the others end as `batch_cancelled`. A second cancel changes "
+        "nothing.",
         parameters=(_BATCH_ID,),
         answers={"200": json_answer("The batch, cancelling or cancelled.", BatchObject)},
         errors=(
@@ -294,7 +295,7 @@ _PASSED_ON = (
     (431, _WRONG),
     (431, _TOO_LONG),
 )
-"""Statuses and codes that the upstream's refusals have; any other status from 400 to 499 is described as 4XX."""
+"""Statuses and codes of the upstream's refusals; any other status from 400 to 499 is described as 4XX."""
 
 _CALL_ERRORS = (
     *(Refused(status, f"upstream returned {status}", code=code) for status, code in _PASSED_ON),

@@ -1,4 +1,4 @@
-"""``/openapi.json`` and ``/docs``: the API described, for programs and for people."""
+"""The routes ``/openapi.json`` and ``/docs``: the description of the API, for programs and for people."""
 
 from importlib.resources import files
 
@@ -16,12 +16,14 @@ _HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
-    # A page and a script of different versions would not fit each other.
+    # A page and a script of different versions may not work together.
     "cache-control": "no-cache",
 }
 
 
 class DescriptionRoutes:
+    """Serves the OpenAPI document and the page that shows it; both are made once, at the start."""
+
     def __init__(self, *, bearer: bool) -> None:
         folder = files("batchline.api") / "docs"
         self._document = encode_json(describe(bearer=bearer))

@@ -12,7 +12,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field, to_builtins
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from batchline.domain.chat import CHAT, Role
+from batchline.domain.chat import Role
+from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import MissingCredentials
 from batchline.domain.outcomes import BATCH_CANCELLED, TOO_LONG, Success, error_line, output_line
 from batchline.domain.progress import Activity, Eta, Pause, Progress, count_errors

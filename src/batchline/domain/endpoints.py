@@ -1,0 +1,3 @@
+"""The path of chat completions, which lines of batches and synchronous calls name."""
+
+CHAT = "/v1/chat/completions"
