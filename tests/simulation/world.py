@@ -331,6 +331,10 @@ class Life:
                 if all(batch.status in TERMINAL for batch in batches):
                     break
                 await asyncio.sleep(5)
+        # A frozen process may wake as late as now and write a segment under a lease that it lost. Only a sweep after its
+        # death is sure to remove that.
+        while len(self.world.lives) > 1:
+            await asyncio.sleep(1)
         await asyncio.sleep(2 * _SWEEP_SECONDS)
         await self._check_money()
         for folder in ("work", "segments"):
