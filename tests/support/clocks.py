@@ -1,4 +1,4 @@
-"""Time that stands still until a test moves it, and chance that a test decides."""
+"""A clock that stands still until a test moves it, and random numbers that a test chooses."""
 
 
 class SettableClock:
@@ -20,7 +20,7 @@ class SettableClock:
 
 
 class ChosenRandom:
-    """Always as far between the bounds as it was told: 0 is the lower one, 1 the upper."""
+    """Returns the number at ``share`` of the way between the bounds: 0 is the lower one, 1 the upper."""
 
     def __init__(self, share: float = 1.0) -> None:
         self._share = share

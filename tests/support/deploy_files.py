@@ -1,4 +1,4 @@
-"""How the image and its neighbours are described: the files, read as their programs read them."""
+"""Reads the Dockerfile, the compose file and the manifests as their programs read them."""
 
 import os
 import re
@@ -26,7 +26,7 @@ VARIABLES = {variable(name) for name in FLAGS} | {
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
 }
-"""What a process is told by."""
+"""The environment variables that a process reads."""
 _PREFIXES = ("BATCHLINE_", "AWS_")
 
 
@@ -35,7 +35,7 @@ def load(path: Path) -> Object:
 
 
 def parsed(text: str, *, where: str) -> Object:
-    """One object, in which no key stands twice: of two, YAML's readers silently take the last."""
+    """Return one object. Refuse a key that appears twice, of which YAML readers silently take the last."""
     _refuse_repeated_keys(yaml.compose(text), where)
     found: Object = yaml.safe_load(text)
     return found
@@ -63,18 +63,18 @@ def arguments(instruction: str) -> list[str]:
 
 
 def last(instruction: str) -> str:
-    """Of the stage that is shipped."""
+    """Return the argument of the last such instruction in the stage that is shipped."""
     steps = _dockerfile()
     shipped = max(at for at, (name, _) in enumerate(steps) if name == "FROM")
     return [argument for name, argument in steps[shipped:] if name == instruction][-1]
 
 
 ENV = dict(pair.split("=", 1) for pair in last("ENV").split())
-"""Of the image."""
+"""The environment of the image."""
 
 
 def settings_of(monkeypatch: pytest.MonkeyPatch, *environments: dict[str, str]) -> Settings:
-    """What a container's process would read; later environments win."""
+    """Return the settings that the process of a container would read; later environments win."""
     for name in [name for name in os.environ if name.startswith(_PREFIXES)]:
         monkeypatch.delenv(name)
     for environment in environments:

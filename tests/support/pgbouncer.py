@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode: every transaction may meet another of the server's connections."""
+"""Runs PgBouncer in transaction mode: every transaction may use another connection of the server."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.postgres_server import Postgres
-from tests.support.s3_server import KEEPER
+from tests.support.s3_server import SUPERVISOR
 from tests.support.service import Program, wait_until
 
 _CONFIG = """
@@ -24,7 +24,7 @@ default_pool_size = 8
 max_client_conn = 200
 """
 _AS_USER = "user = nobody\n"
-"""It refuses to be root, as PostgreSQL does."""
+"""PgBouncer refuses to run as root, as PostgreSQL does."""
 
 
 class Pooler:
@@ -44,7 +44,7 @@ def running_pooler(folder: Path, postgres: Postgres) -> Iterator[Pooler]:
     port = _free_port()
     config = folder / "pgbouncer.ini"
     config.write_text(_CONFIG.format(server=postgres.port, port=port) + (_AS_USER if os.geteuid() == 0 else ""))
-    program = Program("-c", KEEPER, command, str(config))
+    program = Program("-c", SUPERVISOR, command, str(config))
     try:
         wait_until(lambda: _listens(program, port), what="PgBouncer")
         yield Pooler(program, port)

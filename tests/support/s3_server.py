@@ -1,9 +1,8 @@
-"""A real S3 server, SeaweedFS, on loopback as whoever runs the tests.
+"""Runs a real S3 server, SeaweedFS, on loopback as the user of the tests.
 
-Test modules that name this one as a plugin, ``pytest_plugins = ["seaweed"]``, have the fixtures ``seaweed``, the one
-server that all tests share, ``bucket``, the same with the environment set for it, and ``own_bucket``, a server of
-their own that they may kill.
-PYTEST_DONT_REWRITE: whoever imports it first must not be warned about.
+The fixture ``seaweed`` is the server that all tests share, ``bucket`` is the same with the environment set for it, and
+``own_bucket`` is a server for one test, which may kill it.
+PYTEST_DONT_REWRITE: pytest need not warn when this module is imported before it is a plugin.
 """
 
 import json
@@ -37,8 +36,8 @@ _PORTS = (
     "s3.port",
     "s3.port.grpc",
 )
-# Whoever started it may be killed and unable to end it.
-KEEPER = """
+# Ends the server when the tests end, also if they are killed and cannot end it themselves.
+SUPERVISOR = """
 import os, subprocess, sys, time
 parent = os.getppid()
 server = subprocess.Popen(sys.argv[1:])
@@ -50,12 +49,12 @@ sys.exit(server.wait())
 
 
 class Seaweed:
-    """A server through as many lives as a test gives it, on one folder and the same ports."""
+    """A server on one folder and the same ports for each of the processes that a test starts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
-        self._lives: list[Program] = []
+        self._processes: list[Program] = []
         self._names = count()
 
     @property
@@ -68,7 +67,7 @@ class Seaweed:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The usual variables, for whoever is to use it."""
+        """The usual variables for a process that uses the server."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": KEY,
@@ -78,31 +77,31 @@ class Seaweed:
         }
 
     def new_url(self) -> str:
-        """``s3://bucket/prefix``, with nothing below the prefix yet."""
+        """Return ``s3://bucket/prefix`` with a new prefix."""
         return f"s3://{_BUCKET}/tests/{next(self._names)}"
 
     def keys(self, url: str) -> list[str]:
-        """What lies below a URL of this server."""
+        """Return the keys below a URL of this server."""
         prefix = url.removeprefix(f"s3://{_BUCKET}/")
         return sorted(found["path"] for page in self._store().list(prefix) for found in page)
 
     def unfinished_uploads(self) -> list[str]:
-        """Those that were neither completed nor aborted, as the folder tells in which SeaweedFS keeps them."""
-        told = call(
+        """Return the uploads that were neither completed nor aborted, from the folder in which SeaweedFS keeps them."""
+        reply = call(
             self._ports["filer.port"], "GET", f"/buckets/{_BUCKET}/.uploads/", headers={"accept": "application/json"}
         )
-        return [] if told.status == 404 else [entry["FullPath"] for entry in told.json["Entries"] or []]
+        return [] if reply.status == 404 else [entry["FullPath"] for entry in reply.json["Entries"] or []]
 
     def start(self) -> None:
         self._folder.mkdir(exist_ok=True)
-        self._lives.append(Program("-c", KEEPER, *self._command()))
+        self._processes.append(Program("-c", SUPERVISOR, *self._command()))
         wait_until(self._is_ready, what=f"SeaweedFS on {self.endpoint}")
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye."""
-        self._lives[-1].end()
+        """End the server with SIGKILL, so that it cannot shut down cleanly."""
+        self._processes[-1].end()
         for port in self._ports.values():
-            # Wherever its folder is, it makes these.
+            # The server makes these in /tmp, wherever its folder is.
             for left in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):
                 left.unlink(missing_ok=True)
 
@@ -121,7 +120,7 @@ class Seaweed:
             "s3.port.iceberg": 0,
             "s3.port.lance": 0,
             "master.telemetry": "false",
-            # How long a second life waits for others that might lead.
+            # How long a restarted server waits for others that might lead.
             "master.electionTimeout": "1s",
             "master.volumeSizeLimitMB": 256,
             "volume.max": 20,
@@ -131,12 +130,12 @@ class Seaweed:
         return [weed, "-logtostderr=true", "server", *(f"-{name}={value}" for name, value in options.items())]
 
     def _is_ready(self) -> bool:
-        life = self._lives[-1]
-        assert life.exit_code is None, f"ended with {life.exit_code}:\n{life.log}"
+        process = self._processes[-1]
+        assert process.exit_code is None, f"ended with {process.exit_code}:\n{process.log}"
         store = self._store()
         try:
-            # The first write makes the bucket; what an earlier life wrote is found a while after the rest works.
-            if len(self._lives) > 1:
+            # The first write makes the bucket. A restarted server finds older objects a while after all else works.
+            if len(self._processes) > 1:
                 store.get("ready")
             store.put("ready", b"x")
             store.get("ready")
@@ -174,18 +173,18 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
 
 @pytest.fixture
 def bucket(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
-    """The shared server, with the environment set for it."""
-    return _entered(seaweed, monkeypatch)
+    """Return the shared server, with the environment set for it."""
+    return _with_environment(seaweed, monkeypatch)
 
 
 @pytest.fixture
 def own_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seaweed]:
-    """A server of the test's own, with the environment set for it."""
+    """Run a server for one test, which may kill it, with the environment set for it."""
     with running_seaweed(tmp_path / "seaweed") as server:
-        yield _entered(server, monkeypatch)
+        yield _with_environment(server, monkeypatch)
 
 
-def _entered(server: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
+def _with_environment(server: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in server.environment.items():
@@ -202,7 +201,7 @@ def _identity() -> dict[str, object]:
 
 
 def _free_ports(wanted: int) -> list[int]:
-    """Below those that outgoing connections are given, so that none is taken while the server is down."""
+    """Return ports below the range of outgoing connections, so that none takes them while the server is down."""
     seed = random.Random(time.time_ns())
     with ExitStack() as held:
         ports: list[int] = []

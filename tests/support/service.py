@@ -1,4 +1,4 @@
-"""The service and its upstream as real processes, for tests that meet them the way users and accidents do."""
+"""Runs the service and its upstream as real processes, for tests that use them as a client does, or kill them."""
 
 import json
 import os
@@ -25,10 +25,10 @@ from batchline.cli import main
 
 CHAT: Final = "/v1/chat/completions"
 PATIENCE = 300.0
-"""Ends a test that hangs; no test depends on it."""
+"""Seconds after which a wait fails. It only ends a hang: no test depends on its length."""
 
 Account = dict[str, str]
-"""What ``batchline keys create`` tells: api_key, project_id, key_id."""
+"""The output of ``batchline keys create``: api_key, project_id, key_id."""
 
 _POLL_SECONDS = 0.02
 _TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
@@ -39,10 +39,10 @@ def credentials_of(account: Account) -> dict[str, str]:
 
 
 def wait_until(met: Callable[[], bool], *, what: str) -> None:
-    """Ask again and again until it is so."""
+    """Poll until ``met`` returns True; ``what`` names it in the message of a failure."""
     give_up = time.monotonic() + PATIENCE
     while not met():
-        assert time.monotonic() < give_up, f"in vain: {what}"
+        assert time.monotonic() < give_up, f"waited {PATIENCE:.0f} s for {what}"
         time.sleep(_POLL_SECONDS)
 
 
@@ -57,7 +57,7 @@ class Reply(NamedTuple):
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error of an envelope that is whole (A6)."""
+        """The error of the body, which must have every field of the envelope (A6)."""
         error: dict[str, Any] = self.json["error"]
         assert set(error) - {"line"} == {"message", "type", "code", "param"}
         assert re.fullmatch(r"req_\w+", self.headers["x-request-id"])
@@ -72,14 +72,14 @@ def call(port: int, method: str, path: str, *, body: bytes | None = None, header
 
 
 def read_reply(connection: socket.socket) -> Reply:
-    """The answer to what a test wrote to the socket itself."""
+    """Return the reply to a request that a test wrote to the socket itself."""
     with closing(HTTPResponse(connection)) as response:
         response.begin()
         return Reply(response.status, response.headers, response.read())
 
 
 class Program:
-    """A process of Python. What it writes is read as it comes, so that it never waits for a reader."""
+    """A Python process. A thread reads what it writes, so that the process never waits for a reader."""
 
     def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")}
@@ -106,7 +106,7 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative when a signal ended it."""
+        """The exit code: None while the process runs, negative if a signal ended it."""
         return self._process.poll()
 
     def family(self) -> list[psutil.Process]:
@@ -116,32 +116,32 @@ class Program:
         return [member for member in self._family if member.is_running()]
 
     def wait_for_log(self, pattern: str) -> str:
-        """Wait until a line says this; the group of the pattern."""
+        """Wait until the log matches, and return the first group of the first match."""
         found: list[re.Match[str]] = []
 
-        def is_told() -> bool:
+        def is_logged() -> bool:
             found.extend(re.finditer(pattern, self.log))
             assert found or self.exit_code is None, f"ended with {self.exit_code}:\n{self.log}"
             return bool(found)
 
-        wait_until(is_told, what=pattern)
+        wait_until(is_logged, what=f"the log line {pattern}")
         return found[0][1]
 
     def send(self, number: signal.Signals) -> None:
-        self.family()  # once it is dead, nobody knows whose its children were
+        self.family()  # a process that died can no longer be asked for its children
         self._process.send_signal(number)
 
     def wait(self) -> int:
         return self._process.wait(PATIENCE)
 
     def end(self) -> None:
-        """Whatever state it is in: afterwards nothing of it runs."""
+        """Kill the process and its children, in whatever state they are."""
         for member in self.family():
             with suppress(psutil.NoSuchProcess):
                 member.kill()
         self.wait()
         self._reader.join(PATIENCE)
-        assert not self._reader.is_alive(), "somebody still holds the other end of the log"
+        assert not self._reader.is_alive(), "a process still holds the other end of the log"
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -159,17 +159,17 @@ class Mock:
         self.port = int(re.findall(r":(\d+)", self.url)[0])
 
     def stats(self) -> dict[str, Any]:
-        told: dict[str, Any] = call(self.port, "GET", "/stats", headers={}).json
-        return told
+        stats: dict[str, Any] = call(self.port, "GET", "/stats", headers={}).json
+        return stats
 
     def follow(self, **plan: Any) -> None:
-        """Go on by another plan."""
+        """Replace the plan of the mock."""
         assert call(self.port, "POST", "/script", body=json.dumps(plan).encode(), headers={}).status == 200
 
 
 @contextmanager
 def running_mock(**options: object) -> Iterator[Mock]:
-    """Options are the flags of ``batchline mock``."""
+    """Run ``batchline mock`` with these flags."""
     program = Program("-m", "batchline", "mock", *_flags({"port": 0} | options))
     try:
         yield Mock(program)
@@ -178,7 +178,7 @@ def running_mock(**options: object) -> Iterator[Mock]:
 
 
 class Service:
-    """``batchline serve`` on a folder, or another role on what is shared, through as many lives as a test gives it."""
+    """``batchline serve`` or another role, with the same settings for each of the processes that a test starts."""
 
     def __init__(
         self,
@@ -194,14 +194,14 @@ class Service:
         self._command = (*command, *_flags(settings | {"data_dir": data_dir, "port": 0}))
         shared = {name: value for name, value in settings.items() if name == "database_url"}
         self._store = _flags({"data_dir": data_dir} | shared)
-        self._lives: list[Program] = []
+        self._processes: list[Program] = []
         self._clients: dict[tuple[object, ...], OpenAI] = {}
         self.port = 0
         self.account = account or self.new_account("default")
 
     @property
     def program(self) -> Program:
-        return self._lives[-1]
+        return self._processes[-1]
 
     @property
     def pid(self) -> int:
@@ -213,8 +213,8 @@ class Service:
 
     @property
     def log(self) -> str:
-        """Of every life."""
-        return "".join(life.log for life in self._lives)
+        """The logs of all processes, in the order of their starts."""
+        return "".join(process.log for process in self._processes)
 
     @property
     def credentials(self) -> dict[str, str]:
@@ -225,7 +225,7 @@ class Service:
         return made
 
     def client(self, account: Account | None = None, *, max_retries: int = 0) -> OpenAI:
-        """The official client; it is closed with the service."""
+        """Return the official client, which is closed with the service."""
         credentials = credentials_of(account or self.account)
         key = (self.port, max_retries, *credentials.values())
         if key not in self._clients:
@@ -243,7 +243,7 @@ class Service:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def head(self, path: str, *, length: int, headers: dict[str, str]) -> bytes:
-        """Of a POST, for a test that writes to the socket itself."""
+        """Return the head of a POST, for a test that writes to the socket itself."""
         fields = self.credentials | {"host": "test", "content-length": str(length)} | headers
         return "\r\n".join([f"POST {path} HTTP/1.1", *map(": ".join, fields.items()), "", ""]).encode()
 
@@ -251,14 +251,14 @@ class Service:
         return self.command("keys", *arguments)
 
     def command(self, *arguments: str) -> str:
-        """``batchline …`` on the service's database, also beside a running service."""
+        """Run ``batchline …`` on the service's database, and return its output. The service may run."""
         result = CliRunner().invoke(main, [*arguments, *self._store])
         assert result.exit_code == 0, result.output
         return result.stdout
 
     def start(self) -> None:
-        """Begin a life, and leave it to the caller to find out how it fares."""
-        self._lives.append(Program(*self._command, environment=self._environment))
+        """Start a process, and do not wait until it is ready."""
+        self._processes.append(Program(*self._command, environment=self._environment))
 
     def await_ready(self) -> None:
         self.port = int(self.program.wait_for_log(r"batchline.* listens.* url=http://127\.0\.0\.1:(\d+)"))
@@ -272,17 +272,17 @@ class Service:
             return False
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye."""
+        """End the process with SIGKILL, so that it cannot shut down cleanly."""
         self.program.send(signal.SIGKILL)
         self.program.wait()
 
     def terminate(self) -> int:
-        """SIGTERM, and the code the process ends with."""
+        """Send SIGTERM, and return the exit code."""
         self.program.send(signal.SIGTERM)
         return self.program.wait()
 
     def restart(self) -> None:
-        """Another life on the same folder."""
+        """Stop the process if it runs, and start another one with the same settings."""
         if self.program.exit_code is None:
             self.terminate()
         self.start()
@@ -291,8 +291,8 @@ class Service:
     def end(self) -> None:
         for client in self._clients.values():
             client.close()
-        for life in self._lives:
-            life.end()
+        for process in self._processes:
+            process.end()
 
 
 @contextmanager
@@ -312,7 +312,7 @@ FORM = {"content-type": "multipart/form-data; boundary=edge"}
 
 
 def upload_form(data: bytes) -> bytes:
-    """The body of an upload, under the headers ``FORM``."""
+    """Return the body of an upload, to be sent with the headers ``FORM``."""
     purpose = b'--edge\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     file = b'--edge\r\ncontent-disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
     return purpose + file + data + b"\r\n--edge--\r\n"
@@ -325,7 +325,7 @@ def chat_line(custom_id: str, prompt: str) -> bytes:
 
 
 def chat_lines(prompts: Iterable[str]) -> bytes:
-    """An input file; its lines are named line-0, line-1 and so on."""
+    """Return an input file whose lines are named line-0, line-1 and so on."""
     return b"".join(chat_line(f"line-{number}", prompt) for number, prompt in enumerate(prompts))
 
 
@@ -335,14 +335,14 @@ def submit(client: OpenAI, lines: bytes) -> Batch:
 
 
 def counts_of(batch: Batch) -> tuple[int, int, int]:
-    """Total, completed and failed."""
+    """Return the counts total, completed and failed."""
     counts = batch.request_counts
     assert counts is not None
     return counts.total, counts.completed, counts.failed
 
 
 def await_end(client: OpenAI, batch_id: str) -> Batch:
-    """The batch once it is over; until then neither count may fall (C12)."""
+    """Wait until the batch is terminal, and return it. Until then neither count may fall (C12)."""
     last = (0, 0)
     give_up = time.monotonic() + PATIENCE
     while True:
@@ -354,12 +354,12 @@ def await_end(client: OpenAI, batch_id: str) -> Batch:
         if batch.status in _TERMINAL:
             assert batch.status == "failed" or sum(last) == total
             return batch
-        assert time.monotonic() < give_up, f"in vain: {batch}"
+        assert time.monotonic() < give_up, f"waited {PATIENCE:.0f} s for the end of {batch}"
         time.sleep(_POLL_SECONDS)
 
 
 def results_of(client: OpenAI, batch: Batch, lines: bytes) -> dict[str, Any]:
-    """The records of both files by custom_id, once it is sure that every line is in one of them, once (C12)."""
+    """Return the records of both files by custom_id, after a check that every line is in one of them, once (C12)."""
     output, errors = (_records(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id))
     assert counts_of(batch)[1:] == (len(output), len(errors))
     assert all(record["error"] is None and record["response"]["status_code"] == 200 for record in output)
@@ -370,7 +370,7 @@ def results_of(client: OpenAI, batch: Batch, lines: bytes) -> dict[str, Any]:
 
 
 def _records(client: OpenAI, file_id: str | None) -> list[Any]:
-    """A file exists if and only if it has lines."""
+    """Return the records of a file, which exists if and only if it has lines."""
     if file_id is None:
         return []
     records = [json.loads(line) for line in client.files.content(file_id).content.splitlines()]
