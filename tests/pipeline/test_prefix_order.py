@@ -23,7 +23,6 @@ from batchline.pipeline import validate
 from batchline.ports import Verdict
 from batchline.upstream.embedded.child import load_engine, parameters
 from batchline.upstream.embedded.download import find_weights
-from tests.support import service as serving
 from tests.support.service import CHAT, Program, await_end, counts_of, running_service, submit
 
 _PREFIXES = 8
@@ -42,7 +41,7 @@ class Run(NamedTuple):
 @pytest.mark.proof
 def test_prompts_that_begin_alike_are_faster_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """40 prompts over 8 beginnings of 300 tokens, interleaved in the file."""
-    monkeypatch.setattr(serving, "PATIENCE", 1200.0)
+    monkeypatch.setattr("tests.support.service.PATIENCE", 1200.0)
     lines = _interleaved()
     interleaved = _run(tmp_path / "interleaved", lines, command=(__file__, "serve"))
     grouped = _run(tmp_path / "grouped", lines)
