@@ -48,7 +48,12 @@ def test_a_replaced_file_has_its_name_before_the_folder_is_synced(
     target.write_text("old")
     seen: list[str] = []
     record = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (seen.append(target.read_text()), record(descriptor)))
+
+    def look_at_target(descriptor: int) -> None:
+        seen.append(target.read_text())
+        record(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look_at_target)
     durable.replace(source, target)
     assert seen == ["new"]
     assert calls == [("fsync", target.parent.stat().st_ino)]

@@ -179,7 +179,7 @@ def test_an_object_that_was_lost_before_is_named_and_does_not_hinder(
     (folder.path / "objects" / "uploads" / "file-0001").unlink()
     result = try_to_back_up(folder.path, tmp_path / "a.tar")
     assert result.exit_code == 0
-    assert "Warning: the object uploads/file-0001 was gone before the backup" in result.stderr
+    assert "Warning: the object uploads/file-0001 was already missing before the backup" in result.stderr
     target = Target(tmp_path / "restored")
     assert target.restore(tmp_path / "a.tar").exit_code == 0
     assert target.read("uploads/file-0002") == b"two"

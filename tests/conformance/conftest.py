@@ -1,4 +1,4 @@
-"""Every implementation of the Store port, by name: one suite runs on them all."""
+"""Provides every implementation of the Store port, so that one suite runs on them all."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,7 +25,7 @@ async def _on_sqlite(folder: Path) -> AsyncIterator[World]:
         clock.advance(seconds)
 
     async def die(owner: str) -> None:
-        """Whoever is not the one process that holds the folder's lock is dead."""
+        """Do nothing: every process but the one that holds the folder's lock is dead anyway."""
 
     try:
         yield World(SqlStore(database), pass_time=pass_time, die=die)
@@ -36,8 +36,15 @@ async def _on_sqlite(folder: Path) -> AsyncIterator[World]:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def world(request: pytest.FixtureRequest) -> Callable[[], AbstractAsyncContextManager[World]]:
-    """How a world is opened; ``scenario`` opens it in the test's own loop."""
+def open_world(request: pytest.FixtureRequest) -> Callable[[], AbstractAsyncContextManager[World]]:
+    """Return the function that opens a store; its server is started outside of the test's event loop."""
     if request.param == "sqlite":
         return partial(_on_sqlite, request.getfixturevalue("tmp_path"))
     return partial(opened, request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def world(open_world: Callable[[], AbstractAsyncContextManager[World]]) -> AsyncIterator[World]:
+    """Open a store in the test's event loop."""
+    async with open_world() as opened_world:
+        yield opened_world

@@ -128,7 +128,7 @@ def test_an_aborted_object_never_was(tell: Tell) -> None:
         await writer.abort()
         await writer.abort()
         assert await content(objects, "uploads/file-1") == b"old"
-        with pytest.raises(ValueError, match="over"):
+        with pytest.raises(ValueError, match="closed"):
             await writer.commit()
         assert await content(objects, "uploads/file-1") == b"old"
 

@@ -1,17 +1,19 @@
 """Keys, projects and organizations behind every store: SPEC A2, F3."""
 
+import pytest
+
 from batchline.ports import NewKey
-from tests.support.stores import NOW, World, scenario
+from tests.support.stores import NOW, World
+
+pytestmark = pytest.mark.anyio
 
 
-@scenario
 async def test_a_key_stands_for_its_project(world: World) -> None:
     """A1: key and project together say whom a request acts for."""
     owner = await world.owner()
     assert await world.store.owner_of(owner.key_id.encode(), owner.project_id) == owner
 
 
-@scenario
 async def test_a_wrong_key_or_project_is_nobody(world: World) -> None:
     """A2: an unknown key, an unknown project and a key of another project are all the same."""
     alpha, beta = await world.owner("alpha"), await world.owner("beta")
@@ -20,7 +22,6 @@ async def test_a_wrong_key_or_project_is_nobody(world: World) -> None:
     assert await world.store.owner_of(alpha.key_id.encode(), beta.project_id) is None
 
 
-@scenario
 async def test_a_revoked_key_is_nobody(world: World) -> None:
     """A2; the project's other keys live on."""
     owner, spare = await world.owner(), await world.owner()
@@ -29,7 +30,6 @@ async def test_a_revoked_key_is_nobody(world: World) -> None:
     assert await world.store.owner_of(spare.key_id.encode(), spare.project_id) == spare
 
 
-@scenario
 async def test_a_key_is_revoked_once(world: World) -> None:
     """F3: the time of the first revocation stays."""
     owner = await world.owner()
@@ -39,7 +39,6 @@ async def test_a_key_is_revoked_once(world: World) -> None:
     assert [key.revoked_at for key in await world.store.keys()] == [NOW + 1]
 
 
-@scenario
 async def test_a_rotated_key_is_the_same_key_with_another_secret(world: World) -> None:
     """F3: the old secret is void at once."""
     owner = await world.owner()
@@ -49,7 +48,6 @@ async def test_a_rotated_key_is_the_same_key_with_another_secret(world: World) -
     assert [(key.id, key.hint) for key in await world.store.keys()] == [(owner.key_id, "bl-new")]
 
 
-@scenario
 async def test_a_revoked_key_cannot_be_rotated_back_to_life(world: World) -> None:
     owner = await world.owner()
     await world.store.revoke_key(owner.key_id, at=NOW)
@@ -58,7 +56,6 @@ async def test_a_revoked_key_cannot_be_rotated_back_to_life(world: World) -> Non
     assert not await world.store.rotate_key("key_unknown", digest=b"another", hint="bl-x")
 
 
-@scenario
 async def test_keys_of_one_project_name_share_project_and_organization(world: World) -> None:
     """F3: a project and an organization are made only where none of that name exist."""
     first, second, other = await world.owner("alpha"), await world.owner("alpha"), await world.owner("beta")
@@ -68,7 +65,6 @@ async def test_keys_of_one_project_name_share_project_and_organization(world: Wo
     assert other.organization_id == first.organization_id
 
 
-@scenario
 async def test_keys_are_listed_with_where_they_belong(world: World) -> None:
     """F3: oldest first, and never with their secret."""
     made = []
@@ -97,7 +93,6 @@ async def test_keys_are_listed_with_where_they_belong(world: World) -> None:
     ]
 
 
-@scenario
 async def test_projects_of_one_name_in_two_organizations_are_two(world: World) -> None:
     """F3: an organization's names are its own."""
     one, two = await world.owner("alpha", "one"), await world.owner("alpha", "two")
@@ -110,7 +105,6 @@ async def test_projects_of_one_name_in_two_organizations_are_two(world: World) -
     assert {found.name for found in await world.store.organizations()} == {"one", "two"}
 
 
-@scenario
 async def test_a_key_alone_names_its_project(world: World) -> None:
     """A13: where the project is left to the key."""
     owner, _ = await world.owner("alpha"), await world.owner("beta")
@@ -118,7 +112,6 @@ async def test_a_key_alone_names_its_project(world: World) -> None:
     assert await world.store.owner_of(b"unknown", None) is None
 
 
-@scenario
 async def test_the_last_use_of_a_key_is_noted_and_never_goes_back(world: World) -> None:
     """Two processes may note in any order."""
     owner, other = await world.owner(), await world.owner()
@@ -128,7 +121,6 @@ async def test_the_last_use_of_a_key_is_noted_and_never_goes_back(world: World) 
     assert used == {owner.key_id: NOW + 5, other.key_id: None}
 
 
-@scenario
 async def test_a_store_that_is_there_says_so(world: World) -> None:
     """F5: readiness asks for a commit."""
     await world.store.check()

@@ -6,7 +6,9 @@ import pytest
 
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import File, Owner
-from tests.support.stores import DAY, LEASE, ME, NOW, OTHER, World, scenario
+from tests.support.stores import DAY, LEASE, ME, NOW, OTHER, World
+
+pytestmark = pytest.mark.anyio
 
 GiveUp = Callable[[World, File], Awaitable[None]]
 
@@ -28,7 +30,6 @@ async def is_cursor(world: World, owner: Owner, file_id: str) -> bool:
     return found is not None
 
 
-@scenario
 async def test_an_upload_is_visible_only_when_it_is_finished(world: World) -> None:
     """B1, B2: nothing of an upload that is not whole can be seen, and then what the server measured."""
     owner = await world.owner()
@@ -44,7 +45,6 @@ async def test_an_upload_is_visible_only_when_it_is_finished(world: World) -> No
     assert await page(world, owner) == [begun.id]
 
 
-@scenario
 async def test_files_stand_in_the_order_in_which_they_became_visible(world: World) -> None:
     """B5: total and stable, also when all were made in the same second and begun in another order."""
     owner = await world.owner()
@@ -60,7 +60,6 @@ async def test_files_stand_in_the_order_in_which_they_became_visible(world: Worl
 
 
 @pytest.mark.parametrize("ascending", [True, False])
-@scenario
 async def test_pages_neither_repeat_nor_miss_a_file(world: World, ascending: bool) -> None:
     """B5, C9b: while files are being added and removed between the pages."""
     owner = await world.owner()
@@ -76,7 +75,6 @@ async def test_pages_neither_repeat_nor_miss_a_file(world: World, ascending: boo
     assert (len(seen) > 7) is ascending
 
 
-@scenario
 async def test_a_file_that_is_gone_still_is_a_cursor(world: World) -> None:
     """B5: deleted or expired, of this project; an unknown one or another project's is none."""
     owner, stranger = await world.owner("alpha"), await world.owner("beta")
@@ -94,7 +92,6 @@ async def test_a_file_that_is_gone_still_is_a_cursor(world: World) -> None:
     assert await is_cursor(world, owner, first.id)
 
 
-@scenario
 async def test_purposes_are_told_apart(world: World) -> None:
     """B5: the filter holds across pages."""
     owner = await world.owner()
@@ -106,7 +103,6 @@ async def test_purposes_are_told_apart(world: World) -> None:
     assert await page(world, owner, purpose="neither") == []
 
 
-@scenario
 async def test_a_project_sees_nothing_of_another(world: World) -> None:
     """A8."""
     owner, stranger = await world.owner("alpha"), await world.owner("beta")
@@ -118,7 +114,6 @@ async def test_a_project_sees_nothing_of_another(world: World) -> None:
 
 
 @pytest.mark.rule("B4", "Expired files are not found, to the second.")
-@scenario
 async def test_an_expired_file_is_gone_on_the_second(world: World) -> None:
     """B4: before anything swept it."""
     owner = await world.owner()
@@ -131,7 +126,6 @@ async def test_an_expired_file_is_gone_on_the_second(world: World) -> None:
 
 
 @pytest.mark.rule("B4", "The service removes the objects of expired files.")
-@scenario
 async def test_expired_files_give_up_their_objects_once(world: World) -> None:
     """B4: so many at a time, each exactly once."""
     owner = await world.owner()
@@ -144,7 +138,6 @@ async def test_expired_files_give_up_their_objects_once(world: World) -> None:
 
 
 @pytest.mark.rule("B8", "A second delete is 404.")
-@scenario
 async def test_a_deleted_file_is_gone_and_deleted_once(world: World) -> None:
     """B8: its owner is told what object must go; the sweep does not name it again."""
     owner = await world.owner()
@@ -171,7 +164,6 @@ async def _let_lapse(world: World, file: File) -> None:
 
 
 @pytest.mark.parametrize("give_up", [_abandon, _start_anew, _let_lapse])
-@scenario
 async def test_an_upload_that_was_given_up_cannot_be_finished(world: World, give_up: GiveUp) -> None:
     """B2: the late writer's commit finds no row, so its object may be removed without looking at its age."""
     owner = await world.owner()
@@ -186,7 +178,6 @@ async def test_an_upload_that_was_given_up_cannot_be_finished(world: World, give
     assert not await world.store.referenced_keys([file.object_key])
 
 
-@scenario
 async def test_only_its_owner_moves_an_upload(world: World) -> None:
     owner = await world.owner()
     file = world.file(owner)
@@ -200,7 +191,6 @@ async def test_only_its_owner_moves_an_upload(world: World) -> None:
     assert await page(world, owner) == [file.id]
 
 
-@scenario
 async def test_a_finished_upload_stays_as_it_is(world: World) -> None:
     """A second finish, a late renewal and a late abandonment change nothing."""
     owner = await world.owner()
@@ -215,7 +205,6 @@ async def test_a_finished_upload_stays_as_it_is(world: World) -> None:
     assert await world.store.file(owner.project_id, file.id, at=NOW) == file
 
 
-@scenario
 async def test_a_renewed_upload_lives_on(world: World) -> None:
     owner = await world.owner()
     file = world.file(owner)
@@ -227,7 +216,6 @@ async def test_a_renewed_upload_lives_on(world: World) -> None:
     await world.store.finish_upload(file, owner=ME)
 
 
-@scenario
 async def test_an_object_is_kept_while_a_row_stands_for_it(world: World) -> None:
     """B8: what the sweep of objects asks; an upload in the making counts."""
     owner = await world.owner()

@@ -9,7 +9,9 @@ from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Batch, Shard
 from batchline.domain.states import TERMINAL, BatchStatus
-from tests.support.stores import DAY, LEASE, ME, NOW, OTHER, World, cut, moved_on, scenario, segment
+from tests.support.stores import DAY, LEASE, ME, NOW, OTHER, World, cut, moved_on, segment
+
+pytestmark = pytest.mark.anyio
 
 ERRORS = b'{"object":"list","data":[]}'
 
@@ -41,7 +43,6 @@ Reach = Callable[[World], Awaitable[Batch]]
 
 
 @pytest.mark.rule("C13", "On expiry what never ran is batch_expired, and what finished is kept.")
-@scenario
 async def test_a_batch_past_its_window_is_stopped_once(world: World) -> None:
     """C11, C13: open shards close, leased ones may be recorded."""
     batch = await world.running(shards=[2, 2], expires_at=NOW + 10)
@@ -61,7 +62,6 @@ async def test_a_batch_past_its_window_is_stopped_once(world: World) -> None:
 
 
 @pytest.mark.rule("C11", "A batch with nothing left to run does not expire.")
-@scenario
 async def test_only_what_has_work_left_expires(world: World) -> None:
     """C11: not what is all recorded, finalizing, cancelling, or still validated."""
     validating = await world.validating()
@@ -81,7 +81,6 @@ async def test_only_what_has_work_left_expires(world: World) -> None:
     assert await world.publish(finish) is BatchStatus.COMPLETED
 
 
-@scenario
 async def test_a_batch_is_finished_when_no_shard_is_open_or_leased(world: World) -> None:
     batch = await world.running(shards=[2, 2])
 
@@ -99,7 +98,6 @@ async def test_a_batch_is_finished_when_no_shard_is_open_or_leased(world: World)
 
 
 @pytest.mark.rule("C11", "Each time is set when its state is entered and never changes.")
-@scenario
 async def test_a_finish_is_leased_to_one(world: World) -> None:
     """C12: until its holder died or let the lease lapse; then under a higher epoch."""
     await _completed(world)
@@ -123,7 +121,6 @@ async def test_a_finish_is_leased_to_one(world: World) -> None:
 @pytest.mark.rule("C11", "Only an unstopped batch passes through finalizing.")
 @pytest.mark.rule("C12", "In every terminal state completed + failed = total.")
 @pytest.mark.parametrize(("reach", "end"), ENDINGS)
-@scenario
 async def test_a_batch_ends_in_the_state_it_was_heading_for(world: World, reach: Reach, end: str) -> None:
     """C11, C12: each time is set when its state is entered; only an unstopped batch passes through finalizing."""
     batch = await reach(world)
@@ -149,7 +146,6 @@ async def test_a_batch_ends_in_the_state_it_was_heading_for(world: World, reach:
 
 
 @pytest.mark.rule("C11", "Cancelled while finalizing ends cancelled with all results.")
-@scenario
 async def test_cancelled_while_finalizing_ends_cancelled_with_all_results(world: World) -> None:
     """C11: though the finalizer had its lease already, or a new one takes over."""
     for take_over in (False, True):
@@ -166,7 +162,6 @@ async def test_cancelled_while_finalizing_ends_cancelled_with_all_results(world:
         assert (seen.cancelling_at, seen.cancelled_at, seen.completed_at) == (NOW + 150, NOW + 200, None)
 
 
-@scenario
 async def test_files_counts_and_state_are_published_at_once(world: World) -> None:
     """C12: neither file can be seen before; then both, with the order of a list."""
     owner = await world.owner()
@@ -190,7 +185,6 @@ async def test_files_counts_and_state_are_published_at_once(world: World) -> Non
 
 @pytest.mark.rule("C12", "A file id is set only where there is a file.")
 @pytest.mark.parametrize("is_error", [True, False])
-@scenario
 async def test_a_file_that_nothing_was_written_to_is_not_named(world: World, is_error: bool) -> None:
     """C12: each id is set only where there is a file."""
     owner = await world.owner()
@@ -203,7 +197,6 @@ async def test_a_file_that_nothing_was_written_to_is_not_named(world: World, is_
 
 
 @pytest.mark.rule("C12", "Only the holder of the epoch publishes.")
-@scenario
 async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
     """C12: what a zombie brings leaves no trace, and a second publication neither."""
     owner = await world.owner()
@@ -226,7 +219,6 @@ async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
 
 
 @pytest.mark.parametrize(("reach", "end"), ENDINGS)
-@scenario
 async def test_counts_are_frozen_before_the_work_is_forgotten(world: World, reach: Reach, end: str) -> None:
     """C8, C12: the final snapshot does not lean on shards or segments."""
     batch = await reach(world)
@@ -241,7 +233,6 @@ async def test_counts_are_frozen_before_the_work_is_forgotten(world: World, reac
     assert await world.store.prunable(limit=9) == []
 
 
-@scenario
 async def test_finished_batches_come_in_portions(world: World) -> None:
     batches = [await world.running() for _ in range(3)]
     await world.record_all(await world.claim())
@@ -256,7 +247,6 @@ async def test_finished_batches_come_in_portions(world: World) -> None:
 
 
 @pytest.mark.parametrize(("reach", "end"), ENDINGS)
-@scenario
 async def test_a_batch_runs_until_it_is_published(world: World, reach: Reach, end: str) -> None:
     """What the sweep of objects asks before it removes a batch's work."""
     batch = await reach(world)
@@ -308,7 +298,6 @@ async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) ->
 @pytest.mark.rule("C11", "Nothing ever leaves a terminal state.")
 @pytest.mark.parametrize(("reach", "end"), [*ENDINGS, (_failed, "failed"), (_cancelled_at_once, "cancelled")])
 @pytest.mark.parametrize("forgotten", [False, True])
-@scenario
 async def test_nothing_leaves_a_terminal_state(world: World, reach: Reach, end: str, forgotten: bool) -> None:
     """C11, A11: whatever is called after, by whomever, the batch and the answer to its create stay as they are."""
     batch = await reach(world)

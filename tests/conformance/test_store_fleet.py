@@ -2,8 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from batchline.domain.fleet import Report, UpstreamLoad
-from tests.support.stores import LEASE, World, scenario
+from tests.support.stores import LEASE, World
+
+pytestmark = pytest.mark.anyio
 
 
 def _report(owner: str, *, in_flight: int = 0, live: int = 0, works: bool = True) -> Report:
@@ -17,7 +21,6 @@ async def _tell(world: World, report: Report, *, cap: int = 10) -> int:
     return (await world.store.heartbeat(report, caps=caps, lease=LEASE)).get("gpu", 0)
 
 
-@scenario
 async def test_a_cap_is_shared_and_never_passed(world: World) -> None:
     """F2: a newcomer gets what others have given back, and waits for the rest."""
     assert await _tell(world, _report("a")) == 10
@@ -28,7 +31,6 @@ async def test_a_cap_is_shared_and_never_passed(world: World) -> None:
     assert await _tell(world, _report("b", in_flight=2)) == 5
 
 
-@scenario
 async def test_who_leaves_or_falls_silent_gives_its_share_back(world: World) -> None:
     for owner in ("a", "b", "a", "b"):
         await _tell(world, _report(owner))
@@ -39,14 +41,12 @@ async def test_who_leaves_or_falls_silent_gives_its_share_back(world: World) -> 
     assert await _tell(world, _report("c")) == 10
 
 
-@scenario
 async def test_calls_of_others_that_somebody_waits_for_go_first(world: World) -> None:
     """D8: also those of processes that run no batches, and have no share."""
     assert await _tell(world, _report("api", live=4, works=False)) == 0
     assert await _tell(world, _report("a")) == 6
 
 
-@scenario
 async def test_reports_are_told_as_they_were_given_while_they_hold(world: World) -> None:
     told = Report(
         owner="a", runs_batches=True, upstream_loads={"gpu": UpstreamLoad(in_flight=3, limit=8)}, batches={"batch_1": 3}
@@ -57,7 +57,6 @@ async def test_reports_are_told_as_they_were_given_while_they_hold(world: World)
     assert await world.store.reports() == []
 
 
-@scenario
 async def test_many_who_speak_at_once_keep_the_cap(world: World) -> None:
     """F2: shares are handed out one after the other."""
     owners = [f"worker-{n}" for n in range(8)]
@@ -67,7 +66,6 @@ async def test_many_who_speak_at_once_keep_the_cap(world: World) -> None:
     assert sorted(allowed) == [2, 2, 2, 2, 3, 3, 3, 3]
 
 
-@scenario
 async def test_lines_that_nobody_holds_are_counted(world: World) -> None:
     """F5: by all batches, for whoever decides how many workers there are."""
     assert await world.store.count_queued_lines() == 0

@@ -7,7 +7,9 @@ import pytest
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Charge, Organization, Owner
 from batchline.domain.usage import Usage
-from tests.support.stores import NOW, World, moved_on, scenario, segment
+from tests.support.stores import NOW, World, moved_on, segment
+
+pytestmark = pytest.mark.anyio
 
 HOUR = 3600
 TOKENS = Usage(input_tokens=10, cached_tokens=4, output_tokens=3, reasoning_tokens=1)
@@ -35,7 +37,6 @@ async def costs(world: World) -> list[int]:
 
 @pytest.mark.rule("F2", "A new organization starts with the free credits.")
 @pytest.mark.rule("F2", "Nobody gets them twice.")
-@scenario
 async def test_a_new_organization_starts_with_the_free_credits(world: World) -> None:
     """F2: those made while nobody is metered get them when that changes, and nobody gets them twice."""
     early = await world.owner(organization="early")
@@ -49,7 +50,6 @@ async def test_a_new_organization_starts_with_the_free_credits(world: World) -> 
     assert await money(world, await world.owner(organization="unmetered")) == (0, 0)
 
 
-@scenario
 async def test_an_organization_that_was_given_money_gets_no_free_credits(world: World) -> None:
     """The operator has said what it shall have."""
     owner = await world.owner()
@@ -59,7 +59,6 @@ async def test_an_organization_that_was_given_money_gets_no_free_credits(world: 
 
 
 @pytest.mark.rule("F3", "It sets and does not add.")
-@scenario
 async def test_balance_and_credits_are_set_each_by_itself(world: World) -> None:
     """F3: set-balance, with or without --credits."""
     owner = await world.owner()
@@ -74,7 +73,6 @@ async def test_balance_and_credits_are_set_each_by_itself(world: World) -> None:
 
 
 @pytest.mark.rule("D4", "Free credits are spent first.")
-@scenario
 async def test_credits_go_first_and_the_balance_may_go_below_zero(world: World) -> None:
     """D4: what was in flight when the money ran out is paid all the same."""
     owner = await world.owner()
@@ -90,7 +88,6 @@ async def test_credits_go_first_and_the_balance_may_go_below_zero(world: World) 
 
 
 @pytest.mark.rule("D4", "A line is charged in the transaction that records it.")
-@scenario
 async def test_a_line_is_charged_with_its_record(world: World) -> None:
     """D4: in one transaction, which tells what is left; a batch's organization pays."""
     owner, stranger = await world.owner(organization="one"), await world.owner(organization="two")
@@ -107,7 +104,6 @@ async def test_a_line_is_charged_with_its_record(world: World) -> None:
 
 
 @pytest.mark.rule("D4", "ShardStore that was not recorded is not charged.")
-@scenario
 async def test_a_record_that_is_refused_charges_nothing(world: World) -> None:
     """D4, D5: what a zombie answered is not paid."""
     owner = await world.owner()
@@ -121,7 +117,6 @@ async def test_a_record_that_is_refused_charges_nothing(world: World) -> None:
     assert await costs(world) == []
 
 
-@scenario
 async def test_usage_of_a_key_model_and_batch_shares_an_entry_an_hour(world: World) -> None:
     """So the ledger grows with hours of work, not with its lines."""
     owner = await world.owner()
@@ -146,7 +141,6 @@ async def test_usage_of_a_key_model_and_batch_shares_an_entry_an_hour(world: Wor
 
 
 @pytest.mark.rule("F3", "Usage is told from since on, up to but not with until.")
-@scenario
 async def test_usage_is_told_for_a_time_and_a_project(world: World) -> None:
     """F3: from since on, up to but not with until."""
     alpha, beta = await world.owner("alpha"), await world.owner("beta")
@@ -158,7 +152,6 @@ async def test_usage_is_told_for_a_time_and_a_project(world: World) -> None:
     assert [entry.cost for entry in told] == [8]
 
 
-@scenario
 async def test_a_revoked_key_keeps_its_entries(world: World) -> None:
     owner = await world.owner()
     await world.store.charge(owner, charge(3), at=NOW)
@@ -166,7 +159,6 @@ async def test_a_revoked_key_keeps_its_entries(world: World) -> None:
     assert await costs(world) == [3]
 
 
-@scenario
 async def test_charges_made_at_once_all_count(world: World) -> None:
     """Fifty synchronous calls end in the same moment."""
     owner = await world.owner()
@@ -177,7 +169,6 @@ async def test_charges_made_at_once_all_count(world: World) -> None:
 
 
 @pytest.mark.rule("F3", "And reaches whoever runs its batches.")
-@scenario
 async def test_whoever_holds_a_batch_hears_what_its_organization_has(world: World) -> None:
     """D4: with the lease, and again with every notice."""
     owner = await world.owner()

@@ -8,7 +8,9 @@ from batchline.domain.errors import LeaseLost
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import Batch
 from batchline.ports import BatchSnapshot
-from tests.support.stores import NOW, OTHER, World, cut, moved_on, scenario, segment
+from tests.support.stores import NOW, OTHER, World, cut, moved_on, segment
+
+pytestmark = pytest.mark.anyio
 
 
 def _errors(code: str, count: int, sample: bytes = b"{}") -> LineErrors:
@@ -26,7 +28,6 @@ async def _told(world: World, batch: Batch) -> list[LineErrors]:
     return (await _standing(world, batch)).errors
 
 
-@scenario
 async def test_a_batch_stands_in_its_project_alone(world: World) -> None:
     """A8"""
     batch, other = await world.running(), await world.owner("beta")
@@ -34,14 +35,12 @@ async def test_a_batch_stands_in_its_project_alone(world: World) -> None:
     assert await world.store.snapshot(batch.project_id, "batch_none") is None
 
 
-@scenario
 async def test_a_batch_that_nothing_is_recorded_of_has_neither_errors_nor_samples(world: World) -> None:
     for batch in (await world.validating(), await world.running()):
         snapshot = await _standing(world, batch)
         assert (snapshot.errors, snapshot.samples) == ([], [])
 
 
-@scenario
 async def test_errors_add_up_by_code_and_keep_the_first_sample(world: World) -> None:
     """The most frequent first; those of another batch are its own."""
     batch, other = await world.running(shards=[9]), await world.running(shards=[9])
@@ -55,7 +54,6 @@ async def test_errors_add_up_by_code_and_keep_the_first_sample(world: World) -> 
     assert await _told(world, other) == [_errors("b", 1, b"0")]
 
 
-@scenario
 async def test_what_a_zombie_records_counts_nowhere(world: World) -> None:
     """C12, D5: errors and samples are undone with the lines."""
     batch = await world.running()
@@ -71,7 +69,6 @@ async def test_what_a_zombie_records_counts_nowhere(world: World) -> None:
     assert (snapshot.errors, snapshot.samples) == ([], [])
 
 
-@scenario
 async def test_errors_of_lines_that_never_ran_are_published_with_the_end(world: World) -> None:
     """C10, C12: by the holder of the epoch alone, once; and they outlive the work."""
     batch = await world.running(shards=[4, 3])
@@ -99,7 +96,6 @@ async def test_errors_of_lines_that_never_ran_are_published_with_the_end(world: 
     assert await _told(world, batch) == ended.errors
 
 
-@scenario
 async def test_lines_are_counted_in_buckets_of_five_seconds(world: World) -> None:
     """Those of all shards, failed or not."""
     batch = await world.running(shards=[6, 2])
@@ -111,7 +107,6 @@ async def test_lines_are_counted_in_buckets_of_five_seconds(world: World) -> Non
     assert samples == [Sample(at=NOW, lines=4), Sample(at=NOW + 5, lines=3)]
 
 
-@scenario
 async def test_the_last_sixty_buckets_are_kept_and_go_with_the_work(world: World) -> None:
     batch, other = await world.running(shards=[63]), await world.running(shards=[1], model="n")
     shard, beside = await world.claim()
@@ -127,7 +122,6 @@ async def test_the_last_sixty_buckets_are_kept_and_go_with_the_work(world: World
     assert (await _standing(world, other)).samples == [Sample(at=NOW, lines=1)]
 
 
-@scenario
 async def test_models_are_those_of_lines_that_may_still_run(world: World) -> None:
     """Open or leased; not what is done, nor what was closed."""
     batch = await world.validating()
@@ -143,7 +137,6 @@ async def test_models_are_those_of_lines_that_may_still_run(world: World) -> Non
     assert (await _standing(world, batch)).models == []
 
 
-@scenario
 async def test_counts_and_errors_are_of_one_moment(world: World) -> None:
     """C8: whenever one looks, the errors sum to the lines that failed."""
     batch = await world.running(shards=[40])

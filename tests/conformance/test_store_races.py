@@ -15,7 +15,9 @@ from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.domain.usage import NOTHING
 from batchline.ports import FinalizeLease
 from tests.support.service import PATIENCE
-from tests.support.stores import LEASE, ME, NOW, World, cut, moved_on, scenario, segment
+from tests.support.stores import LEASE, ME, NOW, World, cut, moved_on, segment
+
+pytestmark = pytest.mark.anyio
 
 SOON = NOW + 40
 
@@ -120,7 +122,6 @@ class Fleet:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@scenario
 async def test_whatever_happens_at_once_every_line_counts_once(world: World, seed: int) -> None:
     """C11, C12, D4, D5: among deaths, cancels and expiry each line is recorded and paid once, or is left over; each
     batch ends once, and with all that was recorded."""
@@ -145,7 +146,6 @@ async def test_whatever_happens_at_once_every_line_counts_once(world: World, see
     assert await world.claim() == []
 
 
-@scenario
 async def test_pages_miss_nothing_that_becomes_visible_meanwhile(world: World) -> None:
     """B5, C9b: whoever reads on after the last file seen gets every file that was stored since."""
     owner = await world.owner()
@@ -172,7 +172,6 @@ async def test_pages_miss_nothing_that_becomes_visible_meanwhile(world: World) -
     assert sorted(seen) == sorted(file.id for file in files)
 
 
-@scenario
 async def test_who_claims_at_once_from_one_lane_gets_something(world: World) -> None:
     """D8: while there is something open, nobody goes away to ask again later."""
     await world.running(shards=[1] * 40)
@@ -181,7 +180,6 @@ async def test_who_claims_at_once_from_one_lane_gets_something(world: World) -> 
         assert [len(shards) for shards in claims] == [1] * 8
 
 
-@scenario
 async def test_what_is_created_at_once_in_one_lane_is_all_claimed(world: World) -> None:
     """D8: as if one had come after the other."""
     owner, other = await world.owner("alpha"), await world.owner("beta")
@@ -196,7 +194,6 @@ async def test_what_is_created_at_once_in_one_lane_is_all_claimed(world: World) 
         assert {shard.batch_id for shard in shards} == {batch.id for batch in [*batches, rival]}
 
 
-@scenario
 async def test_a_batch_is_cancelled_or_started_never_both(world: World) -> None:
     """C6, C10: a cancel at the moment of the start finds a batch that runs, or has kept it from running."""
     owner = await world.owner()
@@ -215,7 +212,6 @@ async def test_a_batch_is_cancelled_or_started_never_both(world: World) -> None:
         assert (seen.status, seen.in_progress_at is None) == ("cancelled", cancelled.status == "cancelled")
 
 
-@scenario
 async def test_nobody_gets_free_credits_twice_or_never(world: World) -> None:
     """F2: several processes start to meter while organizations are made."""
     makers = [world.owner(organization=f"organization {n % 6}") for n in range(12)]

@@ -8,7 +8,9 @@ from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Shard
 from batchline.domain.states import BatchStatus
-from tests.support.stores import LEASE, ME, NOW, OTHER, World, cut, key, scenario
+from tests.support.stores import LEASE, ME, NOW, OTHER, World, cut, key
+
+pytestmark = pytest.mark.anyio
 
 ERRORS, ANSWER = b'{"object":"list","data":[]}', b'{"error":{}}'
 
@@ -34,7 +36,6 @@ async def die(world: World, shards: int = 1) -> None:
 
 
 @pytest.mark.rule("D5", "A dead worker's lines are found at once.")
-@scenario
 async def test_what_a_dead_worker_held_is_found_at_once(world: World) -> None:
     """D5: and only that; no lease of one's own, or already handed back."""
     await world.running(shards=[1, 1, 1])
@@ -47,7 +48,6 @@ async def test_what_a_dead_worker_held_is_found_at_once(world: World) -> None:
 
 
 @pytest.mark.rule("D5", "What a living process of the service holds is its own.")
-@scenario
 async def test_who_lives_keeps_what_it_holds(world: World) -> None:
     """D5: every process of a service that is there, however long its lease could not be renewed."""
     await world.running(shards=[1, 1, 1])
@@ -65,7 +65,6 @@ async def test_who_lives_keeps_what_it_holds(world: World) -> None:
 
 @pytest.mark.rule("C12", "A split shard loses and doubles no line.")
 @pytest.mark.parametrize("lines", [2, 3, 4, 5, 8, 9, 63, 256])
-@scenario
 async def test_a_dead_workers_shard_is_split_without_losing_or_doubling_a_line(world: World, lines: int) -> None:
     """C12, D5: the pieces have exactly the lines that were not recorded, each in one piece, each with a strike."""
     batch = await world.running(shards=[3, lines])
@@ -87,7 +86,6 @@ async def test_a_dead_workers_shard_is_split_without_losing_or_doubling_a_line(w
     assert (after.completed, after.failed) == (before.completed, before.failed)
 
 
-@scenario
 async def test_pieces_end_a_batch_with_every_line_counted_once(world: World) -> None:
     """C12: after deaths at every stage: of the whole, of its pieces side by side, of a piece alone."""
     batch = await world.running(shards=[25])
@@ -103,7 +101,6 @@ async def test_pieces_end_a_batch_with_every_line_counted_once(world: World) -> 
 
 
 @pytest.mark.parametrize(("lines", "deaths"), [(1, 3), (2, 3), (16, 3), (64, 4), (256, 5)])
-@scenario
 async def test_a_piece_that_kills_again_is_split_again_until_its_line_is_alone(
     world: World, lines: int, deaths: int
 ) -> None:
@@ -126,7 +123,6 @@ async def test_a_piece_that_kills_again_is_split_again_until_its_line_is_alone(
 
 
 @pytest.mark.rule("D5", "Three strikes, then a line is given up.")
-@scenario
 async def test_a_single_line_is_given_up_at_its_third_strike(world: World) -> None:
     """D2, D5: twice it is tried again."""
     batch = await world.running(shards=[1])
@@ -142,7 +138,6 @@ async def test_a_single_line_is_given_up_at_its_third_strike(world: World) -> No
 
 @pytest.mark.rule("D5", "Outages of the database are no strike.")
 @pytest.mark.parametrize("renewed", [True, False])
-@scenario
 async def test_a_living_owners_lease_never_lapses(world: World, renewed: bool) -> None:
     """D5: outages of the database are nobody's fault: what was answered meanwhile is recorded after, and no strike
     falls, though the lease could not be renewed for long."""
@@ -159,7 +154,6 @@ async def test_a_living_owners_lease_never_lapses(world: World, renewed: bool) -
     assert (again.n, again.strikes, unsettled(again.settled, again.lines)) == (0, 0, [0])
 
 
-@scenario
 async def test_a_stopped_batchs_lost_shard_is_closed(world: World) -> None:
     """C11: what died unrecorded never runs again; that is no strike, and no split."""
     batch = await world.running(shards=[4])
@@ -173,7 +167,6 @@ async def test_a_stopped_batchs_lost_shard_is_closed(world: World) -> None:
     assert (left.strikes, unsettled(left.settled, left.lines)) == (0, [0, 1, 2])
 
 
-@scenario
 async def test_a_death_after_the_last_record_strikes_nobody(world: World) -> None:
     """C12: a shard that is done stays done."""
     batch = await world.running(shards=[2])
@@ -184,7 +177,6 @@ async def test_a_death_after_the_last_record_strikes_nobody(world: World) -> Non
 
 
 @pytest.mark.rule("C6", "A batch whose validating process died has failed.")
-@scenario
 async def test_a_validation_whose_process_died_has_failed(world: World) -> None:
     """C6, A11: with an answer to give again; the late process cannot start it."""
     dead, alive = await world.validating(holder=OTHER), await world.validating()
@@ -203,7 +195,6 @@ async def test_a_validation_whose_process_died_has_failed(world: World) -> None:
     assert await world.seen(alive) == alive
 
 
-@scenario
 async def test_a_validation_is_interrupted_only_when_its_lease_lapsed(world: World) -> None:
     """C6: one that is renewed may take as long as it likes."""
     batch = await world.validating()
@@ -215,7 +206,6 @@ async def test_a_validation_is_interrupted_only_when_its_lease_lapsed(world: Wor
     assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == 1
 
 
-@scenario
 async def test_only_validation_can_be_interrupted(world: World) -> None:
     """C11: a batch that runs is in nobody's hands."""
     batch = await world.running()

@@ -10,7 +10,9 @@ from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Batch, Lane, LeasedBatch, Segment, Shard
 from batchline.ports import BatchSignal
-from tests.support.stores import BYTES_A_LINE, CHAT, DAY, LEASE, ME, NOW, OTHER, World, key, moved_on, scenario, segment
+from tests.support.stores import BYTES_A_LINE, CHAT, DAY, LEASE, ME, NOW, OTHER, World, key, moved_on, segment
+
+pytestmark = pytest.mark.anyio
 
 Lose = Callable[[World, Shard], Awaitable[Shard]]
 
@@ -35,7 +37,6 @@ async def counts(world: World, batch: Batch) -> tuple[int, int]:
     return seen.completed, seen.failed
 
 
-@scenario
 async def test_a_claim_says_all_that_running_needs(world: World) -> None:
     owner = await world.owner()
     batch = await world.running(owner, shards=[3, 10])
@@ -57,7 +58,6 @@ async def test_a_claim_says_all_that_running_needs(world: World) -> None:
 
 
 @pytest.mark.rule("D8", "Within a project the earliest deadline is first.")
-@scenario
 async def test_the_earliest_deadline_is_claimed_first(world: World) -> None:
     """C11: whatever was created first."""
     late = await world.running(shards=[1, 1], expires_at=NOW + 300)
@@ -66,7 +66,6 @@ async def test_the_earliest_deadline_is_claimed_first(world: World) -> None:
 
 
 @pytest.mark.rule("C11", "From expires_at no attempt starts.")
-@scenario
 async def test_a_batch_past_its_window_is_not_claimed(world: World) -> None:
     """C11: from expires_at no attempt starts, though nothing has stopped the batch yet."""
     await world.running(expires_at=NOW + 100)
@@ -74,7 +73,6 @@ async def test_a_batch_past_its_window_is_not_claimed(world: World) -> None:
     assert len(await world.claim(at=NOW + 99)) == 1
 
 
-@scenario
 async def test_a_clock_that_is_ahead_costs_nobody_a_shard(world: World) -> None:
     """C11: what is late by one worker's clock is there for those whose clocks are right, also after it took what
     comes later in the same lane."""
@@ -86,7 +84,6 @@ async def test_a_clock_that_is_ahead_costs_nobody_a_shard(world: World) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "taken"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (100, 3)])
-@scenario
 async def test_a_claim_stops_at_enough_lines_or_bytes(world: World, wanted: int, taken: int) -> None:
     await world.running(shards=[4, 4, 4])
     assert len(await world.claim(lines=wanted)) == taken
@@ -99,7 +96,6 @@ async def _release_all(world: World) -> None:
         await world.store.release(batch_id, shards=[(n, epoch)])
 
 
-@scenario
 async def test_only_lines_that_are_left_count_towards_a_claim(world: World) -> None:
     await world.running(shards=[4, 4])
     (shard,) = await world.claim(lines=1)
@@ -108,7 +104,6 @@ async def test_only_lines_that_are_left_count_towards_a_claim(world: World) -> N
     assert len(await world.claim(lines=2)) == 2
 
 
-@scenario
 async def test_no_shard_is_leased_twice(world: World) -> None:
     """D5: also when several workers ask at once."""
     await world.running(shards=[1] * 12)
@@ -117,7 +112,6 @@ async def test_no_shard_is_leased_twice(world: World) -> None:
     assert sorted(taken) == list(range(12))
 
 
-@scenario
 async def test_the_epoch_rises_with_every_lease(world: World) -> None:
     """The fence: no two holders of a shard ever have the same epoch."""
     await world.running()
@@ -131,7 +125,6 @@ async def test_the_epoch_rises_with_every_lease(world: World) -> None:
 
 @pytest.mark.rule("D5", "One death sets nothing apart.")
 @pytest.mark.parametrize("alone", [True, False])
-@scenario
 async def test_one_death_sets_nothing_apart(world: World, alone: bool) -> None:
     """D5: it may have had any cause; a struck shard runs beside others, also on a worker that is busy."""
     once = await struck(world, times=1, expires_at=NOW + 10)
@@ -141,7 +134,6 @@ async def test_one_death_sets_nothing_apart(world: World, alone: bool) -> None:
 
 
 @pytest.mark.rule("D5", "A shard struck twice runs alone.")
-@scenario
 async def test_a_shard_struck_twice_is_run_alone(world: World) -> None:
     """D5: with nothing beside it, so that the next death is its own."""
     await struck(world, expires_at=NOW + 10)
@@ -150,7 +142,6 @@ async def test_a_shard_struck_twice_is_run_alone(world: World) -> None:
     assert alone.strikes == 2
 
 
-@scenario
 async def test_a_shard_struck_twice_never_joins_others(world: World) -> None:
     """D5: fresh work that is due earlier goes without it."""
     await struck(world)
@@ -158,7 +149,6 @@ async def test_a_shard_struck_twice_never_joins_others(world: World) -> None:
     assert {shard.batch_id for shard in await world.claim(alone=True)} == {fresh.id}
 
 
-@scenario
 async def test_a_shard_struck_twice_does_not_starve(world: World) -> None:
     """D5: once it is the next, a busy worker gets nothing until it can take it alone."""
     await struck(world, expires_at=NOW + 10)
@@ -169,7 +159,6 @@ async def test_a_shard_struck_twice_does_not_starve(world: World) -> None:
 
 
 @pytest.mark.rule("C8", "Counts are live while a batch runs.")
-@scenario
 async def test_lines_count_together_with_their_segment(world: World) -> None:
     """C8, C12: live counts are what is recorded."""
     batch = await world.running(shards=[4, 2])
@@ -181,7 +170,6 @@ async def test_lines_count_together_with_their_segment(world: World) -> None:
     assert await recorded(world, batch) == b"+-" + b"++" + b"++"
 
 
-@scenario
 async def test_a_segment_comes_back_as_it_was_recorded(world: World) -> None:
     """Pages of them stand in the order in which they were recorded."""
     batch = await world.running(shards=[4])
@@ -228,7 +216,6 @@ async def _rescued(world: World, shard: Shard) -> Shard:
 
 @pytest.mark.rule("C12", "Every line is in exactly one file once: what is no longer held cannot be recorded.")
 @pytest.mark.parametrize("lose", [_released, _done, _of_another_epoch, _leased_anew, _rescued])
-@scenario
 async def test_what_is_no_longer_held_cannot_be_recorded(world: World, lose: Lose) -> None:
     """C12, D5: a zombie's segment and its counts are refused together, also beside a shard that is still held."""
     batch = await world.running(shards=[2, 2])
@@ -243,7 +230,6 @@ async def test_what_is_no_longer_held_cannot_be_recorded(world: World, lose: Los
     await world.record(held, [0])
 
 
-@scenario
 async def test_renewal_lists_exactly_what_is_held(world: World) -> None:
     """Not what is done, handed back, or another's."""
     await world.running(shards=[1] * 4)
@@ -257,7 +243,6 @@ async def test_renewal_lists_exactly_what_is_held(world: World) -> None:
 
 
 @pytest.mark.rule("D5", "What a worker recorded is not run again.")
-@scenario
 async def test_what_is_handed_back_is_open_again_without_a_strike(world: World) -> None:
     """F5: and its recorded lines stay recorded."""
     await world.running(shards=[4])
@@ -270,7 +255,6 @@ async def test_what_is_handed_back_is_open_again_without_a_strike(world: World) 
     assert (again.strikes, unsettled(again.settled, again.lines)) == (0, [1, 3])
 
 
-@scenario
 async def test_what_is_handed_back_to_a_stopped_batch_never_runs(world: World) -> None:
     """C10, C11: it is left over for the error file."""
     batch = await world.running(shards=[4])
@@ -284,7 +268,6 @@ async def test_what_is_handed_back_to_a_stopped_batch_never_runs(world: World) -
 
 
 @pytest.mark.rule("C10", "After a cancel what is in flight counts, and what never ran does not start.")
-@scenario
 async def test_after_a_cancel_nothing_starts_and_what_is_in_flight_counts(world: World) -> None:
     """C10."""
     batch = await world.running(shards=[2, 2])
@@ -297,7 +280,6 @@ async def test_after_a_cancel_nothing_starts_and_what_is_in_flight_counts(world:
     assert [left.n for left in (await world.finish()).leftovers] == [1]
 
 
-@scenario
 async def test_workers_hear_of_stops_and_revoked_keys(world: World) -> None:
     """C11, D2, F3: a rotated key is no revoked one."""
     owners = [await world.owner() for _ in range(4)]
@@ -321,7 +303,6 @@ async def test_workers_hear_of_stops_and_revoked_keys(world: World) -> None:
     assert await world.store.signals([]) == []
 
 
-@scenario
 async def test_a_claim_tells_of_a_revoked_key(world: World) -> None:
     """D2."""
     owner = await world.owner()
@@ -332,7 +313,6 @@ async def test_a_claim_tells_of_a_revoked_key(world: World) -> None:
 
 
 @pytest.mark.rule("D3", "Lines of an upstream that wants no more are not claimed.")
-@scenario
 async def test_lanes_that_are_left_out_are_not_claimed(world: World) -> None:
     """A model whose upstream wants no more keeps no other's lines from being leased, nor those of projects that may
     not use it, which are refused at once (D6, A8)."""
@@ -352,7 +332,6 @@ def _share_of(shards: list[Shard], batch: Batch) -> int:
     return sum(shard.lines for shard in shards if shard.batch_id == batch.id)
 
 
-@scenario
 async def test_projects_share_a_claim_whoever_came_first(world: World) -> None:
     """D8: a small batch is not behind a large one that was there before, whatever their deadlines."""
     large = await world.running(await world.owner("large"), shards=[10] * 50, expires_at=NOW + 10)
@@ -362,7 +341,6 @@ async def test_projects_share_a_claim_whoever_came_first(world: World) -> None:
 
 
 @pytest.mark.rule("D8", "Over time, lanes get the same number of lines.")
-@scenario
 async def test_over_time_lanes_get_the_same_number_of_lines(world: World) -> None:
     """D8: however large their shards are."""
     coarse = await world.running(await world.owner("coarse"), shards=[20] * 20)
@@ -372,7 +350,6 @@ async def test_over_time_lanes_get_the_same_number_of_lines(world: World) -> Non
 
 
 @pytest.mark.rule("D8", "A lane that slept gets its share, and nothing for the past.")
-@scenario
 async def test_a_lane_that_slept_gets_its_share_and_nothing_for_the_past(world: World) -> None:
     """D8: else a newcomer would hold up everybody who worked meanwhile."""
     busy = await world.running(await world.owner("busy"), shards=[10] * 30)
@@ -383,7 +360,6 @@ async def test_a_lane_that_slept_gets_its_share_and_nothing_for_the_past(world: 
     assert abs(_share_of(got, busy) - _share_of(got, late)) <= 20
 
 
-@scenario
 async def test_models_of_a_project_are_lanes_of_their_own(world: World) -> None:
     owner = await world.owner()
     one = await world.running(owner, shards=[10] * 5, model="one")

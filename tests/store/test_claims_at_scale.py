@@ -10,7 +10,7 @@ import asyncpg  # type: ignore[import-untyped]
 import pytest
 
 from batchline.domain.records import Shard
-from batchline.store.shards import moved_shard
+from batchline.store.shards import advance_params
 from batchline.store.sql import fenced_many
 from tests.support.postgres_server import running_postgres
 from tests.support.postgres_store import Opened, opened
@@ -84,5 +84,5 @@ async def _claim(world: Opened, times: list[float]) -> Sequence[Shard]:
 
 async def _end(world: Opened, shards: Sequence[Shard]) -> None:
     """All of them in one transaction, as if they were of one batch: how long it takes is not looked at."""
-    ended = [moved_shard(shard.batch_id, moved_on(shard, range(shard.lines))[1]) for shard in shards]
+    ended = [advance_params(shard.batch_id, moved_on(shard, range(shard.lines))[1]) for shard in shards]
     await world.database.write(lambda: fenced_many("advance_shard", ended))

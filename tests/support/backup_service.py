@@ -120,7 +120,7 @@ def backed_up_and_killed(folder: Path, upstream_url: str, *, backups: int) -> Or
                 back_up(service.data_dir, archive)
             assert _done(client, batch.id) < _LONG[1] * backups
         service.kill()
-        assert "cannot be recorded" not in service.log
+        assert "storage unavailable" not in service.log
     return Original([service.account, brief], config, {batch.id: long, other.id: wide} | load.lines, archives)
 
 

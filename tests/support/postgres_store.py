@@ -1,16 +1,12 @@
 """A store on PostgreSQL whose database a test can look into."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import wraps
-from typing import Any
 
 from batchline.store.postgres.database import PostgresDatabase
 from batchline.store.store import SqlStore
 from batchline.system import SystemClock
 from tests.support.postgres_server import Leases
-from tests.support.service import PATIENCE
 from tests.support.stores import World
 
 
@@ -31,15 +27,3 @@ async def opened(url: str, *, pooled: bool = False, size: int = 8, **timeouts: f
     finally:
         await leases.close()
         await database.close()
-
-
-def asynchronous(test: Callable[..., Any]) -> Callable[..., None]:
-    @wraps(test)
-    def run(**fixtures: Any) -> None:
-        async def play() -> None:
-            async with asyncio.timeout(PATIENCE):
-                await test(**fixtures)
-
-        asyncio.run(play())
-
-    return run

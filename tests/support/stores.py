@@ -1,9 +1,6 @@
 """A store to try things on, and what a test needs to have in it first."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
-from functools import wraps
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -196,17 +193,3 @@ def segment(lines: int, *, failed: int = 0) -> Segment:
 
 def key(shard: Shard) -> tuple[str, int, int]:
     return shard.batch_id, shard.n, shard.epoch
-
-
-def scenario(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test in a loop of its own, with the world opened there."""
-
-    @wraps(test)
-    def run(*, world: Callable[[], AbstractAsyncContextManager[World]], **others: Any) -> None:
-        async def play() -> None:
-            async with world() as opened:
-                await test(world=opened, **others)
-
-        asyncio.run(play())
-
-    return run

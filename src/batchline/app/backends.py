@@ -1,4 +1,4 @@
-"""Where rows and bytes are kept, as the settings say: SQLite and a folder, or PostgreSQL and a bucket."""
+"""Opens the store and the objects that the settings name: SQLite and a folder, or PostgreSQL and a bucket."""
 
 import sqlite3
 from collections.abc import AsyncIterator
@@ -24,20 +24,20 @@ from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.system import SystemClock, SystemRandom, ThreadPool
 
-_CONNECTIONS = 8
+_MAX_CONNECTIONS = 8
 _DISK_THREADS = 4
 
 
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
-    """Also beside a running service."""
+    """Open the store. A service may be running on it. Raise StartupError."""
     url = settings.database_url
     async with _sqlite(settings) if url is None else _postgres(url, pooled=settings.database_pooler) as store:
         yield store
 
 
 async def migrate_store(settings: Settings) -> str:
-    """Bring the schema up to date; where that is."""
+    """Bring the schema up to date and return the name of the database for a message. Raise StartupError."""
     if settings.database_url is None:
         async with _sqlite(settings):
             return f"the database in {settings.data_dir}"
@@ -49,7 +49,10 @@ async def migrate_store(settings: Settings) -> str:
 
 
 async def restore_backup(settings: Settings, archive: Archive, progress: Progress) -> None:
-    """Into what the settings name, which must hold nothing and be used by nobody meanwhile."""
+    """Restore a backup into the store that the settings name. It must be empty and unused.
+
+    Raise StartupError or TransferError.
+    """
     make_folder(settings.data_dir)
     url, threads = settings.database_url, ThreadPool(_DISK_THREADS, name="restore")
     with folder_lock(settings.data_dir), workspace(settings.data_dir) as folder:
@@ -67,17 +70,17 @@ async def restore_backup(settings: Settings, archive: Archive, progress: Progres
 
 @asynccontextmanager
 async def open_objects(settings: Settings) -> AsyncIterator[Objects]:
-    """For the process that holds the folder's lock: it clears what an earlier one left there."""
+    """Open the objects and clear what an earlier process left. The caller holds the data folder's lock."""
     make_folder(settings.data_dir)
     clear_workspace(settings.data_dir)
-    async with hold_objects(settings) as objects:
+    async with open_shared_objects(settings) as objects:
         await objects.clear_temporary()
         yield objects
 
 
 @asynccontextmanager
-async def hold_objects(settings: Settings) -> AsyncIterator[LocalObjects | BucketObjects]:
-    """Also beside the process that holds the folder's lock."""
+async def open_shared_objects(settings: Settings) -> AsyncIterator[LocalObjects | BucketObjects]:
+    """Open the objects beside the process that holds the data folder's lock; clear nothing. Raise StartupError."""
     disk = ThreadPool(_DISK_THREADS, name="disk")
     if settings.storage_url is None:
         yield LocalObjects(settings.data_dir / "objects", disk, SystemRandom())
@@ -116,7 +119,7 @@ async def _sqlite(settings: Settings) -> AsyncIterator[Store]:
 async def _postgres(url: SecretStr, *, pooled: bool) -> AsyncIterator[Store]:
     try:
         database = await PostgresDatabase.open(
-            url.get_secret_value(), pooled=pooled, size=_CONNECTIONS, clock=SystemClock()
+            url.get_secret_value(), pooled=pooled, size=_MAX_CONNECTIONS, clock=SystemClock()
         )
     except StoreDown as error:
         raise StartupError(f"BATCHLINE_DATABASE_URL cannot be used: {error}") from error

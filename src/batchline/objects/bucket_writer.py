@@ -67,7 +67,7 @@ class BucketWriter:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ValueError("This writer was committed or aborted, or it failed")
+            raise ValueError("This writer is closed")
 
     async def _send_part(self) -> None:
         with memoryview(self._buffer) as view:

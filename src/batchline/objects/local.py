@@ -245,7 +245,7 @@ class _Draft:
         """Run one step. If it fails, remove the half-written file and close the draft."""
         with self._step_lock, _writing():
             if self._closed:
-                raise ValueError("This draft was committed or discarded, or it failed")
+                raise ValueError("This draft is closed")
             try:
                 yield
             except OSError:

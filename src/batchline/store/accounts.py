@@ -1,4 +1,4 @@
-"""Organizations, projects and keys."""
+"""Stores organizations, projects and API keys."""
 
 from collections.abc import Mapping
 
@@ -11,6 +11,8 @@ from batchline.store.sql import Database, Script, change, change_many, one, rows
 
 
 class SqlAccounts:
+    """The Accounts port."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -20,7 +22,7 @@ class SqlAccounts:
 
     async def create_key(self, new: NewKey) -> Owner:
         def script() -> Script[Owner]:
-            organization_id = yield from _organization(new)
+            organization_id = yield from _find_or_create_organization(new)
             yield from change(
                 "insert_project",
                 project_id=new.project_id,
@@ -51,8 +53,8 @@ class SqlAccounts:
         return [convert(dict(row), Project) for row in await self._database.read(lambda: rows("projects"))]
 
     async def touch_keys(self, key_usage: Mapping[str, int]) -> None:
-        many = [{"key_id": key_id, "at": at} for key_id, at in key_usage.items()]
-        await self._database.write(lambda: change_many("touch_key", many))
+        used = [{"key_id": key_id, "at": at} for key_id, at in key_usage.items()]
+        await self._database.write(lambda: change_many("touch_key", used))
 
     async def revoke_key(self, key_id: str, *, at: int) -> bool:
         return bool(await self._database.write(lambda: change("revoke_key", key_id=key_id, at=at)))
@@ -61,11 +63,11 @@ class SqlAccounts:
         return bool(await self._database.write(lambda: change("rotate_key", key_id=key_id, digest=digest, hint=hint)))
 
 
-def _organization(new: NewKey) -> Script[str]:
-    made = yield from change(
+def _find_or_create_organization(new: NewKey) -> Script[str]:
+    created = yield from change(
         "insert_organization", organization_id=new.organization_id, name=new.organization, at=new.at
     )
-    if made:
+    if created:
         yield from give_free_credits(new.organization_id, at=new.at)
     organization_id: str = (yield from rows("organization_by_name", name=new.organization))[0]["id"]
     return organization_id

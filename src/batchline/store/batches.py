@@ -1,4 +1,4 @@
-"""Batches as their owners see them: create, answers kept for replay, pages, cancel."""
+"""Stores batches as their owners see them: creates with their answers, pages, cancellation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +14,13 @@ from batchline.domain.wire import BatchObject
 from batchline.ports import BatchSnapshot, CreateRecord, NewBatch
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows
 
-_COUNTED_LIVE = frozenset({BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING})
+_COUNTED_BY_SHARDS = frozenset({BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING})
+"""The states in which the counts of a batch are the sums over its shards."""
 
 
 class SqlBatches:
+    """The Batches port."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -27,7 +30,7 @@ class SqlBatches:
         def script() -> Script[CreateRecord | None]:
             yield from one("lock_project", project_id=batch.project_id)
             if key is not None:
-                earlier = yield from _created_with(batch.project_id, key, since=since)
+                earlier = yield from _find_create(batch.project_id, key, since=since)
                 if earlier is not None:
                     return earlier
                 yield from change("clear_idempotency_key", project_id=batch.project_id, idempotency_key=key)
@@ -52,15 +55,15 @@ class SqlBatches:
         return await self._database.write(script)
 
     async def find_create(self, project_id: str, idempotency_key: str, *, since: int) -> CreateRecord | None:
-        return await self._database.read(lambda: _created_with(project_id, idempotency_key, since=since))
+        return await self._database.read(lambda: _find_create(project_id, idempotency_key, since=since))
 
     async def find_unanswered_create(self, *, key_id: str, digest: bytes, since: int) -> CreateRecord | None:
         row = await self._database.read(lambda: one("newest_create", key_id=key_id, digest=digest, since=since))
-        return _created(row) if row and not row["answered"] else None
+        return _create_record(row) if row and not row["answered"] else None
 
     async def create_record(self, batch_id: str) -> CreateRecord | None:
         row = await self._database.read(lambda: one("create_record", batch_id=batch_id))
-        return _created(row) if row else None
+        return _create_record(row) if row else None
 
     async def mark_answered(self, batch_id: str) -> None:
         await self._database.write(lambda: change("mark_answered", batch_id=batch_id))
@@ -79,17 +82,17 @@ class SqlBatches:
                 batch_id=batch_id,
                 epoch=epoch,
                 total=total,
-                model=_one_model(shards),
+                model=_only_model(shards),
                 work_key=work_key,
                 at=at,
             )
             if not started:
-                return (yield from _answer_of_cancelled(batch_id))
+                return (yield from _cancelled_answer(batch_id))
             batch = yield from fetch_batch(batch_id)
             opened = [_new_shard(batch, n, shard) for n, shard in enumerate(shards)]
             yield from open_lanes(opened)
             yield from change_many("insert_shard", opened)
-            return (yield from _answer_with_batch(batch))
+            return (yield from _store_batch_as_answer(batch))
 
         return await self._database.write(script)
 
@@ -97,8 +100,8 @@ class SqlBatches:
         def script() -> Script[CreateRecord]:
             failed = yield from change("fail_batch", batch_id=batch_id, epoch=epoch, errors=errors, at=at)
             if not failed:
-                return (yield from _answer_of_cancelled(batch_id))
-            return (yield from keep_answer(batch_id, status=400, body=answer))
+                return (yield from _cancelled_answer(batch_id))
+            return (yield from store_answer(batch_id, status=400, body=answer))
 
         return await self._database.write(script)
 
@@ -108,7 +111,7 @@ class SqlBatches:
     async def batch(self, project_id: str, batch_id: str) -> Batch | None:
         def script() -> Script[Batch | None]:
             row = yield from one("batch", project_id=project_id, id=batch_id)
-            return (yield from _counted(row)) if row else None
+            return (yield from _with_counts(row)) if row else None
 
         return await self._database.read(script)
 
@@ -121,7 +124,7 @@ class SqlBatches:
             errors = yield from rows("line_errors", batch_id=batch_id)
             samples = yield from rows("samples", batch_id=batch_id)
             return BatchSnapshot(
-                batch=(yield from _counted(row)),
+                batch=(yield from _with_counts(row)),
                 models=[found["model"] for found in models],
                 errors=[convert(dict(found), LineErrors) for found in errors],
                 samples=[convert(dict(found), Sample) for found in samples],
@@ -157,7 +160,7 @@ class SqlBatches:
             )
             batches = []
             for row in page:
-                batches.append((yield from _counted(row)))  # noqa: PERF401 - a comprehension cannot yield
+                batches.append((yield from _with_counts(row)))  # noqa: PERF401 - a comprehension cannot yield
             return batches
 
         return await self._database.read(script)
@@ -168,7 +171,7 @@ class SqlBatches:
             if row is None:
                 return None
             if (yield from change("cancel_validating", id=batch_id, at=at)):
-                yield from _answer_with_batch((yield from fetch_batch(batch_id)))
+                yield from _store_batch_as_answer((yield from fetch_batch(batch_id)))
             if (yield from change("cancel_running", id=batch_id, at=at)):
                 yield from change("close_open_shards", batch_id=batch_id)
                 yield from change("mark_drained", batch_id=batch_id)
@@ -177,50 +180,52 @@ class SqlBatches:
         return await self._database.write(script)
 
 
-def _created_with(project_id: str, idempotency_key: str, *, since: int) -> Script[CreateRecord | None]:
+def _find_create(project_id: str, idempotency_key: str, *, since: int) -> Script[CreateRecord | None]:
     row = yield from one("create_by_idempotency_key", project_id=project_id, idempotency_key=idempotency_key)
-    return _created(row) if row and row["created_at"] > since else None
+    return _create_record(row) if row and row["created_at"] > since else None
 
 
 def fetch_batch(batch_id: str) -> Script[Batch]:
+    """Return a batch with its current counts. Raise LeaseLost if it does not exist."""
     row = yield from one("batch", id=batch_id, project_id=None)
     if row is None:
         raise LeaseLost(batch_id)
-    return (yield from _counted(row))
+    return (yield from _with_counts(row))
 
 
 def open_lanes(shards: Sequence[Row]) -> Script[None]:
-    """Have claims find the shards that this transaction opens."""
+    """Open the lanes of the shards that this transaction opens, so that claims find them."""
     first: dict[tuple[str, str], tuple[int, str, int]] = {}
     for shard in shards:
-        lane, place = (shard["project_id"], shard["model"]), (shard["expires_at"], shard["batch_id"], shard["n"])
-        first[lane] = min(place, first.get(lane, place))
+        lane, position = (shard["project_id"], shard["model"]), (shard["expires_at"], shard["batch_id"], shard["n"])
+        first[lane] = min(position, first.get(lane, position))
     for (project_id, model), (expires_at, batch_id, n) in sorted(first.items()):
         lane_name = {"project_id": project_id, "model": model}
         yield from one("lock_lane", **lane_name)
         yield from change("open_lane", **lane_name, expires_at=expires_at, batch_id=batch_id, n=n)
 
 
-def keep_answer(batch_id: str, *, status: int, body: bytes) -> Script[CreateRecord]:
-    """The answer to a create is kept as sent, so that it can be given again byte for byte."""
+def store_answer(batch_id: str, *, status: int, body: bytes) -> Script[CreateRecord]:
+    """Store the answer to a create, so that it can be sent again byte for byte."""
     yield from change("store_answer", batch_id=batch_id, status=status, body=body)
     row = yield from one("create_record", batch_id=batch_id)
-    return _created(row or {})
+    return _create_record(row or {})
 
 
-def _answer_of_cancelled(batch_id: str) -> Script[CreateRecord]:
-    """The answer to a create whose batch was cancelled before it could start."""
+def _cancelled_answer(batch_id: str) -> Script[CreateRecord]:
+    """Return the answer to a create whose batch was cancelled before it could start. Raise LeaseLost otherwise."""
     batch = yield from fetch_batch(batch_id)
     if batch.status is not BatchStatus.CANCELLED or batch.in_progress_at is not None:
         raise LeaseLost(batch_id)
-    return _created((yield from one("create_record", batch_id=batch_id)) or {})
+    return _create_record((yield from one("create_record", batch_id=batch_id)) or {})
 
 
-def _answer_with_batch(batch: Batch) -> Script[CreateRecord]:
-    return (yield from keep_answer(batch.id, status=200, body=encode_json(BatchObject.from_record(batch))))
+def _store_batch_as_answer(batch: Batch) -> Script[CreateRecord]:
+    return (yield from store_answer(batch.id, status=200, body=encode_json(BatchObject.from_record(batch))))
 
 
-def _one_model(shards: Sequence[NewShard]) -> str | None:
+def _only_model(shards: Sequence[NewShard]) -> str | None:
+    """Return the model of all lines, or None if there are several or the lines name none."""
     models = {shard.model for shard in shards}
     return models.pop() or None if len(models) == 1 else None
 
@@ -240,7 +245,7 @@ def _new_shard(batch: Batch, n: int, shard: NewShard) -> dict[str, Any]:
     }
 
 
-def _created(row: Row) -> CreateRecord:
+def _create_record(row: Row) -> CreateRecord:
     return CreateRecord(
         batch_id=row["batch_id"],
         digest=row["digest"],
@@ -249,9 +254,9 @@ def _created(row: Row) -> CreateRecord:
     )
 
 
-def _counted(row: Row) -> Script[Batch]:
-    """A batch with its counts as of now."""
+def _with_counts(row: Row) -> Script[Batch]:
+    """Return a batch with its current counts."""
     counts: Row = {}
-    if row["status"] in _COUNTED_LIVE:
+    if row["status"] in _COUNTED_BY_SHARDS:
         counts = (yield from rows("live_counts", batch_id=row["id"]))[0]
     return convert(dict(row) | dict(counts), Batch)

@@ -1,4 +1,4 @@
-"""Files: uploads with a lease until they are whole, results, pages, and their end."""
+"""Stores files: uploads, which have a lease until they are whole, and results."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,8 @@ from batchline.store.sql import Database, Row, Script, change, fenced, one, rows
 
 
 class SqlFiles:
+    """The Files port."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -56,15 +58,16 @@ class SqlFiles:
 
     async def expire_files(self, *, owner: str, at: int, limit: int) -> list[str]:
         def script() -> Script[list[str]]:
-            gone = yield from rows("expire_files", at=at, limit=limit)
-            dead = yield from rows("abandon_dead_uploads", owner=owner, at=at)
-            return [row["object_key"] for row in (*gone, *dead)]
+            expired = yield from rows("expire_files", at=at, limit=limit)
+            abandoned = yield from rows("abandon_dead_uploads", owner=owner, at=at)
+            return [row["object_key"] for row in (*expired, *abandoned)]
 
         return await self._database.write(script)
 
     async def referenced_keys(self, object_keys: Sequence[str]) -> set[str]:
-        asked = [{"object_key": object_key} for object_key in object_keys]
-        return {row["object_key"] for row in await self._database.read(lambda: rows_of_many("referenced_keys", asked))}
+        many = [{"object_key": object_key} for object_key in object_keys]
+        found = await self._database.read(lambda: rows_of_many("referenced_keys", many))
+        return {row["object_key"] for row in found}
 
 
 def _file(row: Row) -> File:

@@ -1,4 +1,4 @@
-"""Processes that work together: what each does, and its part of every cap."""
+"""Stores the processes of the fleet: the report of each, and its share of every cap."""
 
 from collections.abc import Mapping
 
@@ -10,6 +10,8 @@ from batchline.store.sql import Database, Row, Script, change, rows
 
 
 class SqlFleet:
+    """The Fleet port."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 

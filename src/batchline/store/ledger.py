@@ -1,4 +1,4 @@
-"""Money: what came in, what was used, and what is left; each change with its entry, in one transaction."""
+"""Stores money: balances, credits and usage. Each change has its ledger entry in the same transaction."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,12 @@ from msgspec.structs import asdict
 from batchline.domain.records import Charge, LedgerEntry, Organization, Owner, UsageEntry, by_model
 from batchline.store.sql import Database, Script, change, change_many, one, rows
 
-_HOUR = 3600
+_HOUR_SECONDS = 3600
 
 
 class SqlLedger:
+    """The Ledger port."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -60,7 +62,7 @@ class SqlLedger:
 
 
 def give_free_credits(organization_id: str, *, at: int) -> Script[None]:
-    """What a new organization starts with, where there is metering."""
+    """Grant a new organization the credits it starts with, if there is metering."""
     credits = (yield from rows("free_credits"))[0]["free_credits"]
     if credits is not None:
         yield from _grant(organization_id, balance=0, credits=credits, at=at)
@@ -69,19 +71,22 @@ def give_free_credits(organization_id: str, *, at: int) -> Script[None]:
 def charge_account(
     organization_id: str, *, key_id: str, batch_id: str, charges: Sequence[Charge], at: int
 ) -> Script[int]:
-    """Book what was used and take what it cost, credits first; the nano-units that are left. To be done last: while
-    money is taken, all who take of the same organization's wait."""
-    taken = any(charge.cost for charge in charges)
-    row = (yield from rows("lock_organization" if taken else "organization", organization_id=organization_id))[0]
+    """Book usage, take its cost, credits first, and return the nano-units that are left.
+
+    This must come last in a transaction: if money is taken, the organization is locked until the commit, and all other
+    transactions that take money from it wait.
+    """
+    costs_money = any(charge.cost for charge in charges)
+    row = (yield from rows("lock_organization" if costs_money else "organization", organization_id=organization_id))[0]
     balance, credits = row["balance"], row["credits"]
-    used = []
+    entries = []
     for charge in by_model(charges):
         from_credits = min(charge.cost, max(credits, 0))
         credits, balance = credits - from_credits, balance - (charge.cost - from_credits)
-        used.append(
+        entries.append(
             {
                 "organization_id": organization_id,
-                "at": at - at % _HOUR,
+                "at": at - at % _HOUR_SECONDS,
                 "balance": from_credits - charge.cost,
                 "credits": -from_credits,
                 "key_id": key_id,
@@ -91,8 +96,8 @@ def charge_account(
                 **asdict(charge.usage),
             }
         )
-    yield from change_many("book_usage", used)
-    if taken:
+    yield from change_many("book_usage", entries)
+    if costs_money:
         yield from change(
             "add_funds",
             organization_id=organization_id,

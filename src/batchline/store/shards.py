@@ -1,4 +1,4 @@
-"""Leases on shards and batches, and every write that follows one, fenced by its epoch."""
+"""Stores leases on shards and batches. Every write that needs a lease is fenced by the lease's epoch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,19 +14,19 @@ from batchline.domain.progress import KEPT_SECONDS, LineErrors, bucket_of
 from batchline.domain.records import Charge, File, Lane, LeasedBatch, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus, ShardState
 from batchline.ports import BatchSignal, Claim, FinalizeLease
-from batchline.store.batches import fetch_batch, keep_answer, open_lanes
-from batchline.store.claim import choose
+from batchline.store.batches import fetch_batch, open_lanes, store_answer
+from batchline.store.claim import choose_shards
 from batchline.store.ledger import charge_account
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, one, rows, rows_of_many
 
-_PIECES = 4
-"""Into how many a shard is split when its worker died. Two would kill twice the workers to find one line,
-more would run the innocent in smaller groups."""
+_SPLIT_PIECES = 4
+"""The number of pieces that a shard is split into if its worker died. With two, a line that kills its worker would kill
+twice as many workers before it is found; with more, harmless lines would run in smaller groups."""
 
-_MOST_RESCUES = 256
-"""In one transaction, so that no batch stays locked for long."""
+_MAX_RESCUES = 256
+"""The most shards that one transaction rescues, so that no batch stays locked for long."""
 
-_ENDS = {
+_TERMINAL_STATUS = {
     BatchStatus.FINALIZING: BatchStatus.COMPLETED,
     BatchStatus.CANCELLING: BatchStatus.CANCELLED,
     BatchStatus.IN_PROGRESS: BatchStatus.EXPIRED,
@@ -34,16 +34,18 @@ _ENDS = {
 
 
 class SqlShards:
+    """The ShardStore port."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def claim(
         self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[Lane] = (), at: int
     ) -> Claim:
-        left_out = encode_json(without).decode()
+        excluded_lanes = encode_json(without).decode()
 
         def script() -> Script[Claim]:
-            chosen = yield from choose(lines=lines, space=bytes, alone=alone, without=left_out, at=at)
+            chosen = yield from choose_shards(lines=lines, space=bytes, alone=alone, without=excluded_lanes, at=at)
             shards = yield from _lease(chosen, owner=owner, lease=lease)
             batch_ids = sorted({shard.batch_id for shard in shards})
             batches = yield from rows_of_many("leased_batch", [{"batch_id": batch_id} for batch_id in batch_ids])
@@ -56,8 +58,8 @@ class SqlShards:
         return {(row["batch_id"], row["n"], row["epoch"]) for row in renewed}
 
     async def signals(self, batch_ids: Sequence[str]) -> list[BatchSignal]:
-        asked = [{"batch_id": batch_id} for batch_id in batch_ids]
-        found = await self._database.read(lambda: rows_of_many("signals", asked))
+        many = [{"batch_id": batch_id} for batch_id in batch_ids]
+        found = await self._database.read(lambda: rows_of_many("signals", many))
         return [convert(dict(row), BatchSignal, strict=False) for row in found]
 
     async def record(
@@ -71,13 +73,13 @@ class SqlShards:
         at: int,
     ) -> int:
         def script() -> Script[int]:
-            yield from fenced_many("advance_shard", [moved_shard(batch_id, shard) for shard in progress])
+            yield from fenced_many("advance_shard", [advance_params(batch_id, shard) for shard in progress])
             yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
             account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
             if any(shard.done for shard in progress):
                 yield from change("mark_drained", batch_id=batch_id)
-            yield from _count_errors(batch_id, errors)
-            yield from _keep_sample(batch_id, sum(shard.completed + shard.failed for shard in progress), at=at)
+            yield from _add_line_errors(batch_id, errors)
+            yield from _add_sample(batch_id, sum(shard.completed + shard.failed for shard in progress), at=at)
             return (
                 yield from charge_account(
                     account["organization_id"], key_id=account["key_id"], batch_id=batch_id, charges=charges, at=at
@@ -99,30 +101,30 @@ class SqlShards:
 
     async def rescue(self, *, live_owners: Callable[[], Sequence[str]]) -> int:
         rescued = found = await self._database.write(lambda: _rescue(live_owners))
-        while found == _MOST_RESCUES:
+        while found == _MAX_RESCUES:
             found = await self._database.write(lambda: _rescue(live_owners))
             rescued += found
         return rescued
 
     async def fail_interrupted(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
         def script() -> Script[int]:
-            dead = yield from rows("interrupted_batches", owner=owner)
-            for row in dead:
+            interrupted = yield from rows("interrupted_batches", owner=owner)
+            for row in interrupted:
                 yield from fenced("fail_batch", batch_id=row["batch_id"], epoch=row["epoch"], errors=errors, at=at)
-                yield from keep_answer(row["batch_id"], status=400, body=answer)
-            return len(dead)
+                yield from store_answer(row["batch_id"], status=400, body=answer)
+            return len(interrupted)
 
         return await self._database.write(script)
 
     async def expire(self, *, at: int) -> list[str]:
         def script() -> Script[list[str]]:
             # In the order in which claims lock shards.
-            late = sorted(row["batch_id"] for row in (yield from rows("batches_past_window", at=at)))
-            for batch_id in late:
+            overdue = sorted(row["batch_id"] for row in (yield from rows("batches_past_window", at=at)))
+            for batch_id in overdue:
                 yield from change("stop_expired", batch_id=batch_id)
                 yield from change("close_open_shards", batch_id=batch_id)
                 yield from change("mark_drained", batch_id=batch_id)
-            return late
+            return overdue
 
         return await self._database.write(script)
 
@@ -163,17 +165,17 @@ class SqlShards:
         def script() -> Script[BatchStatus]:
             yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
             batch = yield from fetch_batch(batch_id)
-            if batch.status not in _ENDS:
+            if batch.status not in _TERMINAL_STATUS:
                 raise LeaseLost(batch_id)
             yield from one("lock_project", project_id=batch.project_id)
             for file in files:
                 yield from change("insert_result", **asdict(file))
-            yield from _count_errors(batch_id, errors)
+            yield from _add_line_errors(batch_id, errors)
             yield from fenced(
                 "publish_batch",
                 batch_id=batch_id,
                 epoch=epoch,
-                status=_ENDS[batch.status],
+                status=_TERMINAL_STATUS[batch.status],
                 completed=completed,
                 failed=failed,
                 **asdict(batch.usage),
@@ -181,7 +183,7 @@ class SqlShards:
                 error_file_id=next((file.id for file in files if file.is_error), None),
                 at=at,
             )
-            return _ENDS[batch.status]
+            return _TERMINAL_STATUS[batch.status]
 
         return await self._database.write(script)
 
@@ -199,12 +201,12 @@ class SqlShards:
         await self._database.write(script)
 
     async def active(self, batch_ids: Sequence[str]) -> set[str]:
-        asked = [{"batch_id": batch_id} for batch_id in batch_ids]
-        return {row["id"] for row in await self._database.read(lambda: rows_of_many("active_batches", asked))}
+        many = [{"batch_id": batch_id} for batch_id in batch_ids]
+        return {row["id"] for row in await self._database.read(lambda: rows_of_many("active_batches", many))}
 
 
 def _lease(chosen: Sequence[Shard], *, owner: str, lease: float) -> Script[list[Shard]]:
-    """What was closed since it was read is left out."""
+    """Lease the chosen shards, except those that were closed since they were read."""
     wanted = sorted((shard.batch_id, shard.n, shard.epoch) for shard in chosen)
     leased = yield from rows_of_many(
         "lease_shard",
@@ -219,12 +221,12 @@ def _lease(chosen: Sequence[Shard], *, owner: str, lease: float) -> Script[list[
     ]
 
 
-def moved_shard(batch_id: str, shard: ShardProgress) -> dict[str, Any]:
-    """What ``advance_shard`` needs to know."""
+def advance_params(batch_id: str, shard: ShardProgress) -> dict[str, Any]:
+    """Return the parameters of ``advance_shard``."""
     return {"batch_id": batch_id, **asdict(shard), **asdict(shard.usage)}
 
 
-def _count_errors(batch_id: str, errors: Sequence[LineErrors]) -> Script[None]:
+def _add_line_errors(batch_id: str, errors: Sequence[LineErrors]) -> Script[None]:
     by_code: dict[str, LineErrors] = {}
     for each in errors:
         first = by_code.get(each.code)
@@ -234,23 +236,23 @@ def _count_errors(batch_id: str, errors: Sequence[LineErrors]) -> Script[None]:
     )
 
 
-def _keep_sample(batch_id: str, lines: int, *, at: int) -> Script[None]:
+def _add_sample(batch_id: str, lines: int, *, at: int) -> Script[None]:
     bucket = bucket_of(at)
     yield from change("add_sample", batch_id=batch_id, at=bucket, lines=lines)
     yield from change("delete_old_samples", batch_id=batch_id, until=bucket - KEPT_SECONDS)
 
 
 def _rescue(live_owners: Callable[[], Sequence[str]]) -> Script[int]:
-    lapsed = yield from rows("expired_leases", live_owners=encode_json(live_owners()).decode(), limit=_MOST_RESCUES)
-    batch_ids = sorted({row["batch_id"] for row in lapsed})
+    expired = yield from rows("expired_leases", live_owners=encode_json(live_owners()).decode(), limit=_MAX_RESCUES)
+    batch_ids = sorted({row["batch_id"] for row in expired})
     batches = yield from rows_of_many("lock_batch", [{"batch_id": batch_id} for batch_id in batch_ids])
     stops = {batch["id"]: batch["stop"] for batch in batches}
-    for row in lapsed:
+    for row in expired:
         yield from _rescue_shard(row, stopped=stops[row["batch_id"]] is not None)
-    yield from open_lanes([row for row in lapsed if stops[row["batch_id"]] is None])
+    yield from open_lanes([row for row in expired if stops[row["batch_id"]] is None])
     for batch_id in batch_ids:
         yield from change("mark_drained", batch_id=batch_id)
-    return len(lapsed)
+    return len(expired)
 
 
 def _rescue_shard(row: Row, *, stopped: bool) -> Script[None]:
@@ -266,10 +268,13 @@ def _rescue_shard(row: Row, *, stopped: bool) -> Script[None]:
 
 
 def _split(row: Row, left: list[int]) -> Script[None]:
-    """The pieces keep the shard's place in the work file; each counts the others' lines as settled. However often
-    they are struck, only a line by itself is given up."""
+    """Split a shard into pieces.
+
+    All pieces keep the shard's range in the work file; each has the lines of the others marked as settled. However many
+    strikes they get, a line is only closed once it is the last of its shard.
+    """
     strikes = min(row["strikes"] + 1, STRIKES - 1)
-    size = -(-len(left) // _PIECES)
+    size = -(-len(left) // _SPLIT_PIECES)
     pieces = [left[at : at + size] for at in range(0, len(left), size)]
     yield from _reopen(row, state=ShardState.OPEN, strikes=strikes, left=pieces[0])
     following = (yield from rows("next_shard_n", batch_id=row["batch_id"]))[0]["n"]

@@ -1,4 +1,4 @@
-"""Everything behind the Store port, on any database that runs scripts."""
+"""Implements the Store port on any database that runs scripts."""
 
 from batchline.store.accounts import SqlAccounts
 from batchline.store.batches import SqlBatches
@@ -10,8 +10,11 @@ from batchline.store.sql import Database, change
 
 
 class SqlStore(SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlShards, SqlFleet):
+    """The whole store."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def check(self) -> None:
+        """Commit a small write. Raise StoreDown."""
         await self._database.write(lambda: change("probe"))

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from batchline.app.backends import hold_objects, open_objects
+from batchline.app.backends import open_shared_objects, open_objects
 from batchline.app.workers.messages import StartMessage, dump_settings, encode_message, read_to_worker
 from batchline.settings import Settings
 
@@ -52,7 +52,7 @@ def test_a_hand_leaves_alone_what_others_are_writing(tmp_path: Path) -> None:
     half.write_bytes(b"on its way")
 
     async def begin() -> None:
-        async with hold_objects(settings):
+        async with open_shared_objects(settings):
             assert half.exists()
         async with open_objects(settings):
             assert not half.exists()

@@ -16,8 +16,10 @@ from batchline.store.sql import Script, change, fenced, load_queries, one
 from batchline.system import SystemClock
 from tests.support.postgres_proxy import wired
 from tests.support.postgres_server import Postgres
-from tests.support.postgres_store import asynchronous, opened
+from tests.support.postgres_store import opened
 from tests.support.stores import LEASE, NOW, OTHER, key
+
+pytestmark = pytest.mark.anyio
 
 
 def through(postgres: Postgres, url: str, port: int) -> str:
@@ -29,7 +31,6 @@ def test_both_dialects_have_the_same_queries() -> None:
     assert list(load_queries("batchline.store.postgres")) == list(load_queries("batchline.store.sqlite"))
 
 
-@asynchronous
 async def test_a_commit_whose_answer_is_lost_counts_once(postgres: Postgres, postgres_url: str) -> None:
     """C12, D4: whoever would record and charge again, as nobody said that it happened, would do so twice."""
     async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
@@ -45,7 +46,6 @@ async def test_a_commit_whose_answer_is_lost_counts_once(postgres: Postgres, pos
         assert len(await world.store.segments(batch.id, after=0, limit=9)) == 2
 
 
-@asynchronous
 async def test_a_commit_that_was_lost_never_happened(postgres: Postgres, postgres_url: str) -> None:
     """C12: StoreDown means that nothing was committed, now or later.
 
@@ -66,7 +66,6 @@ async def test_a_commit_that_was_lost_never_happened(postgres: Postgres, postgre
         assert (await world.finish()).batch.completed == 4
 
 
-@asynchronous
 async def test_an_unclear_commit_is_cleared_up_once_the_server_is_back(postgres: Postgres, postgres_url: str) -> None:
     """C7: however long the server is unavailable, the caller gets neither a success nor a failure before."""
     async with (
@@ -85,7 +84,6 @@ async def test_an_unclear_commit_is_cleared_up_once_the_server_is_back(postgres:
         assert [one.id for one in await world.store.keys()] == [owner.key_id]
 
 
-@asynchronous
 async def test_a_network_that_is_cut_hangs_nobody(postgres: Postgres, postgres_url: str) -> None:
     """F5: a caller whose reply never comes gets an error in bounded time; afterwards the store works as before."""
     async with (
@@ -100,7 +98,6 @@ async def test_a_network_that_is_cut_hangs_nobody(postgres: Postgres, postgres_u
         await world.store.check()
 
 
-@asynchronous
 async def test_connections_that_were_closed_meanwhile_are_replaced(postgres_url: str) -> None:
     """B2: a server that restarted costs nobody an error."""
     async with opened(postgres_url) as world:
@@ -113,7 +110,6 @@ async def test_connections_that_were_closed_meanwhile_are_replaced(postgres_url:
         assert [one.id for one in await world.store.keys()] == [owner.key_id]
 
 
-@asynchronous
 async def test_a_connection_that_was_left_in_the_middle_is_not_lent_again(postgres_url: str) -> None:
     """F5: if a task is cancelled while its statement runs, the late reply must not reach the next transaction."""
     async with pool_of(postgres_url, size=1) as pool:
@@ -133,7 +129,6 @@ async def test_a_connection_that_was_left_in_the_middle_is_not_lent_again(postgr
             assert await connection.fetchval("SELECT pg_backend_pid()") not in pids
 
 
-@asynchronous
 async def test_a_connection_that_is_left_in_a_transaction_is_not_lent_again(postgres_url: str) -> None:
     """A transaction that was neither committed nor rolled back must not swallow the next one."""
     async with pool_of(postgres_url, size=1) as pool:
@@ -145,7 +140,6 @@ async def test_a_connection_that_is_left_in_a_transaction_is_not_lent_again(post
             assert await connection.fetchval("SELECT pg_backend_pid()") != pid
 
 
-@asynchronous
 async def test_a_connection_is_kept_and_lent_again_without_a_reset(postgres: Postgres, postgres_url: str) -> None:
     """No transaction pays for a new connection, nor for a round trip between two transactions."""
     async with pool_of(postgres_url, size=2) as pool:
@@ -157,7 +151,6 @@ async def test_a_connection_is_kept_and_lent_again_without_a_reset(postgres: Pos
             assert await connection.fetchval("SHOW application_name") == "kept"
 
 
-@asynchronous
 async def test_no_more_than_the_allowed_connections_are_lent_at_once(postgres_url: str) -> None:
     """F5: the server's limit is shared by all machines; who comes later waits for a connection to return."""
     async with pool_of(postgres_url, size=2) as pool, pool.acquire(), pool.acquire() as second:
@@ -168,7 +161,6 @@ async def test_no_more_than_the_allowed_connections_are_lent_at_once(postgres_ur
         assert await third
 
 
-@asynchronous
 async def test_a_pool_that_is_in_use_closes_in_bounded_time(postgres_url: str) -> None:
     """F5: a statement that hangs does not keep the process from stopping."""
     pool = await ConnectionPool.open(postgres_url, pooled=False, size=1, connect_timeout_seconds=1)
@@ -191,13 +183,11 @@ async def pool_of(url: str, *, size: int) -> AsyncIterator[ConnectionPool]:
         await pool.close()
 
 
-@asynchronous
 async def test_nobody_there_is_down() -> None:
     with pytest.raises(StoreDown):
         await PostgresDatabase.open("postgresql://postgres@127.0.0.1:1/none", pooled=False, size=1, clock=SystemClock())
 
 
-@asynchronous
 async def test_what_a_script_raises_undoes_it_and_the_connection_goes_on(postgres_url: str) -> None:
     """A broken rule of the schema is told as such, as every store does."""
 
@@ -221,7 +211,6 @@ async def test_what_a_script_raises_undoes_it_and_the_connection_goes_on(postgre
         await world.store.check()
 
 
-@asynchronous
 async def test_scripts_that_wait_for_each_other_both_succeed(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +242,6 @@ async def test_scripts_that_wait_for_each_other_both_succeed(
         assert len(runs) >= 3
 
 
-@asynchronous
 async def test_any_text_comes_back_as_it_went_in(postgres_url: str) -> None:
     """B3, C5: PostgreSQL's text holds no NUL, and its indexes no long names."""
     async with opened(postgres_url) as world:
@@ -272,7 +260,6 @@ async def test_any_text_comes_back_as_it_went_in(postgres_url: str) -> None:
         assert await world.store.batch(owner.project_id, "batch_\0") is None
 
 
-@asynchronous
 async def test_an_outage_of_the_database_strikes_nobody(postgres_url: str) -> None:
     """D5: while it was gone nobody could renew; once it is back everybody has the time to. Whoever is dead then is."""
     async with opened(postgres_url) as world:
@@ -292,7 +279,6 @@ async def test_an_outage_of_the_database_strikes_nobody(postgres_url: str) -> No
         assert (await world.seen(batch)).completed == 1
 
 
-@asynchronous
 async def test_everything_goes_through_a_pooler_that_keeps_no_state(postgres_url: str) -> None:
     """One transaction after the other may be on another server: nothing of a connection is leaned on."""
     async with opened(postgres_url, pooled=True) as world:

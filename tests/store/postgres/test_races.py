@@ -11,8 +11,10 @@ from batchline.domain.records import Charge
 from batchline.domain.states import BatchStatus
 from batchline.domain.usage import NOTHING
 from batchline.store.sql import Result, Statement
-from tests.support.postgres_store import Opened, asynchronous, opened
+from tests.support.postgres_store import Opened, opened
 from tests.support.stores import LEASE, ME, NOW, OTHER
+
+pytestmark = pytest.mark.anyio
 
 T = TypeVar("T")
 _HEADWAY_SECONDS = 0.3
@@ -50,7 +52,6 @@ async def held_after(world: Opened, name: str, monkeypatch: pytest.MonkeyPatch) 
     yield held
 
 
-@asynchronous
 async def test_the_last_two_shards_that_end_at_once_end_the_batch(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +64,6 @@ async def test_the_last_two_shards_that_end_at_once_end_the_batch(
         assert (await world.finish()).batch.completed == 2
 
 
-@asynchronous
 async def test_what_is_handed_back_during_a_cancel_never_runs(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +80,6 @@ async def test_what_is_handed_back_during_a_cancel_never_runs(
         assert len((await world.finish()).leftovers) == 1
 
 
-@asynchronous
 async def test_what_is_rescued_during_a_cancel_never_runs(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C11: nor do the pieces of it that the cancel cannot see yet."""
     async with opened(postgres_url) as world:
@@ -96,7 +95,6 @@ async def test_what_is_rescued_during_a_cancel_never_runs(postgres_url: str, mon
         assert len((await world.finish()).leftovers) == 4
 
 
-@asynchronous
 async def test_a_batch_is_published_or_cancelled(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C10, C11: who was told that it is being cancelled never sees it completed."""
     async with opened(postgres_url) as world:
@@ -111,7 +109,6 @@ async def test_a_batch_is_published_or_cancelled(postgres_url: str, monkeypatch:
         assert published == (await world.seen(batch)).status == cancelled.status == BatchStatus.COMPLETED
 
 
-@asynchronous
 async def test_no_file_appears_before_one_that_was_seen(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """B5, C9b: whoever has its place in the order first is seen first, or a reader would pass it by."""
     async with opened(postgres_url) as world:
@@ -134,7 +131,6 @@ async def test_no_file_appears_before_one_that_was_seen(postgres_url: str, monke
         assert seen == [first.id, second]
 
 
-@asynchronous
 async def test_a_lane_that_opens_while_others_move_on_is_found(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +149,6 @@ async def test_a_lane_that_opens_while_others_move_on_is_found(
         assert batch.id in {shard.batch_id for shard in await world.claim()}
 
 
-@asynchronous
 async def test_the_floor_follows_the_lanes(postgres_url: str) -> None:
     """D8: what a claim need not look at grows with what was claimed, else each would cost more than the one before."""
     async with opened(postgres_url) as world:
@@ -164,7 +159,6 @@ async def test_the_floor_follows_the_lanes(postgres_url: str) -> None:
             assert await world.fetch("SELECT last_value FROM lane_floor") == 10 * n
 
 
-@asynchronous
 async def test_an_organization_made_while_metering_starts_gets_its_credits(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +169,6 @@ async def test_an_organization_made_while_metering_starts_gets_its_credits(
         assert [found.credits for found in await world.store.organizations()] == [5]
 
 
-@asynchronous
 async def test_only_the_databases_clock_ends_a_lease(postgres_url: str) -> None:
     """C6, D5: that another process asks is no sign of anybody's death."""
     async with opened(postgres_url) as world:
@@ -207,7 +200,6 @@ async def test_only_the_databases_clock_ends_a_lease(postgres_url: str) -> None:
         assert (await world.seen(finishing)).status == "finalizing"
 
 
-@asynchronous
 async def test_records_of_one_organization_and_a_grant_at_once_all_count(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
-from batchline.app.backends import hold_objects, open_store
+from batchline.app.backends import open_shared_objects, open_store
 from batchline.app.roles import new_context, run
 from batchline.app.startup import StartupError, stop_on_signals
 from batchline.app.upstreams import open_upstreams
@@ -115,7 +115,7 @@ async def run_child(*, read_pipe: BinaryIO, write_pipe: BinaryIO) -> None:
     start = await connection.read_start()
     settings = Settings(**start.settings)
     upstreams = await open_upstreams(settings, lambda _done, _total: None)
-    async with open_store(settings) as store, hold_objects(settings) as objects:
+    async with open_store(settings) as store, open_shared_objects(settings) as objects:
         context = new_context(
             settings, store=store, objects=objects, upstreams=upstreams, metrics=metrics, owner=start.owner
         )

@@ -1,5 +1,5 @@
 -- name: key_owner
--- Whom a live key stands for, if it belongs to the project that was named.
+-- Finds the owner of a key that is not revoked, if the key belongs to the named project.
 SELECT keys.id AS key_id, projects.id AS project_id, projects.organization_id,
     organizations.balance + organizations.credits AS funds
 FROM keys JOIN projects ON projects.id = keys.project_id
@@ -8,37 +8,42 @@ WHERE keys.digest = :digest AND keys.revoked_at IS NULL
     AND (:project_id::text IS NULL OR projects.id = :project_id::text);
 
 -- name: insert_organization
--- One organization of a name.
+-- Creates an organization unless one has that name.
 INSERT INTO organizations (id, name, created_at) VALUES (:organization_id, :name, :at) ON CONFLICT (name) DO NOTHING;
 
 -- name: organization_by_name
+-- Finds an organization by its name.
 SELECT id FROM organizations WHERE name = :name;
 
 -- name: organizations
+-- Lists every organization, oldest first.
 SELECT id, name, created_at, balance, credits FROM organizations ORDER BY created_at, id;
 
 -- name: insert_project
--- One project of a name in an organization.
+-- Creates a project unless one in the organization has that name.
 INSERT INTO projects (id, organization_id, name, created_at)
 VALUES (:project_id, :organization_id, :name, :at) ON CONFLICT (organization_id, name) DO NOTHING;
 
 -- name: project_by_name
+-- Finds a project of an organization by its name.
 SELECT id FROM projects WHERE organization_id = :organization_id AND name = :name;
 
 -- name: projects
+-- Lists every project, oldest first.
 SELECT projects.id, projects.name, projects.organization_id, organizations.name AS organization, projects.created_at
 FROM projects JOIN organizations ON organizations.id = projects.organization_id
 ORDER BY projects.created_at, projects.id;
 
 -- name: lock_project
--- Until the end of the transaction nobody else gives a place in this project's order.
+-- Locks a project until the end of the transaction, so that no other transaction appends to its files or batches.
 SELECT id FROM projects WHERE id = :project_id FOR NO KEY UPDATE;
 
 -- name: insert_key
+-- Creates a key.
 INSERT INTO keys (id, project_id, digest, hint, created_at) VALUES (:key_id, :project_id, :digest, :hint, :at);
 
 -- name: keys
--- Every key, oldest first.
+-- Lists every key, oldest first.
 SELECT keys.id, keys.project_id, projects.name AS project, projects.organization_id,
     organizations.name AS organization, keys.hint, keys.created_at, keys.last_used_at, keys.revoked_at
 FROM keys JOIN projects ON projects.id = keys.project_id
@@ -46,45 +51,52 @@ FROM keys JOIN projects ON projects.id = keys.project_id
 ORDER BY keys.created_at, keys.id;
 
 -- name: revoke_key
+-- Revokes a key, once.
 UPDATE keys SET revoked_at = :at WHERE id = :key_id AND revoked_at IS NULL;
 
 -- name: rotate_key
--- A new secret for the same key.
+-- Gives a key a new secret.
 UPDATE keys SET digest = :digest, hint = :hint WHERE id = :key_id AND revoked_at IS NULL;
 
 -- name: touch_key
+-- Records when a key was last used; an earlier time than the recorded one is ignored.
 UPDATE keys SET last_used_at = used.at
 FROM unnest(:key_id::text[], :at::bigint[]) AS used (key_id, at)
 WHERE keys.id = used.key_id AND coalesce(keys.last_used_at, 0) < used.at;
 
 -- name: set_free_credits
+-- Sets the credits that new organizations start with.
 UPDATE metering SET free_credits = :free_credits WHERE id = 1;
 
 -- name: free_credits
--- Locked, so that an organization is made wholly before or wholly after metering starts.
+-- Reads the credits that new organizations start with. The row is locked, so that an organization is created entirely
+-- before or entirely after metering starts.
 SELECT free_credits FROM metering WHERE id = 1 FOR SHARE;
 
 -- name: unfunded_organizations
--- Those that never had money, and so start with the free credits.
+-- Lists the organizations that never had money; they get the free credits when metering starts.
 SELECT id FROM organizations WHERE NOT funded ORDER BY id;
 
 -- name: organization
+-- Reads an organization.
 SELECT id, name, created_at, balance, credits FROM organizations WHERE id = :organization_id;
 
 -- name: lock_organization
--- As it is, and stays until the end of the transaction.
+-- Reads an organization and locks it until the end of the transaction.
 SELECT id, name, created_at, balance, credits FROM organizations WHERE id = :organization_id FOR NO KEY UPDATE;
 
 -- name: add_funds
--- Money that comes in or goes out; the organization counts as funded from then on.
+-- Adds money or takes it; the organization counts as funded from then on.
 UPDATE organizations SET balance = balance + :balance, credits = credits + :credits, funded = TRUE
 WHERE id = :organization_id;
 
 -- name: book_grant
+-- Writes a ledger entry for money that was set or given.
 INSERT INTO ledger (organization_id, kind, at, balance, credits)
 VALUES (:organization_id, 'grant', :at, :balance, :credits);
 
 -- name: book_usage
+-- Adds usage to the ledger entry of its key, batch, model and hour.
 INSERT INTO ledger
     (organization_id, kind, at, balance, credits, key_id, batch_id, model, requests, input_tokens, cached_tokens,
      output_tokens, reasoning_tokens)
@@ -106,13 +118,14 @@ ON CONFLICT (key_id, batch_id, hashtextextended(model, 0), at) WHERE kind = 'usa
     reasoning_tokens = ledger.reasoning_tokens + excluded.reasoning_tokens;
 
 -- name: entries
--- All of an organization's ledger.
+-- Lists an organization's ledger entries, oldest first.
 SELECT ledger.at, ledger.kind, ledger.balance, ledger.credits, projects.name AS project, ledger.model,
     nullif(ledger.batch_id, '') AS batch_id, ledger.requests
 FROM ledger LEFT JOIN keys ON keys.id = ledger.key_id LEFT JOIN projects ON projects.id = keys.project_id
 WHERE ledger.organization_id = :organization_id ORDER BY ledger.at, ledger.id;
 
 -- name: usage
+-- Lists usage by hour, project, model and batch, oldest first.
 SELECT organizations.name AS organization, projects.name AS project, projects.id AS project_id, ledger.model,
     nullif(ledger.batch_id, '') AS batch_id, ledger.at AS since, ledger.requests, ledger.input_tokens,
     ledger.cached_tokens, ledger.output_tokens, ledger.reasoning_tokens, -(ledger.balance + ledger.credits) AS cost
@@ -123,13 +136,14 @@ WHERE ledger.kind = 'usage' AND ledger.at >= :since AND ledger.at < :until
 ORDER BY ledger.at, ledger.id;
 
 -- name: account_of_batch
--- Who pays for a batch. It stays locked: whoever records next sees all that is recorded here.
+-- Finds the key and the organization that pay for a batch, and locks the batch: the next transaction that records sees
+-- everything that is recorded in this one.
 SELECT batches.key_id, projects.organization_id
 FROM batches JOIN projects ON projects.id = batches.project_id
 WHERE batches.id = :batch_id FOR NO KEY UPDATE OF batches;
 
 -- name: insert_upload
--- The row that stands for an object before a byte of it is written.
+-- Creates the row of an upload before the first byte of its object is written.
 INSERT INTO files
     (id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, state, owner, lease_until)
 VALUES
@@ -137,21 +151,23 @@ VALUES
      :owner, clock_timestamp() + make_interval(secs => :lease));
 
 -- name: renew_upload
+-- Renews the lease on an upload.
 UPDATE files SET lease_until = clock_timestamp() + make_interval(secs => :lease)
 WHERE id = :id AND state = 'uploading' AND owner = :owner;
 
 -- name: finish_upload
--- Make an upload visible, last in its project's order.
+-- Makes an upload visible as the last file of its project.
 UPDATE files
 SET state = 'stored', seq = nextval('file_seq'), filename = :filename, bytes = :bytes, created_at = :created_at,
     expires_at = :expires_at, owner = NULL, lease_until = NULL
 WHERE id = :id AND state = 'uploading' AND owner = :owner;
 
 -- name: abandon_upload
+-- Marks an upload as abandoned by its own process.
 UPDATE files SET state = 'abandoned' WHERE id = :id AND state = 'uploading' AND owner = :owner;
 
 -- name: insert_result
--- A file that finalizing wrote, visible at once.
+-- Creates a file that the finalizer wrote; it is visible at once.
 INSERT INTO files
     (id, seq, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, state)
 VALUES
@@ -159,15 +175,17 @@ VALUES
      :object_key, 'stored');
 
 -- name: file
+-- Reads a file that is stored and not expired.
 SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
 FROM files
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at;
 
 -- name: file_seq
--- Where a file stands in its project's order, also when it is gone.
+-- Finds the position of a file in its project's order, even if the file was deleted or expired.
 SELECT seq FROM files WHERE id = :id AND project_id = :project_id AND seq IS NOT NULL;
 
 -- name: files_newest_first
+-- Lists a page of files, newest first.
 SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
@@ -175,6 +193,7 @@ WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
 ORDER BY seq DESC LIMIT :limit;
 
 -- name: files_oldest_first
+-- Lists a page of files, oldest first.
 SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
@@ -182,11 +201,13 @@ WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
 ORDER BY seq LIMIT :limit;
 
 -- name: delete_file
+-- Marks a file as deleted.
 UPDATE files SET state = 'deleted', removed_at = :at
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at
 RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key;
 
 -- name: expire_files
+-- Marks files past their expiry as expired, and returns the keys of their objects.
 UPDATE files SET state = 'expired', removed_at = :at
 WHERE id IN (
     SELECT id FROM files WHERE state = 'stored' AND expires_at <= :at LIMIT :limit FOR UPDATE SKIP LOCKED
@@ -194,15 +215,17 @@ WHERE id IN (
 RETURNING object_key;
 
 -- name: abandon_dead_uploads
--- Only the database's clock tells that an upload is dead.
+-- Marks uploads of dead processes as abandoned. Only the database's clock decides that a lease has ended.
 UPDATE files SET state = 'abandoned', removed_at = :at
 WHERE state = 'uploading' AND lease_until < clock_timestamp()
 RETURNING object_key;
 
 -- name: referenced_keys
+-- Finds those object keys that an upload under way or a stored file refers to.
 SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]) AND state IN ('uploading', 'stored');
 
 -- name: insert_batch
+-- Creates a batch that is being validated.
 INSERT INTO batches
     (id, project_id, key_id, endpoint, input_file_id, metadata, status, created_at, expires_at, epoch, owner,
      lease_until, digest, idempotency_key)
@@ -211,42 +234,50 @@ VALUES
      :owner, clock_timestamp() + make_interval(secs => :lease), :digest, :idempotency_key);
 
 -- name: create_by_idempotency_key
+-- Finds the create that a project made with an idempotency key.
 SELECT id AS batch_id, digest, answer_status, answer_body, created_at
 FROM batches
 WHERE project_id = :project_id AND hashtextextended(idempotency_key, 0) = hashtextextended(:idempotency_key, 0)
     AND idempotency_key = :idempotency_key;
 
 -- name: clear_idempotency_key
+-- Frees an idempotency key that is too old to count, so that a new batch can use it.
 UPDATE batches SET idempotency_key = NULL
 WHERE project_id = :project_id AND hashtextextended(idempotency_key, 0) = hashtextextended(:idempotency_key, 0)
     AND idempotency_key = :idempotency_key;
 
 -- name: newest_create
--- The newest create of the same thing by the same key.
+-- Finds the newest create of a key with the same digest.
 SELECT id AS batch_id, digest, answer_status, answer_body, answered
 FROM batches WHERE key_id = :key_id AND digest = :digest AND created_at >= :since
 ORDER BY seq DESC LIMIT 1;
 
 -- name: create_record
+-- Reads the create of a batch and its answer.
 SELECT id AS batch_id, digest, answer_status, answer_body FROM batches WHERE id = :batch_id;
 
 -- name: mark_answered
+-- Records that the answer to a create was fully sent.
 UPDATE batches SET answered = TRUE WHERE id = :batch_id;
 
 -- name: store_answer
+-- Stores the answer to a create, to be sent again byte for byte.
 UPDATE batches SET answer_status = :status, answer_body = :body WHERE id = :batch_id;
 
 -- name: renew_batch
+-- Renews the lease on a batch that is being validated or finalized.
 UPDATE batches SET lease_until = clock_timestamp() + make_interval(secs => :lease)
 WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
     AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 
 -- name: start_batch
+-- Moves a batch from validating to in_progress, if its epoch is still the current one.
 UPDATE batches SET status = 'in_progress', in_progress_at = :at, total = :total, model = :model,
     work_key = :work_key, owner = NULL, lease_until = NULL
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
+-- Creates open shards.
 INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes)
 SELECT * FROM unnest(
     :batch_id::text[], :n::integer[], :project_id::text[], :offset::bigint[], :length::bigint[], :lines::integer[],
@@ -254,30 +285,33 @@ SELECT * FROM unnest(
 );
 
 -- name: fail_batch
+-- Moves a batch from validating to failed, if its epoch is still the current one.
 UPDATE batches SET status = 'failed', failed_at = :at, errors = :errors, owner = NULL, lease_until = NULL
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: drop_batch
+-- Deletes a batch that is being validated.
 DELETE FROM batches WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: interrupted_batches
--- Batches whose validating process is gone.
+-- Finds batches whose validating process died.
 SELECT id AS batch_id, epoch FROM batches
 WHERE status = 'validating' AND lease_until < clock_timestamp()
 ORDER BY id FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: batch
+-- Reads a batch.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
 FROM batches WHERE id = :id AND (:project_id::text IS NULL OR project_id = :project_id::text);
 
 -- name: lock_batch
--- Until the end of the transaction nobody else moves these batches.
+-- Locks batches until the end of the transaction, in the order of their ids, and reads their stops.
 SELECT id, stop FROM batches WHERE id = ANY (:batch_id::text[]) ORDER BY id FOR NO KEY UPDATE;
 
 -- name: live_counts
--- What the shards of a running batch add up to; a terminal batch has its own counts, frozen.
+-- Sums the counts of a batch's shards. A terminal batch has its own counts, which do not change any more.
 SELECT coalesce(sum(completed), 0)::bigint AS completed, coalesce(sum(failed), 0)::bigint AS failed,
     coalesce(sum(input_tokens), 0)::bigint AS input_tokens, coalesce(sum(cached_tokens), 0)::bigint AS cached_tokens,
     coalesce(sum(output_tokens), 0)::bigint AS output_tokens,
@@ -285,9 +319,11 @@ SELECT coalesce(sum(completed), 0)::bigint AS completed, coalesce(sum(failed), 0
 FROM shards WHERE batch_id = :batch_id;
 
 -- name: batch_seq
+-- Finds the position of a batch in its project's order.
 SELECT seq FROM batches WHERE id = :id AND project_id = :project_id;
 
 -- name: batches
+-- Lists a page of batches, newest first.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
@@ -299,21 +335,24 @@ WHERE project_id = :project_id AND (:after::bigint IS NULL OR seq < :after::bigi
 ORDER BY seq DESC LIMIT :limit;
 
 -- name: cancel_validating
--- Nothing ran yet: the end is at once, and the validating process is fenced off.
+-- Cancels a batch before any line ran. It is terminal at once, and its new epoch fences the validating process off.
 UPDATE batches SET status = 'cancelled', stop = 'cancelled', cancelling_at = :at, cancelled_at = :at,
     epoch = epoch + 1, owner = NULL, lease_until = NULL
 WHERE id = :id AND status = 'validating';
 
 -- name: cancel_running
+-- Stops a batch that has shards; its lines in flight may still be recorded.
 UPDATE batches SET status = 'cancelling', stop = coalesce(stop, 'cancelled'), cancelling_at = :at
 WHERE id = :id AND status IN ('in_progress', 'finalizing');
 
 -- name: close_open_shards
+-- Closes the shards of a batch that no worker holds.
 UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state = 'open';
 
 -- name: mark_drained
--- Whoever asks holds the batch's lock, so the last shard that ends finds all others ended. The last ones cut are the
--- last ones run: looked at first, they mostly tell at once that there is work left.
+-- Marks a batch as drained if no shard of it is open or leased. The caller holds the batch's lock, so the transaction
+-- that ends the last shard sees that all others have ended. Shards with high numbers run last: looking at them first
+-- mostly finds one that is not done at once.
 UPDATE batches SET drained = TRUE
 WHERE id = :batch_id AND NOT drained AND NOT EXISTS (
     SELECT 1 FROM (
@@ -322,12 +361,14 @@ WHERE id = :batch_id AND NOT drained AND NOT EXISTS (
 );
 
 -- name: lock_lane
--- Nobody else opens this lane meanwhile, and nobody raises the floor over a lane that is just being opened.
+-- Locks a lane until the end of the transaction: no other transaction opens it meanwhile, and none raises the floor
+-- above a lane that is being opened.
 SELECT pg_advisory_xact_lock_shared(1651794792, 1),
     pg_advisory_xact_lock(hashtextextended(:model, hashtextextended(:project_id, 0)));
 
 -- name: open_lane
--- A lane that had nothing to do begins where the others are now: it gets its share, and nothing for the time before.
+-- Opens a lane for a new open shard. A lane that was idle starts at the virtual time of the others: it is
+-- served equally from now on, and gets nothing extra for the time before.
 WITH others AS (
     SELECT coalesce(
         (SELECT min(virtual_time) FROM lanes WHERE open AND virtual_time >= (SELECT last_value FROM lane_floor)),
@@ -352,8 +393,8 @@ SELECT :project_id::text, :model::text, virtual_time, :expires_at::bigint, :batc
 FROM others WHERE NOT EXISTS (SELECT 1 FROM opened);
 
 -- name: claimable_lanes
--- Lanes with something open that nobody else is claiming from, the one that had the least so far first. Whoever may
--- raise the floor is alone with that until its transaction ends.
+-- Locks lanes with open shards that no other claim has locked, the one with the least virtual time first. A claim that
+-- may raise the floor is the only one that may, until its transaction ends.
 SELECT ctid::text AS place, project_id, model, virtual_time, next_expires_at, next_batch_id, next_n,
     virtual_time > (SELECT last_value FROM lane_floor)
         AND (SELECT pg_try_advisory_xact_lock(1651794792, 1)) AS may_raise
@@ -367,7 +408,7 @@ WHERE open AND virtual_time >= (SELECT last_value FROM lane_floor)
 ORDER BY virtual_time LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: busy_lane
--- Waits until the first of the lanes that others are claiming from is free.
+-- Waits for the first of the lanes that other claims have locked.
 SELECT 1 FROM lanes
 WHERE open AND virtual_time >= (SELECT last_value FROM lane_floor)
     AND NOT EXISTS (
@@ -378,7 +419,7 @@ WHERE open AND virtual_time >= (SELECT last_value FROM lane_floor)
 ORDER BY virtual_time LIMIT 1 FOR NO KEY UPDATE;
 
 -- name: claimable_shards
--- What is open in lanes, the earliest deadline first.
+-- Lists the open shards of lanes, the earliest deadline first.
 SELECT shard.*
 FROM unnest(
     :project_id::text[], :model::text[], :next_expires_at::bigint[], :next_batch_id::text[], :next_n::integer[],
@@ -394,7 +435,8 @@ CROSS JOIN LATERAL (
 ) AS shard;
 
 -- name: advance_lane
--- Where the lanes were before this statement, no lane that is open was behind the least of them: that is the new floor.
+-- Adds the lines that a claim took to the virtual time of lanes, and stores the next shard of each. The floor becomes
+-- the least virtual time that open lanes had before this statement, because no open lane was below it.
 WITH raised AS (
     SELECT setval('lane_floor', least_open.virtual_time)
     FROM (
@@ -412,10 +454,11 @@ FROM unnest(
 WHERE lanes.ctid = moved.place::tid;
 
 -- name: delete_idle_lanes
--- Of a batch's project, those without a shard that is open: opened again, a lane begins where the others are.
+-- Deletes the lanes of a batch's project that have no open shard; one that is opened again starts where the others are.
 DELETE FROM lanes WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND NOT open;
 
 -- name: lease_shard
+-- Leases open shards under new epochs, except those that changed since they were read.
 UPDATE shards SET state = 'leased', epoch = shards.epoch + 1, owner = free.owner,
     lease_until = clock_timestamp() + make_interval(secs => free.lease), lease = make_interval(secs => free.lease)
 FROM unnest(:batch_id::text[], :n::integer[], :epoch::integer[], :owner::text[], :lease::double precision[])
@@ -424,6 +467,7 @@ WHERE shards.batch_id = free.batch_id AND shards.n = free.n AND shards.state = '
 RETURNING shards.batch_id, shards.n, shards.epoch;
 
 -- name: leased_batch
+-- Reads what a worker needs to know about batches.
 SELECT batches.id, batches.project_id, projects.organization_id, batches.endpoint, batches.expires_at,
     batches.work_key, keys.revoked_at IS NOT NULL AS key_revoked,
     organizations.balance + organizations.credits AS funds
@@ -432,7 +476,7 @@ FROM batches JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id 
 WHERE batches.id = ANY (:batch_id::text[]);
 
 -- name: renew_shards
--- In the order in which records lock them.
+-- Renews every lease on shards that an owner still holds. The rows are locked in the order in which records lock them.
 WITH held AS (
     SELECT batch_id, n FROM shards WHERE state = 'leased' AND owner = :owner ORDER BY batch_id, n FOR NO KEY UPDATE
 )
@@ -441,6 +485,7 @@ FROM held WHERE shards.batch_id = held.batch_id AND shards.n = held.n
 RETURNING shards.batch_id, shards.n, shards.epoch;
 
 -- name: signals
+-- Reads the stops, the revocations and the funds of batches.
 SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked,
     organizations.balance + organizations.credits AS funds
 FROM unnest(:batch_id::text[]) WITH ORDINALITY AS asked (batch_id, place) JOIN batches ON batches.id = asked.batch_id
@@ -449,7 +494,7 @@ FROM unnest(:batch_id::text[]) WITH ORDINALITY AS asked (batch_id, place) JOIN b
 ORDER BY asked.place;
 
 -- name: advance_shard
--- The fence: only the holder of the current epoch moves a shard.
+-- Records the progress of shards. The fence: only the holder of the current epoch changes a shard.
 UPDATE shards SET settled = moved.settled, completed = shards.completed + moved.completed,
     failed = shards.failed + moved.failed, input_tokens = shards.input_tokens + moved.input_tokens,
     cached_tokens = shards.cached_tokens + moved.cached_tokens,
@@ -467,33 +512,39 @@ WHERE shards.batch_id = moved.batch_id AND shards.n = moved.n AND shards.epoch =
     AND shards.state = 'leased';
 
 -- name: add_line_errors
--- The sample is that of the first line with the code.
+-- Adds to the number of errors by code. The sample is that of the first line with the code.
 INSERT INTO line_errors (batch_id, code, count, sample)
 SELECT * FROM unnest(:batch_id::text[], :code::text[], :count::bigint[], :sample::bytea[])
 ON CONFLICT (batch_id, code) DO UPDATE SET count = line_errors.count + excluded.count;
 
 -- name: line_errors
+-- Lists the errors of a batch by code, the most frequent first.
 SELECT code, count, sample FROM line_errors WHERE batch_id = :batch_id ORDER BY count DESC, code;
 
 -- name: add_sample
+-- Adds lines to the sample of a moment, from which the rate of a batch is computed.
 INSERT INTO samples (batch_id, at, lines) VALUES (:batch_id, :at, :lines)
 ON CONFLICT (batch_id, at) DO UPDATE SET lines = samples.lines + excluded.lines;
 
 -- name: delete_old_samples
+-- Deletes the samples that are too old for the rate.
 DELETE FROM samples WHERE batch_id = :batch_id AND at <= :until;
 
 -- name: samples
+-- Lists the samples of a batch, oldest first.
 SELECT at, lines FROM samples WHERE batch_id = :batch_id ORDER BY at;
 
 -- name: unfinished_models
+-- Lists the models of a batch's shards that may still run.
 SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased') ORDER BY model;
 
 -- name: insert_segment
+-- Stores a segment, or the key of its object.
 INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data)
 VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data);
 
 -- name: release_shard
--- Handed back; to a batch that was stopped, for good.
+-- Gives up the leases on shards. A shard is open again, or closed if its batch was stopped.
 UPDATE shards SET owner = NULL, lease_until = NULL, lease = NULL,
     state = CASE WHEN (SELECT stop FROM batches WHERE id = released.batch_id) IS NULL THEN 'open' ELSE 'closed' END
 FROM unnest(:batch_id::text[], :n::integer[], :epoch::integer[]) AS released (batch_id, n, epoch)
@@ -502,8 +553,8 @@ WHERE shards.batch_id = released.batch_id AND shards.n = released.n AND shards.e
 RETURNING shards.project_id, shards.model, shards.expires_at, shards.batch_id, shards.n, shards.state;
 
 -- name: expired_leases
--- Only the database's clock tells that a worker is dead, and who asks is not. After a break of half a lease in which
--- nobody asked, as the database was gone, everybody has the time of a whole lease to renew.
+-- Finds shards whose leases have ended, by the database's clock; the live owners are known to be alive anyway. If no
+-- process ran this query for half a lease, the database was down: then each owner gets a whole lease of time to renew.
 WITH lapsed AS (
     SELECT min(lease) AS lease FROM shards
     WHERE owner IS NOT NULL AND state = 'leased' AND lease_until < clock_timestamp()
@@ -521,30 +572,34 @@ WHERE owner IS NOT NULL AND state = 'leased' AND lease_until < clock_timestamp()
 ORDER BY batch_id, n LIMIT :limit FOR NO KEY UPDATE OF shards SKIP LOCKED;
 
 -- name: reopen_shard
--- A new epoch, so that a holder who comes back is fenced off.
+-- Reopens or closes the shard of a dead process. Its new epoch fences that process off if it is still alive.
 UPDATE shards SET state = :state, epoch = epoch + 1, strikes = :strikes, settled = :settled, owner = NULL,
     lease_until = NULL, lease = NULL
 WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
 
 -- name: next_shard_n
+-- Finds the next free shard number of a batch.
 SELECT max(n) + 1 AS n FROM shards WHERE batch_id = :batch_id;
 
 -- name: batches_past_window
+-- Finds batches in progress that are past their completion window.
 SELECT id AS batch_id FROM batches
 WHERE status = 'in_progress' AND stop IS NULL AND NOT drained AND expires_at <= :at
 ORDER BY expires_at LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: stop_expired
+-- Stops a batch that is past its completion window.
 UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progress' AND stop IS NULL;
 
 -- name: finalizable_batch
--- A batch with nothing left to run that nobody is putting together.
+-- Finds a batch with no line left to run that no process is finalizing.
 SELECT id, status, stop, epoch, work_key FROM batches
 WHERE drained AND status IN ('in_progress', 'finalizing', 'cancelling')
     AND (owner IS NULL OR lease_until < clock_timestamp())
 ORDER BY expires_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: lease_finalizable
+-- Leases a batch to finalize it, under a new epoch; moves it to finalizing unless it was stopped.
 UPDATE batches SET epoch = epoch + 1, owner = :owner,
     lease_until = clock_timestamp() + make_interval(secs => :lease),
     finalizing_at = CASE WHEN status = 'in_progress' AND stop IS NULL THEN :at ELSE finalizing_at END,
@@ -552,14 +607,17 @@ UPDATE batches SET epoch = epoch + 1, owner = :owner,
 WHERE id = :id AND epoch = :epoch;
 
 -- name: closed_shards
+-- Lists the shards of a batch that were closed with lines that never ran.
 SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes
 FROM shards WHERE batch_id = :batch_id AND state = 'closed' ORDER BY n;
 
 -- name: segments
+-- Lists a page of a batch's segments, in the order in which they were recorded.
 SELECT id, output_bytes, error_bytes, object_key, data
 FROM segments WHERE batch_id = :batch_id AND id > :after ORDER BY id LIMIT :limit;
 
 -- name: publish_batch
+-- Makes a batch terminal, with its final counts and files, if its epoch is still the current one.
 UPDATE batches
 SET status = :status::text, completed = :completed, failed = :failed, input_tokens = :input_tokens,
     cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens,
@@ -570,50 +628,59 @@ SET status = :status::text, completed = :completed, failed = :failed, input_toke
 WHERE id = :batch_id AND epoch = :epoch;
 
 -- name: prunable_batches
--- Terminal batches whose work is still stored.
+-- Lists terminal batches whose work is still stored.
 SELECT id AS batch_id FROM batches
 WHERE work_key IS NOT NULL AND status IN ('completed', 'expired', 'cancelled')
 ORDER BY seq LIMIT :limit;
 
 -- name: delete_shards
+-- Deletes the shards of a batch.
 DELETE FROM shards WHERE batch_id = :batch_id;
 
 -- name: delete_segments
+-- Deletes the segments of a batch.
 DELETE FROM segments WHERE batch_id = :batch_id;
 
 -- name: delete_samples
+-- Deletes the samples of a batch.
 DELETE FROM samples WHERE batch_id = :batch_id;
 
 -- name: clear_work_key
+-- Records that the work file of a batch was deleted.
 UPDATE batches SET work_key = NULL WHERE id = :batch_id;
 
 -- name: active_batches
+-- Finds those batches that are not terminal.
 SELECT id FROM batches
 WHERE id = ANY(:batch_id::text[]) AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 
 -- name: probe
+-- Writes a row, to prove that the database accepts commits.
 UPDATE probe SET at = clock_timestamp() WHERE id = 1;
 
 -- name: lock_fleet
--- Shares are handed out one after the other.
+-- Locks the shares of the caps, which are computed for one process at a time.
 SELECT pg_advisory_xact_lock(1651794792, 2);
 
 -- name: upsert_process
+-- Stores the report of a process and its reserved shares, for the length of its lease.
 INSERT INTO processes (owner, lease_until, report, reserved)
 VALUES (:owner, clock_timestamp() + make_interval(secs => :lease), :report, :reserved)
 ON CONFLICT (owner) DO UPDATE
 SET lease_until = excluded.lease_until, report = excluded.report, reserved = excluded.reserved;
 
 -- name: processes
--- Those that are alive.
+-- Lists the processes whose leases have not ended.
 SELECT owner, report, reserved FROM processes WHERE lease_until >= clock_timestamp() ORDER BY owner;
 
 -- name: delete_expired_processes
+-- Deletes the processes whose leases have ended.
 DELETE FROM processes WHERE lease_until < clock_timestamp();
 
 -- name: delete_process
+-- Deletes a process that leaves.
 DELETE FROM processes WHERE owner = :owner;
 
 -- name: count_queued_lines
--- What no worker holds.
+-- Counts the lines in shards that no worker holds.
 SELECT coalesce(sum(lines), 0)::bigint AS lines FROM shards WHERE state = 'open';

@@ -1,4 +1,4 @@
-"""SQLite as a Database: one writer thread that groups commits, one reader on its own connection."""
+"""Runs scripts on SQLite: one writer thread that groups commits, and one reader with its own connection."""
 
 import sqlite3
 from collections import deque
@@ -14,39 +14,52 @@ from batchline.store.sql import Result, Row, Script, Statement, load_queries
 
 T = TypeVar("T")
 _PACKAGE = "batchline.store.sqlite"
-_BUSY_MILLISECONDS = 5000
-_WAL_ATTEMPTS = 20
+_BUSY_TIMEOUT_SECONDS = 5.0
+_MAX_WAL_ATTEMPTS = 20
 
 
 class SqliteDatabase:
-    """``writer`` must run calls one at a time."""
+    """The database of one machine. ``writer`` must run calls one at a time."""
 
-    def __init__(self, path: Path, *, clock: Clock, writer: Threads, reader: Threads) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Clock,
+        writer: Threads,
+        reader: Threads,
+        busy_timeout_seconds: float = _BUSY_TIMEOUT_SECONDS,
+    ) -> None:
         self._path = path
         self._clock = clock
         self._writer, self._reader = writer, reader
         self._queries = load_queries(_PACKAGE)
         self._queue: deque[_Job[Any]] = deque()
-        self._for_writing = _connect(path)
+        self._for_writing = _connect(path, busy_timeout_seconds)
         _migrate(self._for_writing)
-        self._for_reading = _connect(path)
+        self._for_reading = _connect(path, busy_timeout_seconds)
         self._for_reading.execute("PRAGMA query_only = ON")
 
     async def read(self, script: Callable[[], Script[T]]) -> T:
-        return await self._reader.run(lambda: self._snapshot(script))
+        """Run a script that changes nothing, on one snapshot. Raise StoreDown."""
+        return await self._reader.run(lambda: self._read(script))
 
     async def write(self, script: Callable[[], Script[T]]) -> T:
-        """Whatever is queued when the writer gets to it shares one commit, and so one wait for the disk."""
+        """Run a script as one durable transaction. Raise StoreDown, and then nothing was committed.
+
+        All scripts that are queued when the writer thread is free share one commit, and so one wait for the disk.
+        """
         job = _Job(script)
         self._queue.append(job)
         await self._writer.run(lambda: self._drain(job))
         return job.value()
 
     def close(self) -> None:
+        """Close both connections."""
         self._for_reading.close()
         self._for_writing.close()
 
-    def _snapshot(self, script: Callable[[], Script[T]]) -> T:
+    def _read(self, script: Callable[[], Script[T]]) -> T:
         connection = self._for_reading
         try:
             connection.execute("BEGIN")
@@ -76,7 +89,7 @@ class SqliteDatabase:
                 job.committed = True
 
     def _run_job(self, connection: sqlite3.Connection, job: "_Job[Any]") -> None:
-        """Each script stands in a savepoint: what one raises is undone and told to its caller alone."""
+        """Run a script in a savepoint. An error undoes this script alone, and is raised to its own caller alone."""
         connection.execute("SAVEPOINT job")
         try:
             job.result = self._run(connection, job.script())
@@ -109,6 +122,8 @@ class SqliteDatabase:
 
 
 class _Job(Generic[T]):
+    """A script in the queue of the writer, and its outcome."""
+
     def __init__(self, script: Callable[[], Script[T]]) -> None:
         self.script = script
         self.result: T | None = None
@@ -117,9 +132,11 @@ class _Job(Generic[T]):
 
     @property
     def ended(self) -> bool:
+        """Whether the outcome is known."""
         return self.committed or self.failure is not None
 
     def value(self) -> T:
+        """Return the value of a committed script, or raise its error."""
         if self.failure is not None:
             raise self.failure
         if not self.committed:
@@ -127,12 +144,12 @@ class _Job(Generic[T]):
         return self.result  # type: ignore[return-value]  # set, as nothing failed
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, busy_timeout_seconds: float) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
-    connection.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
+    connection.execute(f"PRAGMA busy_timeout = {round(busy_timeout_seconds * 1000)}")
     _switch_to_wal(connection)
-    # FULL: a commit is on the disk before anyone hears of it. fullfsync: on macOS fsync alone does not say so.
+    # FULL: a commit is on the disk before it is reported. fullfsync: on macOS fsync alone ends at the drive's cache.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA fullfsync = ON")
     connection.execute("PRAGMA foreign_keys = ON")
@@ -140,8 +157,12 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """The switch does not wait for another process that is just making the database, but a transaction does."""
-    for _ in range(_WAL_ATTEMPTS - 1):
+    """Switch to a write-ahead log.
+
+    The switch fails at once while another process creates the database; so after a failure an empty transaction waits
+    for that process.
+    """
+    for _ in range(_MAX_WAL_ATTEMPTS - 1):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError:
@@ -153,7 +174,7 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
-    """Bring the schema up to date; several processes may start at once, so look again under the lock."""
+    """Bring the schema up to date. Several processes may start at once, so read the version again under the lock."""
     scripts = sorted(files(_PACKAGE).joinpath("migrations").iterdir(), key=lambda script: script.name)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > len(scripts):
@@ -180,7 +201,7 @@ def _statements(script: str) -> list[str]:
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
-    """After some errors SQLite has rolled back by itself already; where it cannot now, the next job tries again."""
+    """Roll back, unless SQLite did so by itself, as after some errors. If it fails, the next job tries again."""
     if connection.in_transaction:
         with suppress(sqlite3.Error):
             connection.execute("ROLLBACK")

@@ -1,4 +1,4 @@
--- Money is in nano-units; balance and credits are what the organization's ledger entries sum to.
+-- Money is in nano-units. The ledger entries of an organization sum to its balance and its credits.
 CREATE TABLE organizations (
     id TEXT PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -26,8 +26,8 @@ CREATE TABLE keys (
     revoked_at INTEGER
 );
 
--- Every change of an organization's money. What one key used of a model, in a batch or in synchronous calls (no
--- batch), shares an entry an hour.
+-- Every change of an organization's money. The usage of one key and model in one hour is one entry per batch, and one
+-- for synchronous calls, which have no batch.
 CREATE TABLE ledger (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     organization_id TEXT NOT NULL REFERENCES organizations (id),
@@ -48,11 +48,11 @@ CREATE UNIQUE INDEX ledger_usage ON ledger (key_id, batch_id, model, at) WHERE k
 CREATE INDEX ledger_of_organization ON ledger (organization_id, at);
 CREATE INDEX ledger_by_time ON ledger (at) WHERE kind = 'usage';
 
--- One row: what new organizations start with, or nothing while nobody is metered.
+-- One row: the credits that new organizations start with, or NULL without metering.
 CREATE TABLE metering (id INTEGER PRIMARY KEY, free_credits INTEGER);
 INSERT INTO metering (id, free_credits) VALUES (1, NULL);
 
--- seq is given when a file becomes visible, so that pages are ordered by what readers could see.
+-- seq is assigned when a file becomes visible, so that pages are in the order in which readers could see files.
 CREATE TABLE files (
     id TEXT PRIMARY KEY,
     seq INTEGER UNIQUE,
@@ -73,7 +73,7 @@ CREATE INDEX files_of_project ON files (project_id, seq) WHERE state = 'stored';
 CREATE INDEX files_by_expiry ON files (expires_at) WHERE state = 'stored';
 CREATE INDEX files_uploading ON files (lease_until) WHERE state = 'uploading';
 
--- drained: no shard is left to run, so that nobody needs to look at the shards of every running batch to know.
+-- drained: no shard is left to run. It saves a look at the shards of every active batch.
 CREATE TABLE batches (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -153,8 +153,8 @@ CREATE INDEX shards_open ON shards (project_id, model, expires_at, batch_id, n) 
 CREATE INDEX shards_leased ON shards (owner, lease_until) WHERE state = 'leased';
 CREATE INDEX shards_unfinished ON shards (batch_id) WHERE state IN ('open', 'leased');
 
--- Lines of one project and model. Its virtual time grows with the lines that were claimed from it, and the lane that
--- is behind the others comes next.
+-- A lane holds the shards of one project and model. Its virtual time grows with the lines that were claimed from it,
+-- and the lane with the least virtual time is claimed from next.
 CREATE TABLE lanes (
     project_id TEXT NOT NULL REFERENCES projects (id),
     model TEXT NOT NULL,
@@ -172,7 +172,7 @@ CREATE TABLE segments (
 );
 CREATE INDEX segments_of_batch ON segments (batch_id, id);
 
--- Failed lines of a batch by code, with the first of them. They stay with the batch.
+-- The failed lines of a batch by code, with the first of them as a sample. They are kept as long as the batch.
 CREATE TABLE line_errors (
     batch_id TEXT NOT NULL REFERENCES batches (id),
     code TEXT NOT NULL,
@@ -181,7 +181,7 @@ CREATE TABLE line_errors (
     PRIMARY KEY (batch_id, code)
 ) WITHOUT ROWID;
 
--- Lines recorded in the five seconds from a moment, of the last few minutes of a batch.
+-- The number of lines recorded in each interval of five seconds, for the last few minutes of a batch.
 CREATE TABLE samples (
     batch_id TEXT NOT NULL REFERENCES batches (id),
     at INTEGER NOT NULL,
@@ -189,7 +189,7 @@ CREATE TABLE samples (
     PRIMARY KEY (batch_id, at)
 ) WITHOUT ROWID;
 
--- Processes that work together: what each told last, and what it has of every cap.
+-- The processes of the fleet: the latest report of each, and its reserved share of every cap.
 CREATE TABLE processes (
     owner TEXT PRIMARY KEY,
     lease_until REAL NOT NULL,
@@ -197,6 +197,6 @@ CREATE TABLE processes (
     reserved BLOB NOT NULL
 ) WITHOUT ROWID;
 
--- One row that a readiness probe writes, to see a commit succeed.
+-- One row that a readiness probe writes, to check that commits succeed.
 CREATE TABLE probe (id INTEGER PRIMARY KEY, at REAL NOT NULL);
 INSERT INTO probe (id, at) VALUES (1, 0);
