@@ -1,0 +1,46 @@
+"""Which upstream takes the next synchronous call, and how many calls it has."""
+
+from batchline.pipeline.routing import SyncRouter
+from tests.support.clocks import SettableClock
+
+BOTH = ("first", "second")
+
+
+def test_the_upstream_with_the_fewest_calls_is_chosen() -> None:
+    router = SyncRouter(clock=SettableClock())
+    assert router.choose(BOTH) == "first"
+    with router.call("first"):
+        assert router.choose(BOTH) == "second"
+        with router.call("second"), router.call("second"):
+            assert router.choose(BOTH) == "first"
+    assert [router.calls(name) for name in BOTH] == [0, 0]
+
+
+def test_an_upstream_that_failed_is_avoided_for_ten_seconds() -> None:
+    """Even if the other is busier; but if all failed, the least busy one is tried."""
+    clock = SettableClock()
+    router = SyncRouter(clock=clock)
+    router.on_failure("first")
+    with router.call("second"):
+        assert router.choose(BOTH) == "second"
+        router.on_failure("second")
+        assert router.choose(BOTH) == "first"
+        clock.advance(10)
+        assert router.choose(BOTH) == "first"
+    assert router.choose(("first",)) == "first"
+
+
+def test_the_end_of_a_call_is_reported_once_it_is_counted() -> None:
+    """The dispatcher starts a line in the slot that is free again; a call that fails frees it too."""
+    router = SyncRouter(clock=SettableClock())
+    left: list[int] = []
+    router.watch("first", lambda: left.append(router.calls("first")))
+    with router.call("second"):
+        pass
+    assert left == []
+    try:
+        with router.call("first"), router.call("first"):
+            raise KeyError
+    except KeyError:
+        pass
+    assert left == [1, 0]
