@@ -25,13 +25,11 @@ _THROUGH_API = "the steps of a batch are tested through the API"
 _PART = "an inner part of a module, tested through that module"
 
 EXCEPTIONS = {
-    "api/cors": Elsewhere("api/test_middleware.py", _PART),
     "api/openapi/answers": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
     "api/openapi/operation": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
     "api/openapi/operations": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
     "api/openapi/routes": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
     "api/openapi/schemas": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
-    "api/responses": Elsewhere("api/test_middleware.py", _PART),
     "app/backends": Elsewhere("fleet/test_start.py", "only real servers show whether it opens and closes them"),
     "app/roles": Elsewhere("fleet/test_shared_work.py", "the roles are tested as the processes that they are"),
     "app/startup": Elsewhere("crash/test_lock.py", "only processes can compete for a folder"),
@@ -57,10 +55,6 @@ EXCEPTIONS = {
     "cli/run/target": Elsewhere("cli/run/test_local_service.py", _PART),
     "cli/store": Elsewhere("cli/test_keys.py", _PART),
     "client/models": Elsewhere("client/test_client.py", _PART),
-    "domain/limits": Elsewhere("pipeline/test_validate.py", "limits are tested where they are enforced"),
-    "domain/lines": Elsewhere("pipeline/test_validate.py", "lines are tested where they are read"),
-    "domain/records": Elsewhere("conformance/test_store_batches.py", "records are tested where they are stored"),
-    "domain/request_body": Elsewhere("pipeline/test_token_limit.py", "request bodies are tested where they are read"),
     "loops/expire": Elsewhere("sdk/test_faults.py", "the whole path of a batch to its expiry is one test"),
     "loops/heartbeat": Elsewhere("domain/test_fleet.py", _PART),
     "loops/key_usage": Elsewhere("pipeline/test_charges.py", _PART),

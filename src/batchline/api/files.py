@@ -81,8 +81,8 @@ class FileRoutes:
         if request.method == "HEAD":
             return Response(headers=headers_of(file, span_of(None, file.bytes)))
         # If-Range names a version, and the service never sends one.
-        wanted = None if "if-range" in request.headers else request.headers.get("range")
-        span = span_of(wanted, file.bytes)
+        range_header = None if "if-range" in request.headers else request.headers.get("range")
+        span = span_of(range_header, file.bytes)
         chunks = await self._download.open(file, start=span.start, length=span.length)
         return Content(chunks, status=206 if span.partial else 200, headers=headers_of(file, span))
 

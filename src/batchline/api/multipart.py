@@ -98,7 +98,7 @@ class Form:
             raise InvalidMultipart("The multipart body has more than one file")
         self.has_file = True
         name = parameters.get("filename") or _extended(parameters.get("filename*", ""))
-        # The name stays as it came, except for control characters: these can harm whatever prints them.
+        # The name stays as it came, except for control characters: these can harm a terminal that prints them.
         self.filename = _CONTROL.sub("\ufffd", name)[:_MAX_FILENAME_CHARACTERS]
 
 

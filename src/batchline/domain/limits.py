@@ -25,6 +25,8 @@ def runs_alone(strikes: int) -> bool:
 
 
 class InputLimits(Struct, frozen=True, kw_only=True):
+    """Bounds on the input file of a batch, and the endpoints that its lines may name."""
+
     max_bytes: int = 209_715_200
     max_lines: int = 50_000
     max_line_bytes: int = 1_048_576

@@ -13,6 +13,8 @@ _HEADER = Layout("<III")
 
 
 class Line(Struct, frozen=True):
+    """One line of a work file."""
+
     index: int
     custom_id: bytes
     """JSON text, safe to be written into a line of a result file."""
@@ -20,10 +22,12 @@ class Line(Struct, frozen=True):
 
 
 def encode_line(index: int, custom_id: bytes, body: bytes) -> bytes:
+    """Return the record of one line."""
     return _HEADER.pack(index, len(custom_id), len(body)) + custom_id + body
 
 
 def decode_lines(shard: bytes) -> Iterator[Line]:
+    """Yield the lines of a shard, in order."""
     at = 0
     while at < len(shard):
         index, id_length, body_length = _HEADER.unpack_from(shard, at)

@@ -21,6 +21,8 @@ class ModelKind(StrEnum):
 
 
 class Model(Struct, frozen=True, kw_only=True):
+    """A model that requests may name."""
+
     id: str
     upstreams: tuple[str, ...] = (DEFAULT_UPSTREAM,)
     """The upstreams that serve the model; a line may go to any of them."""
@@ -37,6 +39,7 @@ class Model(Struct, frozen=True, kw_only=True):
     """Routes whose requests go to this model if they name none."""
 
     def is_open_to(self, project_id: str) -> bool:
+        """Return whether a project may use the model."""
         return self.projects is None or project_id in self.projects
 
 

@@ -48,6 +48,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Success(Struct, frozen=True):
+    """The line succeeded; ``body`` is one line of JSON."""
+
     status: int
     request_id: str | None
     body: bytes
@@ -55,6 +57,8 @@ class Success(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
+    """The line failed for good; ``legacy`` is the code in the prefix of the message."""
+
     code: str
     legacy: str
     message: str

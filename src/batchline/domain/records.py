@@ -159,6 +159,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
     @property
     def usage(self) -> Usage:
+        """The tokens of all recorded lines."""
         return Usage(
             input_tokens=self.input_tokens,
             cached_tokens=self.cached_tokens,

@@ -16,6 +16,8 @@ class FaultKind(StrEnum):
 
 
 class Answer(Struct, frozen=True, kw_only=True):
+    """An HTTP answer with any status."""
+
     status: int
     body: bytes
     request_id: str | None = None
@@ -23,6 +25,8 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Fault(Struct, frozen=True, kw_only=True):
+    """No usable answer arrived."""
+
     kind: FaultKind
     detail: str
 

@@ -8,6 +8,8 @@ _MAX_DOUBLINGS = 64
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
+    """How often a line is tried, and how long it waits in between."""
+
     max_attempts: int = 4
     max_throttles: int = 12
     base_seconds: float = 1.0

@@ -8,7 +8,7 @@ from batchline.api.openapi.answers import AUTHENTICATION_ERRORS, COMMON_ERRORS, 
 from batchline.api.openapi.schemas import Schema, ref
 from batchline.domain.errors import ApiError
 
-KEY, ADMINISTRATOR, NOBODY = "key", "administrator", "nobody"
+KEY, ADMINISTRATOR, ANONYMOUS = "key", "administrator", "anonymous"
 """Whose credentials an operation requires."""
 
 FILES, BATCHES, CALLS, MODELS, SERVICE = "Files", "Batches", "Synchronous calls", "Models", "Service"

@@ -7,11 +7,11 @@ from msgspec import Struct
 from batchline.api.openapi.answers import AUTHENTICATION_ERRORS, Part, answer, json_answer
 from batchline.api.openapi.operation import (
     ADMINISTRATOR,
+    ANONYMOUS,
     BATCHES,
     CALLS,
     FILES,
     MODELS,
-    NOBODY,
     SERVICE,
     Operation,
     body,
@@ -377,7 +377,7 @@ SERVICE_OPERATIONS = (
         id="health",
         tag=SERVICE,
         summary="Check whether the process is alive",
-        credentials=NOBODY,
+        credentials=ANONYMOUS,
         answers={"200": json_answer("The process is alive.", Liveness)},
     ),
     Operation(
@@ -386,7 +386,7 @@ SERVICE_OPERATIONS = (
         id="readiness",
         tag=SERVICE,
         summary="Check whether the service can work",
-        credentials=NOBODY,
+        credentials=ANONYMOUS,
         answers={"200": json_answer("The database and the storage answer.", Readiness)},
     ),
     Operation(
@@ -406,7 +406,7 @@ SERVICE_OPERATIONS = (
         id="openapi",
         tag=SERVICE,
         summary="This document",
-        credentials=NOBODY,
+        credentials=ANONYMOUS,
         answers={"200": answer("OpenAPI 3.1.", {JSON: {"schema": {"type": "object"}}})},
     ),
     Operation(
@@ -415,7 +415,7 @@ SERVICE_OPERATIONS = (
         id="docs",
         tag=SERVICE,
         summary="This document as a page",
-        credentials=NOBODY,
+        credentials=ANONYMOUS,
         answers={"200": answer("The page.", {"text/html": {"schema": STRING}}, headers=("content-security-policy",))},
     ),
     Operation(
@@ -424,7 +424,7 @@ SERVICE_OPERATIONS = (
         id="docsAsset",
         tag=SERVICE,
         summary="A file of that page",
-        credentials=NOBODY,
+        credentials=ANONYMOUS,
         parameters=(parameter("asset", "path", STRING | {"minLength": 1}, "Name of the file.", example="docs.css"),),
         answers={
             "200": answer(
