@@ -12,7 +12,6 @@ import pytest
 from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
 from batchline.upstream.mock.script import Plan
-from tests.simulation.virtual import EPOCH
 from tests.support.engine_harness import Bench
 
 ONE: dict[str, Any] = {"metering": True, "models": {"m": {"input_price": "2", "output_price": "2"}}}
@@ -291,21 +290,5 @@ def test_an_upstream_that_is_away_keeps_no_other_models_lines_waiting(tmp_path: 
             assert (await bench.ended(free)).completed == 200
             assert bench.time.now < 60
             assert (await bench.ended(stuck)).completed == 2000
-
-        bench.play(scene())
-
-
-def test_the_last_use_of_a_key_is_noted_soon(tmp_path: Path) -> None:
-    """F3: what operators see of it is a few seconds old at most."""
-    with closing(Bench(tmp_path)) as bench:
-
-        async def scene() -> None:
-            owner = await bench.owner("alpha")
-            await asyncio.sleep(100)
-            bench.engine.api_role.services.on_key_used(owner.key_id)
-            await asyncio.sleep(6)
-            (key,) = await bench.rows.keys()
-            assert key.last_used_at is not None
-            assert bench.time.now - 7 < key.last_used_at - EPOCH <= bench.time.now
 
         bench.play(scene())
