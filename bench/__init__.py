@@ -1,1 +1,1 @@
-"""Measures batchline against what one would use instead. See README.md in this folder."""
+"""Measures batchline and its alternatives. See README.md in this folder."""

@@ -1,18 +1,18 @@
-"""What runs come to: medians, and the tables they are shown in."""
+"""Computes the figures of runs, mostly medians, and formats them as tables."""
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from msgspec import Struct
 
-from bench.contestants import Run
-from bench.trip import Step, Travelled
+from bench.round_trip import RoundTripTimes, Step
+from bench.runs import Run
 
 MB = 1e6
 
 
-class Way(Struct, frozen=True, kw_only=True):
-    """Of the steps of a trip through batchline."""
+class StepFigures(Struct, frozen=True, kw_only=True):
+    """The steps of a round trip through batchline."""
 
     upload_mb_per_second: float
     create_lines_per_second: float
@@ -27,14 +27,14 @@ class Way(Struct, frozen=True, kw_only=True):
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """Medians over the runs of one contestant under one plan; the most of all where there is a bound."""
+    """Medians over the runs of one system under one plan; the maximum for figures that have a bound."""
 
-    contestant: str
+    system: str
     runs: int
     lines: int
     lines_per_second: float
     answers_per_second: float
-    """Of the upstream, from the first request to its last answer."""
+    """Answers of the upstream per second, from the first request to its last answer."""
     cpu_us: float
     servers_cpu_us: float
     cpu_us_spread: tuple[float, float]
@@ -46,17 +46,19 @@ class Figures(Struct, frozen=True, kw_only=True):
     peak_in_flight: int
     failed: int
     repeated: int
-    way: Way | None
+    steps: StepFigures | None
 
 
 def figures(runs: Sequence[Run]) -> Figures:
+    """Return the figures of runs of one system under one plan."""
+
     def middle(of: Callable[[Run], float]) -> float:
         return median(map(of, runs))
 
-    travelled = [run.travelled for run in runs if run.travelled is not None]
+    times = [run.times for run in runs if run.times is not None]
     costs = [run.cpu_us for run in runs]
     return Figures(
-        contestant=runs[0].contestant,
+        system=runs[0].system,
         runs=len(runs),
         lines=int(middle(lambda run: run.lines)),
         lines_per_second=middle(lambda run: run.lines_per_second),
@@ -72,7 +74,7 @@ def figures(runs: Sequence[Run]) -> Figures:
         peak_in_flight=max(run.seen.peak_in_flight for run in runs),
         failed=max(run.outcome.failed if run.outcome else 0 for run in runs),
         repeated=max(run.seen.repeated for run in runs),
-        way=_way(travelled, lines=runs[0].lines) if travelled else None,
+        steps=_step_figures(times, lines=runs[0].lines) if times else None,
     )
 
 
@@ -80,18 +82,18 @@ def _answers_per_second(run: Run) -> float:
     return run.seen.answered / (run.seen.busy_seconds or run.seconds)
 
 
-def _way(trips: Sequence[Travelled], *, lines: int) -> Way:
+def _step_figures(trips: Sequence[RoundTripTimes], *, lines: int) -> StepFigures:
     polls = sorted(1000 * seconds for trip in trips for seconds in trip.polls)
     tails = [1000 * trip.tail_seconds for trip in trips if trip.tail_seconds is not None]
-    return Way(
+    return StepFigures(
         upload_mb_per_second=median(_speed(trip.upload) for trip in trips),
         create_lines_per_second=median(lines / trip.create.seconds for trip in trips),
         download_mb_per_second=median(_speed(trip.download) for trip in trips),
         tail_ms=median(tails) if tails else None,
         longest_tail_ms=max(tails, default=None),
         polls=len(polls),
-        poll_p50_ms=share_of(polls, 0.5),
-        poll_p99_ms=share_of(polls, 0.99),
+        poll_p50_ms=percentile(polls, 0.5),
+        poll_p99_ms=percentile(polls, 0.99),
         poll_max_ms=polls[-1],
     )
 
@@ -100,9 +102,9 @@ def _speed(step: Step) -> float:
     return step.bytes / MB / step.seconds
 
 
-def share_of(ordered: Sequence[float], share: float) -> float:
-    """The value below which this share of them lies."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def percentile(ordered: Sequence[float], fraction: float) -> float:
+    """Return the value below which this fraction of the ordered values lies."""
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
 
 
 class Table(Struct, frozen=True, kw_only=True):
@@ -111,7 +113,7 @@ class Table(Struct, frozen=True, kw_only=True):
     rows: list[tuple[str, ...]]
 
     def text(self) -> str:
-        """As Markdown that also reads well in a terminal."""
+        """Return the table as Markdown that is also readable in a terminal."""
         widths = [max(map(len, column)) for column in zip(self.heads, *self.rows, strict=True)]
         rule = "|".join("-" * (width + 1) + (":" if place else "-") for place, width in enumerate(widths))
         lines = [_row(self.heads, widths), f"|{rule}|", *(_row(row, widths) for row in self.rows)]
@@ -125,7 +127,7 @@ def _row(cells: Iterable[str], widths: Sequence[int]) -> str:
 
 
 def number(value: float | None) -> str:
-    """With the digits that mean something."""
+    """Return the number as text, with its significant digits."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""The lines that are sent, and whether each came back exactly once."""
+"""Writes the lines that are sent, and checks that each came back exactly once."""
 
 import json
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from msgspec import Struct
 from msgspec.json import Decoder
 
 CHAT = "/v1/chat/completions"
-MOST_LINES = 50_000
-"""Of one batch."""
+MAX_BATCH_LINES = 50_000
+"""The most lines of one batch."""
 
 _SYSTEM = "You are a terse assistant of a support desk and answer in one or two sentences."
 _PROMPT = "[line {}] A customer writes that the export button of the web console does nothing. What do you answer?"
 
 
 class WrongResults(Exception):
-    """Lines are missing, doubled, foreign, or have the answer to another."""
+    """Results lack a line, have one twice, have an unknown one, or have one with the answer to another."""
 
 
 def request_body(number: int, more: str = "") -> dict[str, object]:
@@ -26,9 +26,9 @@ def request_body(number: int, more: str = "") -> dict[str, object]:
 
 
 def write_input(path: Path, numbers: range, *, line_bytes: int = 0) -> None:
-    """An input file with these lines, which the upstream and the check know by their numbers.
+    """Write an input file with these lines; the upstream and the check identify a line by its number.
 
-    Lines are as long as the prompt makes them, or so many bytes if that is more.
+    Lines are as long as the prompt makes them, or padded to this many bytes if that is longer.
     """
     with path.open("w") as file:
         for n in numbers:
@@ -42,8 +42,8 @@ def _line(number: int, more: str) -> str:
 
 
 def batches_of(lines: int) -> list[range]:
-    """The numbers of so many lines, in as few batches as may be."""
-    return [range(first, min(lines, first + MOST_LINES)) for first in range(0, lines, MOST_LINES)]
+    """Return the numbers of this many lines, divided into as few batches as possible."""
+    return [range(first, min(lines, first + MAX_BATCH_LINES)) for first in range(0, lines, MAX_BATCH_LINES)]
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -78,15 +78,15 @@ _RECORDS = Decoder(_Record)
 
 
 def check_results(output: Path, errors: Path, numbers: range) -> Outcome:
-    """Every line in one of the two files, once, and with its own answer. Raises WrongResults."""
+    """Check that every line is in one of the two files, once, with its own answer. Raise WrongResults if not."""
     missing = {f"line-{n}" for n in numbers}
     answered = failed = 0
     for record in _records(output):
-        _tick_off(record, missing)
+        _remove_from(record, missing)
         _check_answer(record)
         answered += 1
     for record in _records(errors):
-        _tick_off(record, missing)
+        _remove_from(record, missing)
         if record.error is None:
             raise WrongResults(f"{record.custom_id} is in the error file without an error")
         failed += 1
@@ -101,7 +101,7 @@ def _records(path: Path) -> Iterator[_Record]:
             yield from map(_RECORDS.decode, file)
 
 
-def _tick_off(record: _Record, missing: set[str]) -> None:
+def _remove_from(record: _Record, missing: set[str]) -> None:
     try:
         missing.remove(record.custom_id)
     except KeyError:

@@ -1,4 +1,4 @@
-"""What batchline promises, beside what it reached."""
+"""Compares what batchline promises with what it reached."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from bench.figures import Table, count, number
 
 
 class Promise(Struct, frozen=True, kw_only=True):
-    """A figure with its goal, or without one where it is only told."""
+    """A figure and its goal; without a goal it is only reported."""
 
     what: str
     backend: str
@@ -25,7 +25,7 @@ class Promise(Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> bool | None:
-        """None where nothing is promised."""
+        """Whether the goal is reached; None if there is no goal."""
         if self.at_least is not None:
             return self.reached >= self.at_least
         if self.at_most is not None:
@@ -34,7 +34,7 @@ class Promise(Struct, frozen=True, kw_only=True):
 
 
 def scoreboard(promises: Iterable[Promise], *, title: str) -> Table:
-    """A row for each figure, in the order in which they came; a pair of columns for each backend."""
+    """Return a table with a row per figure, in order, and a pair of columns per backend."""
     rows: dict[str, dict[str, Promise]] = {}
     for promise in promises:
         rows.setdefault(promise.what, {})[promise.backend] = promise

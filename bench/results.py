@@ -1,4 +1,4 @@
-"""What was measured, on the disk as soon as it is known: a break late in the hour loses nothing."""
+"""Collects the results and writes them to disk after every run, so that an interruption loses nothing."""
 
 import os
 import platform
@@ -12,13 +12,13 @@ import psutil  # type: ignore[import-untyped]
 from msgspec import Struct
 from msgspec.json import encode, format
 
-from bench.contestants import Run
 from bench.figures import Table
 from bench.promises import Promise, scoreboard
+from bench.runs import Run
 
 
-class Told(Struct, frozen=True, kw_only=True):
-    """What a part of the run came to."""
+class PartResult(Struct, frozen=True, kw_only=True):
+    """The result of one part of the benchmark."""
 
     figures: Any
     tables: list[Table]
@@ -26,7 +26,7 @@ class Told(Struct, frozen=True, kw_only=True):
 
 
 class Results:
-    """A JSON document that is written anew with everything that is added."""
+    """A JSON document that is written again after every addition."""
 
     def __init__(self, path: Path, *, quick: bool) -> None:
         self._path, self._quick = path, quick
@@ -39,33 +39,35 @@ class Results:
         self.upstream = ""
 
     def clock(self) -> str:
-        """Minutes and seconds since the start."""
+        """Return the minutes and seconds since the start."""
         return "{:02.0f}:{:02.0f}".format(*divmod(int(monotonic() - self._began), 60))
 
     def begin_part(self, name: str, *, place: int, of: int) -> None:
         self._part = name
-        say(f"{self.clock()} part {place} of {of}: {name}")
+        print_progress(f"{self.clock()} part {place} of {of}: {name}")
 
-    def leave_out(self, what: str, why: str) -> None:
+    def leave_out(self, what: str, reason: str) -> None:
         if what not in self._left_out:
-            self._left_out[what] = why
-            say(f"{what} is left out: {why}")
+            self._left_out[what] = reason
+            print_progress(f"{what} is left out: {reason}")
 
     def add_run(self, run: Run, what: str) -> None:
         self._runs.append({"part": self._part, "what": what, "run": run})
         self.write(whole=False)
 
-    def add_part(self, told: Told) -> None:
-        self._figures[self._part] = told.figures
-        self._promises += told.promises
+    def add_part(self, result: PartResult) -> None:
+        self._figures[self._part] = result.figures
+        self._promises += result.promises
         self.write(whole=False)
 
     def scoreboard(self) -> Table:
-        title = "What is promised, and what was reached" + ("; quick, so not to be quoted" if self._quick else "")
+        title = "What is promised, and what was reached" + (
+            "; a quick run, do not quote the figures" if self._quick else ""
+        )
         return scoreboard(self._promises, title=title)
 
     def write(self, *, whole: bool) -> None:
-        """In one step, so that there is always one that can be read. ``whole`` says that nothing is to come."""
+        """Replace the document in one step, so that it can always be read. ``whole`` says that it is complete."""
         document = {
             "machine": _machine(),
             "started_at": self._started_at,
@@ -83,7 +85,7 @@ class Results:
         unfinished.replace(self._path)
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

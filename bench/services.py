@@ -1,4 +1,4 @@
-"""batchline as it is measured: a process of its own, on embedded parts or on PostgreSQL and S3."""
+"""Starts batchline as it is measured: in its own process, on SQLite and a folder or on PostgreSQL and S3."""
 
 import json
 import os
@@ -18,41 +18,43 @@ from tests.support.service import Program
 EMBEDDED, POSTGRES = "embedded", "postgres"
 BACKENDS = (EMBEDDED, POSTGRES)
 
-Places = dict[str, Any]
-"""Settings that say where a batchline keeps what it has."""
+StorageSettings = dict[str, Any]
+"""The settings that say where batchline stores its data."""
 
 
 class Backend:
-    """Where a batchline keeps what it has, and the processes that work for it there."""
+    """Where batchline stores its data, and the processes of the database and the bucket."""
 
-    def __init__(self, name: str, new_places: Callable[[], Places], *, pids: tuple[int, ...] = ()) -> None:
+    def __init__(self, name: str, new_storage: Callable[[], StorageSettings], *, pids: tuple[int, ...] = ()) -> None:
         self.name = name
-        self._new_places = new_places
+        self._new_storage = new_storage
         self.pids = pids
 
-    def places(self, folder: Path) -> Places:
-        """This data folder, with a database and a bucket that nobody used yet."""
-        return {"data_dir": folder, **self._new_places()}
+    def storage(self, folder: Path) -> StorageSettings:
+        """Return settings with this data folder, and with a new database and a new bucket."""
+        return {"data_dir": folder, **self._new_storage()}
 
 
 class Batchline:
     """A running service with a key to it."""
 
-    def __init__(self, program: Program, backend: Backend, places: Places) -> None:
+    def __init__(self, program: Program, backend: Backend, storage: StorageSettings) -> None:
         self.backend = backend
         self.pid = program.pid
         self.port = int(program.wait_for_log(r"batchline listens.* url=http://127\.0\.0\.1:(\d+)"))
-        account = json.loads(_command("keys", "create", "--json", places=places))
+        account = json.loads(_command("keys", "create", "--json", settings=storage))
         self.headers = {"x-api-key": account["api_key"], "x-project-id": account["project_id"]}
 
 
 @contextmanager
-def running_batchline(places: Places, backend: Backend, upstream_url: str, **settings: object) -> Iterator[Batchline]:
-    """In places of the backend, which may have been filled before. Settings are those of batchline."""
-    flags = _flags(places | settings | {"port": 0, "upstream_url": upstream_url})
+def running_batchline(
+    storage: StorageSettings, backend: Backend, upstream_url: str, **settings: object
+) -> Iterator[Batchline]:
+    """Run a service on this storage, which may be prefilled. ``settings`` are settings of batchline."""
+    flags = _flags(storage | settings | {"port": 0, "upstream_url": upstream_url})
     program = Program("-m", "batchline", "serve", *flags)
     try:
-        yield Batchline(program, backend, places)
+        yield Batchline(program, backend, storage)
     finally:
         program.end()
 
@@ -62,24 +64,24 @@ def running_backend(name: str, folder: Path) -> Iterator[Backend]:
     if name == EMBEDDED:
         yield Backend(EMBEDDED, dict)
         return
-    ours = _children()
+    children_before = _children()
     with running_postgres(durable=True) as postgres, running_seaweed(folder / "seaweed") as seaweed:
-        # The processes of batchline inherit them.
+        # batchline's processes inherit the environment.
         os.environ.update(seaweed.environment)
 
-        def new_places() -> Places:
+        def new_storage() -> StorageSettings:
             return {"database_url": postgres.new_database(empty=True), "storage_url": seaweed.new_url()}
 
-        yield Backend(POSTGRES, new_places, pids=tuple(_children() - ours))
+        yield Backend(POSTGRES, new_storage, pids=tuple(_children() - children_before))
 
 
 def _children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def _command(*arguments: str, places: Places) -> str:
-    known = {name: value for name, value in places.items() if name != "storage_url"}
-    command = [sys.executable, "-m", "batchline", *arguments, *_flags(known)]
+def _command(*arguments: str, settings: StorageSettings) -> str:
+    storage = {name: value for name, value in settings.items() if name != "storage_url"}
+    command = [sys.executable, "-m", "batchline", *arguments, *_flags(storage)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

@@ -1,4 +1,4 @@
-"""The upstream that everybody asks: ``upstream.c`` where it can be compiled, else ``batchline mock``."""
+"""Starts the upstream of all systems: ``upstream.c`` if it can be compiled, else ``batchline mock``."""
 
 import json
 import shutil
@@ -19,25 +19,25 @@ _SOURCE = Path(__file__).with_name("upstream.c")
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """How the upstream behaves; faults are in percent of the tries."""
+    """How the upstream behaves; faults are in percent of the attempts."""
 
     latency_ms: float = 0
     internal: float = 0
-    """Answered with 500."""
+    """Percentage answered with 500."""
     throttled: float = 0
-    """Answered with 429 and Retry-After: 1."""
+    """Percentage answered with 429 and Retry-After: 1."""
     cut: float = 0
-    """The connection ends halfway through the answer."""
+    """Percentage for which the connection is closed halfway through the answer."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """What an upstream saw since it was given its plan. Moments are of the system's monotonic clock, 0 if unknown."""
+    """What an upstream counted since it got its plan. Moments are of the monotonic clock, 0 if unknown."""
 
     requests: int
     answered: int
     lines: int
     repeated: int
-    """Lines sent again though they had been answered whole."""
+    """Lines that were sent again although they had been answered completely."""
     peak_in_flight: int
     first_request: float = 0
     last_answer: float = 0
@@ -45,22 +45,24 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def busy_seconds(self) -> float:
-        """While somebody asked."""
+        """Seconds from the first request to the last answer."""
         return self.last_answer - self.first_request
 
 
 class Upstream(Protocol):
     name: str
     url: str
-    """With /v1, as clients want it."""
+    """The base URL with /v1, as clients want it."""
 
     def follow(self, plan: Plan) -> None:
-        """From now on; counters start again."""
+        """Use this plan from now on, and reset the counters."""
 
     def seen(self) -> Seen: ...
 
 
 class CompiledUpstream:
+    """``upstream.c`` in its own process."""
+
     name = "upstream.c"
 
     def __init__(self, port: int) -> None:
@@ -82,7 +84,7 @@ class CompiledUpstream:
 
 
 class ScriptedUpstream:
-    """``batchline mock``. It keeps counting, so what it had seen before is taken off; it knows no moments."""
+    """``batchline mock``. Its counters are never reset, so earlier counts are subtracted; it reports no moments."""
 
     name = "batchline mock"
 
@@ -111,13 +113,13 @@ class ScriptedUpstream:
         )
 
     def _counted(self) -> Seen:
-        told = self._mock.stats()
+        stats = self._mock.stats()
         return Seen(
-            requests=told["requests"],
-            answered=told["requests_by_status"].get("200", 0),
-            lines=told["distinct"],
+            requests=stats["requests"],
+            answered=stats["requests_by_status"].get("200", 0),
+            lines=stats["distinct"],
             repeated=0,
-            peak_in_flight=told["peak_in_flight"],
+            peak_in_flight=stats["peak_in_flight"],
         )
 
 
@@ -139,9 +141,9 @@ def running_upstream(folder: Path) -> Iterator[Upstream]:
 
 
 def _compile(folder: Path) -> Path | None:
-    """None where there is no C compiler, or none of Linux."""
+    """Compile the program and return it, or None without a C compiler or on another system than Linux."""
     compiler, program = shutil.which("cc"), folder / "upstream"
     if compiler is None:
         return None
-    made = subprocess.run([compiler, "-O2", "-o", program, _SOURCE], check=False, capture_output=True)
-    return program if made.returncode == 0 else None
+    compiled = subprocess.run([compiler, "-O2", "-o", program, _SOURCE], check=False, capture_output=True)
+    return program if compiled.returncode == 0 else None

@@ -1,12 +1,12 @@
-"""The parts of a run. Each measures something and tells it as data, as tables, and as promises kept or not."""
+"""The parts of the benchmark. Each returns its figures as data, as tables, and as promises with their goals."""
 
 from collections.abc import Callable
 
-from bench.course import Course
+from bench.context import BenchContext
 from bench.parts import growth, history, memory, polls, trip, wrk
-from bench.results import Told
+from bench.results import PartResult
 
-PARTS: dict[str, Callable[[Course], Told]] = {
+PARTS: dict[str, Callable[[BenchContext], PartResult]] = {
     "trip": trip.measure,
     "wrk": wrk.measure,
     "memory": memory.measure,

@@ -1,42 +1,42 @@
-"""Few lines and many: the cost of a line and the memory should not grow with their number."""
+"""Measures whether CPU per line and memory stay the same as the number of lines grows."""
 
 from collections.abc import Iterator, Mapping
 
-from bench.contestants import Run, run_batchline
-from bench.course import Course
+from bench.context import BenchContext
 from bench.figures import Figures, Table, count, figures, number, ratio
-from bench.lines import MOST_LINES
+from bench.lines import MAX_BATCH_LINES
 from bench.promises import Promise
-from bench.results import Told
+from bench.results import PartResult
+from bench.runs import Run, run_batchline
 from bench.services import Backend
 from bench.upstream import Plan
 
 _FEW = 10_000
-"""What the most are compared with: of less, the clock that counts CPU is too coarse."""
+"""The number of lines to compare with: for fewer, the clock that counts CPU time is too coarse."""
 _PROMISED_RATIO = 1.1
 _HEADS = ("lines", "runs", "lines/s", "CPU us/line", "ratio", "PSS MB", "ratio", "to completed ms", "poll p99 ms")
 
 
-def measure(course: Course) -> Told:
-    told = {backend.name: _grown(course, backend) for backend in course.backends}
-    return Told(
-        figures=told,
-        tables=[_table(name, sizes) for name, sizes in told.items()],
-        promises=[_promise(name, sizes) for name, sizes in told.items()],
+def measure(context: BenchContext) -> PartResult:
+    by_backend = {backend.name: _measure_sizes(context, backend) for backend in context.backends}
+    return PartResult(
+        figures=by_backend,
+        tables=[_table(name, sizes) for name, sizes in by_backend.items()],
+        promises=[_promise(name, sizes) for name, sizes in by_backend.items()],
     )
 
 
-def _grown(course: Course, backend: Backend) -> dict[int, Figures]:
-    runs: dict[int, list[Run]] = {lines: [] for lines in course.sizes.growth}
-    for lines in in_turns(course.sizes.growth):
-        with course.folder() as folder:
-            run = run_batchline(folder, backend, course.upstream, Plan(), lines=lines)
-        runs[lines].append(course.note(run, "growth"))
+def _measure_sizes(context: BenchContext, backend: Backend) -> dict[int, Figures]:
+    runs: dict[int, list[Run]] = {lines: [] for lines in context.sizes.growth}
+    for lines in in_turns(context.sizes.growth):
+        with context.folder() as folder:
+            run = run_batchline(folder, backend, context.upstream, Plan(), lines=lines)
+        runs[lines].append(context.add_run(run, "growth"))
     return {lines: figures(each) for lines, each in runs.items()}
 
 
 def in_turns(times: dict[int, int]) -> Iterator[int]:
-    """Each size as often as it is wanted, spread over the rounds, so that a slower moment meets all of them."""
+    """Yield each size as often as it is wanted, spread over the rounds, so that a slow phase affects all sizes."""
     rounds = max(times.values())
     for turn in range(rounds):
         for size, wanted in reversed(times.items()):
@@ -44,11 +44,11 @@ def in_turns(times: dict[int, int]) -> Iterator[int]:
                 yield size
 
 
-def _table(backend: str, told: Mapping[int, Figures]) -> Table:
+def _table(backend: str, figures_by_size: Mapping[int, Figures]) -> Table:
     return Table(
-        title=f"From few lines to many, {backend}, in batches of {MOST_LINES:,} at most; ratios are to {_FEW:,} lines",
+        title=f"From few lines to many, {backend}, batches of {MAX_BATCH_LINES:,} lines; ratios are to {_FEW:,} lines",
         heads=_HEADS,
-        rows=[_row(each, told[_FEW]) for each in told.values()],
+        rows=[_row(each, figures_by_size[_FEW]) for each in figures_by_size.values()],
     )
 
 
@@ -61,17 +61,17 @@ def _row(each: Figures, few: Figures) -> tuple[str, ...]:
         ratio(each.cpu_us, few.cpu_us),
         number(each.pss_mb),
         ratio(each.pss_mb, few.pss_mb),
-        number(each.way.tail_ms if each.way else None),
-        number(each.way.poll_p99_ms if each.way else None),
+        number(each.steps.tail_ms if each.steps else None),
+        number(each.steps.poll_p99_ms if each.steps else None),
     )
 
 
-def _promise(backend: str, told: Mapping[int, Figures]) -> Promise:
-    many = max(told)
+def _promise(backend: str, figures_by_size: Mapping[int, Figures]) -> Promise:
+    many = max(figures_by_size)
     return Promise(
-        what=f"CPU a line, {many:,} lines against {_FEW:,}",
+        what=f"CPU per line, {many:,} lines against {_FEW:,}",
         backend=backend,
-        reached=told[many].cpu_us / told[_FEW].cpu_us,
+        reached=figures_by_size[many].cpu_us / figures_by_size[_FEW].cpu_us,
         unit="x",
         at_most=_PROMISED_RATIO,
     )

@@ -1,4 +1,4 @@
-"""An empty service against one that has finished many batches: nobody should be able to tell them apart."""
+"""Compares an empty service with one that has finished many batches; there should be no difference."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,26 +7,26 @@ from time import monotonic, sleep
 
 from msgspec import Struct
 
-from bench.contestants import Run, travel, warm_up
-from bench.course import Course
+from bench.context import BenchContext
 from bench.figures import Table, figures, number, ratio
-from bench.filling import fill
 from bench.meter import metering
+from bench.prefill import prefill
 from bench.promises import Promise
-from bench.results import Told
-from bench.services import Backend, Batchline, Places, running_batchline
-from bench.trip import Client
+from bench.results import PartResult
+from bench.round_trip import Client
+from bench.runs import Run, run_round_trip, warm_up
+from bench.services import Backend, Batchline, StorageSettings, running_batchline
 from bench.upstream import Plan
 
 _PLAN = Plan()
 _CALLS = 50
 _PROMISED_RATIO = 1.1
 _LISTED = 2
-"""Batches on a page, which even the empty service has by then."""
+"""Batches per page; even the empty service has that many by then."""
 
 
-class Look(Struct, frozen=True, kw_only=True):
-    """A service with some history."""
+class ServiceFigures(Struct, frozen=True, kw_only=True):
+    """The figures of a service with this many finished batches."""
 
     batches: int
     run: Run
@@ -35,53 +35,57 @@ class Look(Struct, frozen=True, kw_only=True):
     idle_cpu_ms_per_second: float
 
 
-_Both = tuple[list[Look], list[Look]]
+_Both = tuple[list[ServiceFigures], list[ServiceFigures]]
 """Empty services, and filled ones."""
 
 
-def measure(course: Course) -> Told:
-    looks = {backend.name: _compare(course, backend) for backend in course.backends}
-    return Told(
-        figures=looks,
-        tables=[_table(name, *both) for name, both in looks.items()],
-        promises=[_promise(name, *both) for name, both in looks.items()],
+def measure(context: BenchContext) -> PartResult:
+    services = {backend.name: _compare(context, backend) for backend in context.backends}
+    return PartResult(
+        figures=services,
+        tables=[_table(name, *both) for name, both in services.items()],
+        promises=[_promise(name, *both) for name, both in services.items()],
     )
 
 
-def _compare(course: Course, backend: Backend) -> _Both:
-    """In turns, so that a slower moment meets both."""
-    many, without, with_them = course.sizes.finished_batches, [], []
-    with course.folder() as filled:
-        places = backend.places(filled / "data")
-        fill(places, many)
-        for _ in range(course.sizes.rounds):
-            with course.folder() as empty:
-                without.append(_look(course, backend, backend.places(empty / "data"), empty, batches=0))
-            with_them.append(_look(course, backend, places, filled, batches=many))
-    return without, with_them
+def _compare(context: BenchContext, backend: Backend) -> _Both:
+    """Measure both in turns, so that a slow phase affects both."""
+    many, empty_services, filled_services = context.sizes.finished_batches, [], []
+    with context.folder() as filled:
+        storage = backend.storage(filled / "data")
+        prefill(storage, many)
+        for _ in range(context.sizes.rounds):
+            with context.folder() as empty:
+                empty_services.append(
+                    _measure_service(context, backend, backend.storage(empty / "data"), empty, batches=0)
+                )
+            filled_services.append(_measure_service(context, backend, storage, filled, batches=many))
+    return empty_services, filled_services
 
 
-def _look(course: Course, backend: Backend, places: Places, folder: Path, *, batches: int) -> Look:
-    with running_batchline(places, backend, course.upstream.url) as service:
-        warm_up(service, course.upstream, folder, _PLAN)
-        run = travel(service, course.upstream, folder, _PLAN, lines=course.sizes.history_lines)
+def _measure_service(
+    context: BenchContext, backend: Backend, storage: StorageSettings, folder: Path, *, batches: int
+) -> ServiceFigures:
+    with running_batchline(storage, backend, context.upstream.url) as service:
+        warm_up(service, context.upstream, folder, _PLAN)
+        run = run_round_trip(service, context.upstream, folder, _PLAN, lines=context.sizes.history_lines)
         client = Client(service)
-        return Look(
+        return ServiceFigures(
             batches=batches,
-            run=course.note(run, f"after {batches:,} batches"),
+            run=context.add_run(run, f"after {batches:,} batches"),
             list_batches_ms=_milliseconds(lambda: client.call("GET", f"/v1/batches?limit={_LISTED}")),
             list_files_ms=_milliseconds(lambda: client.call("GET", f"/v1/files?limit={_LISTED}")),
-            idle_cpu_ms_per_second=_idle(service, course.sizes.idle_seconds),
+            idle_cpu_ms_per_second=_idle(service, context.sizes.idle_seconds),
         )
 
 
 def _milliseconds(call: Callable[[], object]) -> float:
-    took = []
+    times = []
     for _ in range(_CALLS):
         began = monotonic()
         call()
-        took.append(monotonic() - began)
-    return median(took) * 1000
+        times.append(monotonic() - began)
+    return median(times) * 1000
 
 
 def _idle(service: Batchline, seconds: float) -> float:
@@ -90,10 +94,10 @@ def _idle(service: Batchline, seconds: float) -> float:
     return meter.cpu_seconds / meter.seconds * 1000
 
 
-def _promise(backend: str, empty: list[Look], filled: list[Look]) -> Promise:
-    before, after = (figures([look.run for look in looks]).cpu_us for looks in (empty, filled))
+def _promise(backend: str, empty: list[ServiceFigures], filled: list[ServiceFigures]) -> Promise:
+    before, after = (figures([service.run for service in services]).cpu_us for services in (empty, filled))
     return Promise(
-        what=f"CPU a line, with {filled[0].batches:,} finished batches against none",
+        what=f"CPU per line, with {filled[0].batches:,} finished batches against none",
         backend=backend,
         reached=after / before,
         unit="x",
@@ -101,30 +105,30 @@ def _promise(backend: str, empty: list[Look], filled: list[Look]) -> Promise:
     )
 
 
-def _table(backend: str, empty: list[Look], filled: list[Look]) -> Table:
+def _table(backend: str, empty: list[ServiceFigures], filled: list[ServiceFigures]) -> Table:
     return Table(
         title=f"A service with {filled[0].batches:,} finished batches, {backend}",
         heads=("", "empty", "with them", "ratio"),
         rows=[
             (name, number(before), number(after), ratio(after, before))
-            for (name, before), after in zip(_shown(empty).items(), _shown(filled).values(), strict=True)
+            for (name, before), after in zip(_rows(empty).items(), _rows(filled).values(), strict=True)
         ],
     )
 
 
-def _shown(looks: list[Look]) -> dict[str, float]:
-    told = figures([look.run for look in looks])
-    way = told.way
-    assert way is not None
+def _rows(services: list[ServiceFigures]) -> dict[str, float]:
+    run_figures = figures([service.run for service in services])
+    steps = run_figures.steps
+    assert steps is not None
     return {
-        "lines/s": told.lines_per_second,
-        "CPU us/line": told.cpu_us,
-        "PSS MB": told.pss_mb,
-        "create lines/s": way.create_lines_per_second,
-        "to completed ms": way.tail_ms or 0,
-        "poll p50 ms": way.poll_p50_ms,
-        "poll p99 ms": way.poll_p99_ms,
-        "list of batches ms": median(look.list_batches_ms for look in looks),
-        "list of files ms": median(look.list_files_ms for look in looks),
-        "idle CPU ms/s": median(look.idle_cpu_ms_per_second for look in looks),
+        "lines/s": run_figures.lines_per_second,
+        "CPU us/line": run_figures.cpu_us,
+        "PSS MB": run_figures.pss_mb,
+        "create lines/s": steps.create_lines_per_second,
+        "to completed ms": steps.tail_ms or 0,
+        "poll p50 ms": steps.poll_p50_ms,
+        "poll p99 ms": steps.poll_p99_ms,
+        "list of batches ms": median(service.list_batches_ms for service in services),
+        "list of files ms": median(service.list_files_ms for service in services),
+        "idle CPU ms/s": median(service.idle_cpu_ms_per_second for service in services),
     }

@@ -1,1 +1,1 @@
-"""What people write themselves."""
+"""Scripts that people write in place of using a batch service."""

@@ -1,4 +1,4 @@
-"""What somebody writes who has the official client and a file of lines: 64 at once, results appended to a file."""
+"""A script with the official client: 64 requests at once, results appended to a file."""
 
 import asyncio
 import json
@@ -8,17 +8,17 @@ from typing import Any, TextIO
 
 from openai import AsyncOpenAI, OpenAIError
 
-from bench.scripts.starting import when_told
+from bench.scripts.starting import timed
 
-AT_ONCE = 64
+CONCURRENCY = 64
 
 
 async def run(url: str, lines: TextIO, answered: TextIO, failed: TextIO) -> None:
-    places = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(CONCURRENCY)
     async with AsyncOpenAI(base_url=url, api_key="none") as client:
 
-        async def ask(line: dict[str, Any]) -> None:
-            async with places:
+        async def send(line: dict[str, Any]) -> None:
+            async with slots:
                 try:
                     answer = await client.chat.completions.create(**line["body"])
                 except OpenAIError as error:
@@ -27,10 +27,10 @@ async def run(url: str, lines: TextIO, answered: TextIO, failed: TextIO) -> None
                     response = {"status_code": 200, "body": answer.model_dump()}
                     print(json.dumps({"custom_id": line["custom_id"], "response": response}), file=answered)
 
-        with when_told():
+        with timed():
             async with asyncio.TaskGroup() as group:
                 for line in lines:
-                    group.create_task(ask(json.loads(line)))
+                    group.create_task(send(json.loads(line)))
 
 
 def main(url: str, source: str, output: str, errors: str) -> None:

@@ -1,4 +1,4 @@
-"""A script is measured from when it could start until it is done, without the time that Python and imports take."""
+"""Starts and ends the measured time of a script, so that the start of Python and imports are not in it."""
 
 import sys
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def when_told() -> Iterator[None]:
-    """Wait for a line of the standard input; tell when the work is over, and wait for the end of the input."""
+def timed() -> Iterator[None]:
+    """Print "ready", wait for a line on stdin, run the block, print "done", and wait for the end of stdin."""
     print("ready", flush=True)
     sys.stdin.readline()
     yield

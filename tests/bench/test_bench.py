@@ -1,4 +1,4 @@
-"""The measuring measures what it says, and does not overlook what went wrong."""
+"""The benchmark measures what it claims, and notices wrong results."""
 
 import json
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from bench.contestants import Run, run_batchline, run_script
 from bench.figures import Table, figures
-from bench.filling import fill
-from bench.lines import MOST_LINES, WrongResults, batches_of, check_results, write_input
+from bench.lines import MAX_BATCH_LINES, WrongResults, batches_of, check_results, write_input
 from bench.meter import Peak, metering
 from bench.parts.growth import in_turns
 from bench.parts.trip import PLANS
+from bench.prefill import prefill
 from bench.promises import Promise, scoreboard
-from bench.results import Results, Told
+from bench.results import PartResult, Results
+from bench.round_trip import Client
+from bench.runs import Run, run_batchline, run_script
 from bench.services import BACKENDS, EMBEDDED, running_backend, running_batchline
-from bench.trip import Client
 from bench.upstream import CompiledUpstream, Plan, ScriptedUpstream, Seen, Upstream, running_upstream
 from tests.support.service import Program, call, running_mock
 
@@ -35,7 +35,7 @@ subprocess.run([sys.executable, "-c", {_CHILD!r}])
 living = {_CHILD!r} + "print('burnt', flush=True); time.sleep(600)"
 subprocess.run([sys.executable, "-c", living])
 """
-"""Has two children, the first of which is dead when the second is done."""
+"""Has two children; the first has ended before the second is done."""
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def _results(folder: Path, output: list[str], errors: list[str]) -> tuple[Path, 
 
 
 def test_every_line_once_in_one_of_the_files_is_right(tmp_path: Path) -> None:
-    """C12, as the measuring checks it after every run."""
+    """C12: the benchmark checks it after every run."""
     outcome = check_results(*_results(tmp_path, [_answered(10), _answered(12)], [_failed(11)]), _NUMBERS)
     assert (outcome.answered, outcome.failed) == (2, 1)
 
@@ -80,20 +80,20 @@ def test_every_line_once_in_one_of_the_files_is_right(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_results_are_noticed(tmp_path: Path, output: list[str], errors: list[str]) -> None:
-    """C12: no figure is told of a run that lost, doubled or mixed up lines."""
+    """C12: a run that lost, repeated or mixed up lines gives no figures."""
     with pytest.raises(WrongResults):
         check_results(*_results(tmp_path, output, errors), _NUMBERS)
 
 
 def test_many_lines_are_cut_into_whole_batches() -> None:
     """C14: none above the limit, every line in one."""
-    batches = batches_of(2 * MOST_LINES + 7)
-    assert [len(numbers) for numbers in batches] == [MOST_LINES, MOST_LINES, 7]
-    assert [n for numbers in batches for n in numbers] == list(range(2 * MOST_LINES + 7))
+    batches = batches_of(2 * MAX_BATCH_LINES + 7)
+    assert [len(numbers) for numbers in batches] == [MAX_BATCH_LINES, MAX_BATCH_LINES, 7]
+    assert [n for numbers in batches for n in numbers] == list(range(2 * MAX_BATCH_LINES + 7))
 
 
 def _ask(upstream: Upstream, lines: range) -> list[int]:
-    """Statuses, one line after the other; 0 where the answer broke off."""
+    """Send one line after the other and return the statuses; 0 if the answer broke off."""
     port = int(upstream.url.split(":")[2].split("/")[0])
     statuses = []
     for n in lines:
@@ -105,7 +105,7 @@ def _ask(upstream: Upstream, lines: range) -> list[int]:
 
 
 def test_the_upstream_counts_what_it_did(tmp_path: Path, upstream: Upstream) -> None:
-    """Faults come in their shares, and a line counts as sent twice only if it had been answered."""
+    """Faults have their percentages, and a line counts as repeated only if it had been answered."""
     assert isinstance(upstream, CompiledUpstream), "there is no C compiler here"
     upstream.follow(PLANS["20 ms, faults"])
     upstream.follow(Plan(internal=20, throttled=20, cut=20))
@@ -123,8 +123,8 @@ def test_the_upstream_counts_what_it_did(tmp_path: Path, upstream: Upstream) -> 
     assert (upstream.seen().lines, upstream.seen().repeated) == (5, 3)
 
 
-def test_the_upstream_takes_its_time_with_all_at_once(upstream: Upstream) -> None:
-    """Latency is waited for side by side, not one after the other."""
+def test_the_upstream_delays_all_requests_at_once(upstream: Upstream) -> None:
+    """Requests wait for the latency in parallel, not one after the other."""
     upstream.follow(Plan(latency_ms=200))
     askers = [Thread(target=_ask, args=(upstream, range(n, n + 1))) for n in range(20)]
     for asker in askers:
@@ -138,12 +138,12 @@ def test_the_upstream_takes_its_time_with_all_at_once(upstream: Upstream) -> Non
 
 
 def test_the_cpu_of_children_is_counted_also_when_they_ended(tmp_path: Path) -> None:
-    """A tree's time is its own and that of every child, dead or alive, once."""
-    told_to = tmp_path / "told"
-    program = Program("-c", _PARENT, str(told_to))
+    """The time of a process tree is its own and that of every child, ended or running, once."""
+    start = tmp_path / "start"
+    program = Program("-c", _PARENT, str(start))
     try:
         with metering(program.pid) as meter:
-            told_to.touch()
+            start.touch()
             program.wait_for_log(r"(burnt)\n")
     finally:
         program.end()
@@ -152,27 +152,27 @@ def test_the_cpu_of_children_is_counted_also_when_they_ended(tmp_path: Path) -> 
 
 
 def test_a_batchline_and_a_script_are_measured(tmp_path: Path, upstream: Upstream) -> None:
-    """Both get every line back through the faults, and the figures say what the upstream saw."""
+    """Both get every line back in spite of the faults, and the figures are those that the upstream counted."""
     plan = Plan(latency_ms=5, internal=10)
     with running_backend(EMBEDDED, tmp_path) as backend:
-        ours = run_batchline(tmp_path, backend, upstream, plan, lines=300, retry_base_seconds=0.01)
+        batchline = run_batchline(tmp_path, backend, upstream, plan, lines=300, retry_base_seconds=0.01)
     script = run_script("AsyncOpenAI script", tmp_path, upstream, plan, lines=30)
-    for run, lines in ((ours, 300), (script, 30)):
+    for run, lines in ((batchline, 300), (script, 30)):
         assert run.outcome is not None
         assert run.outcome.answered + run.outcome.failed == run.lines == lines
         assert run.seen.lines == lines
         assert run.seen.requests > run.seen.answered == run.outcome.answered
         assert run.cpu_seconds > 0
         assert run.peak.rss >= run.peak.pss >= run.peak.uss > 0
-    told = figures([ours])
-    assert told.way is not None
-    assert told.way.polls > 0
-    assert told.way.tail_ms is not None
-    assert told.way.tail_ms > 0
+    steps = figures([batchline]).steps
+    assert steps is not None
+    assert steps.polls > 0
+    assert steps.tail_ms is not None
+    assert steps.tail_ms > 0
 
 
-def test_without_a_compiler_the_mock_stands_in(tmp_path: Path) -> None:
-    """It counts from its plan on, like the other."""
+def test_without_a_compiler_the_mock_is_used(tmp_path: Path) -> None:
+    """Its counts start with its plan, as those of the compiled upstream."""
     with running_mock() as mock, running_backend(EMBEDDED, tmp_path) as backend:
         upstream = ScriptedUpstream(mock)
         run = run_batchline(tmp_path, backend, upstream, Plan(latency_ms=5), lines=60)
@@ -181,13 +181,13 @@ def test_without_a_compiler_the_mock_stands_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_filled_service_has_its_batches_and_runs_more(name: str, tmp_path: Path, upstream: Upstream) -> None:
-    """C8, B7: what was made through the store is what the service would have made."""
+def test_a_prefilled_service_has_its_batches(name: str, tmp_path: Path, upstream: Upstream) -> None:
+    """C8, B7: batches written through the store are as the service would have written them."""
     with ExitStack() as stack:
         backend = stack.enter_context(running_backend(name, tmp_path))
-        places = backend.places(tmp_path / "data")
-        fill(places, 7)
-        service = stack.enter_context(running_batchline(places, backend, upstream.url))
+        storage = backend.storage(tmp_path / "data")
+        prefill(storage, 7)
+        service = stack.enter_context(running_batchline(storage, backend, upstream.url))
         client = Client(service)
         batches = client.call("GET", "/v1/batches?limit=100")["data"]
         assert [batch["status"] for batch in batches] == ["completed"] * 7
@@ -204,20 +204,20 @@ def test_input_lines_are_numbered(tmp_path: Path) -> None:
     assert all(f"[line {n}]" in line["body"]["messages"][1]["content"] for n, line in enumerate(lines, 3))
 
 
-def test_lines_are_made_as_long_as_is_wanted(tmp_path: Path) -> None:
-    """The memory is that of lines of so many bytes, the end of the line among them, and still numbered."""
+def test_lines_are_padded_to_the_given_length(tmp_path: Path) -> None:
+    """The memory is measured with lines of exactly this many bytes, including the line end; they keep their numbers."""
     write_input(tmp_path / "in.jsonl", range(8, 12), line_bytes=2048)
     lines = (tmp_path / "in.jsonl").read_bytes().splitlines(keepends=True)
     assert [len(line) for line in lines] == [2048] * 4
     assert all(f"[line {n}]" in json.loads(line)["body"]["messages"][1]["content"] for n, line in enumerate(lines, 8))
 
 
-def test_what_is_done_after_the_last_byte_costs_but_takes_no_time() -> None:
-    """A service cannot make a line cheaper by putting work off until the results are fetched."""
+def test_work_after_the_last_byte_is_in_the_cost_but_not_in_the_time() -> None:
+    """A service cannot make a line cheaper by postponing work until the results are downloaded."""
     program = Program("-c", _CHILD + "print('burnt', flush=True); time.sleep(600)")
     try:
         with metering(program.pid) as meter:
-            meter.lap()
+            meter.stop_clock()
             seconds = meter.seconds
             program.wait_for_log(r"(burnt)\n")
     finally:
@@ -227,7 +227,7 @@ def test_what_is_done_after_the_last_byte_costs_but_takes_no_time() -> None:
 
 
 def test_sizes_take_turns() -> None:
-    """No size is measured at one end of the run and what it is compared with at the other."""
+    """A size is not measured at one end of the run and the size it is compared with at the other."""
     assert list(in_turns({1: 4, 10: 4, 100: 2, 1000: 1})) == [10, 1, 100, 10, 1, 10, 1, 1000, 100, 10, 1]
 
 
@@ -247,8 +247,8 @@ def test_a_promise_is_kept_up_to_its_bound(reached: float, bound: dict[str, Any]
     assert Promise(what="it", backend=EMBEDDED, reached=reached, **bound).kept is kept
 
 
-def test_goals_stand_beside_what_was_reached() -> None:
-    """Nobody has to know by heart what was promised, and what was not measured is not told as kept."""
+def test_the_scoreboard_shows_goals_beside_figures() -> None:
+    """The table shows each goal, and a figure that was not measured is not shown as kept."""
     promises = [
         Promise(what="pace", backend="a", reached=50.0, unit="x", at_least=40),
         Promise(what="cost", backend="a", reached=70.0, unit=" us", at_most=60),
@@ -264,20 +264,18 @@ def test_goals_stand_beside_what_was_reached() -> None:
     ]
 
 
-def test_what_is_known_is_on_the_disk_at_once(tmp_path: Path) -> None:
-    """A break late in the hour loses nothing."""
+def test_results_are_written_after_every_run(tmp_path: Path) -> None:
+    """An interruption loses nothing."""
     path = tmp_path / "results.json"
     results = Results(path, quick=True)
     results.begin_part("one", place=1, of=2)
     seen = Seen(requests=1, answered=1, lines=1, repeated=0, peak_in_flight=1)
-    run = Run(
-        contestant="x", plan=Plan(), lines=1, seconds=1, cpu_seconds=1, machine_cores=1, peak=Peak(rss=5), seen=seen
-    )
+    run = Run(system="x", plan=Plan(), lines=1, seconds=1, cpu_seconds=1, machine_cores=1, peak=Peak(rss=5), seen=seen)
     results.add_run(run, "0 ms")
     first = json.loads(path.read_bytes())
     assert [(each["part"], each["what"], each["run"]["peak"]["rss"]) for each in first["runs"]] == [("one", "0 ms", 5)]
     promise = Promise(what="pace", backend=EMBEDDED, reached=50, unit="x", at_least=40)
-    results.add_part(Told(figures={"pace": 50}, tables=[], promises=[promise]))
+    results.add_part(PartResult(figures={"pace": 50}, tables=[], promises=[promise]))
     second = json.loads(path.read_bytes())
     assert second["parts"] == {"one": {"pace": 50}}
     assert [(each["goal"], each["kept"]) for each in second["promises"]] == [("at least 40x", True)]

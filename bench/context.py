@@ -1,4 +1,4 @@
-"""What a part of the run has to work with: the upstream, the backends, how much is to be done, folders of its own."""
+"""What every part of the benchmark works with: the upstream, the backends, the sizes, temporary folders."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -7,29 +7,31 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from bench.contestants import Run
-from bench.results import Results, say
+from bench.results import Results, print_progress
+from bench.runs import Run
 from bench.services import Backend
 from bench.upstream import Upstream
 
 
 class Sizes(Struct, frozen=True, kw_only=True):
+    """How much each part measures."""
+
     rounds: int
-    """Of what is promised as a median."""
+    """Rounds for the figures that are promised as a median."""
     waiting_rounds: int
-    """Of what is told beside it, with an upstream that takes its time."""
+    """Rounds for the other figures, with an upstream that has a latency."""
     batchline_lines: int
     script_lines: dict[str, int]
     wrk_seconds: int
-    """Of wrk as a contestant."""
+    """The length of a run of wrk in the part "trip"."""
     sending_seconds: int
-    """Of batchline beside wrk."""
+    """The length of a run in the part "wrk"."""
     sending_rounds: int
     long_line_bytes: int
     polls: int
-    """At least so many."""
+    """The least number of polls to measure."""
     growth: dict[int, int]
-    """How often a batchline gets how many lines."""
+    """Number of lines, and how many runs have that many."""
     finished_batches: int
     history_lines: int
     idle_seconds: float
@@ -67,7 +69,9 @@ QUICK = Sizes(
 )
 
 
-class Course:
+class BenchContext:
+    """What a part of the benchmark works with."""
+
     def __init__(
         self, folder: Path, upstream: Upstream, backends: Sequence[Backend], sizes: Sizes, results: Results
     ) -> None:
@@ -79,16 +83,16 @@ class Course:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """A new one that goes with the block."""
+        """Make a temporary folder that is removed with the block."""
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             yield Path(name)
 
     def leave_out(self, what: str, why: str) -> None:
         self._results.leave_out(what, why)
 
-    def note(self, run: Run, what: str) -> Run:
-        """Write a run down, and tell of it while others are still to come."""
+    def add_run(self, run: Run, what: str) -> Run:
+        """Add a run to the results, print it as progress and return it."""
         self._results.add_run(run, what)
-        pace = f"{run.lines:,} lines, {run.lines_per_second:,.0f}/s, {run.cpu_us:,.1f} us a line"
-        say(f"{self._results.clock()} {what}: {run.contestant}, {pace}")
+        pace = f"{run.lines:,} lines, {run.lines_per_second:,.0f}/s, {run.cpu_us:,.1f} us per line"
+        print_progress(f"{self._results.clock()} {what}: {run.system}, {pace}")
         return run

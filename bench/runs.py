@@ -1,4 +1,4 @@
-"""Who is measured: batchline, the scripts that people write, and wrk, which only sends."""
+"""Measures one run of each system: batchline, the scripts that people write, and wrk, which only sends."""
 
 import json
 import os
@@ -15,39 +15,39 @@ from msgspec import Struct
 
 from bench.lines import Outcome, WrongResults, check_results, request_body, write_input
 from bench.meter import Peak, metering
+from bench.round_trip import RoundTrip, RoundTripTimes
 from bench.services import Backend, Batchline, running_batchline
-from bench.trip import Travelled, Trip
 from bench.upstream import Plan, Seen, Upstream
 
-AT_ONCE = 64
-"""Requests in flight of whoever has no mind of its own about it."""
+CONCURRENCY = 64
+"""Requests in flight for the systems that do not choose a number themselves."""
 SCRIPTS = {"AsyncOpenAI script": ("openai", "openai_client"), "aiohttp script": ("aiohttp", "aiohttp_client")}
 WRK = "wrk"
 
 _WARM_UP_LINES = 250
-_AFTERWARDS_SECONDS = 1.0
-"""After the download, so that what a service puts off until then is in its cost."""
+_SECONDS_AFTER_DOWNLOAD = 1.0
+"""How long CPU time is counted after the download, so that work that a service postpones is in its cost."""
 _ROOT = Path(__file__).parents[1]
 _WRK_SCRIPT = Path(__file__).with_name("wrk.lua")
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """One contestant, once."""
+    """One run of one system."""
 
-    contestant: str
+    system: str
     plan: Plan
     lines: int
     seconds: float
     cpu_seconds: float
-    """Of its processes, from the first byte sent to the last received, and of a service for a second more."""
+    """CPU time of its processes from the first byte sent to the last received; for a service, one second longer."""
     machine_cores: float
     peak: Peak
     servers_cpu_seconds: float = 0
-    """Of the database and the bucket, where they are processes of their own."""
+    """CPU time of the database and the bucket, if they are processes of their own."""
     servers_peak: Peak = Peak()
     seen: Seen
     outcome: Outcome | None = None
-    travelled: Travelled | None = None
+    times: RoundTripTimes | None = None
 
     @property
     def lines_per_second(self) -> float:
@@ -55,21 +55,21 @@ class Run(Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_us(self) -> float:
-        """A line."""
+        """CPU time per line, in microseconds."""
         return self.cpu_seconds / self.lines * 1e6
 
 
-def why_not(contestant: str) -> str | None:
-    """What keeps a contestant from taking part here."""
-    if contestant == WRK and shutil.which(WRK) is None:
+def missing_reason(system: str) -> str | None:
+    """Return why a system cannot be measured here, or None if it can."""
+    if system == WRK and shutil.which(WRK) is None:
         return "it is not installed (apt install wrk)"
-    if contestant in SCRIPTS and find_spec(SCRIPTS[contestant][0]) is None:
-        return f"{SCRIPTS[contestant][0]} is not installed"
+    if system in SCRIPTS and find_spec(SCRIPTS[system][0]) is None:
+        return f"{SCRIPTS[system][0]} is not installed"
     return None
 
 
-def ours(backend: Backend) -> str:
-    """batchline as a contestant."""
+def batchline_name(backend: Backend) -> str:
+    """Return the name of batchline with this backend in the results."""
     return f"batchline, {backend.name}"
 
 
@@ -83,32 +83,35 @@ def run_batchline(
     line_bytes: int = 0,
     **settings: object,
 ) -> Run:
-    """A whole trip through a new service that has just made a little one."""
-    with running_batchline(backend.places(folder / "data"), backend, upstream.url, **settings) as service:
+    """Measure a round trip through a new service, after a small one to warm it up."""
+    with running_batchline(backend.storage(folder / "data"), backend, upstream.url, **settings) as service:
         warm_up(service, upstream, folder, plan)
-        return travel(service, upstream, folder, plan, lines=lines, line_bytes=line_bytes)
+        return run_round_trip(service, upstream, folder, plan, lines=lines, line_bytes=line_bytes)
 
 
 def warm_up(service: Batchline, upstream: Upstream, folder: Path, plan: Plan) -> None:
-    """A little trip, at the latency that is to come: batchline learns how many may be in flight."""
+    """Make a small round trip at the latency to come: batchline learns how many requests may be in flight."""
     upstream.follow(Plan(latency_ms=plan.latency_ms))
-    trip = Trip(service, upstream, folder, lines=_WARM_UP_LINES)
+    trip = RoundTrip(service, upstream, folder, lines=_WARM_UP_LINES)
     trip.run()
     trip.check()
 
 
-def travel(service: Batchline, upstream: Upstream, folder: Path, plan: Plan, *, lines: int, line_bytes: int = 0) -> Run:
-    trip = Trip(service, upstream, folder, lines=lines, line_bytes=line_bytes)
+def run_round_trip(
+    service: Batchline, upstream: Upstream, folder: Path, plan: Plan, *, lines: int, line_bytes: int = 0
+) -> Run:
+    """Measure a round trip through a running service."""
+    trip = RoundTrip(service, upstream, folder, lines=lines, line_bytes=line_bytes)
     upstream.follow(plan)
     with metering(*service.backend.pids) as servers, metering(service.pid) as meter:
-        travelled = trip.run()
-        meter.lap()
-        sleep(_AFTERWARDS_SECONDS)
+        times = trip.run()
+        meter.stop_clock()
+        sleep(_SECONDS_AFTER_DOWNLOAD)
     return Run(
-        contestant=ours(service.backend),
+        system=batchline_name(service.backend),
         plan=plan,
         lines=lines,
-        seconds=travelled.seconds,
+        seconds=times.seconds,
         cpu_seconds=meter.cpu_seconds,
         machine_cores=meter.machine_cores,
         peak=meter.peak,
@@ -116,15 +119,16 @@ def travel(service: Batchline, upstream: Upstream, folder: Path, plan: Plan, *, 
         servers_peak=servers.peak,
         seen=upstream.seen(),
         outcome=trip.check(),
-        travelled=travelled,
+        times=times,
     )
 
 
 def run_script(name: str, folder: Path, upstream: Upstream, plan: Plan, *, lines: int) -> Run:
+    """Measure a script from its first request to its last answer, without its start and imports."""
     source, output, errors = (folder / f"{part}.jsonl" for part in ("input", "output", "errors"))
     write_input(source, range(lines))
     upstream.follow(plan)
-    with _started(f"bench.scripts.{SCRIPTS[name][1]}", upstream.url, source, output, errors) as script:
+    with _started_script(f"bench.scripts.{SCRIPTS[name][1]}", upstream.url, source, output, errors) as script:
         _expect(script, "ready\n")
         with metering(script.pid) as meter:
             _send(script, "go\n")
@@ -132,7 +136,7 @@ def run_script(name: str, folder: Path, upstream: Upstream, plan: Plan, *, lines
         seen = upstream.seen()
         script.communicate()
     return Run(
-        contestant=name,
+        system=name,
         plan=plan,
         lines=lines,
         seconds=meter.seconds,
@@ -145,24 +149,24 @@ def run_script(name: str, folder: Path, upstream: Upstream, plan: Plan, *, lines
 
 
 def run_wrk(upstream: Upstream, plan: Plan, *, seconds: int) -> Run:
-    """Its lines are the answers that the upstream gave."""
+    """Measure wrk; its lines are the answers that the upstream gave."""
     upstream.follow(plan)
-    options = ["-t1", f"-c{AT_ONCE}", f"-d{seconds}s", "-s", str(_WRK_SCRIPT), upstream.url]
+    options = ["-t1", f"-c{CONCURRENCY}", f"-d{seconds}s", "-s", str(_WRK_SCRIPT), upstream.url]
     body = {"BENCH_BODY": json.dumps(request_body(0)).replace("[line 0]", "")}
-    sending = subprocess.Popen([WRK, *options], stdout=subprocess.DEVNULL, env=os.environ | body)
+    process = subprocess.Popen([WRK, *options], stdout=subprocess.DEVNULL, env=os.environ | body)
     try:
-        with metering(sending.pid) as meter:
-            _, status, used = os.wait4(sending.pid, 0)
-            sending.returncode = os.waitstatus_to_exitcode(status)
+        with metering(process.pid) as meter:
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
     finally:
-        if sending.returncode is None:
-            sending.kill()
-            sending.wait()
-    if sending.returncode:
-        raise WrongResults(f"wrk ended with {sending.returncode}")
+        if process.returncode is None:
+            process.kill()
+            process.wait()
+    if process.returncode:
+        raise WrongResults(f"wrk ended with {process.returncode}")
     seen = upstream.seen()
     return Run(
-        contestant=WRK,
+        system=WRK,
         plan=plan,
         lines=seen.answered,
         seconds=meter.seconds,
@@ -174,7 +178,7 @@ def run_wrk(upstream: Upstream, plan: Plan, *, seconds: int) -> Run:
 
 
 @contextmanager
-def _started(module: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
+def _started_script(module: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -197,6 +201,6 @@ def _send(process: "subprocess.Popen[str]", line: str) -> None:
 
 def _expect(process: "subprocess.Popen[str]", line: str) -> None:
     assert process.stdout is not None
-    told = process.stdout.readline()
-    if told != line:
-        raise WrongResults(f"a script said {told!r} and not {line!r}")
+    printed = process.stdout.readline()
+    if printed != line:
+        raise WrongResults(f"a script printed {printed!r} and not {line!r}")

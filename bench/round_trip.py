@@ -1,6 +1,6 @@
-"""The whole way of some lines through a batchline: upload, create, polls, download, and every line checked.
+"""Sends lines through batchline and times each step: upload, create, polls, download; then checks every line.
 
-The client here is as light as can be, and its own time is in none of the figures.
+The client is as light as possible, and its own CPU time is in none of the figures.
 """
 
 import json
@@ -18,35 +18,37 @@ from bench.services import Batchline
 from bench.upstream import Upstream
 
 POLL_SECONDS = 0.2
-_PATIENCE = 3600.0
+_TIMEOUT_SECONDS = 3600.0
 """Ends a run that hangs."""
-_LOOK_SECONDS = 0.01
-_HURRIED_SECONDS = 0.01
+_CHECK_SECONDS = 0.01
+_FAST_POLL_SECONDS = 0.01
 _BOUNDARY = "bench-boundary"
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """Something done to one batch after the other."""
+    """A step that is done for one batch after the other."""
 
     seconds: float
     bytes: int
 
 
-class Travelled(Struct, frozen=True, kw_only=True):
+class RoundTripTimes(Struct, frozen=True, kw_only=True):
+    """How long a round trip and its steps took."""
+
     upload: Step
     create: Step
-    """Bytes of the input."""
+    """Its bytes are those of the input."""
     download: Step
     seconds: float
-    """From the first byte of the upload to the last of the download."""
+    """From the first byte of the upload to the last byte of the download."""
     polls: list[float]
-    """Seconds that each took, of those made five times a second."""
+    """The seconds of each of the regular polls, five per second."""
     tail_seconds: float | None
-    """From the upstream's last answer until every batch was over."""
+    """From the upstream's last answer until every batch is completed."""
 
 
 class Client:
-    """One connection that is kept open."""
+    """An HTTP client with one connection that is kept open."""
 
     def __init__(self, service: Batchline) -> None:
         self._connection = HTTPConnection("127.0.0.1", service.port, timeout=600)
@@ -67,8 +69,8 @@ class Client:
         self._connection.close()
 
 
-class Trip:
-    """Input is written before, and results are checked after what is measured."""
+class RoundTrip:
+    """A round trip of lines. The input is written before the measured time, and the results are checked after it."""
 
     def __init__(
         self, service: Batchline, upstream: Upstream, folder: Path, *, lines: int, line_bytes: int = 0
@@ -81,31 +83,31 @@ class Trip:
         for part, numbers in enumerate(self._numbers):
             write_input(self._input(part), numbers, line_bytes=line_bytes)
 
-    def run(self) -> Travelled:
+    def run(self) -> RoundTripTimes:
         parts = range(len(self._numbers))
         began = monotonic()
         files = [self._upload(part) for part in parts]
         uploaded = monotonic()
         batches = [self._create(file_id) for file_id in files]
         created = monotonic()
-        polls, over, ended = self._wait(batches)
-        fetching = monotonic()
-        for part, batch in enumerate(over):
+        polls, completed, ended = self._wait(batches)
+        download_started = monotonic()
+        for part, batch in enumerate(completed):
             self._download(part, batch)
-        fetched = monotonic()
+        downloaded = monotonic()
         last_answer = self._upstream.seen().last_answer
         sent = sum(self._input(part).stat().st_size for part in parts)
-        return Travelled(
+        return RoundTripTimes(
             upload=Step(seconds=uploaded - began, bytes=sent),
             create=Step(seconds=created - uploaded, bytes=sent),
-            download=Step(seconds=fetched - fetching, bytes=self._received()),
-            seconds=fetched - began,
+            download=Step(seconds=downloaded - download_started, bytes=self._received()),
+            seconds=downloaded - began,
             polls=polls,
             tail_seconds=ended - last_answer if last_answer else None,
         )
 
     def check(self) -> Outcome:
-        """Remove what was fetched, once it is sure that every line came back once. Raises WrongResults."""
+        """Check that every line came back once, and remove the files. Raise WrongResults if one did not."""
         answered = failed = 0
         for part, numbers in enumerate(self._numbers):
             outcome = check_results(self._output(part), self._errors(part), numbers)
@@ -124,28 +126,31 @@ class Trip:
         return file_id
 
     def _create(self, file_id: str) -> str:
-        wanted = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
-        batch_id: str = self._client.call("POST", "/v1/batches", body=json.dumps(wanted).encode())["id"]
+        request = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+        batch_id: str = self._client.call("POST", "/v1/batches", body=json.dumps(request).encode())["id"]
         return batch_id
 
     def _wait(self, batch_ids: Sequence[str]) -> tuple[list[float], list[Any], float]:
-        """Polls at the usual pace, and others, which are not counted, between them once the upstream answered all."""
+        """Poll until all batches are completed; return the times of the polls, the batches and the moment.
+
+        Once the upstream has answered all lines, further polls are made between the regular ones, and not counted.
+        """
         polls: list[float] = []
-        over: list[Any] = []
-        give_up = monotonic() + _PATIENCE
-        due, hurried = monotonic(), False
-        while monotonic() < give_up:
-            hurried = hurried or self._upstream.seen().answered >= self._lines
-            usual = monotonic() >= due
-            if usual or hurried:
-                due = max(due + POLL_SECONDS, monotonic()) if usual else due
-                batch, seconds = self._poll(batch_ids[len(over)])
-                polls += [seconds] if usual else []
-                over += [batch] if batch["status"] == "completed" else []
-            if len(over) == len(batch_ids):
-                return polls, over, monotonic()
-            sleep(_HURRIED_SECONDS if hurried else _LOOK_SECONDS)
-        raise WrongResults(f"{batch_ids[len(over)]} does not come to an end")
+        completed: list[Any] = []
+        deadline = monotonic() + _TIMEOUT_SECONDS
+        due, all_answered = monotonic(), False
+        while monotonic() < deadline:
+            all_answered = all_answered or self._upstream.seen().answered >= self._lines
+            regular = monotonic() >= due
+            if regular or all_answered:
+                due = max(due + POLL_SECONDS, monotonic()) if regular else due
+                batch, seconds = self._poll(batch_ids[len(completed)])
+                polls += [seconds] if regular else []
+                completed += [batch] if batch["status"] == "completed" else []
+            if len(completed) == len(batch_ids):
+                return polls, completed, monotonic()
+            sleep(_FAST_POLL_SECONDS if all_answered else _CHECK_SECONDS)
+        raise WrongResults(f"{batch_ids[len(completed)]} was not completed in time")
 
     def _poll(self, batch_id: str) -> tuple[Any, float]:
         began = monotonic()
