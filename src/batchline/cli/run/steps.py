@@ -15,6 +15,7 @@ from batchline.client.client import Client
 from batchline.client.errors import RequestRefused
 from batchline.client.models import Counts, RemoteBatch
 from batchline.client.retry import TRANSIENT, Retrier
+from batchline.domain.endpoints import CHAT
 from batchline.pipeline.create import INTERRUPTED
 from batchline.ports import Clock, Random
 
@@ -22,7 +23,6 @@ _FIRST_POLL_SECONDS, _POLL_GROWTH, _MAX_POLL_SECONDS = 0.05, 1.5, 1.0
 _STALL_SECONDS = 5.0
 _MAX_LINE_BYTES = 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_DEFAULT_ENDPOINT = "/v1/chat/completions"
 
 
 class Steps:
@@ -174,9 +174,9 @@ def endpoint_of(source: Path) -> str:
         lines = iter(lambda: file.readline(_MAX_LINE_BYTES + 2), b"")
         first = next((line for line in lines if line.strip(b" \t\r\n")), b"")
     try:
-        return decode_json(first, type=_FirstLine).url or _DEFAULT_ENDPOINT
+        return decode_json(first, type=_FirstLine).url or CHAT
     except (DecodeError, UnicodeDecodeError, RecursionError):
-        return _DEFAULT_ENDPOINT
+        return CHAT
 
 
 def digest_of(source: Path) -> str:

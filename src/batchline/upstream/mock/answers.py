@@ -10,10 +10,11 @@ from typing import Annotated, Any
 from msgspec import DecodeError, Meta, Struct
 from msgspec.json import Decoder, encode
 
+from batchline.domain.endpoints import CHAT
+
 CREATED = 1_700_000_000
 ECHOED_CHARACTERS = 200
 
-CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 RESPONSES = "/v1/responses"
 TEXT_ROUTES = ("/summary", "/usecase/classify/iab", "/gliner")
