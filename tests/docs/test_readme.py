@@ -1,4 +1,4 @@
-"""What the README tells people to type does what it says, as it stands there."""
+"""The commands and the code of the README do what the README says, unchanged."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _EXAMPLES = _ROOT / "examples"
 
 
 def _block(language: str, containing: str) -> str:
-    """The one block of code that has these words in it."""
+    """Return the one block of code that contains these words."""
     blocks: list[str] = re.findall(rf"```{language}\n(.*?)```", _README, re.DOTALL)
     (found,) = [text for text in blocks if containing in text]
     return found
@@ -42,7 +42,7 @@ def _run(*command: str | Path, cwd: Path) -> str:
 
 
 def test_the_python_runs_as_it_stands(tmp_path: Path) -> None:
-    """Copied with a key and a port filled in, it ends with a completed batch and its first answer."""
+    """With a key and a port filled in, it prints a completed batch and its first answer."""
     with running_mock() as mock, running_service(tmp_path, mock.url) as service:
         shown = _run(sys.executable, "-c", _filled(_block("python", "from openai"), service), cwd=tmp_path)
     status, answer = shown.splitlines()
@@ -52,28 +52,28 @@ def test_the_python_runs_as_it_stands(tmp_path: Path) -> None:
 
 @pytest.mark.curl
 def test_the_curl_commands_run_as_they_stand(tmp_path: Path) -> None:
-    """One after the other, with the ids that the former answered filled in."""
+    """One after the other, each with the ids that the earlier ones returned."""
     bash = shutil.which("bash")
     assert bash is not None
     auth, *commands = _block("sh", "curl").replace("\\\n", " ").splitlines()
     ids: dict[str, str] = {}
     with running_mock() as mock, running_service(tmp_path, mock.url) as service:
         for command in commands:
-            told = _run(bash, "-c", _filled(f"{auth}\n{command} -sSf", service, **ids), cwd=_ROOT)
+            output = _run(bash, "-c", _filled(f"{auth}\n{command} -sSf", service, **ids), cwd=_ROOT)
             if "content" in command.split()[-1]:
                 break
-            answer = json.loads(told)
+            answer = json.loads(output)
             if answer["object"] == "batch":
                 ended = await_end(service.client(), answer["id"])
                 ids |= {"BATCH_ID": ended.id, "OUTPUT_FILE_ID": ended.output_file_id or ""}
             else:
                 ids["FILE_ID"] = answer["id"]
-    assert len(told.splitlines()) == 62
-    assert json.loads(told.splitlines()[0])["error"] is None
+    assert len(output.splitlines()) == 62
+    assert json.loads(output.splitlines()[0])["error"] is None
 
 
 def test_a_job_in_one_command(tmp_path: Path) -> None:
-    """F4: against a mock, since only the way counts here."""
+    """F4: with scripted answers, since their content does not matter here."""
     _, *arguments = _block("sh", "batchline run").split()
     lines = chat_lines(f"good {n}" for n in range(10))
     (tmp_path / "input.jsonl").write_bytes(lines)
@@ -87,7 +87,7 @@ def test_a_job_in_one_command(tmp_path: Path) -> None:
 
 
 def test_the_demo_runs_a_batch_through_the_real_model(tmp_path: Path) -> None:
-    """`make demo`, with fewer questions: answers of the embedded model, the errors by code, and how to go on."""
+    """`make demo` with fewer questions prints answers of the embedded model and the errors by code."""
     lines = (_EXAMPLES / "capitals.jsonl").read_text().splitlines()
     questions = [line for line in lines if "capital-of-" in line]
     failing = [line for line in lines if "capital-of-" not in line]
