@@ -87,14 +87,14 @@ def test_a_setting_below_a_table_is_told_to_stand_above(file: Path) -> None:
     """TOML takes what follows a table's head as the table's own."""
     [told] = _told(file, f"{_UPSTREAM}[models.small]\nupstream = 'here'\nport = 9000\n")
     assert told.startswith(f"models.small.port in {file}: there is no such setting")
-    assert told.endswith("settings of the service stand above the first table of the file")
+    assert told.endswith("settings of the service must be above the first table of the file")
 
 
 def test_an_id_with_dots_is_told_to_stand_in_quotes(file: Path) -> None:
     """Most ids of models have dots, and TOML reads each as one more table."""
     [told] = _told(file, "[models.small-1.5]\ninput_price = 1\n")
     assert told.startswith(f"models.small-1.5 in {file}: there is no such setting")
-    assert told.endswith('a name with dots stands in quotes, as in [models."small-1.5"]')
+    assert told.endswith('a name with dots must be in quotes, as in [models."small-1.5"]')
 
 
 @pytest.mark.rule("F2", "A model of an upstream that is nowhere is told.")

@@ -1,38 +1,35 @@
 """The client of `batchline run` against answers of every kind (F4)."""
 
+import os
+import re
 import socket
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from batchline.client.client import Client
+from batchline.client.client import Client, UploadFile, is_healthy
 from batchline.client.errors import (
     BrokenOff,
     ClientError,
-    Denied,
     InputChanged,
-    OutOfFunds,
     RequestRefused,
-    Throttled,
-    Trouble,
     Unreachable,
 )
-from batchline.client.form import UploadForm
-from batchline.client.http import Http
 from tests.support.scripted_server import ScriptedServer, answering, reply
 
 _BATCH = b'{"id": "batch_1", "status": "in_progress", "request_counts": {"total": 3, "completed": 1, "failed": 1}}'
 
 
 def _client(url: str) -> Client:
-    return Client(Http(locate=lambda: url, headers={"x-api-key": "k", "x-project-id": "p"}))
+    return Client(locate=lambda: url, headers={"x-api-key": "k", "x-project-id": "p"})
 
 
 def _refused(answer: bytes) -> ClientError:
-    with answering(answer) as server, pytest.raises(ClientError) as refused:
-        _client(server.url).batch("batch_1")
+    with answering(answer) as server, _client(server.url) as client, pytest.raises(ClientError) as refused:
+        client.batch("batch_1")
     return refused.value
 
 
@@ -40,36 +37,45 @@ def _error(code: str) -> bytes:
     return b'{"error": {"message": "in words", "type": "t", "param": null, "code": "%s"}}' % code.encode()
 
 
-def _no_news(_: int) -> None:
-    pass
-
-
-def _nothing(_: int, __: int) -> None:
+def _ignore(*_: int) -> None:
     pass
 
 
 def test_an_upload_is_a_form_with_the_purpose_and_the_bytes_of_the_file(tmp_path: Path) -> None:
-    """B1, and a file's name can neither end its field nor begin another."""
+    """B1: and the file's name can neither end its field nor begin another one."""
     path = tmp_path / 'a"b\n.jsonl'
     path.write_bytes(b"x" * 600_000 + b"\r\n--edge--")
     sent: list[int] = []
-    with answering(reply(200, b'{"id": "file-1"}')) as server:
-        assert _client(server.url).upload(path, boundary="edge-1", sent=sent.append) == "file-1"
+    with answering(reply(200, b'{"id": "file-1"}')) as server, _client(server.url) as client:
+        assert client.upload(path, on_progress=sent.append) == "file-1"
     [asked] = server.asked
+    boundary = re.fullmatch(r"multipart/form-data; boundary=(\w+)", asked.header("content-type") or "")
+    assert boundary is not None
     assert asked.head.startswith("POST /v1/files HTTP/1.1")
     assert (asked.header("x-api-key"), asked.header("x-project-id")) == ("k", "p")
     assert b'name="purpose"\r\n\r\nbatch\r\n' in asked.body
     assert b'filename="a%22b%0A.jsonl"' in asked.body
-    assert b"\r\n\r\n" + path.read_bytes() + b"\r\n--edge-1--\r\n" in asked.body
+    assert b"\r\n\r\n" + path.read_bytes() + f"\r\n--{boundary[1]}--\r\n".encode() in asked.body
     assert sent == sorted(sent)
     assert sent[-1] == path.stat().st_size
 
 
-def test_an_upload_is_read_piece_by_piece(tmp_path: Path) -> None:
-    """F4: the file is never held in memory whole."""
+def test_an_upload_is_read_in_chunks(tmp_path: Path) -> None:
+    """F4: the whole file is never in memory."""
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"x" * 3_000_000)
-    assert max(map(len, UploadForm(path, boundary="b", sent=_no_news))) <= 256 * 1024
+    sent: list[int] = []
+    with answering(reply(200, b'{"id": "file-1"}')) as server, _client(server.url) as client:
+        client.upload(path, on_progress=sent.append)
+    assert max(end - start for start, end in pairwise([0, *sent])) <= 256 * 1024
+
+
+def test_a_file_name_that_is_not_text_can_be_uploaded(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"in-\xff.jsonl")
+    path.write_bytes(b"{}")
+    with answering(reply(200, b'{"id": "file-1"}')) as server, _client(server.url) as client:
+        client.upload(path, on_progress=_ignore)
+    assert b'filename="in-?.jsonl"' in server.asked[0].body
 
 
 def test_a_refusal_while_the_upload_is_still_being_sent_is_heard(tmp_path: Path) -> None:
@@ -91,8 +97,9 @@ def test_a_refusal_while_the_upload_is_still_being_sent_is_heard(tmp_path: Path)
 
     thread = Thread(target=refuse, daemon=True)
     thread.start()
-    with listener, pytest.raises(RequestRefused) as refused:
-        _client(f"http://127.0.0.1:{listener.getsockname()[1]}").upload(path, boundary="b", sent=_no_news)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with listener, _client(url) as client, pytest.raises(RequestRefused) as refused:
+        client.upload(path, on_progress=_ignore)
     thread.join(60)
     assert (refused.value.status, refused.value.code) == (413, "file_too_large")
 
@@ -100,68 +107,68 @@ def test_a_refusal_while_the_upload_is_still_being_sent_is_heard(tmp_path: Path)
 def test_a_file_that_shrinks_while_it_is_sent_is_no_failure_of_the_server(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"x" * 1000)
-    form = UploadForm(path, boundary="b", sent=_no_news)
+    with UploadFile(path, on_progress=_ignore) as file:
+        path.write_bytes(b"x" * 10)
+        assert len(file.read(64)) == 10
+        with pytest.raises(InputChanged, match="shorter"):
+            file.read(64)
+
+
+def test_a_file_that_grows_while_it_is_sent_is_sent_up_to_its_first_size(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
     path.write_bytes(b"x" * 10)
-    with pytest.raises(InputChanged, match="shorter"):
-        list(form)
-    path.unlink()
-    with pytest.raises(InputChanged, match="cannot be read"):
-        list(form)
+    with UploadFile(path, on_progress=_ignore) as file:
+        path.write_bytes(b"x" * 1000)
+        assert [len(file.read(64)), len(file.read(64))] == [10, 0]
+
+
+def test_a_file_that_becomes_unreadable_is_no_failure_of_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"x" * 10)
+    file = UploadFile(path, on_progress=_ignore)
+    with path.open("wb") as writable:
+        os.dup2(writable.fileno(), file.fileno())
+        with pytest.raises(InputChanged, match="cannot be read any more"):
+            file.read(64)
+    file.close()
 
 
 def test_a_create_carries_its_idempotency_key() -> None:
     """A11: what makes a repeated create the same create."""
-    with answering(reply(200, _BATCH)) as server:
-        batch = _client(server.url).create("file-1", endpoint="/v1/e", idempotency_key="run-7")
-    assert (batch.id, batch.request_counts.done, batch.is_over) == ("batch_1", 2, False)
+    with answering(reply(200, _BATCH)) as server, _client(server.url) as client:
+        batch = client.create("file-1", endpoint="/v1/e", idempotency_key="run-7")
+    assert (batch.id, batch.request_counts.done, batch.is_terminal) == ("batch_1", 2, False)
     assert server.asked[0].header("idempotency-key") == "run-7"
     assert b'"endpoint":"/v1/e"' in server.asked[0].body
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "kind"),
-    [
-        (400, "invalid_request_error", RequestRefused),
-        (401, "x", Denied),
-        (403, "x", Denied),
-        (404, "batch_not_found", RequestRefused),
-        (408, "request_timeout", Trouble),
-        (429, "insufficient_quota", OutOfFunds),
-        (429, "rate_limit_exceeded", Throttled),
-        (500, "internal_error", Trouble),
-        (503, "service_unavailable", Trouble),
-    ],
-)
-def test_a_refusal_is_of_the_kind_its_status_and_code_say(status: int, code: str, kind: type[RequestRefused]) -> None:
-    """A1 to A4, A10: which of them are worth another try depends on it."""
-    refused = _refused(reply(status, _error(code), retry_after="7", x_batch_id="batch_9"))
-    assert type(refused) is kind
+def test_a_refusal_carries_the_message_and_the_headers_of_the_answer() -> None:
+    refused = _refused(reply(429, _error("rate_limit_exceeded"), retry_after="7", x_batch_id="batch_9"))
     assert isinstance(refused, RequestRefused)
-    assert (str(refused), refused.status, refused.retry_after) == ("in words", status, 7.0)
+    assert (str(refused), refused.status, refused.retry_after) == ("in words", 429, 7.0)
     assert refused.batch_id == "batch_9"
 
 
-def test_an_answer_without_an_envelope_is_told_by_its_status() -> None:
-    """What stands between a client and the service speaks HTML."""
+def test_an_answer_that_is_not_the_api_is_explained() -> None:
+    """A proxy between the client and the service may answer with HTML."""
     assert str(_refused(reply(502, b"<html>"))) == "the server answered 502 Word"
-    assert "on to https://other/v1" in str(_refused(reply(301, b"", location="https://other/v1")))
     assert "is the URL right?" in str(_refused(reply(200, b"<html>a page</html>")))
 
 
-def test_nobody_there_is_told_from_a_connection_that_breaks() -> None:
+def test_an_unreachable_address_is_distinguished_from_a_broken_connection() -> None:
     """F4: the first may be a wrong URL, the second is worth another try."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with pytest.raises(Unreachable):
-        _client(url).batch("batch_1")
-    with pytest.raises(Unreachable):
-        _client("http://no-such-host.invalid").batch("batch_1")
+    for wrong in (url, "http://no-such-host.invalid"):
+        with _client(wrong) as client, pytest.raises(Unreachable):
+            client.batch("batch_1")
     assert type(_refused(b"")) is BrokenOff
     assert type(_refused(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")) is BrokenOff
 
 
 def _fetch(server: ScriptedServer, into: BytesIO) -> None:
-    _client(server.url).fetch("file-1", into, got=_nothing)
+    with _client(server.url) as client:
+        client.download("file-1", into, on_progress=_ignore)
 
 
 def test_a_download_that_broke_off_goes_on_where_it_was() -> None:
@@ -190,11 +197,38 @@ def test_a_server_that_ignores_the_range_gets_the_download_begun_anew() -> None:
 
 def test_the_reason_of_a_pause_is_read_from_the_metrics() -> None:
     """D3: why nothing moves. A server that does not tell is no failure."""
-    told = (
+    metrics = (
         b"# HELP batchline_upstream_paused 1 while gone.\n"
         b'batchline_upstream_paused{reason="timeout",upstream="other"} 0.0\n'
         b'batchline_upstream_paused{reason="refused",upstream="default"} 1.0\n'
     )
-    with answering(reply(200, told), reply(200, b"x 1\n"), reply(401, b"")) as server:
-        client = _client(server.url)
+    with answering(reply(200, metrics), reply(200, b"x 1\n"), reply(401, b"")) as server, _client(server.url) as client:
         assert [client.pause_reason() for _ in range(3)] == ["refused", None, None]
+
+
+def test_a_connection_is_reused_for_the_next_request() -> None:
+    """A poll per second needs one connection, not one each."""
+    accepted = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            accepted.append(connection)
+            with connection:
+                for _ in range(3):
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(_BATCH), _BATCH))
+
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        with _client(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+            assert [client.batch("batch_1").id for _ in range(3)] == ["batch_1"] * 3
+        thread.join(60)
+    assert len(accepted) == 1
+
+
+def test_a_server_is_healthy_only_if_it_answers() -> None:
+    with answering(reply(200), reply(503)) as server:
+        assert is_healthy(server.url, timeout=5)
+        assert not is_healthy(server.url, timeout=5)
+    assert not is_healthy(server.url, timeout=5)

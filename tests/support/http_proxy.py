@@ -115,7 +115,7 @@ class Between:
         self, handler: BaseHTTPRequestHandler, exchange: Exchange, status: int, answer: bytes, headers: dict[str, str]
     ) -> None:
         handler.send_response(status)
-        for name, value in (headers | {"content-length": str(len(answer))}).items():
+        for name, value in (headers | {"content-length": str(len(answer)), "connection": "close"}).items():
             handler.send_header(name, value)
         handler.end_headers()
         if exchange.step == "download" and self.cut_download_at is not None:

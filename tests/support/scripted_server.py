@@ -24,8 +24,9 @@ Answer = Callable[[Asked], bytes]
 
 
 def reply(status: int, body: bytes = b"", **headers: str) -> bytes:
-    lines = [f"HTTP/1.1 {status} Word", f"content-length: {len(body)}"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    # Each answer has its own connection, which the client must not try to reuse.
+    lines = [f"HTTP/1.1 {status} Word", f"content-length: {len(body)}", "connection: close"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items() if name != "connection"]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 

@@ -1,4 +1,4 @@
-"""The command ``batchline``: one file or folder a verb, imported only when that verb is asked for."""
+"""The command ``batchline``. The module of a subcommand is imported only when it is needed."""
 
 from importlib import import_module
 
@@ -6,32 +6,33 @@ import click
 
 from batchline import __version__
 
-_COMMANDS = (
-    "api",
-    "backup",
-    "keys",
-    "migrate",
-    "mock",
-    "orgs",
-    "projects",
-    "restore",
-    "run",
-    "serve",
-    "usage",
-    "worker",
-)
+_MODULES = {
+    "api": "roles",
+    "backup": "backup",
+    "keys": "keys",
+    "migrate": "migrate",
+    "mock": "mock",
+    "orgs": "orgs",
+    "projects": "projects",
+    "restore": "restore",
+    "run": "run",
+    "serve": "roles",
+    "usage": "usage",
+    "worker": "roles",
+}
+"""The module of each command. The command is the object in it that has the command's name."""
 
 
 class _LazyGroup(click.Group):
-    """Each command is the object that has its module's name."""
+    """A group that imports its commands when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _MODULES:
             return None
-        command: click.Command = getattr(import_module(f"{__name__}.{cmd_name}"), cmd_name)
+        command: click.Command = getattr(import_module(f"{__name__}.{_MODULES[cmd_name]}"), cmd_name)
         return command
 
 
@@ -40,6 +41,7 @@ class _LazyGroup(click.Group):
 def main() -> None:
     """OpenAI's Files and Batch API on your own machines.
 
-    Every setting is a flag of `serve`, else BATCHLINE_* in the environment, else a line of the TOML file that
-    --config names, else its default. Upstreams and models are tables of that file.
+    Every setting can be given as a flag of `serve`, as a BATCHLINE_* environment variable, or in the TOML file that
+    --config names. A flag overrides the environment, and the environment overrides the file. Upstreams and models are
+    tables of that file.
     """

@@ -1,4 +1,4 @@
-"""``batchline backup``: all of a service that keeps its data in a folder, in one file."""
+"""``batchline backup``: saves everything that a service keeps in its data folder to one file."""
 
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,19 @@ from batchline.system import SystemClock
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--force", is_flag=True, help="Overwrite the file if it is there.")
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @settings_options("data_dir", "config")
 def backup(*, file: Path, force: bool, **flags: Any) -> None:
-    """Write all batches, files, keys and money of a data folder to FILE, also while a service runs on it.
+    """Write all batches, files, keys and balances of a data folder to FILE. A service may run on it meanwhile.
 
-    The file holds prompts and answers as they are. Services on PostgreSQL and a bucket are backed up with the tools of
-    these.
+    FILE contains prompts and answers in plain text. If the service uses PostgreSQL and a bucket, back these up with
+    their own tools instead.
     """
     settings = load_settings(**flags)
     if settings.database_url is not None or settings.storage_url is not None:
         raise click.ClickException(
-            "`batchline backup` takes a service that keeps everything in its data folder. Of this one, back up the "
-            "PostgreSQL database, and then the bucket, with their own tools."
+            "`batchline backup` is only for a service that keeps everything in its data folder. This one uses "
+            "PostgreSQL or a bucket: back up the database first, and then the bucket, with their own tools."
         )
     from batchline.backup.backup import back_up  # noqa: PLC0415 (not for --help)
     from batchline.backup.manifest import TransferError  # noqa: PLC0415
@@ -34,8 +34,11 @@ def backup(*, file: Path, force: bool, **flags: Any) -> None:
         manifest = back_up(
             settings.data_dir, file, overwrite=force, clock=SystemClock(), progress=show_bytes("Backing up")
         )
-    except TransferError as refused:
-        raise click.ClickException(str(refused)) from None
+    except TransferError as error:
+        raise click.ClickException(str(error)) from None
     for key in manifest.lost:
-        click.echo(f"Warning: the object {key} was gone before the backup; a row still stands for it", err=True)
+        click.echo(
+            f"Warning: the object {key} was already missing before the backup; the database still refers to it",
+            err=True,
+        )
     click.echo(f"Backed up to {file}: {manifest.summary}.")

@@ -1,4 +1,4 @@
-"""``batchline keys``: who may use the service. Works beside a running one."""
+"""``batchline keys``: manages API keys. The service may run meanwhile."""
 
 from typing import Any
 
@@ -14,31 +14,39 @@ from batchline.ports import Store
 
 
 class _Name(click.ParamType[str]):
+    """A name of printable characters."""
+
     name = "name"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not value.strip() or not value.isprintable():
-            self.fail("a name is needed, of printable characters", param, ctx)
+            self.fail("expected a name of printable characters", param, ctx)
         return value
 
 
 @click.group()
 def keys() -> None:
-    """Make, list, revoke and rotate API keys.
+    """Create, list, revoke and rotate API keys.
 
-    KEY is a key's id (key_...) or the key itself; the id does not end up as a secret in your shell's history.
+    KEY is a key's id (key_...) or the key itself. Prefer the id: the key would be stored in your shell's history.
     """
 
 
 @keys.command()
-@click.option("--project", type=_Name(), default="default", show_default=True, help="Project; made if there is none.")
 @click.option(
-    "--org", type=_Name(), default="default", show_default=True, help="The project's organization; made likewise."
+    "--project", type=_Name(), default="default", show_default=True, help="Project; created if it does not exist."
+)
+@click.option(
+    "--org",
+    type=_Name(),
+    default="default",
+    show_default=True,
+    help="Organization of the project; created if it does not exist.",
 )
 @json_flag
 @store_options
 def create(project: str, org: str, as_json: bool, **flags: Any) -> None:
-    """Make a key and print it, once."""
+    """Create a key and print it. It is not shown again."""
     secret = new_secret()
     new = new_key(secret, project=project, organization=org)
     owner = in_store(flags, lambda store: store.create_key(new))
@@ -57,7 +65,7 @@ def create(project: str, org: str, as_json: bool, **flags: Any) -> None:
 @json_flag
 @store_options
 def list_keys(as_json: bool, **flags: Any) -> None:
-    """Show every key, without its secret."""
+    """List all keys, without their secrets."""
     found = in_store(flags, lambda store: store.keys())
     if as_json:
         show_json([_row(key) for key in found])
@@ -71,14 +79,14 @@ def list_keys(as_json: bool, **flags: Any) -> None:
 @json_flag
 @store_options
 def revoke(key: str, as_json: bool, **flags: Any) -> None:
-    """End a key: within 5 s it opens nothing any more, and lines of its batches that have not run yet fail."""
+    """Revoke a key. Within 5 s it is refused, and lines of its batches that have not run yet fail."""
 
-    async def work(store: Store) -> Key:
+    async def change(store: Store) -> Key:
         found = await _find(store, key)
         await store.revoke_key(found.id, at=now())
         return await _find(store, found.id)
 
-    revoked = in_store(flags, work)
+    revoked = in_store(flags, change)
     if as_json:
         show_json(_row(revoked))
     else:
@@ -90,16 +98,16 @@ def revoke(key: str, as_json: bool, **flags: Any) -> None:
 @json_flag
 @store_options
 def rotate(key: str, as_json: bool, **flags: Any) -> None:
-    """Give a key a new secret; the old one ends, running batches go on."""
+    """Give a key a new secret. The old secret is refused from then on; running batches continue."""
     secret = new_secret()
 
-    async def work(store: Store) -> Key:
+    async def change(store: Store) -> Key:
         found = await _find(store, key)
         if not await store.rotate_key(found.id, digest=ids.key_digest(secret), hint=hint_of(secret)):
-            raise click.ClickException(f"{found.id} is revoked; make a new key with: batchline keys create")
+            raise click.ClickException(f"{found.id} is revoked; create a new key with: batchline keys create")
         return found
 
-    found = in_store(flags, work)
+    found = in_store(flags, change)
     _show_secret(
         {
             "api_key": secret,
@@ -112,7 +120,7 @@ def rotate(key: str, as_json: bool, **flags: Any) -> None:
 
 
 async def _find(store: Store, key: str) -> Key:
-    """By id, or by the secret: its hint narrows the keys down, its digest decides."""
+    """Find a key by its id, or by its secret: the hint selects candidates and the digest decides."""
     digest, hint = ids.key_digest(key), hint_of(key)
     for known in await store.keys():
         if known.id == key:
@@ -121,8 +129,8 @@ async def _find(store: Store, key: str) -> Key:
             owner = await store.owner_of(digest, known.project_id)
             if owner is not None and owner.key_id == known.id:
                 return known
-    # What was typed may be a secret, so it is not repeated.
-    raise click.ClickException("There is no such key. See: batchline keys list")
+    # The argument may be a secret, so it is not repeated.
+    raise click.ClickException("There is no such key. List all keys with: batchline keys list")
 
 
 def _show_secret(fields: dict[str, str], *, as_json: bool) -> None:
@@ -130,7 +138,7 @@ def _show_secret(fields: dict[str, str], *, as_json: bool) -> None:
         show_json(fields)
         return
     show_fields(fields)
-    click.echo("The key is shown this once and stored only as a hash: keep it now.", err=True)
+    click.echo("The key is shown only once and is stored only as a hash. Save it now.", err=True)
 
 
 def _row(key: Key) -> Row:

@@ -1,4 +1,4 @@
-"""Settings from wherever they were written, and for a wrong one, where that is and what was expected."""
+"""Loads settings. For a wrong one, reports where it was set and what was expected."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -14,71 +14,71 @@ from batchline.cli.options import FLAGS, TABLES, flag, variable
 from batchline.settings import Settings
 
 RUN_VARIABLES = tuple(map(variable, ("base_url", "api_key", "project_id")))
-"""Where `batchline run` finds a server: not settings of the service, and no strangers to it either."""
+"""Variables with which `batchline run` finds a server. They are not settings, but they are known variables."""
 
 
 def load_settings(**flags: str | None) -> Settings:
-    """Settings from the flags that were given, the environment and the TOML file."""
+    """Load the settings from the given flags, the environment and the TOML file. Raise UsageError."""
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     _refuse_tables_in_variables()
     try:
         settings = Settings(**given)
-    except ValidationError as refused:
-        raise click.UsageError("\n".join(_explain(error, given) for error in refused.errors())) from None
+    except ValidationError as invalid:
+        raise click.UsageError("\n".join(_explain(error, given) for error in invalid.errors())) from None
     except (OSError, ValueError) as unreadable:
         raise click.UsageError(f"{_source('config', given)}: the file cannot be read as TOML: {unreadable}") from None
     if settings.config is not None and not settings.config.is_file():
         raise click.UsageError(f"{_source('config', given)}: there is no file {settings.config}")
-    _warn_of_strangers()
+    _warn_of_unknown_variables()
     return settings
 
 
 def _refuse_tables_in_variables() -> None:
-    """A variable would be read as JSON, and its faults told as if they stood in the file."""
+    """Refuse tables in variables: they would be read as JSON, and errors in them would be reported for the file."""
     for name in TABLES:
         if _environment().get(variable(name)):
             raise click.UsageError(f"{variable(name)}: {name} are tables of the TOML file, not a variable")
 
 
-def _warn_of_strangers() -> None:
-    """A variable that is no setting does nothing, which its owner would find out late."""
+def _warn_of_unknown_variables() -> None:
+    """Warn of variables that are not settings: they have no effect, which the user would notice late."""
     known = [*map(variable, Settings.model_fields), *RUN_VARIABLES]
-    for stranger in sorted(name for name in _environment() if name.startswith(variable(""))):
-        if stranger not in known:
-            hint = _nearest(stranger, map(variable, FLAGS))
-            click.echo(f"Warning: {stranger} is no setting of this version and is ignored{hint}", err=True)
+    for unknown in sorted(name for name in _environment() if name.startswith(variable(""))):
+        if unknown not in known:
+            hint = _nearest(unknown, map(variable, FLAGS))
+            click.echo(f"Warning: {unknown} is not a setting of this version and is ignored{hint}", err=True)
 
 
 def _explain(error: ErrorDetails, given: Mapping[str, Any]) -> str:
-    """The value itself is never repeated: it may be a secret, or a URL that carries one."""
+    """Describe an error without the value itself: it may be a secret, or a URL that contains one."""
     if not error["loc"]:
-        return _explain_tables_at_odds(error, given)
+        return _explain_conflict(error, given)
     place = tuple(map(str, error["loc"]))
     source = _source(place[0], given) if len(place) == 1 else f"{_dotted(place)} in {_file(given)}"
-    name, fields = _looked_up(place)
+    name, fields = _find_field(place)
     if error["type"] == "extra_forbidden":
-        return f"{source}: there is no such setting{_what_was_meant(name, fields, error)}"
+        return f"{source}: there is no such setting{_suggestion(name, fields, error)}"
     return f"{source}: {error['msg']}. Expected: {fields[name].description}"
 
 
-def _explain_tables_at_odds(error: ErrorDetails, given: Mapping[str, Any]) -> str:
-    """Each table is fine by itself; the text begins with the one to put right."""
+def _explain_conflict(error: ErrorDetails, given: Mapping[str, Any]) -> str:
+    """Describe an error between tables that are each valid. Its text begins with the table to correct."""
     place, _, text = str(error["ctx"]["error"]).partition(": ")
     return f"{place} in {_file(given)}: {text}"
 
 
-def _looked_up(place: tuple[str, ...]) -> tuple[str, Mapping[str, FieldInfo]]:
-    """A setting's name, and among which fields it must stand: those of the service, or those of a table's entry."""
+def _find_field(place: tuple[str, ...]) -> tuple[str, Mapping[str, FieldInfo]]:
+    """Return the name of a setting and the fields it belongs to: those of the service or of a table's entry."""
     if place[0] in TABLES and len(place) > 2:
         return place[2], TABLES[place[0]].model_fields
     return place[0], Settings.model_fields
 
 
-def _what_was_meant(name: str, fields: Mapping[str, FieldInfo], error: ErrorDetails) -> str:
+def _suggestion(name: str, fields: Mapping[str, FieldInfo], error: ErrorDetails) -> str:
     if name in Settings.model_fields:
-        return "; settings of the service stand above the first table of the file"
+        return "; settings of the service must be above the first table of the file"
     if len(error["loc"]) > 1 and isinstance(error["input"], dict):
-        return '; a name with dots stands in quotes, as in [models."small-1.5"]'
+        return '; a name with dots must be in quotes, as in [models."small-1.5"]'
     return _nearest(name, fields)
 
 
@@ -88,7 +88,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _source(name: str, given: Mapping[str, Any]) -> str:
-    """Where a person has to look to put the setting right."""
+    """Return where the user has to correct the setting: the flag, the variable, or the line of the file."""
     if name in given:
         return flag(name)
     if variable(name) in _environment():
@@ -101,7 +101,7 @@ def _file(given: Mapping[str, Any]) -> str:
 
 
 def _dotted(place: tuple[str, ...]) -> str:
-    """As TOML writes it, with quotes around what is not a bare key."""
+    """Return a path as TOML writes it, with quotes around parts that are not bare keys."""
     return ".".join(part if part.replace("-", "").replace("_", "").isalnum() else f'"{part}"' for part in place)
 
 

@@ -1,4 +1,4 @@
-"""``batchline mock``: the scripted upstream, to try a batch against without a model."""
+"""``batchline mock``: runs the scripted upstream, for tests of batches without a model."""
 
 import asyncio
 import signal
@@ -14,7 +14,9 @@ _PERCENT = click.FloatRange(0, 100)
 _SECONDS = click.FloatRange(0, 86_400)
 
 
-class _StatusShare(click.ParamType[tuple[int, float]]):
+class _StatusPercent(click.ParamType[tuple[int, float]]):
+    """A status code and the percentage of attempts that get it."""
+
     name = "CODE=PERCENT"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
@@ -24,15 +26,30 @@ class _StatusShare(click.ParamType[tuple[int, float]]):
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=9100, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
-@click.option("--delay", default=0.0, type=_SECONDS, metavar="SECONDS", help="How long every answer takes.")
-@click.option("--status", multiple=True, type=_StatusShare(), help="Share of tries answered with a status; repeatable.")
-@click.option("--cut", default=0.0, type=_PERCENT, metavar="PERCENT", help="Answers that break off.")
-@click.option("--drop", default=0.0, type=_PERCENT, metavar="PERCENT", help="Connections that end without an answer.")
-@click.option("--html", default=0.0, type=_PERCENT, metavar="PERCENT", help="Answers that are a page, not JSON.")
+@click.option(
+    "--port",
+    default=9100,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 selects a free port.",
+)
+@click.option("--delay", default=0.0, type=_SECONDS, metavar="SECONDS", help="Delay of every answer.")
+@click.option(
+    "--status",
+    multiple=True,
+    type=_StatusPercent(),
+    help="Percentage of attempts that get this status; can be repeated.",
+)
+@click.option("--cut", default=0.0, type=_PERCENT, metavar="PERCENT", help="Answers that are cut off.")
+@click.option(
+    "--drop", default=0.0, type=_PERCENT, metavar="PERCENT", help="Connections that are closed without an answer."
+)
+@click.option(
+    "--html", default=0.0, type=_PERCENT, metavar="PERCENT", help="Answers that are an HTML page instead of JSON."
+)
 @click.option("--hang", default=0.0, type=_PERCENT, metavar="PERCENT", help="Requests that are never answered.")
-@click.option("--retry-after", type=_SECONDS, metavar="SECONDS", help="Sent with 429 and 503.")
-@click.option("--seed", default=0, show_default=True, help="Another seed meets other requests with the same shares.")
+@click.option("--retry-after", type=_SECONDS, metavar="SECONDS", help="Retry-After header of 429 and 503.")
+@click.option("--seed", default=0, show_default=True, help="Selects which requests get the faults.")
 def mock(
     *,
     host: str,
@@ -46,10 +63,10 @@ def mock(
     retry_after: float | None,
     seed: int,
 ) -> None:
-    """Serve scripted answers in OpenAI's shape, to test against.
+    """Serve scripted answers in the format of OpenAI, for tests.
 
-    It is not a model. A prompt can say what shall happen to it, such as [[status=503 times=2]], [[delay=1.5]],
-    [[cut]], [[html]], [[drop]], [[hang]], [[huge=20000000]] or [[crash]], and on a stream [[pause=0.1]].
+    It is not a model. A prompt can select its answer with [[status=503 times=2]], [[delay=1.5]], [[cut]], [[html]],
+    [[drop]], [[hang]], [[huge=20000000]] or [[crash]], and for a stream with [[pause=0.1]].
     """
     try:
         plan = Plan(status=dict(status), cut=cut, drop=drop, html=html, hang=hang, delay=delay, retry_after=retry_after)

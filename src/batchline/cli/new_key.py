@@ -1,4 +1,4 @@
-"""New keys: what is told once, and what is kept of it."""
+"""Creates API keys: the secret, which is shown once, and the record that is stored."""
 
 import uuid
 
@@ -11,15 +11,17 @@ _random = SystemRandom()
 
 
 def new_secret() -> str:
+    """Return a new random secret."""
     return ids.api_key(_random.bytes(24))
 
 
 def hint(secret: str) -> str:
-    """Enough to tell keys apart, too little to guess one."""
+    """Return the part of a secret that is stored: enough to recognize the key, too little to guess it."""
     return f"{secret[:7]}...{secret[-4:]}"
 
 
 def new_key(secret: str, *, project: str, organization: str) -> NewKey:
+    """Return the record of a new key, with ids for its project and organization in case they do not exist yet."""
     return NewKey(
         key_id="key_" + _random.bytes(12).hex(),
         digest=ids.key_digest(secret),

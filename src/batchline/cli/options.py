@@ -1,4 +1,4 @@
-"""Settings as flags: every setting is an option, but for the tables, which only the file can hold."""
+"""Turns settings into flags. Every setting is a flag, except the tables, which only the file can contain."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args, get_origin
@@ -16,12 +16,12 @@ TABLES: dict[str, type[BaseModel]] = {
     for name, field in Settings.model_fields.items()
     if get_origin(field.annotation) is dict
 }
-"""What each table of the file is made of."""
+"""The model of the entries of each table of the file."""
 FLAGS = {name: field for name, field in Settings.model_fields.items() if name not in TABLES}
 
 
 def settings_options(*names: str) -> Callable[[_Command], _Command]:
-    """Flags for the named settings, or for all of them."""
+    """Add flags for the named settings to a command, or for all settings if none is named."""
 
     def decorate(command: _Command) -> _Command:
         # Click lists decorated options from the last applied to the first.
@@ -33,15 +33,17 @@ def settings_options(*names: str) -> Callable[[_Command], _Command]:
 
 
 def flag(name: str) -> str:
+    """Return the flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
 def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
     return f"BATCHLINE_{name.upper()}"
 
 
 def default_text(field: FieldInfo) -> str:
-    """A default as a person would write it."""
+    """Return a default value as a user would write it."""
     if field.is_required():
         return "required"
     if isinstance(field.default, bool):

@@ -1,4 +1,4 @@
-"""``batchline orgs``: who pays, and what they have left. Works beside a running service."""
+"""``batchline orgs``: shows organizations and sets their balances. The service may run meanwhile."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _amount = TypeAdapter(Amount)
 
 
 class _Amount(click.ParamType[int]):
-    """Units as a person writes them, taken as nano-units."""
+    """An amount that is written in units and converted to nano-units."""
 
     name = "amount"
 
@@ -29,9 +29,9 @@ class _Amount(click.ParamType[int]):
 
 @click.group()
 def orgs() -> None:
-    """List organizations, set what they may spend, and show what they spent.
+    """List organizations, set their balances, and show what they spent.
 
-    Organizations are made by: batchline keys create --org NAME
+    To create an organization, run: batchline keys create --org NAME
     """
 
 
@@ -39,7 +39,7 @@ def orgs() -> None:
 @json_flag
 @store_options
 def list_organizations(as_json: bool, **flags: Any) -> None:
-    """Show every organization with its balance and free credits."""
+    """List all organizations with their balances and free credits."""
     found = in_store(flags, lambda store: store.organizations())
     if as_json:
         show_json([_row(organization) for organization in found])
@@ -51,25 +51,27 @@ def list_organizations(as_json: bool, **flags: Any) -> None:
     )
 
 
-# A negative amount looks like an option, and shall be refused as an amount.
+# A negative amount looks like an option, but must be refused as an amount.
 @orgs.command("set-balance", context_settings={"ignore_unknown_options": True})
 @click.argument("org")
 @click.argument("amount", type=_Amount())
-@click.option("--credits", "free", type=_Amount(), metavar="N", help="Set the free credits too; they are spent first.")
+@click.option(
+    "--credits", "free", type=_Amount(), metavar="N", help="Also set the free credits, which are spent first."
+)
 @json_flag
 @store_options
 def set_balance(org: str, amount: int, free: int | None, as_json: bool, **flags: Any) -> None:
-    """Set the balance of an organization, named by its id or name; a running service knows within 5 s.
+    """Set the balance of an organization. A running service uses it within 5 s.
 
-    AMOUNT is in units, with at most nine decimals.
+    ORG is its id or name. AMOUNT is in units, with at most nine decimals.
     """
 
-    async def work(store: Store) -> Organization:
+    async def change(store: Store) -> Organization:
         found = await find_organization(store, org)
         await store.set_funds(found.id, balance=amount, credits=free, at=now())
         return await find_organization(store, found.id)
 
-    state = in_store(flags, work)
+    state = in_store(flags, change)
     if as_json:
         show_json(_row(state))
         return
@@ -88,15 +90,15 @@ def set_balance(org: str, amount: int, free: int | None, as_json: bool, **flags:
 @json_flag
 @store_options
 def ledger(org: str, as_json: bool, **flags: Any) -> None:
-    """Show every change of an organization's money, oldest first; they sum to what it has.
+    """Show every change of an organization's balance and credits, oldest first. The changes add up to both.
 
-    What one key used of a model, in a batch or by synchronous calls, shares an entry an hour.
+    There is one entry per hour for what one key used of one model, in one batch or in synchronous calls.
     """
 
-    async def work(store: Store) -> list[LedgerEntry]:
+    async def read(store: Store) -> list[LedgerEntry]:
         return await store.entries((await find_organization(store, org)).id)
 
-    entries = in_store(flags, work)
+    entries = in_store(flags, read)
     if as_json:
         show_json([_entry(entry) for entry in entries])
         return

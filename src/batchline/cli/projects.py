@@ -1,4 +1,4 @@
-"""``batchline projects``: what keys belong to. Works beside a running service."""
+"""``batchline projects``: lists the projects that keys belong to. The service may run meanwhile."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from batchline.cli.store import in_store, store_options
 def projects() -> None:
     """List projects.
 
-    Projects are made by: batchline keys create --project NAME
+    To create a project, run: batchline keys create --project NAME
     """
 
 
@@ -20,7 +20,7 @@ def projects() -> None:
 @json_flag
 @store_options
 def list_projects(as_json: bool, **flags: Any) -> None:
-    """Show every project and its organization."""
+    """List all projects with their organizations."""
     found = in_store(flags, lambda store: store.projects())
     if as_json:
         show_json(

@@ -1,4 +1,4 @@
-"""``batchline restore``: a service from its backup, into any of the backends."""
+"""``batchline restore``: restores a service from its backup, into any of the backends."""
 
 import asyncio
 from pathlib import Path
@@ -15,10 +15,10 @@ from batchline.cli.output import show_bytes
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @settings_options("data_dir", "database_url", "database_pooler", "storage_url", "config")
 def restore(*, file: Path, **flags: Any) -> None:
-    """Put the backup FILE into a data folder that is empty or not there yet, or into an empty PostgreSQL database and
-    a bucket where the settings name them.
+    """Restore the backup FILE into a data folder, or into PostgreSQL and a bucket if the settings name them.
 
-    Open batches go on when the service is started. Do not start the old one again: both would run them.
+    The data folder must be empty or must not exist yet; the database must be empty. Unfinished batches continue when
+    the service is started. Do not start the old service again: both would run these batches.
     """
     settings = load_settings(**flags)
     from batchline.app import StartupError  # noqa: PLC0415 (all of the service: not for --help)
@@ -29,8 +29,8 @@ def restore(*, file: Path, **flags: Any) -> None:
     try:
         with open_archive(file, show_bytes("Checking")) as archive:
             asyncio.run(restore_backup(settings, archive, show_bytes("Restoring")))
-    except (StartupError, TransferError) as refused:
-        raise click.ClickException(str(refused)) from None
+    except (StartupError, TransferError) as error:
+        raise click.ClickException(str(error)) from None
     shared = settings.database_url is not None and settings.storage_url is not None
     roles = "batchline serve, or batchline api and batchline worker" if shared else "batchline serve"
     click.echo(f"Restored: {archive.manifest.summary}. Start it with: {roles}")

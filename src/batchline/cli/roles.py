@@ -1,4 +1,4 @@
-"""Commands that are a process of the service, until it is told to stop."""
+"""``batchline serve``, ``api`` and ``worker``: the commands that run the service until it gets a signal to stop."""
 
 import sys
 from collections.abc import Callable, Coroutine
@@ -7,27 +7,55 @@ from typing import Any
 import click
 
 from batchline.cli.loading import load_settings
+from batchline.cli.options import settings_options
 from batchline.settings import Settings
 
 Role = Callable[[Settings, Callable[[int, int], None]], Coroutine[Any, Any, None]]
 
 
-def be(name: str, flags: dict[str, Any]) -> None:
-    """Be the role of that name with these settings."""
+@click.command()
+@settings_options()
+def serve(**flags: Any) -> None:
+    """Run the whole service on one machine: API, worker, database and files.
+
+    It runs as one process, and starts worker processes only while one process cannot keep up.
+    """
+    run_role("serve", flags)
+
+
+@click.command()
+@settings_options()
+def api(**flags: Any) -> None:
+    """Run an API node. Needs PostgreSQL and a bucket; any number of nodes can run at once."""
+    run_role("api", flags)
+
+
+@click.command()
+@settings_options()
+def worker(**flags: Any) -> None:
+    """Run a worker. Needs PostgreSQL and a bucket; any number of workers can run at once.
+
+    It serves only /healthz, /readyz and /metrics.
+    """
+    run_role("worker", flags)
+
+
+def run_role(name: str, flags: dict[str, Any]) -> None:
+    """Run the role of this name in ``batchline.app`` with these flags. Raise ClickException if it cannot start."""
     settings = load_settings(**flags)
     from batchline import app  # noqa: PLC0415 (all of the service: not for --help)
 
     role: Role = getattr(app, name)
     try:
         app.run(role(settings, _show_download))
-    except app.StartupError as refused:
-        raise click.ClickException(str(refused)) from None
+    except app.StartupError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _show_download(done: int, total: int) -> None:
-    """On a terminal one line that is drawn anew; elsewhere one at the beginning and one at the end."""
+    """Show the download of the model: on a terminal one line that is redrawn, else a line at the start and the end."""
     if sys.stderr.isatty():
-        text = f"\rDownloading the embedded model, once: {done // 1_000_000} of {total // 1_000_000} MB"
+        text = f"\rDownloading the embedded model (only once): {done // 1_000_000} of {total // 1_000_000} MB"
         click.echo(text, err=True, nl=done == total)
     elif done in (0, total):
         click.echo(f"Embedded model: {done // 1_000_000} of {total // 1_000_000} MB downloaded", err=True)

@@ -1,4 +1,4 @@
-"""``batchline usage``: what was used of which model, and what it cost. Works beside a running service."""
+"""``batchline usage``: sums up tokens and costs. The service may run meanwhile."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from batchline.settings import DAY
 
 _MOMENT = click.DateTime(("%Y-%m-%d", "%Y-%m-%dT%H"))
 _Sums = list[tuple[Row, Counter[str]]]
-"""What was used in all, group by group."""
+"""The groups, each with its sums."""
 
 _GROUPS: dict[str, Callable[[UsageEntry], Row]] = {
     "hour": lambda entry: {"hour": entry.since},
@@ -40,9 +40,9 @@ _NUMBERS = ("requests", "input", "cached", "output", "cost")
 
 
 @click.command()
-@click.option("--project", metavar="PROJECT", help="Only what this project used; its id or name.")
-@click.option("--since", type=_MOMENT, metavar="TIME", help="From this day or hour on; else from this month's first.")
-@click.option("--until", type=_MOMENT, metavar="TIME", help="Up to the beginning of this day or hour; else until now.")
+@click.option("--project", metavar="PROJECT", help="Count only this project (id or name).")
+@click.option("--since", type=_MOMENT, metavar="TIME", help="Start of the period. [first day of this month]")
+@click.option("--until", type=_MOMENT, metavar="TIME", help="End of the period, not included. [now]")
 @click.option(
     "--by",
     "groups",
@@ -50,7 +50,7 @@ _NUMBERS = ("requests", "input", "cached", "output", "cost")
     type=click.Choice(tuple(_GROUPS)),
     default=("project", "model"),
     show_default=True,
-    help="A line for each; may be given several times.",
+    help="Group by this; can be given several times.",
 )
 @json_flag
 @store_options
@@ -62,17 +62,18 @@ def usage(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Sum up requests, tokens and what they cost.
+    """Sum up requests, tokens and costs.
 
-    A TIME is a day or an hour of UTC: 2026-11-01 or 2026-11-01T15. Lines without a batch are of synchronous calls.
+    TIME is the start of a day or an hour in UTC: 2026-11-01 or 2026-11-01T15. Rows without a batch are synchronous
+    calls.
     """
     start, end = _span(since, until)
 
-    async def work(store: Store) -> list[UsageEntry]:
+    async def read(store: Store) -> list[UsageEntry]:
         project_id = None if project is None else (await find_project(store, project)).id
         return await store.usage(since=start, until=end, project_id=project_id)
 
-    sums = _sum_up(in_store(flags, work), groups)
+    sums = _sum_up(in_store(flags, read), groups)
     if as_json:
         show_json([{**group, **used, "cost": units(used["cost_nano"])} for group, used in sums])
     else:
@@ -84,7 +85,7 @@ def _span(since: datetime | None, until: datetime | None) -> tuple[int, int]:
     start = _seconds(since or this_month)
     end = now() + 1 if until is None else _seconds(until)
     if end <= start:
-        raise click.UsageError("The time that was asked for ends before it begins: see --since and --until")
+        raise click.UsageError("--until must be later than --since")
     return start, end
 
 
@@ -127,6 +128,6 @@ def _label(column: str, value: str | int | None) -> str:
 
 
 def _numbers(used: Counter[str]) -> list[str]:
-    """Under the heads of ``_NUMBERS``."""
+    """Return the numbers in the order of ``_NUMBERS``."""
     counts = (used["requests"], used["input_tokens"], used["cached_tokens"], used["output_tokens"])
     return [*map(str, counts), units(used["cost_nano"])]

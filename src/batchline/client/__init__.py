@@ -1,1 +1,1 @@
-"""The other side of the API: a small client on the standard library, for commands that work against a server."""
+"""A small client of the API, for commands that use a running server."""

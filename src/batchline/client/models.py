@@ -1,41 +1,54 @@
-"""Of the API's objects, what a client looks at."""
+"""The fields of the API's objects that the client uses."""
 
 from msgspec import Raw, Struct, field
 from msgspec.json import Decoder
 
-TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
+TERMINAL_STATUSES = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
 class RemoteFile(Struct, frozen=True):
+    """A file on the server."""
+
     id: str
 
 
 class Counts(Struct, frozen=True):
+    """The lines of a batch by outcome."""
+
     total: int = 0
     completed: int = 0
     failed: int = 0
 
     @property
     def done(self) -> int:
+        """The number of lines that have an outcome."""
         return self.completed + self.failed
 
 
 class LineFault(Struct, frozen=True):
+    """A fault of the input that validation found."""
+
     message: str
     line: int | None = None
 
 
 class Faults(Struct, frozen=True):
+    """The list of faults of a failed batch."""
+
     data: list[LineFault] = field(default_factory=list)
 
 
 class TokenCounts(Struct, frozen=True):
+    """The tokens that a batch used."""
+
     input_tokens: int = 0
     output_tokens: int = 0
     total_tokens: int = 0
 
 
 class RemoteBatch(Struct, frozen=True):
+    """A batch on the server."""
+
     id: str
     status: str
     request_counts: Counts = Counts()
@@ -45,11 +58,13 @@ class RemoteBatch(Struct, frozen=True):
     usage: Raw = Raw(b"null")
 
     @property
-    def is_over(self) -> bool:
-        return self.status in TERMINAL
+    def is_terminal(self) -> bool:
+        """Whether the batch has ended."""
+        return self.status in TERMINAL_STATUSES
 
     @property
     def tokens(self) -> TokenCounts:
+        """The tokens used, zero if the server reports none."""
         return _tokens.decode(self.usage) or TokenCounts()
 
 

@@ -1,54 +1,60 @@
-"""When a request is worth another try, and how long to wait before it."""
+"""Decides whether a failed request is sent again, and after how long."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import TypeVar
 
-from batchline.client.errors import BrokenOff, ClientError, Throttled, Trouble, Unreachable
+from batchline.client.errors import BrokenOff, ClientError, ServerTrouble, Throttled, Unreachable
 
 T = TypeVar("T")
 
-PASSING: tuple[type[ClientError], ...] = (Unreachable, BrokenOff, Throttled, Trouble)
-"""What may be over at the next try."""
+TRANSIENT: tuple[type[ClientError], ...] = (Unreachable, BrokenOff, Throttled, ServerTrouble)
+"""Errors that the next attempt may not meet."""
 
-_FEW_WAITS = (0.5, 1.0, 2.0, 4.0)
-_LONGEST_WAIT = 15.0
+_FEW_WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0)
+_MAX_WAIT_SECONDS = 15.0
 
 
-class Retrying:
+class Retrier:
+    """Repeats requests that failed with a transient error.
+
+    A throttled request is repeated without limit, after the time that the server asks for.
+    """
+
     def __init__(
-        self, *, pause: Callable[[float], None], waiting: Callable[[str], None], await_server: bool = False
+        self, *, pause: Callable[[float], None], on_retry: Callable[[str], None], await_server: bool = False
     ) -> None:
-        """``waiting`` hears why, each time before ``pause``. ``await_server``: the server may be on its way."""
-        self._pause, self._waiting = pause, waiting
-        self._passing = (Unreachable, BrokenOff, Trouble) if await_server else (BrokenOff, Trouble)
+        """``on_retry`` gets the reason before each ``pause``. ``await_server``: the server may still be starting."""
+        self._pause, self._on_retry = pause, on_retry
+        self._transient = (Unreachable, BrokenOff, ServerTrouble) if await_server else (BrokenOff, ServerTrouble)
 
-    def soon(self, call: Callable[[], T]) -> T:
-        """A few tries. Nobody at the address is most likely a wrong address, which is told at once."""
-        return self._answer(call, iter(_FEW_WAITS), self._passing)
+    def few_times(self, call: Callable[[], T]) -> T:
+        """Try a few times. An unreachable address is most likely a wrong one, so that error is raised at once."""
+        return self._retry(call, iter(_FEW_WAITS_SECONDS), self._transient)
 
-    def long(self, call: Callable[[], T]) -> T:
-        """For as long as it takes: the work is durable on the other side."""
-        return self._answer(call, chain(_FEW_WAITS, repeat(_LONGEST_WAIT)), (Unreachable, BrokenOff, Trouble))
+    def forever(self, call: Callable[[], T]) -> T:
+        """Try for as long as it takes: the batch is durable on the server."""
+        waits = chain(_FEW_WAITS_SECONDS, repeat(_MAX_WAIT_SECONDS))
+        return self._retry(call, waits, (Unreachable, BrokenOff, ServerTrouble))
 
-    def again(self, fault: ClientError, *, tries: int) -> None:
-        """Wait before the next of a few tries, of which ``tries`` came to nothing; raises the fault after them."""
-        if tries > len(_FEW_WAITS):
-            raise fault
-        self._wait(fault, _FEW_WAITS[tries - 1])
+    def wait(self, error: ClientError, *, failures: int) -> None:
+        """Wait after this many failed attempts in a row. Raise the error if no attempt is left."""
+        if failures > len(_FEW_WAITS_SECONDS):
+            raise error
+        self._wait(error, _FEW_WAITS_SECONDS[failures - 1])
 
-    def _answer(self, call: Callable[[], T], waits: Iterator[float], passing: tuple[type[ClientError], ...]) -> T:
+    def _retry(self, call: Callable[[], T], waits: Iterator[float], transient: tuple[type[ClientError], ...]) -> T:
         while True:
             try:
                 return call()
-            except Throttled as fault:
-                self._wait(fault, _FEW_WAITS[0])
-            except passing as fault:
+            except Throttled as error:
+                self._wait(error, _FEW_WAITS_SECONDS[0])
+            except transient as error:
                 wait = next(waits, None)
                 if wait is None:
                     raise
-                self._wait(fault, wait)
+                self._wait(error, wait)
 
-    def _wait(self, fault: ClientError, seconds: float) -> None:
-        self._waiting(str(fault))
-        self._pause(seconds if fault.retry_after is None else fault.retry_after)
+    def _wait(self, error: ClientError, seconds: float) -> None:
+        self._on_retry(str(error))
+        self._pause(seconds if error.retry_after is None else error.retry_after)

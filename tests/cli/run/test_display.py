@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from batchline.cli.loading import RUN_VARIABLES, load_settings
-from batchline.cli.run.display import PlainLines, ProgressRate, TerminalLine, duration
+from batchline.cli.run.display import PlainLines, ProgressRate, TerminalLine, format_duration
 from batchline.cli.run.journal import Journal, JournalEntry, JournalUnusable
 from batchline.cli.run.report import fault_lines
 from batchline.cli.run.steps import endpoint_of
 from batchline.client.models import Counts, LineFault
 from batchline.domain.limits import MAX_FAULTS
 
-_JOB = JournalEntry(input_digest="d", endpoint="/v1/e", place="http://host", begun_at=1.5, idempotency_key="run-1")
+_JOB = JournalEntry(input_digest="d", endpoint="/v1/e", target="http://host", begun_at=1.5, idempotency_key="run-1")
 
 
 class Watch:
@@ -53,12 +53,12 @@ def test_a_journal_ends_with_the_last_step_that_was_written_whole(tmp_path: Path
     whole = path.read_bytes()
     path.write_bytes(whole + whole[: len(whole) // 2])
     journal = Journal(path)
-    assert journal.job == _JOB
+    assert journal.entry == _JOB
     later = JournalEntry(**{name: getattr(_JOB, name) for name in _JOB.__struct_fields__} | {"batch_id": "batch_1"})
     journal.write(later)
     journal.close()
     again = Journal(path)
-    assert again.job == later
+    assert again.entry == later
     again.remove()
     again.close()
     assert not path.exists()
@@ -68,7 +68,7 @@ def test_a_first_step_that_was_cut_off_is_no_step(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(b'{"input_dig')
     journal = Journal(path)
-    assert journal.job is None
+    assert journal.entry is None
     journal.close()
     assert not path.exists()
 
@@ -86,7 +86,7 @@ def test_a_journal_is_held_by_one(tmp_path: Path) -> None:
     """Also after the holder removed its file: what another made since then is the other's."""
     path = tmp_path / "journal"
     first = Journal(path)
-    with pytest.raises(JournalUnusable, match="Another run is at work"):
+    with pytest.raises(JournalUnusable, match="Another run is working"):
         Journal(path)
     first.write(_JOB)
     first.remove()
@@ -101,7 +101,7 @@ def test_a_pace_is_that_of_the_last_seconds() -> None:
     pace = ProgressRate()
     assert pace.seconds_for(10) is None
     for second in range(31):
-        pace.see(min(second, 15) * 100, at=float(second))
+        pace.record(min(second, 15) * 100, at=float(second))
         if second == 10:
             assert pace.per_second == pytest.approx(100)
             assert pace.seconds_for(500) == pytest.approx(5)
@@ -119,7 +119,7 @@ def test_off_a_terminal_a_line_is_written_every_tenth_or_30_seconds() -> None:
     assert len(written.getvalue().splitlines()) == 10
     for _ in range(10):
         watch.now += 10
-        display.lines(Counts(total=2000, completed=1000), trouble=f"paused at {watch.now}")
+        display.lines(Counts(total=2000, completed=1000), problem=f"paused at {watch.now}")
     assert 3 <= len(written.getvalue().splitlines()) - 10 <= 4
     assert "paused at" in written.getvalue()
 
@@ -130,8 +130,8 @@ def test_a_terminals_line_stays_one_line_whatever_a_server_says(monkeypatch: pyt
     written, watch = StringIO(), Watch()
     display = TerminalLine(written, steady=watch)
     display.lines(Counts(total=4, completed=1, failed=1))
-    display.waiting("\x1b[2Jgone\n" * 20)
-    display.waiting("away")
+    display.retrying("\x1b[2Jgone\n" * 20)
+    display.retrying("away")
     drawn = written.getvalue().split("\r\x1b[K")[1:]
     assert drawn[0] == "############............  2/4 lines  50 %  1 failed"
     assert "\n" not in written.getvalue()
@@ -151,7 +151,7 @@ def test_a_hundred_faults_may_not_be_all() -> None:
     ("seconds", "text"), [(0.04, "0.0 s"), (3.44, "3.4 s"), (59.6, "1:00"), (307, "5:07"), (3907, "1:05:07")]
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_where_a_run_finds_its_server_is_no_stranger_to_the_settings(

@@ -138,7 +138,7 @@ def test_a_batch_that_its_server_does_not_know_is_told(tenant: Tenant, source: P
     _journal(source).write_text(json.dumps(job | {"batch_id": "batch_unknown"}) + "\n")
     refused = _call(source, environment=tenant.environment(proxy.url))
     assert refused.exit_code == 1
-    assert "Batch not found: batch_unknown. To begin anew, add --restart." in refused.stderr
+    assert "Batch not found: batch_unknown. Add --restart to begin again." in refused.stderr
 
 
 def test_an_upload_that_is_gone_is_made_again(tenant: Tenant, source: Path, proxy: Between) -> None:
@@ -161,7 +161,7 @@ def test_two_runs_for_one_output_do_not_mix(tenant: Tenant, source: Path, proxy:
         wait_until(lambda: "poll" in proxy.steps(), what="the first poll")
         refused = _call(source, environment=tenant.environment(proxy.url))
         assert refused.exit_code == 1
-        assert "Another run is at work on this output" in refused.stderr
+        assert "Another run is working on this output" in refused.stderr
         assert run.end().code == 0
     assert len(tenant.batches()) == 1
 
@@ -196,7 +196,7 @@ def test_an_interrupted_run_says_how_to_go_on(
         run.send(number)
         ended = run.end()
     assert ended.code == 128 + number
-    assert "goes on at the server. Run the same command again to pick it up." in ended.stderr
+    assert "continues with what was submitted. Run the same command again to resume." in ended.stderr
     assert "Traceback" not in ended.stderr
     assert ran(source.parent, str(source), environment=tenant.environment(proxy.url)).code == 0
     assert len(tenant.batches()) == 1

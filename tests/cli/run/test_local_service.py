@@ -120,7 +120,7 @@ def test_ctrl_c_pauses_the_job(tmp_path: Path, mock: Mock, patient: bool) -> Non
         stopped = run.end()
     assert stopped.code == 130
     assert is_gone(family)
-    assert "Run the same command again to go on." in stopped.stderr
+    assert "Run the same command again to resume." in stopped.stderr
     assert "Traceback" not in stopped.stderr
     again = _go(tmp_path, mock)
     assert again.code == 0, again.stderr
@@ -164,7 +164,7 @@ def test_a_service_that_dies_is_told_and_the_job_goes_on_later(tmp_path: Path, m
         service_process.kill()
         ended = run.end()
     assert ended.code == 1
-    assert "The service of this run ended by itself with -9; its log is " in ended.stderr
+    assert "The service of this run ended unexpectedly with exit code -9; its log is " in ended.stderr
     again = _go(tmp_path, mock)
     assert again.code == 0, again.stderr
     assert len(_batches(tmp_path)) == 1
@@ -183,7 +183,7 @@ def test_no_funds_are_told_with_what_to_do(tmp_path: Path, mock: Mock) -> None:
     _lines(tmp_path, 1)
     ended = _go(tmp_path, mock, "--metering", "on", "--free-credits", "0")
     assert ended.code == 1
-    assert "no balance and no free credits left. Give it some with `batchline orgs set-balance`" in ended.stderr
+    assert "no balance and no free credits left. Add some with `batchline orgs set-balance`" in ended.stderr
     assert mock.stats()["requests"] == 0
 
 

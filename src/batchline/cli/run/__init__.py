@@ -1,4 +1,4 @@
-"""``batchline run``: one file of requests in, one of answers out."""
+"""``batchline run``: sends the requests of one file through a batch and saves the answers."""
 
 from batchline.cli.run.command import run
 

@@ -1,4 +1,4 @@
-"""The command: from what was typed to a job at its place, and from how that ended to an exit code."""
+"""The command line of ``batchline run``: its arguments, its signals and its exit codes."""
 
 import asyncio
 import signal
@@ -6,29 +6,35 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from batchline.cli.loading import RUN_VARIABLES
 from batchline.cli.options import FLAGS, settings_options
 from batchline.cli.output import json_flag
 from batchline.cli.run.display import Display, stderr_display
 from batchline.cli.run.journal import Journal, JournalUnusable
 from batchline.cli.run.report import Results, show_json, show_results
-from batchline.cli.run.runner import BatchRun, RunRequest
-from batchline.cli.run.target import BASE_URL, Place, place_for
 from batchline.system import SystemClock, SystemRandom
 
-_SETTINGS = tuple(name for name in FLAGS if name not in {"host", "port"})
-"""Of the service that a run starts for itself; where that listens is the run's own business."""
+if TYPE_CHECKING:
+    from batchline.cli.run.runner import RunRequest
+    from batchline.cli.run.target import Target
 
-_SOME_FAILED = 3
+_BASE_URL = RUN_VARIABLES[0]
+_SETTINGS = tuple(name for name in FLAGS if name not in {"host", "port"})
+"""Settings of the service that a run starts. The run itself chooses where that service listens."""
+
+_EXIT_SOME_FAILED = 3
 
 
 class _Stopped(BaseException):
+    """A signal asked the run to stop."""
+
     def __init__(self, number: int) -> None:
         self.exit_code = 128 + number
-        """As shells have it. The job has not failed: it waits to be picked up, which 1 would not tell."""
+        """The code that shells use. It is not 1, because the job has not failed and can be resumed."""
 
 
 @click.command()
@@ -37,8 +43,8 @@ class _Stopped(BaseException):
 @click.option(
     "-e", "--errors", type=click.Path(dir_okay=False, path_type=Path), help="Failed lines. [INPUT.errors.jsonl]"
 )
-@click.option("--base-url", metavar="URL", envvar=BASE_URL, help=f"Server to run on. [{BASE_URL}]")
-@click.option("--restart", is_flag=True, help="Give up the job that was begun for this output, and begin anew.")
+@click.option("--base-url", metavar="URL", envvar=_BASE_URL, help=f"Server to run on. [{_BASE_URL}]")
+@click.option("--restart", is_flag=True, help="Cancel the job that was begun for this output, and begin a new one.")
 @json_flag
 @settings_options(*_SETTINGS)
 def run(
@@ -51,66 +57,75 @@ def run(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Send every line of INPUT through a batch and bring the answers home.
+    """Send every line of INPUT through a batch and save the answers.
 
-    With a server named, it is done there, as BATCHLINE_API_KEY and BATCHLINE_PROJECT_ID. Else a service is started on
-    the data folder for as long as the job takes, with the settings below; or one that runs on it already is used.
+    If a server is named, the batch runs there, with the credentials in BATCHLINE_API_KEY and BATCHLINE_PROJECT_ID.
+    Otherwise the run uses the service that already runs on the data folder, or starts one with the settings below and
+    stops it at the end.
 
-    A job that was interrupted goes on when the same command is run again.
+    To resume an interrupted run, run the same command again.
 
-    Exit codes: 0 all lines succeeded, 3 some failed, 1 failure, 2 usage, 4 credentials, 130 interrupted.
+    Exit codes: 0 all lines succeeded, 3 some lines failed, 1 failure, 2 wrong usage, 4 wrong credentials, 130
+    interrupted.
     """
-    order = _order(input, output, errors, restart=restart)
-    with _stoppable():
-        results = _do(order, base_url, flags, as_json=as_json)
-    raise SystemExit(_SOME_FAILED if results.batch.request_counts.failed else 0)
+    # The client imports httpx: not for --help.
+    from batchline.cli.run.runner import RunRequest  # noqa: PLC0415
+
+    name = input.name.removesuffix(".jsonl")
+    request = RunRequest(
+        source=input,
+        output=output or input.with_name(f"{name}.output.jsonl"),
+        errors=errors or input.with_name(f"{name}.errors.jsonl"),
+        restart=restart,
+    )
+    _check_paths(request)
+    with _stop_on_signals():
+        results = _run(request, base_url, flags, as_json=as_json)
+    raise SystemExit(_EXIT_SOME_FAILED if results.batch.request_counts.failed else 0)
 
 
-def _do(order: RunRequest, base_url: str | None, flags: dict[str, Any], *, as_json: bool) -> Results:
+def _run(request: "RunRequest", base_url: str | None, flags: dict[str, Any], *, as_json: bool) -> Results:
+    from batchline.cli.run.runner import BatchRun  # noqa: PLC0415 (imports httpx: not for --help)
+    from batchline.cli.run.target import target_for  # noqa: PLC0415
+
     clock, random = SystemClock(), SystemRandom()
     display = stderr_display(steady=clock.steady)
-    with asyncio.Runner() as runner, closing(_journal(order.output)) as journal:
+    with asyncio.Runner() as runner, closing(_open_journal(request.output)) as journal:
 
         def pause(seconds: float) -> None:
             runner.run(clock.sleep(seconds))
 
-        place = place_for(base_url, flags, pause=pause, tell=display.stage)
-        work = BatchRun(order, place=place, journal=journal, display=display, clock=clock, random=random, pause=pause)
-        with _left_in_order(place), closing(place), _words_before_leaving(place, display):
-            results = work.do()
+        target = target_for(base_url, flags, pause=pause, on_wait=display.stage)
+        batch_run = BatchRun(
+            request, target=target, journal=journal, display=display, clock=clock, random=random, pause=pause
+        )
+        with _advise_when_stopped(target), closing(target), _clear_before_errors(target, display):
+            results = batch_run.run()
             display.clear()
-            _show(results, as_json=as_json)
+            show_results(results)
+            if as_json:
+                show_json(results)
         return results
 
 
-def _show(results: Results, *, as_json: bool) -> None:
-    show_results(results)
-    if as_json:
-        show_json(results)
-
-
-def _journal(output: Path) -> Journal:
+def _open_journal(output: Path) -> Journal:
     try:
         return Journal(output.with_name(f"{output.name}.batchline"))
-    except JournalUnusable as refused:
-        raise click.ClickException(str(refused)) from None
+    except JournalUnusable as error:
+        raise click.ClickException(str(error)) from None
 
 
-def _order(source: Path, output: Path | None, errors: Path | None, *, restart: bool) -> RunRequest:
-    name = source.name.removesuffix(".jsonl")
-    output = output or source.with_name(f"{name}.output.jsonl")
-    errors = errors or source.with_name(f"{name}.errors.jsonl")
-    if len({path.resolve() for path in (source, output, errors)}) < 3:
+def _check_paths(request: "RunRequest") -> None:
+    if len({path.resolve() for path in (request.source, request.output, request.errors)}) < 3:
         raise click.UsageError("INPUT, --output and --errors must be three different files")
-    for path in (output, errors):
+    for path in (request.output, request.errors):
         if not path.parent.is_dir():
-            raise click.UsageError(f"there is no folder {path.parent}")
-    return RunRequest(source=source, output=output, errors=errors, restart=restart)
+            raise click.UsageError(f"there is no folder {path.parent}; create it first")
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGINT and SIGTERM both leave in order."""
+def _stop_on_signals() -> Iterator[None]:
+    """Raise _Stopped at SIGINT and SIGTERM, and exit with its code after everything was closed."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise _Stopped(number)
@@ -126,23 +141,22 @@ def _stoppable() -> Iterator[None]:
 
 
 @contextmanager
-def _words_before_leaving(place: Place, display: Display) -> Iterator[None]:
+def _clear_before_errors(target: "Target", display: Display) -> Iterator[None]:
+    """Remove the progress line before an error is printed. If stopping takes a while, say so."""
     try:
         yield
-    except _Stopped:
+    except (_Stopped, click.ClickException) as error:
         display.clear()
-        if (words := place.completer()) is not None:
-            click.echo(words, err=True)
-        raise
-    except click.ClickException:
-        display.clear()
+        if isinstance(error, _Stopped) and (notice := target.closing_notice()) is not None:
+            click.echo(notice, err=True)
         raise
 
 
 @contextmanager
-def _left_in_order(place: Place) -> Iterator[None]:
+def _advise_when_stopped(target: "Target") -> Iterator[None]:
+    """Print how to resume, after the target was closed."""
     try:
         yield
     except _Stopped:
-        click.echo(place.if_left, err=True)
+        click.echo(target.if_interrupted, err=True)
         raise

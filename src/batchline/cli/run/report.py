@@ -1,4 +1,4 @@
-"""What came of a run, for people and for programs."""
+"""Reports the results of a run, for people and for programs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,34 +9,39 @@ from msgspec import Struct
 from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
-from batchline.cli.run.display import amount, duration, shortened
+from batchline.cli.run.display import format_count, format_duration, shortened
 from batchline.client.models import Counts, LineFault, RemoteBatch
 from batchline.domain.limits import MAX_FAULTS
 
-_MOST_CODES = 20
+_MAX_CODES = 20
 
 
 class Results(Struct, frozen=True, kw_only=True):
+    """The ended batch and the files that were saved."""
+
     batch: RemoteBatch
     output: Path | None
-    """None where no line succeeded."""
+    """None if no line succeeded."""
 
     errors: Path | None
+    """None if no line failed."""
+
     seconds: float
 
 
 def show_results(results: Results) -> None:
-    """On stderr; stdout is for programs."""
-    _say(_sentence(results))
+    """Print the outcome, the files and a table of errors to stderr; stdout is for programs."""
+    _print(_summary(results))
     for name, path in (("output", results.output), ("errors", results.errors)):
         if path is not None:
-            _say(f"  {name}  {path}")
+            _print(f"  {name}  {path}")
     if results.errors is not None:
-        for line in _table(_by_code(results.errors)):
-            _say(f"  {line}")
+        for line in _table(_count_by_code(results.errors)):
+            _print(f"  {line}")
 
 
 def show_json(results: Results) -> None:
+    """Print a summary as JSON to stdout."""
     batch, counts = results.batch, results.batch.request_counts
     summary = {
         "batch_id": batch.id,
@@ -53,31 +58,32 @@ def show_json(results: Results) -> None:
 
 
 def fault_lines(faults: list[LineFault]) -> list[str]:
-    """Of an input file, a line each: the number first, as compilers tell it."""
-    told = [shortened(fault.message) for fault in faults]
+    """Return one line of text per fault of the input, with the line number first, as compilers print it."""
+    texts = [shortened(fault.message) for fault in faults]
     lines = [
         text if fault.line is None else f"line {fault.line}: {text.removeprefix(f'Line {fault.line} ')}"
-        for fault, text in zip(faults, told, strict=True)
+        for fault, text in zip(faults, texts, strict=True)
     ]
     return [*lines, f"(the first {MAX_FAULTS} are listed)"] if len(lines) == MAX_FAULTS else lines
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     click.echo(text, err=True)
 
 
-def _sentence(results: Results) -> str:
+def _summary(results: Results) -> str:
     counts, tokens = results.batch.request_counts, results.batch.tokens
-    parts = [f"{results.batch.status.capitalize()}: {_outcome(counts)} in {duration(results.seconds)}"]
+    parts = [f"{results.batch.status.capitalize()}: {_outcome(counts)} in {format_duration(results.seconds)}"]
     if tokens.total_tokens:
-        parts.append(f"{amount(tokens.input_tokens)} tokens in, {amount(tokens.output_tokens)} out")
+        parts.append(f"{format_count(tokens.input_tokens)} tokens in, {format_count(tokens.output_tokens)} out")
     return "; ".join(parts)
 
 
 def _outcome(counts: Counts) -> str:
     if counts.failed == 0:
-        return f"all {amount(counts.total)} lines succeeded"
-    return f"{amount(counts.completed)} of {amount(counts.total)} lines succeeded, {amount(counts.failed)} failed,"
+        return f"all {format_count(counts.total)} lines succeeded"
+    completed, total, failed = map(format_count, (counts.completed, counts.total, counts.failed))
+    return f"{completed} of {total} lines succeeded, {failed} failed,"
 
 
 class _Error(Struct):
@@ -89,33 +95,34 @@ class _Line(Struct):
     error: _Error
 
 
-class _Kind(Struct):
+class _ErrorCount(Struct):
     lines: int
-    first: str
+    first_message: str
 
 
 _line = Decoder(_Line)
 
 
-def _by_code(errors: Path) -> dict[str, _Kind]:
-    kinds: dict[str, _Kind] = {}
+def _count_by_code(errors: Path) -> dict[str, _ErrorCount]:
+    counts: dict[str, _ErrorCount] = {}
     with errors.open("rb") as file:
         for raw in file:
             error = _line.decode(raw).error
-            kind = kinds.setdefault(error.code or "-", _Kind(0, error.message))
-            kind.lines += 1
-    return kinds
+            counts.setdefault(error.code or "-", _ErrorCount(0, error.message)).lines += 1
+    return counts
 
 
-def _table(kinds: dict[str, _Kind]) -> Iterator[str]:
-    most = sorted(kinds.items(), key=lambda item: -item[1].lines)
+def _table(counts: dict[str, _ErrorCount]) -> Iterator[str]:
+    most = sorted(counts.items(), key=lambda item: -item[1].lines)
     rows = [("code", "lines", "first message")]
-    rows += [(shortened(code), amount(kind.lines), _plain(kind.first)) for code, kind in most[:_MOST_CODES]]
+    rows += [
+        (shortened(code), format_count(count.lines), _message(count.first_message)) for code, count in most[:_MAX_CODES]
+    ]
     wide, number = (max(len(row[column]) for row in rows) for column in (0, 1))
     for code, lines, message in rows:
         yield f"{code:<{wide}}  {lines:>{number}}  {message}"
 
 
-def _plain(message: str) -> str:
-    """Without the old code in front, which only programs look for."""
+def _message(message: str) -> str:
+    """Shorten a message, without the legacy code in front of it, which only programs use."""
     return shortened(message.partition("] ")[2] if message.startswith("[legacy:") else message)

@@ -1,4 +1,4 @@
-"""One order from its beginning, or from where an earlier run left it, to its files; and every fault in words."""
+"""Runs one batch from the start, or from where an earlier run stopped, and explains every failure to the user."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,18 +12,27 @@ from batchline.cli.run.journal import Journal, JournalEntry
 from batchline.cli.run.local_service import ServiceEnded
 from batchline.cli.run.report import Results, fault_lines
 from batchline.cli.run.steps import Steps, digest_of
-from batchline.cli.run.target import NoCredentials, Place
+from batchline.cli.run.target import Target, WrongCredentials
 from batchline.client.client import Client
-from batchline.client.errors import ClientError, Denied, OutOfFunds, RequestRefused, Throttled, Trouble, Unreachable
-from batchline.client.http import Http
+from batchline.client.errors import (
+    ClientError,
+    Denied,
+    OutOfFunds,
+    RequestRefused,
+    ServerTrouble,
+    Throttled,
+    Unreachable,
+)
 from batchline.client.models import LineFault, RemoteBatch
-from batchline.client.retry import Retrying
+from batchline.client.retry import Retrier
 from batchline.ports import Clock, Random
 
-_GO_ON = "Run the same command again to go on"
+_RESUME = "Run the same command again to resume"
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
+    """The files of a run, and whether to give up an earlier one."""
+
     source: Path
     output: Path
     errors: Path
@@ -31,22 +40,24 @@ class RunRequest(Struct, frozen=True, kw_only=True):
 
 
 class BatchRun:
+    """One run of one input file."""
+
     def __init__(
         self,
-        order: RunRequest,
+        request: RunRequest,
         *,
-        place: Place,
+        target: Target,
         journal: Journal,
         display: Display,
         clock: Clock,
         random: Random,
         pause: Callable[[float], None],
     ) -> None:
-        self._order, self._place, self._journal, self._clock = order, place, journal, clock
-        self._client = Client(Http(locate=place.url, headers=place.credentials.headers))
+        self._request, self._target, self._journal, self._clock = request, target, journal, clock
+        self._client = Client(locate=target.url, headers=target.credentials.headers)
         self._steps = Steps(
             client=self._client,
-            retrying=Retrying(pause=pause, waiting=display.waiting, await_server=place.may_be_late),
+            retrier=Retrier(pause=pause, on_retry=display.retrying, await_server=target.may_be_starting),
             journal=journal,
             display=display,
             clock=clock,
@@ -54,102 +65,101 @@ class BatchRun:
             pause=pause,
         )
 
-    def do(self) -> Results:
-        """Raises ClickException, with the words and the exit code of what went wrong."""
-        with self._explained():
-            self._place.url()
-            job = self._job()
-            batch = self._steps.follow(self._submitted(job))
+    def run(self) -> Results:
+        """Run the batch and save its results. Raise ClickException with an explanation and the exit code."""
+        with self._explain_errors(), self._client:
+            self._target.url()
+            entry = self._resume_or_begin()
+            batch = self._steps.follow(self._submit(entry))
             self._refuse_without_results(batch)
-            output = self._steps.collect(batch.output_file_id, self._order.output)
-            errors = self._steps.collect(batch.error_file_id, self._order.errors)
+            output = self._steps.collect(batch.output_file_id, self._request.output)
+            errors = self._steps.collect(batch.error_file_id, self._request.errors)
             self._journal.remove()
-            return Results(batch=batch, output=output, errors=errors, seconds=self._clock.now() - job.begun_at)
+            return Results(batch=batch, output=output, errors=errors, seconds=self._clock.now() - entry.begun_at)
 
-    def _job(self) -> JournalEntry:
-        """The one that an earlier run began, if it is still the same job."""
-        digest, earlier = digest_of(self._order.source), self._journal.job
+    def _resume_or_begin(self) -> JournalEntry:
+        digest, earlier = digest_of(self._request.source), self._journal.entry
         if earlier is not None and earlier.file_id is not None:
-            if not self._order.restart:
+            if not self._request.restart:
                 self._refuse_another(earlier, digest)
                 return earlier
             self._give_up(earlier)
-        return self._steps.begin(self._order.source, digest=digest, place=self._place.name)
+        return self._steps.begin(self._request.source, digest=digest, target=self._target.name)
 
     def _refuse_another(self, earlier: JournalEntry, digest: str) -> None:
         batch = f" ({earlier.batch_id})" if earlier.batch_id else ""
-        if earlier.place != self._place.name:
+        if earlier.target != self._target.name:
             raise click.ClickException(
-                f"This job{batch} was begun at {earlier.place}, not at {self._place.name}. Name that one to go on with "
-                "it; to begin anew here, add --restart."
+                f"This job{batch} was begun at {earlier.target}, not at {self._target.name}. Use that one to resume "
+                "it, or add --restart to begin again here."
             )
         if earlier.input_digest != digest:
             raise click.ClickException(
-                f"{self._order.source} has changed since this job{batch} was begun. To give that one up and begin "
-                "anew, add --restart."
+                f"{self._request.source} has changed since this job{batch} was begun. Add --restart to give that job "
+                "up and begin again."
             )
 
     def _give_up(self, earlier: JournalEntry) -> None:
-        """What was begun elsewhere cannot be reached from here; what is over needs no end."""
-        if earlier.batch_id is not None and earlier.place == self._place.name:
+        """Cancel the earlier batch. One at another target cannot be reached, and one that has ended is refused."""
+        if earlier.batch_id is not None and earlier.target == self._target.name:
             with suppress(RequestRefused):
                 self._steps.cancel(earlier.batch_id)
 
-    def _submitted(self, job: JournalEntry) -> str:
+    def _submit(self, entry: JournalEntry) -> str:
         try:
-            return self._steps.submit(job, self._order.source)
-        except (Denied, OutOfFunds, Throttled, Trouble):
+            return self._steps.submit(entry, self._request.source)
+        except (Denied, OutOfFunds, Throttled, ServerTrouble):
             raise
-        except RequestRefused as refused:
-            # The input will have to change, so there is nothing to go on with.
+        except RequestRefused as error:
+            # The user has to change the input, so this job cannot be resumed.
             self._journal.remove()
-            if refused.batch_id is None:
+            if error.batch_id is None:
                 raise
-            raise self._faulty(self._client.batch(refused.batch_id)) from None
+            raise self._input_refused(self._client.batch(error.batch_id)) from None
 
     def _refuse_without_results(self, batch: RemoteBatch) -> None:
         if batch.request_counts.total:
             return
         self._journal.remove()
         if batch.status == "failed":
-            raise self._faulty(batch)
+            raise self._input_refused(batch)
         raise click.ClickException(f"{batch.id} was {batch.status} before any of its lines ran.")
 
-    def _faulty(self, batch: RemoteBatch) -> click.ClickException:
+    def _input_refused(self, batch: RemoteBatch) -> click.ClickException:
         faults = batch.errors.data if batch.errors else [LineFault("the input was refused")]
         return click.ClickException(
-            "\n".join([f"{self._order.source} was refused; nothing ran.", *fault_lines(faults)])
+            "\n".join([f"{self._request.source} was refused; no line was run.", *fault_lines(faults)])
         )
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        place = self._place
+    def _explain_errors(self) -> Iterator[None]:
+        target = self._target
         try:
             yield
-        except Denied as fault:
-            raise NoCredentials(f"{_said(fault)}. {place.if_denied}.") from None
-        except OutOfFunds as fault:
+        except Denied as error:
+            raise WrongCredentials(f"{_text(error)}. {target.if_denied}.") from None
+        except OutOfFunds as error:
+            advice = "Add some with `batchline orgs set-balance` on the machine of the service"
+            raise click.ClickException(f"{_text(error)}. {advice}. {_RESUME}.") from None
+        except Unreachable as error:
             raise click.ClickException(
-                f"{_said(fault)}. Give it some with `batchline orgs set-balance` where the service runs. {_GO_ON}."
+                f"{target.name} cannot be reached: {_text(error)}. {target.if_unreachable}."
             ) from None
-        except Unreachable as fault:
-            raise click.ClickException(
-                f"{place.name} cannot be reached: {_said(fault)}. {place.if_unreachable}."
-            ) from None
-        except RequestRefused as fault:
-            raise click.ClickException(f"{place.name} says: {_said(fault)}. {self._after(fault)}") from None
-        except ClientError as fault:
-            raise click.ClickException(f"{place.name}: {_said(fault)}. {_GO_ON}.") from None
-        except ServiceEnded as fault:
-            raise click.ClickException(str(fault)) from None
-        except OSError as fault:
-            raise click.ClickException(f"{fault.filename or 'a file'}: {fault.strerror}. {_GO_ON}.") from None
-
-    def _after(self, fault: RequestRefused) -> str:
-        if isinstance(fault, Trouble):
-            return f"{_GO_ON}."
-        return "To begin anew, add --restart." if fault.status == 404 else ""
+        except RequestRefused as error:
+            raise click.ClickException(f"{target.name} says: {_text(error)}. {_advice(error)}") from None
+        except ClientError as error:
+            raise click.ClickException(f"{target.name}: {_text(error)}. {_RESUME}.") from None
+        except ServiceEnded as error:
+            raise click.ClickException(str(error)) from None
+        except OSError as error:
+            raise click.ClickException(f"{error.filename or 'a file'}: {error.strerror}. {_RESUME}.") from None
 
 
-def _said(fault: ClientError) -> str:
-    return shortened(str(fault)).rstrip(".")
+def _advice(error: RequestRefused) -> str:
+    if isinstance(error, ServerTrouble):
+        return f"{_RESUME}."
+    return "Add --restart to begin again." if error.status == 404 else ""
+
+
+def _text(error: ClientError) -> str:
+    return shortened(str(error)).rstrip(".")

@@ -1,4 +1,4 @@
-"""Where a job is done: on a server, or on a data folder of this machine; and what to say when that fails."""
+"""Where a run sends its batch: to a server, or to a service on a data folder of this machine."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -9,38 +9,43 @@ import click
 
 from batchline.cli.loading import RUN_VARIABLES, load_settings
 from batchline.cli.options import flag, variable
-from batchline.cli.run.credentials import Credentials, folder_credentials
-from batchline.cli.run.local_service import Folder
+from batchline.cli.run.credentials import Credentials, local_credentials
+from batchline.cli.run.local_service import LocalService
 
 BASE_URL, API_KEY, PROJECT_ID = RUN_VARIABLES
 
 
-class Place(Protocol):
+class Target(Protocol):
+    """A target and the advice for the user when something goes wrong at it."""
+
     name: str
-    """What a journal remembers it by."""
+    """The name under which the journal stores it."""
 
     credentials: Credentials
-    may_be_late: bool
-    """Whether a service that cannot be reached may be on its way."""
+    may_be_starting: bool
+    """Whether a service that cannot be reached may still be starting."""
 
     if_unreachable: str
     if_denied: str
-    if_left: str
+    if_interrupted: str
 
     def url(self) -> str:
-        """Without ``/v1``."""
+        """Return the URL without ``/v1``. Start the service first if needed."""
 
-    def completer(self) -> str | None:
-        """What ``close`` will wait for, if for anything."""
+    def closing_notice(self) -> str | None:
+        """Return what to tell the user if ``close`` has to wait, else None."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop the service if this run started it."""
 
 
-class ServerPlace:
-    may_be_late = False
-    if_unreachable = f"Is the server running, and is {BASE_URL} right? Without it, a run needs no server"
-    if_denied = f"Set {API_KEY} and {PROJECT_ID} to those that `batchline keys create` printed on the server"
-    if_left = "What was submitted goes on at the server. Run the same command again to pick it up."
+class ServerTarget:
+    """A server that the user named."""
+
+    may_be_starting = False
+    if_unreachable = f"Is the server running, and is {BASE_URL} right? Unset it to run without a server"
+    if_denied = f"Set {API_KEY} and {PROJECT_ID} to the values that `batchline keys create` printed on the server"
+    if_interrupted = "The server continues with what was submitted. Run the same command again to resume."
 
     def __init__(self, base_url: str, credentials: Credentials) -> None:
         self.name, self.credentials = base_url, credentials
@@ -48,65 +53,68 @@ class ServerPlace:
     def url(self) -> str:
         return self.name
 
-    def completer(self) -> str | None:
+    def closing_notice(self) -> str | None:
         return None
 
     def close(self) -> None:
         pass
 
 
-class FolderPlace:
-    may_be_late = True
-    if_unreachable = "Run the same command again to go on"
-    if_denied = "The key of the folder was revoked. Run the same command again for a new one"
-    if_left = "Run the same command again to go on."
+class LocalTarget:
+    """A service on a data folder of this machine."""
 
-    def __init__(self, name: str, credentials: Credentials, folder: Folder) -> None:
-        self.name, self.credentials, self._folder = name, credentials, folder
+    may_be_starting = True
+    if_unreachable = "Run the same command again to resume"
+    if_denied = "The key of the data folder was revoked. Run the same command again to get a new one"
+    if_interrupted = "Run the same command again to resume."
+
+    def __init__(self, name: str, credentials: Credentials, service: LocalService) -> None:
+        self.name, self.credentials, self._service = name, credentials, service
 
     def url(self) -> str:
-        return self._folder.url()
+        return self._service.url()
 
-    def completer(self) -> str | None:
-        if not self._folder.serves_itself:
+    def closing_notice(self) -> str | None:
+        if not self._service.is_own:
             return None
         return "Stopping; lines in flight may finish. Press Ctrl-C again to stop at once."
 
     def close(self) -> None:
-        self._folder.close()
+        self._service.close()
 
 
-def place_for(
-    base_url: str | None, flags: Mapping[str, Any], *, pause: Callable[[float], None], tell: Callable[[str], None]
-) -> Place:
-    """A server where one is named, else the data folder of the settings."""
+def target_for(
+    base_url: str | None, flags: Mapping[str, Any], *, pause: Callable[[float], None], on_wait: Callable[[str], None]
+) -> Target:
+    """Return the server if one is named, else the data folder of the settings."""
     given = {name: str(value) for name, value in flags.items() if value is not None}
     if base_url is None:
-        return _folder_place(given, pause=pause, tell=tell)
+        return _local_target(given, pause=pause, on_wait=on_wait)
     if given:
         raise click.UsageError(
-            f"{', '.join(map(flag, given))}: a setting of the service that a run starts for itself, "
-            f"but {BASE_URL} or --base-url names a server"
+            f"{', '.join(map(flag, given))}: this sets the service that a run without a server starts, but {BASE_URL} "
+            "or --base-url names a server; remove one of them"
         )
-    return ServerPlace(_root_of(base_url), _credentials_of_environment())
+    return ServerTarget(_root_url(base_url), _environment_credentials())
 
 
-def _folder_place(
-    given: Mapping[str, str], *, pause: Callable[[float], None], tell: Callable[[str], None]
-) -> FolderPlace:
+def _local_target(
+    given: Mapping[str, str], *, pause: Callable[[float], None], on_wait: Callable[[str], None]
+) -> LocalTarget:
     settings = load_settings(**given)
-    credentials = folder_credentials(settings)
-    folder = Folder(settings.data_dir, environment=_environment_with(given), pause=pause, tell=tell)
-    return FolderPlace(str(settings.data_dir.resolve()), credentials, folder)
+    credentials = local_credentials(settings)
+    service = LocalService(settings.data_dir, environment=_environment_with(given), pause=pause, on_wait=on_wait)
+    return LocalTarget(str(settings.data_dir.resolve()), credentials, service)
 
 
 def _environment_with(given: Mapping[str, str]) -> dict[str, str]:
-    """Settings go to the service as variables: a secret among them would stand in the list of processes."""
+    """Return this process's environment with the given settings, which as flags would show in the process list."""
     ours = {variable(name): value for name, value in given.items()}
     return {name: value for name, value in os.environ.items() if name.upper() not in ours} | ours
 
 
-def _root_of(base_url: str) -> str:
+def _root_url(base_url: str) -> str:
+    """Return a base URL without ``/v1``. Raise UsageError if it is not usable."""
     address = base_url.rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         parts = urlsplit(address)
@@ -118,13 +126,15 @@ def _root_of(base_url: str) -> str:
     return address
 
 
-def _credentials_of_environment() -> Credentials:
+def _environment_credentials() -> Credentials:
     key, project_id = (os.environ.get(name, "").strip() for name in (API_KEY, PROJECT_ID))
     for name, value in ((API_KEY, key), (PROJECT_ID, project_id)):
         if not value or not value.isascii() or not value.isprintable():
-            raise NoCredentials(f"{name} is {'not usable' if value else 'not set'}. {ServerPlace.if_denied}.")
+            raise WrongCredentials(f"{name} is {'not usable' if value else 'not set'}. {ServerTarget.if_denied}.")
     return Credentials(api_key=key, project_id=project_id)
 
 
-class NoCredentials(click.ClickException):
+class WrongCredentials(click.ClickException):
+    """The credentials are missing, unusable or refused."""
+
     exit_code = 4
