@@ -1,4 +1,4 @@
-"""``python -m simulation --seeds N [--first S]``: many worlds, over all cores; says which seed does not hold."""
+"""``python -m tests.simulation --seeds N [--first S]`` runs many worlds on all cores and names the seeds that fail."""
 
 import argparse
 import os
@@ -25,20 +25,20 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1)
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
-    started, broken, steps, virtual = time.perf_counter(), [], 0, 0.0
+    started, failed, steps, virtual = time.perf_counter(), [], 0, 0.0
     with Pool(os.cpu_count()) as pool:
         for done, (seed, its_steps, its_time, fault) in enumerate(pool.imap_unordered(_attempt, seeds), 1):
             steps, virtual = steps + its_steps, virtual + its_time
             if fault:
-                broken.append(seed)
-                print(f"\nseed {seed} does not hold:\n{fault}")
+                failed.append(seed)
+                print(f"\nseed {seed} failed:\n{fault}")
             elif sys.stderr.isatty():
                 print(f"\r{done} of {len(seeds)}", end="", file=sys.stderr)
     print(
         f"{len(seeds)} seeds, {steps:,} steps, {virtual / 3600:,.1f} virtual hours in "
-        f"{time.perf_counter() - started:.1f} s: {len(broken)} broken {broken or ''}"
+        f"{time.perf_counter() - started:.1f} s: {len(failed)} failed {failed or ''}"
     )
-    return 1 if broken else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What must hold of every batch, at any time and at the end."""
+"""The invariants of every batch, at any time and at its end."""
 
 import json
 from collections import Counter
@@ -11,7 +11,7 @@ from batchline.ports import BatchSnapshot
 from tests.simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
 
 AMPLE_WINDOW = 3600
-"""Seconds in which any batch of a simulated world ends, whatever falls on it."""
+"""Seconds in which any batch of a simulated world ends, whatever faults it meets."""
 
 _NEXT = {
     BatchStatus.VALIDATING: {BatchStatus.IN_PROGRESS, BatchStatus.FAILED, BatchStatus.CANCELLED},
@@ -39,18 +39,18 @@ def reachable(status: BatchStatus) -> set[BatchStatus]:
     return {status} | following | {far for near in following for far in reachable(near)}
 
 
-class Watch:
-    """Holds each sight of a batch against the one before."""
+class BatchObserver:
+    """Compares each state of a batch with the one that was seen before."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Batch] = {}
 
-    def look(self, batch: Batch) -> None:
+    def check(self, batch: Batch) -> None:
         before = self.seen.get(batch.id)
         self.seen[batch.id] = batch
         require(batch.completed + batch.failed <= batch.total, f"{batch.id} counts more lines than it has")
         if batch.status in TERMINAL and batch.status is not BatchStatus.FAILED and batch.total:
-            require(batch.completed + batch.failed == batch.total, f"{batch.id} is over with lines not counted")
+            require(batch.completed + batch.failed == batch.total, f"{batch.id} is terminal with lines not counted")
             require((batch.output_file_id is not None) == (batch.completed > 0), f"{batch.id} output file")
             require((batch.error_file_id is not None) == (batch.failed > 0), f"{batch.id} error file")
         else:
@@ -67,9 +67,9 @@ class Watch:
 
 
 def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, world: Plan) -> None:
-    """Every line of the input is in exactly one of the two files, exactly once, with the outcome it earned."""
+    """Check that every line of the input is in exactly one of the two files, once, with the outcome of its fault."""
     in_time = batch.status is not BatchStatus.EXPIRED or world.settings.completion_window_seconds < AMPLE_WINDOW
-    require(in_time, f"{batch.id} stood still until its window was over")
+    require(in_time, f"{batch.id} made no progress until its window ended")
     good = [json.loads(line) for line in output.splitlines()]
     bad = [json.loads(line) for line in errors.splitlines()]
     times = Counter(record["custom_id"] for record in good + bad)
@@ -88,17 +88,17 @@ def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, 
 
 
 def check_standing(snapshot: BatchSnapshot) -> None:
-    """Errors by code and the lines that failed are counted together, always."""
+    """Check that the errors by code add up to the failed lines, as they must at any time."""
     counted = sum(each.count for each in snapshot.errors)
     require(counted == snapshot.batch.failed, f"{snapshot.batch.id} has {counted} errors, {snapshot.batch.failed} fail")
 
 
 def check_errors(snapshot: BatchSnapshot, errors: bytes) -> None:
-    """At the end they are what the error file says, and each sample is a line of it."""
-    told = [json.loads(line) for line in errors.splitlines()]
-    codes = Counter(record["error"]["code"] for record in told)
+    """Check that the errors of a terminal batch are those of its error file, and that each sample is a line of it."""
+    records = [json.loads(line) for line in errors.splitlines()]
+    codes = Counter(record["error"]["code"] for record in records)
     require({each.code: each.count for each in snapshot.errors} == codes, f"{snapshot.batch.id} counts other errors")
-    known = [(record["error"]["code"], record["custom_id"], record["error"]["message"][:300]) for record in told]
+    known = [(record["error"]["code"], record["custom_id"], record["error"]["message"][:300]) for record in records]
     for each in snapshot.errors:
         sample = json.loads(each.sample)
         require((each.code, sample["custom_id"], sample["message"]) in known, f"{snapshot.batch.id} shows {sample}")
@@ -107,7 +107,7 @@ def check_errors(snapshot: BatchSnapshot, errors: bytes) -> None:
 def check_money(
     plan: Plan, organization: Organization, entries: list[LedgerEntry], *, answers: list[bytes], short: int
 ) -> None:
-    """Each answer was paid once, no failed line was, and an overdraft is at most what was in flight."""
+    """Check that each answer was paid once, no failed line was, and an overdraft is at most what was in flight."""
     costs = [_cost(json.loads(answer)["response"]["body"]) if plan.metered else 0 for answer in answers]
     left = organization.balance + organization.credits
     require(sum(entry.balance for entry in entries) == organization.balance, "the ledger is not the balance")
@@ -117,12 +117,12 @@ def check_money(
     slots = len(plan.settings.all_upstreams) * (plan.settings.max_concurrency or 0)
     in_flight = slots * (2 if plan.zombies else 1)
     require(left >= -in_flight * max(costs, default=0), f"an overdraft of {-left}")
-    # What a process answered and did not live to record had been spent, as far as it knew.
+    # A process that died had spent, as far as it knew, the answers that it did not record.
     require(not short or left <= 0 or (plan.metered and plan.deaths), f"{short} lines found no money, {left} is left")
 
 
 def _cost(answer: dict[str, Any]) -> int:
-    """Half the price, in nano-units for a million tokens, rounded down."""
+    """Return half the price, in nano-units per million tokens, rounded down."""
     price_in, price_out = {"m0": (1_100_000_000, 700_000_000), "m1": (300_000_000, 2_900_000_000)}[answer["model"]]
     usage = answer["usage"]
     return int((usage["prompt_tokens"] * price_in + usage["completion_tokens"] * price_out) // 2_000_000)
@@ -134,18 +134,21 @@ def _check_error(batch: Batch, plan: BatchPlan, record: dict[str, dict[str, str]
     if error["code"] in never_ran.values():
         require(batch.status in never_ran, f"{batch.id}: {error['code']} in a batch that is {batch.status}")
     elif error["code"] == "insufficient_quota":
-        require(world.metered, f"{batch.id}: {error} where nobody is metered")
+        require(world.metered, f"{batch.id}: {error} without metering")
     elif batch.status is BatchStatus.COMPLETED:
         earned = error["code"] in CODES.get(fate, set())
         require(earned or _excused(fate, error, world), f"{batch.id}: a line that is {fate} ended as {error}")
 
 
 def _excused(fate: str, error: dict[str, str], world: Plan) -> bool:
-    """Bad luck that the contract allows. An outage costs attempts where too few lines see it to tell that it is one
-    (a pause takes 16 answers of 4 lines): few slots, a batch of a few lines, or a shard that runs alone because its
-    worker died. Three deaths may fall on the same line, a poisonous neighbour's among them. A zombie that takes leases
-    from the living makes them look dead."""
-    kinds = [blow.kind for blow in world.blows]
+    """Return whether the contract allows the error.
+
+    An outage costs attempts if too few lines see it to recognise it (a pause takes 16 answers of 4 lines): few slots, a
+    batch of a few lines, or a shard that runs alone because its worker died. Three deaths of workers may hit the same
+    line, also if another line caused them. A frozen process that wakes and takes leases from running ones makes these
+    look dead.
+    """
+    kinds = [each.kind for each in world.disturbances]
     if "dlq_exhausted" in error["message"]:
         return world.zombies or kinds.count("kill") + 2 * (world.poison == "kills worker") >= STRIKES
     outage = "outage" in kinds or world.poison == "kills upstream"

@@ -1,4 +1,4 @@
-"""What a seed makes happen: settings, batches, and the blows that fall."""
+"""Derives from a seed what happens in a world: settings, batches, and the disturbances of the service."""
 
 import json
 import random
@@ -40,12 +40,12 @@ _METERED = {
         "m1": ModelSettings(upstream=("second",), input_price=Decimal("0.3"), output_price=Decimal("2.9")),
     },
 }
-"""Two models, each on an upstream of its own, at prices that no line's tokens divide."""
+"""Two models, each on its own upstream, at prices that lead to fractions of a nano-unit for every line."""
 
 
 @dataclass
 class BatchPlan:
-    """One client and its batch. What the client knows survives the service's death, as a client would."""
+    """One client and its batch. A client keeps what it knows when the service dies."""
 
     project_id: str
     fates: dict[str, str]
@@ -75,9 +75,9 @@ class BatchPlan:
 
 
 @dataclass
-class Blow:
-    """At a step of the world: kill the process, stop it in order, freeze it so that it wakes as a zombie, or take
-    the upstream away."""
+class Disturbance:
+    """At a step of the world: kill the process, stop it cleanly, freeze it so that it wakes after its leases expired,
+    or make the upstream unavailable."""
 
     step: int
     kind: str
@@ -88,14 +88,14 @@ class Blow:
 class Plan:
     settings: Settings
     batches: list[BatchPlan]
-    blows: list[Blow]
+    disturbances: list[Disturbance]
     latency: float
     disk_latency: float
     inline_bytes: int
     zombies: bool
     poison: str
     funds: int
-    """Nano-units that the organization starts with."""
+    """The nano-units of the organization at the start."""
 
     @property
     def metered(self) -> bool:
@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def deaths(self) -> bool:
-        return self.zombies or self.poison == "kills worker" or any(blow.kind == "kill" for blow in self.blows)
+        return self.zombies or self.poison == "kills worker" or any(each.kind == "kill" for each in self.disturbances)
 
 
 def make_plan(source: random.Random, projects: list[str]) -> Plan:
@@ -127,7 +127,7 @@ def make_plan(source: random.Random, projects: list[str]) -> Plan:
     return Plan(
         settings=settings,
         batches=batches,
-        blows=sorted(_blows(source, zombies), key=lambda blow: blow.step),
+        disturbances=sorted(_disturbances(source, zombies), key=lambda each: each.step),
         latency=source.choice([0.02, 0.3, 2.0]),
         disk_latency=source.choice([0.0005, 0.01, 0.2, 0.2]),
         inline_bytes=source.choice([0, 0, 400, 65536]),
@@ -152,10 +152,10 @@ def _batch(source: random.Random, n: int, projects: list[str], poison: str) -> B
     )
 
 
-def _blows(source: random.Random, zombies: bool) -> list[Blow]:
+def _disturbances(source: random.Random, zombies: bool) -> list[Disturbance]:
     kinds = ["kill", "kill", "kill", "stop", "outage", *(["freeze"] * 2 if zombies else [])]
     return [
-        Blow(
+        Disturbance(
             step=int(source.expovariate(1 / 1500)),
             kind=source.choice(kinds),
             seconds=source.choice([0.3, 3.0, 40.0]),

@@ -1,4 +1,4 @@
-"""Every promise about lines holds in worlds made from seeds, and planted faults in the mechanism do not get past."""
+"""Every invariant holds in worlds made from seeds, and faults that are planted in the code are caught."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from batchline.store.shards import SqlShards
 from batchline.store.sql import Script, change, rows
 from tests.simulation.world import World
 
-# A process that is killed, or stopped between opening a file and hearing of it, leaves it open, as it would.
+# A process that is killed while it opens a file leaves it open.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 _SEEDS_TO_CATCH = 100
@@ -29,7 +29,7 @@ def test_a_world_holds(seed: int) -> None:
 
 @contextmanager
 def no_fence() -> Iterator[None]:
-    """A write that follows a lost lease goes through all the same."""
+    """Let a write succeed that follows a lost lease."""
 
     def unfenced(name: str, /, **params: Any) -> Script[None]:
         yield from change(name, **params)
@@ -50,7 +50,7 @@ def no_fence() -> Iterator[None]:
 
 @contextmanager
 def commit_before_durable() -> Iterator[None]:
-    """Lines count before the bytes of their segment are safe."""
+    """Count lines before the bytes of their segment are durable."""
     record = SqlShards.record
     late: dict[str, Any] = {}
 
@@ -74,7 +74,7 @@ def commit_before_durable() -> Iterator[None]:
 
 @contextmanager
 def publish_before_counting() -> Iterator[None]:
-    """The batch is shown as over before the lines that never ran are counted."""
+    """Show the batch as terminal before the lines that never ran are counted."""
     publish = SqlShards.publish
 
     async def publish_early(self: SqlShards, batch_id: str, **published: Any) -> Any:
@@ -87,7 +87,7 @@ def publish_before_counting() -> Iterator[None]:
 
 @contextmanager
 def charge_before_recording() -> Iterator[None]:
-    """Money is taken in a transaction of its own, before the one that counts the lines."""
+    """Charge in a separate transaction, before the one that counts the lines."""
     record = SqlShards.record
 
     async def charge_first(self: SqlShards, batch_id: str, **recorded: Any) -> int:
@@ -113,8 +113,8 @@ def charge_before_recording() -> Iterator[None]:
     [(no_fence, 144), (commit_before_durable, 211), (publish_before_counting, 1), (charge_before_recording, 12)],
 )
 def test_a_planted_fault_is_caught(fault: Any, first: int) -> None:
-    """The simulation would see the mechanism fail: without that, its silence says nothing. Each search begins at a
-    seed that is known to show the fault, and goes on should a change have moved that."""
+    """The simulation catches a fault in the code; otherwise a passing run would prove nothing. Each search begins at a
+    seed that is known to show the fault, and goes on in case a change has moved it."""
     with fault():
         for seed in range(first, first + _SEEDS_TO_CATCH):
             try:
@@ -130,4 +130,4 @@ def test_the_same_seed_makes_the_same_world() -> None:
     first.run()
     second.run()
     assert (first.steps, first.time.now) == (second.steps, second.time.now)
-    assert first.watch.seen == second.watch.seen
+    assert first.observer.seen == second.observer.seen

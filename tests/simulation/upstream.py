@@ -1,4 +1,4 @@
-"""The upstream of a simulated world: scripted, away at times, and killed by certain lines."""
+"""The upstream of a simulated world: scripted, unavailable at times, and killed by certain lines."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +13,7 @@ WORKER_POISON = b"KILL-WORKER"
 
 
 class Machine:
-    """The upstream's own process: it outlives the service's, keeps its script, and may be down."""
+    """The process of the upstream. It keeps its script when the service dies, and may be down."""
 
     def __init__(self, script: Script, time: Time) -> None:
         self.script, self._time = script, time
@@ -34,7 +34,7 @@ class Machine:
 
 
 class SimulatedUpstream:
-    """One process's view of the machine."""
+    """The connection of one process of the service to the machine."""
 
     def __init__(
         self, machine: Machine, *, request_timeout: float, latency: float, kill_worker: Callable[[], None]
@@ -64,7 +64,7 @@ class SimulatedUpstream:
         yield await self.post(path, body)
 
     async def _wait(self, seconds: float) -> Reply | None:
-        """Time passes, unless the machine crashes meanwhile."""
+        """Wait, and return a fault if the machine crashes meanwhile."""
         before = self._machine.crashes()
         slept = 0.0
         while slept < seconds:

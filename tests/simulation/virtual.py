@@ -1,4 +1,4 @@
-"""Virtual time: event loops that are stepped one callback at a time and never wait."""
+"""Virtual time: event loops that run one callback per step and never wait."""
 
 import asyncio
 import random
@@ -18,28 +18,28 @@ EPOCH = 1_750_000_000.0
 
 
 class Time:
-    """What every loop of a world agrees on."""
+    """The time that all loops of a world share."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Runs one callback a step; the world decides whose step is next, and when time goes on."""
+    """Runs one callback per step. The world decides which loop is next and when time goes on."""
 
     _ready: deque[Any]
     _scheduled: list[Any]
 
     def __init__(self, time: Time) -> None:
         self._virtual = time
-        self.buried = False
+        self.discarded = False
         super().__init__()
 
     def time(self) -> float:
         return self._virtual.now
 
     def next_due(self) -> float | None:
-        """When this loop has something to do: now, at a later time, or never by itself."""
+        """Return the time of the next callback, or None if there is none."""
         while self._scheduled and self._scheduled[0]._cancelled:
             heappop(self._scheduled)._scheduled = False
         if self._ready:
@@ -60,7 +60,7 @@ class Loop(asyncio.SelectorEventLoop):
                 events._set_running_loop(None)
 
     def call_exception_handler(self, context: dict[str, object]) -> None:
-        if not self.buried:
+        if not self.discarded:
             raise RuntimeError(f"unhandled in a callback: {context}")
 
 
@@ -90,7 +90,7 @@ class SeededRandom:
 
 
 class InlineThreads:
-    """Blocking calls take virtual time before and after they happen, so that a kill can fall on either side."""
+    """Runs blocking calls with virtual time before and after each, so that a kill can happen on either side."""
 
     def __init__(self, source: random.Random, *, longest: float) -> None:
         self._source, self._longest = source, longest

@@ -1,4 +1,4 @@
-"""A world: one folder, one upstream, clients that outlive the service, and a service that is killed and started."""
+"""A simulated world: one folder, upstreams, clients, and a service that is killed and started again."""
 
 import asyncio
 import contextlib
@@ -26,8 +26,8 @@ from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.telemetry.metrics import Metrics
 from batchline.upstream.mock.script import Script
-from tests.simulation.invariants import Watch, check_errors, check_files, check_money, check_standing, require
-from tests.simulation.plan import ENDPOINT, BatchPlan, Blow, Plan, make_plan
+from tests.simulation.invariants import BatchObserver, check_errors, check_files, check_money, check_standing, require
+from tests.simulation.plan import ENDPOINT, BatchPlan, Disturbance, Plan, make_plan
 from tests.simulation.upstream import Machine, SimulatedUpstream
 from tests.simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
 
@@ -44,16 +44,16 @@ class World:
         self.source = random.Random(seed)
         self.time = Time()
         self.folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_SHM if _SHM.is_dir() else None))
-        self.watch = Watch()
+        self.observer = BatchObserver()
         self.plan: Plan = make_plan(self.source, _PROJECTS)
         self.machines = {name: Machine(Script(seed=seed), self.time) for name in self.plan.settings.all_upstreams}
         self.log = ErrorLog()
         self.steps = 0
-        self.lives: list[Life] = []
-        self.graveyard: list[Life] = []
+        self.processes: list[Process] = []
+        self.dead: list[Process] = []
 
     def run(self) -> None:
-        """From the first start to the last batch's end; raises what does not hold."""
+        """Run from the first start to the end of the last batch. Raise if an invariant is violated."""
         try:
             with (
                 mock.patch.object(record, "INLINE_SEGMENT_BYTES", self.plan.inline_bytes),
@@ -61,71 +61,74 @@ class World:
             ):
                 self._run()
         finally:
-            self._bury_the_dead()
+            self._discard_processes()
             shutil.rmtree(self.folder)
 
     def _run(self) -> None:
-        blows = list(self.plan.blows)
+        disturbances = list(self.plan.disturbances)
         self._start()
-        while not self.lives[-1].over:
-            if blows and blows[0].step <= self.steps:
-                self._strike(blows.pop(0))
+        while not self.processes[-1].finished:
+            if disturbances and disturbances[0].step <= self.steps:
+                self._disturb(disturbances.pop(0))
             self._step()
-        require(len(self.watch.seen) >= len(self.plan.batches), "a client has no batch")
+        require(len(self.observer.seen) >= len(self.plan.batches), "a client has no batch")
 
-    def _bury_the_dead(self) -> None:
-        """Killed processes leave files open, which is no fault of theirs."""
+    def _discard_processes(self) -> None:
+        """Unwind all processes. Killed ones leave files open, as they should."""
         with ErrorLog(), warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
-            for life in (*self.lives, *self.graveyard):
-                life.bury()
-            self.lives, self.graveyard = [], []
+            for process in (*self.processes, *self.dead):
+                process.discard()
+            self.processes, self.dead = [], []
             gc.collect()
 
     def _start(self) -> None:
-        self.lives.append(Life(self))
+        self.processes.append(Process(self))
 
-    def _strike(self, blow: Blow) -> None:
-        life = self.lives[-1]
-        if blow.kind == "outage":
+    def _disturb(self, disturbance: Disturbance) -> None:
+        process = self.processes[-1]
+        if disturbance.kind == "outage":
             for machine in self.machines.values():
-                machine.crash(blow.seconds)
-        elif blow.kind == "stop" and not life.clients.done():
-            life.stop()
-        elif blow.kind == "freeze":
-            life.frozen_until = self.time.now + blow.seconds
-            life.dies_at = life.frozen_until + 2
-            life.clients.cancel()
+                machine.crash(disturbance.seconds)
+        elif disturbance.kind == "stop" and not process.clients.done():
+            process.stop()
+        elif disturbance.kind == "freeze":
+            process.frozen_until = self.time.now + disturbance.seconds
+            process.dies_at = process.frozen_until + 2
+            process.clients.cancel()
             self._start()
-        elif blow.kind == "kill":
-            self._kill(life)
+        elif disturbance.kind == "kill":
+            self._kill(process)
 
-    def _kill(self, life: "Life") -> None:
-        self.lives.remove(life)
-        self.graveyard.append(life)
-        life.database.close()
-        if not self.lives or life.dies_at is None:
+    def _kill(self, process: "Process") -> None:
+        self.processes.remove(process)
+        self.dead.append(process)
+        process.database.close()
+        if not self.processes or process.dies_at is None:
             self._start()
 
     def _step(self) -> None:
         self.steps += 1
-        # A zombie may come back to files that are rightly gone.
+        # A frozen process may wake after its files were rightly removed.
         require(self.plan.zombies or not self.log.errors, f"the log has errors: {self.log.errors}")
-        require(self.steps < _MOST_STEPS and self.time.now < _LONGEST, f"no end in sight: {self._state()}")
-        for life in list(self.lives):
-            if life.stopped or life.killed or (life.dies_at is not None and self.time.now >= life.dies_at):
-                self._kill(life)
-        turn = min(self.lives, key=Life.due)
-        require(turn.due() < float("inf"), f"nothing will ever happen again: {self._state()}")
+        require(
+            self.steps < _MOST_STEPS and self.time.now < _LONGEST,
+            f"no end: {self._state()}",
+        )
+        for process in list(self.processes):
+            if process.stopped or process.killed or (process.dies_at is not None and self.time.now >= process.dies_at):
+                self._kill(process)
+        turn = min(self.processes, key=Process.due)
+        require(turn.due() < float("inf"), f"no callback is scheduled: {self._state()}")
         self.time.now = max(self.time.now, turn.due())
         turn.step()
 
     def _state(self) -> str:
-        return f"seed {self.seed}, {self.time.now:.1f} s, {[(b.id, b.status) for b in self.watch.seen.values()]}"
+        return f"seed {self.seed}, {self.time.now:.1f} s, {[(b.id, b.status) for b in self.observer.seen.values()]}"
 
 
-class Life:
-    """One process of the service, from its start to its end, with the clients' connections to it."""
+class Process:
+    """One process of the service, from its start to its end, with the connections of clients to it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -150,7 +153,7 @@ class Life:
             intervals=Intervals(sweep_seconds=_SWEEP_SECONDS),
         )
         self.engine = Engine(context, validator=InlineValidator(threads))
-        self.killed = self.stopped = self.over = False
+        self.killed = self.stopped = self.finished = False
         self.frozen_until = 0.0
         self.dies_at: float | None = None
         self.clients: asyncio.Future[None] = self.loop.create_future()
@@ -161,7 +164,7 @@ class Life:
             machine,
             request_timeout=self.world.plan.settings.request_timeout_seconds,
             latency=self.world.plan.latency,
-            kill_worker=self._be_killed,
+            kill_worker=self._on_kill,
         )
 
     def due(self) -> float:
@@ -176,13 +179,13 @@ class Life:
     def stop(self) -> None:
         self.loop.call_soon(self.engine.stop)
 
-    def _be_killed(self) -> None:
+    def _on_kill(self) -> None:
         self.killed = True
 
-    def bury(self) -> None:
-        """Tasks of a killed process never ran on; now that nothing is left to see, let them unwind."""
+    def discard(self) -> None:
+        """Unwind the tasks of the process, which were never continued after its death, and close its loop."""
         self.database.close()
-        self.loop.buried = True
+        self.loop.discarded = True
         self.engine.stop()
         for task in (tasks := asyncio.all_tasks(self.loop)):
             task.cancel()
@@ -221,10 +224,10 @@ class Life:
             elif self.dies_at is not None:
                 await running
             else:
-                await self._settle_down()
+                await self._check_end()
                 self.engine.stop()
                 await running
-                self.over = True
+                self.finished = True
 
     async def _clients(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -232,7 +235,7 @@ class Life:
                 group.create_task(self._client(plan))
 
     async def _client(self, plan: BatchPlan) -> None:
-        """Try until it is done, as a patient client with retries would."""
+        """Try until the batch is done, as a client with retries does."""
         while not plan.done and self.dies_at is None:
             try:
                 await self._trip(plan)
@@ -280,22 +283,22 @@ class Life:
         return batch_id
 
     async def _follow(self, plan: BatchPlan) -> Batch:
-        """Poll, cancel when it is time, until the end."""
+        """Poll until the batch is terminal, and cancel it at the planned time."""
         assert plan.batch_id is not None
         born = self.world.time.now
         while True:
             snapshot = await self.store.snapshot(plan.project_id, plan.batch_id)
             if self.dies_at is not None:
                 raise asyncio.CancelledError
-            require(snapshot is not None, f"{plan.batch_id} was acknowledged and is gone")
+            require(snapshot is not None, f"{plan.batch_id} was acknowledged and does not exist")
             assert snapshot is not None
             batch = snapshot.batch
-            self.world.watch.look(batch)
+            self.world.observer.check(batch)
             check_standing(snapshot)
             if batch.status in TERMINAL:
                 return batch
             if plan.cancel_after is not None and self.world.time.now >= born + plan.cancel_after:
-                self.world.watch.look(
+                self.world.observer.check(
                     await self.engine.api_role.services.cancellation.cancel(plan.project_id, plan.batch_id)
                 )
                 plan.cancel_after = None
@@ -308,7 +311,7 @@ class Life:
         errors = await self._content(plan.project_id, batch.error_file_id)
         check_files(batch, plan, output, errors, world=self.world.plan)
         snapshot = await self.store.snapshot(plan.project_id, batch.id)
-        require(snapshot is not None, f"{batch.id} is gone")
+        require(snapshot is not None, f"{batch.id} does not exist")
         assert snapshot is not None
         check_errors(snapshot, errors)
 
@@ -321,27 +324,26 @@ class Life:
         require(len(data) == file.bytes, f"{file_id} is not whole")
         return data
 
-    async def _settle_down(self) -> None:
-        """Every batch ends, also those whose clients never heard of them; and nothing of their work stays."""
+    async def _check_end(self) -> None:
+        """Check that every batch ends, also if its client got no reply, and that no work file or segment remains."""
         for project_id in _PROJECTS:
             while True:
                 batches = await self.store.batches(project_id, after=None, limit=1000) or []
                 for batch in batches:
-                    self.world.watch.look(batch)
+                    self.world.observer.check(batch)
                 if all(batch.status in TERMINAL for batch in batches):
                     break
                 await asyncio.sleep(5)
-        # A frozen process may wake as late as now and write a segment under a lease that it lost. Only a sweep after its
-        # death is sure to remove that.
-        while len(self.world.lives) > 1:
-            await asyncio.sleep(1)
-        await asyncio.sleep(2 * _SWEEP_SECONDS)
+        # A frozen process may wake as late as now and write a segment under a lease that it lost. Only a sweep after
+        # its death is sure to remove that.
+        last_death = max(process.dies_at or 0.0 for process in self.world.processes)
+        await asyncio.sleep(max(0.0, last_death - self.world.time.now) + 2 * _SWEEP_SECONDS)
         await self._check_money()
         for folder in ("work", "segments"):
             require(await self.objects.names(folder) == [], f"{folder} is not empty at the end")
 
     async def _check_money(self) -> None:
-        """What was charged is what the lines of all output files cost, whoever heard of them."""
+        """Check that the charges are the costs of the lines in all output files."""
         answers: list[bytes] = []
         short = 0
         for project_id in _PROJECTS:
@@ -354,7 +356,7 @@ class Life:
 
 
 class ErrorLog(logging.Handler):
-    """The service's log, kept silent. An error in it is one here too: nothing in these worlds excuses any."""
+    """The log of the service, which is not printed. An error in it fails the world: no disturbance excuses one."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The whole engine on a bench: real parts on virtual time, an upstream by script, and ports that meet trouble."""
+"""The whole engine on virtual time: real parts, a scripted upstream, and a store and objects that can fail."""
 
 import asyncio
 import json
@@ -30,9 +30,9 @@ from tests.simulation.virtual import InlineThreads, InlineValidator, Loop, Seede
 
 CHAT = "/v1/chat/completions"
 _PROJECTS = {"alpha": "11111111-1111-4111-8111-111111111111", "beta": "22222222-2222-4222-8222-222222222222"}
-_LONGEST_CALL = 0.0005
-_LOOK_SECONDS = 0.1
-_MOST_STEPS = 200_000
+_LONGEST_CALL_SECONDS = 0.0005
+_POLL_SECONDS = 0.1
+_MAX_STEPS = 200_000
 
 T = TypeVar("T")
 Trouble = Callable[..., Awaitable[None]]
@@ -54,12 +54,24 @@ STORE_CALLS = (
 """What a running engine asks of its store by itself."""
 
 
+class _Troubles(dict[str, Trouble]):
+    """Trouble by the name of a call. A name that the part does not have is an error, or a test would prove nothing."""
+
+    def __init__(self, part: object) -> None:
+        super().__init__()
+        self._part = part
+
+    def __setitem__(self, name: str, trouble: Trouble) -> None:
+        assert hasattr(self._part, name), f"{type(self._part).__name__} has no call {name}"
+        super().__setitem__(name, trouble)
+
+
 class Port:
-    """Hands calls on, once ``trouble`` that is set for them let them pass."""
+    """A port that calls ``trouble[name]``, if it is set, before each call of that name. Trouble may wait or raise."""
 
     def __init__(self, part: object) -> None:
         self._part = part
-        self.trouble: dict[str, Trouble] = {}
+        self.trouble: dict[str, Trouble] = _Troubles(part)
 
     def __getattr__(self, name: str) -> Any:
         call, trouble = getattr(self._part, name), self.trouble.get(name)
@@ -74,7 +86,7 @@ class Port:
 
 
 class _Upstream(SimulatedUpstream):
-    """Which of several connections is seen to break first says nothing about whose fault it was."""
+    """Lets connections that break together be noticed in an order that says nothing about which line caused it."""
 
     async def post(self, path: str, body: bytes) -> Reply:
         reply = await super().post(path, body)
@@ -84,14 +96,14 @@ class _Upstream(SimulatedUpstream):
 
 
 class _Words:
-    """Tokens as a child would count them."""
+    """Counts words as tokens."""
 
     async def count(self, body: bytes) -> int:
         return sum(len(message["content"].split()) for message in json.loads(body)["messages"])
 
 
 class Bench:
-    """A folder, an upstream and time outlive the process; ``start`` begins a life of it, ``kill`` ends one."""
+    """An engine that can be killed and started again. Its folder, its upstreams and the time go on."""
 
     def __init__(
         self,
@@ -102,7 +114,7 @@ class Bench:
         upstream: Callable[[Upstream, Callable[[], float]], Any] = lambda inner, _: inner,
         **settings: Any,
     ) -> None:
-        """``upstream`` stands before the scripted one, and is handed the time."""
+        """Start the engine. ``upstream`` wraps the scripted upstream, and gets a function that returns the time."""
         self.folder, self.time = folder, Time()
         self._stand_before = upstream
         self._latency, self._settings = latency, Settings(**{"upstream_url": "http://default/v1"} | settings)
@@ -116,10 +128,10 @@ class Bench:
 
     def start(self) -> None:
         self.loop, clock = Loop(self.time), VirtualClock(self.time)
-        threads, chance = InlineThreads(self._source, longest=_LONGEST_CALL), SeededRandom(self._source)
+        threads, chance = InlineThreads(self._source, longest=_LONGEST_CALL_SECONDS), SeededRandom(self._source)
         self._database = SqliteDatabase(self.folder / "store.sqlite", clock=clock, writer=threads, reader=threads)
         self.rows = SqlStore(self._database)
-        """The store without trouble, to look into it."""
+        """The store without trouble, for the test itself."""
         self.store: Any = Port(self.rows)
         self.objects: Any = Port(LocalObjects(self.folder / "objects", threads, chance))
         self.router = SyncRouter(clock=clock)
@@ -150,11 +162,11 @@ class Bench:
         return self._stand_before(scripted, lambda: self.time.now)
 
     def kill(self) -> None:
-        """Nothing of this life happens any more; its leases stay behind."""
+        """Run nothing more of this process. Its leases stay in the store."""
         self._dead.append((self.loop, self._database, self.engine))
 
     def play(self, scene: Coroutine[Any, Any, T], *, seconds: float = 4000.0) -> T:
-        """Let things happen until the scene is over, and not for longer than so many virtual seconds."""
+        """Run until the scene ends, which must happen within so many virtual seconds."""
         playing = self.loop.create_task(scene)
         until = self.time.now + seconds
         while not playing.done():
@@ -168,12 +180,12 @@ class Bench:
             self._bury(loop, engine)
 
     async def stopped(self) -> None:
-        """SIGTERM, and the end of the process."""
+        """Stop the engine, as SIGTERM does, and wait for its end."""
         self.engine.stop()
         await self._running
 
     async def batch(self, prompts: Iterable[str], *, project: str = "alpha", model: str = "m") -> Batch:
-        """A batch that was created; each prompt must be the only one of its kind."""
+        """Create a batch and return it. Prompts must differ from each other."""
         return await self.batch_of((_chat(prompt, model) for prompt in prompts), project=project)
 
     async def batch_of(self, bodies: Iterable[object], *, project: str = "alpha") -> Batch:
@@ -193,32 +205,32 @@ class Bench:
         for owner in self._owners.values():
             if (batch := await self.rows.batch(owner.project_id, batch_id)) is not None:
                 return batch
-        raise AssertionError(f"{batch_id} is gone")
+        raise AssertionError(f"{batch_id} does not exist")
 
     async def until(self, batch: Batch, condition: Callable[[Batch], bool]) -> Batch:
-        """The batch as it is when this holds of it."""
+        """Wait until a condition holds for the batch, and return it as it is then."""
         while True:
             seen = await self.seen(batch.id)
             if condition(seen):
                 return seen
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def ended(self, batch: Batch) -> Batch:
         return await self.until(batch, lambda seen: seen.status in TERMINAL)
 
     async def records(self, batch: Batch) -> dict[str, Any]:
-        """What became of each line, by its custom_id: all of them, each in one of the two files, once."""
+        """Return the result of each line by its custom_id; each must be in one of the two files, once."""
         found: dict[str, Any] = {}
         for file_id in (batch.output_file_id, batch.error_file_id):
             for line in (await self._content(batch.project_id, file_id)).splitlines():
                 record = json.loads(line)
-                assert record["custom_id"] not in found, "a line stands there twice"
+                assert record["custom_id"] not in found, "a line has two results"
                 found[record["custom_id"]] = record
         assert len(found) == batch.total == batch.completed + batch.failed
         return found
 
     async def failures(self, batch: Batch) -> dict[str, str]:
-        """What the lines that failed are told, by their custom_ids."""
+        """Return the error messages of the lines that failed, by their custom_ids."""
         records = await self.records(batch)
         return {name: record["error"]["message"] for name, record in records.items() if record["error"]}
 
@@ -232,12 +244,12 @@ class Bench:
         return left.balance + left.credits
 
     def attempts(self, word: str) -> int:
-        """How often an upstream was asked something with this word in it."""
+        """Return how many requests with this word were sent to any upstream."""
         starts = [start for machine in self.machines.values() for start in machine.starts.items()]
         return sum(times for body, times in starts if word.encode() in body)
 
     def take_store_away(self, seconds: float) -> None:
-        """Every call of the engine waits as SQLite does for a lock, and fails."""
+        """Let every call of the engine wait, as SQLite does for a lock, and then fail."""
         until = self.time.now + seconds
 
         async def be_away(*_: Any, **__: Any) -> None:
@@ -245,17 +257,19 @@ class Bench:
                 await asyncio.sleep(2)
                 raise StoreDown("away")
 
-        self.store.trouble |= dict.fromkeys(STORE_CALLS, be_away)
+        for name in STORE_CALLS:
+            self.store.trouble[name] = be_away
 
     def take_disk_away(self, seconds: float) -> None:
-        """Nothing can be written to the folder of objects."""
+        """Let no object be written."""
         until = self.time.now + seconds
 
         async def be_full(*_: Any, **__: Any) -> None:
             if self.time.now < until:
                 raise ObjectsDown("full")
 
-        self.objects.trouble |= dict.fromkeys(("put", "create"), be_full)
+        for name in ("put", "create"):
+            self.objects.trouble[name] = be_full
 
     async def owner(self, project: str) -> Owner:
         if project not in self._owners:
@@ -283,17 +297,17 @@ class Bench:
     def _step(self, until: float) -> None:
         due = self.loop.next_due()
         self._steps += 1
-        assert due is not None, "nothing will ever happen again"
-        assert due <= until, "it does not end in time"
-        assert self._steps < _MOST_STEPS, "it goes round in circles"
+        assert due is not None, "nothing is scheduled, so the scene never ends"
+        assert due <= until, "the scene did not end in time"
+        assert self._steps < _MAX_STEPS, "too many steps: a busy loop?"
         self.time.now = max(self.time.now, due)
         self.loop.step()
         if self._running.done() and (error := self._running.exception()):
             raise error
 
     def _bury(self, loop: Loop, engine: Engine) -> None:
-        """Let what never ran on unwind, now that nobody looks."""
-        loop.buried = True
+        """Cancel and finish every task of a killed process, so that no resource stays open."""
+        loop.discarded = True
         engine.stop()
         for task in (tasks := asyncio.all_tasks(loop)):
             task.cancel()

@@ -44,7 +44,7 @@ class VirtualLoop:
 
     def close(self) -> None:
         """Cancel all tasks and close the loop."""
-        self.loop.buried = True
+        self.loop.discarded = True
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
