@@ -47,8 +47,10 @@ contract: setup
 mutations: setup
 	$(BIN)/python tests/contract/run.py
 
-proof: setup mutations
-	$(BIN)/pytest -q -m proof
+# Runs every long check in sequence and prints its figures. Some compare times, so leave the machine alone meanwhile.
+proof: setup
+	$(MAKE) --no-print-directory mutations
+	$(BIN)/pytest -s --durations=10 -m proof
 	$(MAKE) --no-print-directory simulate SEEDS=1000
 
 # Measures batchline and its alternatives in about 45 minutes. BENCH=--quick takes four.
