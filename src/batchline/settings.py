@@ -1,4 +1,4 @@
-"""Every setting: a flag, else ``BATCHLINE_*`` in the environment, else the TOML file, else the default here."""
+"""Defines every setting: a flag, else ``BATCHLINE_*`` in the environment, else the TOML file, else the default."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +13,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from batchline.domain.endpoints import CHAT
 from batchline.domain.limits import InputLimits
 from batchline.domain.models import CLASSIFIER_UPSTREAM, DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff, nano
@@ -27,17 +28,17 @@ Amount = Annotated[Decimal, Field(ge=0, decimal_places=9, max_digits=18)]
 
 
 class UpstreamSettings(BaseModel):
-    """A table ``[upstreams.NAME]`` of the file."""
+    """A table ``[upstreams.NAME]`` of the settings file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: str = Field(description="OpenAI-style base URL, ending in /v1.", pattern=_URL)
-    api_key: SecretStr | None = Field(default=None, description="Sent to it as a bearer token.")
-    headers: dict[str, SecretStr] = Field(default={}, description="Further headers that it wants, by name.")
+    url: str = Field(description="Base URL of an OpenAI-compatible API, ending in /v1.", pattern=_URL)
+    api_key: SecretStr | None = Field(default=None, description="Key that is sent to the upstream as a bearer token.")
+    headers: dict[str, SecretStr] = Field(default={}, description="Additional headers for every request, by name.")
 
 
 class ModelSettings(BaseModel):
-    """A table ``[models.ID]`` of the file."""
+    """A table ``[models.ID]`` of the settings file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,27 +47,32 @@ class ModelSettings(BaseModel):
     ] = Field(
         default=(DEFAULT_UPSTREAM,),
         min_length=1,
-        description="Name of the upstream that serves it, or a list of several; classifier for the built-in one.",
+        description="Name of the upstream that serves the model, or a list of names; classifier is the built-in one.",
     )
-    name: str | None = Field(default=None, description="What the upstream calls it; its id if not given.", min_length=1)
+    name: str | None = Field(
+        default=None, description="Name of the model at the upstream; if not set, its id here.", min_length=1
+    )
     kind: ModelKind = Field(
-        default=ModelKind.CHAT, description="chat, or classification: its answers are JSON documents."
+        default=ModelKind.CHAT, description="chat, or classification if the answers are JSON documents."
     )
-    input_price: Amount = Field(default=Decimal(0), description="Units for a million tokens of input.")
+    input_price: Amount = Field(default=Decimal(0), description="Price of a million input tokens, in units.")
     cached_input_price: Amount | None = Field(
-        default=None, description="The same for input that the upstream had cached; as input_price if not given."
+        default=None, description="Price of a million cached input tokens, in units; if not set, input_price."
     )
-    output_price: Amount = Field(default=Decimal(0), description="Units for a million tokens of output.")
-    max_tokens: int | None = Field(default=None, gt=0, description="Most tokens of input.")
+    output_price: Amount = Field(default=Decimal(0), description="Price of a million output tokens, in units.")
+    max_tokens: int | None = Field(default=None, gt=0, description="Maximum number of input tokens.")
     error_on_max_token: bool = Field(
-        default=True, description="Whether a longer input is refused; else the end of its last user text is cut off."
+        default=True, description="Refuse a longer input; if off, the end of its last user text is cut off."
     )
-    projects: frozenset[str] | None = Field(default=None, description="Ids of the projects that may use it.")
+    projects: frozenset[str] | None = Field(
+        default=None, description="Ids of the projects that may use the model; if not set, all projects."
+    )
     paths: frozenset[str] = Field(
-        default=frozenset(), description="Routes it answers for requests that name no model, such as /gliner."
+        default=frozenset(), description="Routes that use this model when a request names none, such as /gliner."
     )
 
     def model(self, model_id: str) -> Model:
+        """Return the model with this id."""
         cached = self.input_price if self.cached_input_price is None else self.cached_input_price
         return Model(
             id=model_id,
@@ -82,98 +88,120 @@ class ModelSettings(BaseModel):
 
 
 class Settings(BaseSettings):
+    """All settings of the service, validated."""
+
     model_config = SettingsConfigDict(env_prefix="BATCHLINE_", env_ignore_empty=True, extra="forbid", frozen=True)
 
-    config: Path | None = Field(default=None, description="TOML file with settings, named as here.")
-    host: str = Field(default="127.0.0.1", description="Address to listen on; loopback unless told otherwise.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    data_dir: Path = Field(default=Path("batchline-data"), description="Folder of the database and the files.")
+    config: Path | None = Field(default=None, description="TOML file with settings, under the names in this list.")
+    host: str = Field(
+        default="127.0.0.1", description="Address to listen on; the default is reachable only from this machine."
+    )
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 selects a free port.")
+    data_dir: Path = Field(default=Path("batchline-data"), description="Folder for the database and the files.")
     database_url: SecretStr | None = Field(
         default=None,
-        description="PostgreSQL in place of the folder's database, as postgresql://user:password@host/name.",
+        description="PostgreSQL instead of the database in the folder: postgresql://user:password@host/name.",
     )
     database_pooler: bool = Field(
-        default=False, description="Whether PostgreSQL is reached through a pooler in transaction mode."
+        default=False, description="Set to on if PostgreSQL is behind a connection pooler in transaction mode."
     )
     storage_url: str | None = Field(
         default=None,
-        description="Bucket in place of the folder's files, as s3://bucket/prefix; AWS_* say where and who.",
+        description="Bucket instead of the files in the folder: s3://bucket/prefix. AWS_* variables set endpoint and "
+        "credentials.",
         pattern=r"^s3://[^/]+",
     )
     upstream_url: str | None = Field(
         default=None,
-        description="OpenAI-style base URL that answers the lines, ending in /v1.",
+        description="Base URL of the OpenAI-compatible API that answers the requests, ending in /v1.",
         pattern=_URL,
     )
-    upstream_api_key: SecretStr | None = Field(default=None, description="Sent to the upstream as a bearer token.")
-    upstreams: dict[str, UpstreamSettings] = Field(default={}, description="More upstreams, by name.")
+    upstream_api_key: SecretStr | None = Field(
+        default=None, description="Key that is sent to the upstream as a bearer token."
+    )
+    upstreams: dict[str, UpstreamSettings] = Field(default={}, description="Additional upstreams, by name.")
     models: dict[str, ModelSettings] = Field(
-        default={}, description="The models that may be asked, by id; where there are none, any id may."
+        default={}, description="Models that clients can use, by id; if there are none, every id is accepted."
     )
-    admin_token: SecretStr | None = Field(default=None, description="Opens /metrics to other machines.")
-    bearer: bool = Field(
-        default=False, description="Whether a key sent as a bearer token is enough, with the key's own project."
+    admin_token: SecretStr | None = Field(
+        default=None, description="Bearer token that gives other machines access to /metrics."
     )
+    bearer: bool = Field(default=False, description="Accept `Authorization: Bearer KEY` instead of the two headers.")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=("*",), description="Origins that browsers may call from, separated by commas."
+        default=("*",), description="Origins from which browsers may call the API, separated by commas."
     )
 
-    metering: bool = Field(default=False, description="Whether answers are charged for and quota can run out.")
-    free_credits: Amount = Field(default=Decimal(5), description="Units a new organization starts with when metered.")
+    metering: bool = Field(
+        default=False, description="Charge for answers, and refuse requests when the balance is used up."
+    )
+    free_credits: Amount = Field(
+        default=Decimal(5), description="Credits of a new organization if metering is on, in units."
+    )
     batch_price_percent: int = Field(
-        default=50, ge=0, le=100, description="Price of a batch's line, in percent of a synchronous call's."
+        default=50,
+        ge=0,
+        le=100,
+        description="Price of a line of a batch, in percent of the price of a synchronous call.",
     )
 
     max_concurrency: int | None = Field(
         default=None,
         ge=1,
-        description="Most lines in flight to one upstream; as many as make it faster if not given.",
+        description="Maximum number of parallel requests to one upstream; if not set, found by measuring throughput.",
     )
     worker_processes: int | None = Field(
         default=None,
         ge=1,
-        description="Processes of serve that run lines, at most; one a core if not given. More than one run only while "
-        "one cannot keep up.",
+        description="Maximum number of processes of `serve` that run lines; if not set, one per core. More than one "
+        "run only while one cannot keep up.",
     )
-    request_timeout_seconds: float = Field(
-        default=600, gt=0, description="How long the upstream may take for one answer."
-    )
-    connect_timeout_seconds: float = Field(
-        default=10, gt=0, description="How long connecting to the upstream may take."
-    )
-    max_answer_bytes: int = Field(default=16 * MiB, gt=0, description="Largest answer taken from the upstream.")
-    max_attempts: int = Field(default=4, ge=1, description="Attempts a line has before it fails.")
-    max_throttles: int = Field(default=12, ge=0, description="Times a line may be told 429 before it fails.")
-    retry_base_seconds: float = Field(default=1, ge=0, description="First wait between two attempts, before jitter.")
+    request_timeout_seconds: float = Field(default=600, gt=0, description="Timeout for one answer of the upstream.")
+    connect_timeout_seconds: float = Field(default=10, gt=0, description="Timeout for a connection to the upstream.")
+    max_answer_bytes: int = Field(default=16 * MiB, gt=0, description="Maximum size of an answer of the upstream.")
+    max_attempts: int = Field(default=4, ge=1, description="Number of attempts before a line fails.")
+    max_throttles: int = Field(default=12, ge=0, description="Number of 429 answers after which a line fails.")
+    retry_base_seconds: float = Field(default=1, ge=0, description="Delay before the second attempt, without jitter.")
     upstream_patience_seconds: float = Field(
-        default=3600, ge=0, description="How long lines wait for an upstream that is gone before faults count again."
+        default=3600,
+        ge=0,
+        description="How long lines wait for an unavailable upstream before failed attempts count again.",
     )
 
-    completion_window_seconds: int = Field(default=DAY, ge=1, description="Time a batch has to finish.")
-    file_retention_seconds: int = Field(default=30 * DAY, ge=1, description="Time after which files are removed.")
+    completion_window_seconds: int = Field(default=DAY, ge=1, description="Time after which a batch expires.")
+    file_retention_seconds: int = Field(default=30 * DAY, ge=1, description="Time after which files are deleted.")
     lease_seconds: float = Field(
-        default=30, gt=0, description="Time after which the work of a silent process is taken over."
+        default=30,
+        gt=0,
+        description="Time without a heartbeat after which other processes take over the shards of a process.",
     )
-    shutdown_grace_seconds: float = Field(default=30, ge=0, description="Time that lines in flight get at SIGTERM.")
+    shutdown_grace_seconds: float = Field(
+        default=30, ge=0, description="Time that requests in flight have to finish after SIGTERM."
+    )
 
-    max_file_bytes: int = Field(default=100 * MiB, gt=0, description="Largest upload.")
-    max_batch_bytes: int = Field(default=200 * MiB, gt=0, description="Largest input file of a batch.")
-    max_batch_lines: int = Field(default=50_000, gt=0, description="Most lines of a batch.")
-    max_line_bytes: int = Field(default=MiB, gt=0, description="Longest line of a batch.")
+    max_file_bytes: int = Field(default=100 * MiB, gt=0, description="Maximum size of an uploaded file.")
+    max_batch_bytes: int = Field(default=200 * MiB, gt=0, description="Maximum size of the input file of a batch.")
+    max_batch_lines: int = Field(default=50_000, gt=0, description="Maximum number of lines of a batch.")
+    max_line_bytes: int = Field(default=MiB, gt=0, description="Maximum size of a line of a batch.")
     batch_endpoints: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=("/v1/chat/completions",), description="Endpoints that lines may name, separated by commas."
+        default=(CHAT,), description="Endpoints that lines of a batch may use, separated by commas."
     )
     max_held_bytes: int = Field(
-        default=256 * MiB, gt=0, description="Answers a process holds before it waits for the disk."
+        default=256 * MiB,
+        gt=0,
+        description="Maximum size of the answers that a process holds in memory before they are stored.",
     )
-    max_project_requests: int = Field(default=64, ge=1, description="Uploads and creates of one project at once.")
-    max_project_calls: int = Field(default=256, ge=1, description="Synchronous calls of one project at once.")
-    max_request_bytes: int = Field(default=4 * MiB, gt=0, description="Largest body of a synchronous call.")
+    max_project_requests: int = Field(
+        default=64, ge=1, description="Maximum number of parallel uploads and creates of one project."
+    )
+    max_project_calls: int = Field(
+        default=256, ge=1, description="Maximum number of parallel synchronous calls of one project."
+    )
+    max_request_bytes: int = Field(default=4 * MiB, gt=0, description="Maximum size of the body of a synchronous call.")
 
-    header_timeout_seconds: float = Field(
-        default=15, gt=0, description="Time in which a request's headers must be complete."
+    header_timeout_seconds: float = Field(default=15, gt=0, description="Timeout for the headers of a request.")
+    body_timeout_seconds: float = Field(
+        default=30, gt=0, description="Maximum time without data while the body of a request is received."
     )
-    body_timeout_seconds: float = Field(default=30, gt=0, description="Longest stall of a request's body.")
 
     @field_validator("cors_origins", "batch_endpoints", mode="before")
     @classmethod
@@ -188,11 +216,11 @@ class Settings(BaseSettings):
         return url
 
     @model_validator(mode="after")
-    def _find_upstreams(self) -> Self:
+    def _check_upstreams(self) -> Self:
         if DEFAULT_UPSTREAM in self.upstreams:
             raise ValueError(f"upstreams.{DEFAULT_UPSTREAM}: the default upstream is set with upstream_url")
         if CLASSIFIER_UPSTREAM in self.upstreams:
-            raise ValueError(f"upstreams.{CLASSIFIER_UPSTREAM}: this is the name of the built-in classifier")
+            raise ValueError(f"upstreams.{CLASSIFIER_UPSTREAM}: this name is reserved for the built-in classifier")
         for model_id, model in self.models.items():
             for name in model.upstream:
                 if name not in {DEFAULT_UPSTREAM, CLASSIFIER_UPSTREAM, *self.upstreams}:
@@ -201,7 +229,7 @@ class Settings(BaseSettings):
 
     @property
     def all_upstreams(self) -> dict[str, UpstreamSettings]:
-        """Every upstream by name."""
+        """All upstreams by name, including the default one if ``upstream_url`` is set."""
         if self.upstream_url is None:
             return dict(self.upstreams)
         default = UpstreamSettings(url=self.upstream_url, api_key=self.upstream_api_key)
@@ -209,42 +237,46 @@ class Settings(BaseSettings):
 
     @property
     def embeds_model(self) -> bool:
-        """Whether anything is left to the embedded model: it stands in for a default upstream that is not given."""
-        asked = {name for model in self.models.values() for name in model.upstream} or {DEFAULT_UPSTREAM}
-        return self.upstream_url is None and DEFAULT_UPSTREAM in asked
+        """Whether the embedded model is used: it replaces the default upstream if ``upstream_url`` is not set."""
+        used = {name for model in self.models.values() for name in model.upstream} or {DEFAULT_UPSTREAM}
+        return self.upstream_url is None and DEFAULT_UPSTREAM in used
 
     @property
     def classifies(self) -> bool:
-        """Whether a model is left to the built-in classifier."""
+        """Whether a model uses the built-in classifier."""
         return any(CLASSIFIER_UPSTREAM in model.upstream for model in self.models.values())
 
     @property
     def embedded_slots(self) -> int:
-        """Requests that the embedded model answers at once."""
+        """The number of requests that the embedded model answers at once."""
         return self.max_concurrency or _EMBEDDED_SLOTS
 
     def cap(self, upstream: str) -> int | None:
-        """Most lines in flight to an upstream, where something sets a bound."""
+        """Return the maximum number of requests in flight to an upstream, or None if there is no limit."""
         if upstream == DEFAULT_UPSTREAM and self.embeds_model:
             return self.embedded_slots
         return self.max_concurrency
 
     @property
     def catalog(self) -> Catalog:
+        """The models that clients can use."""
         return Catalog(model.model(model_id) for model_id, model in self.models.items())
 
     @property
     def tariff(self) -> Tariff:
+        """How answers are charged."""
         return Tariff(metered=self.metering, batch_percent=self.batch_price_percent)
 
     @property
     def retry_policy(self) -> RetryPolicy:
+        """When a line is attempted again."""
         return RetryPolicy(
             max_attempts=self.max_attempts, max_throttles=self.max_throttles, base_seconds=self.retry_base_seconds
         )
 
     @property
     def input_limits(self) -> InputLimits:
+        """The limits for the input file of a batch."""
         return InputLimits(
             max_bytes=self.max_batch_bytes,
             max_lines=self.max_batch_lines,

@@ -1,4 +1,4 @@
-"""Time, randomness and threads as the machine has them: the one module that may ask for them directly."""
+"""The clock, randomness and threads of the machine. Only this module uses them directly."""
 
 import asyncio
 import random
@@ -12,29 +12,38 @@ T = TypeVar("T")
 
 
 class SystemClock:
+    """The clock of the machine."""
+
     now = staticmethod(time.time)
     steady = staticmethod(time.monotonic)
 
     async def sleep(self, seconds: float) -> None:
+        """Wait without blocking the event loop."""
         await asyncio.sleep(seconds)
 
 
 class SystemRandom:
+    """The random numbers of the machine."""
+
     def bytes(self, count: int) -> bytes:
+        """Return bytes that are fit for secrets."""
         return secrets.token_bytes(count)
 
     def uniform(self, low: float, high: float) -> float:
+        """Return a number between the two bounds."""
         return random.uniform(low, high)
 
 
 class ThreadPool:
-    """A few threads for blocking calls; with one thread, calls run in the order they were made."""
+    """A few threads for blocking calls. With one thread, calls run in the order in which they were made."""
 
     def __init__(self, count: int, *, name: str) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def run(self, call: Callable[[], T]) -> T:
+        """Run a call in a thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def close(self) -> None:
+        """Wait for the running calls and end the threads."""
         self._pool.shutdown(wait=True)

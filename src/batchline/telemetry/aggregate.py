@@ -42,10 +42,11 @@ class RemoteMetrics:
         self._ended: dict[tuple[str, tuple[tuple[str, str], ...]], MetricSample] = {}
 
     def update(self, owner: str, samples: Sequence[MetricSample]) -> None:
+        """Replace the samples of a process."""
         self._samples[owner] = samples
 
     def remove(self, owner: str) -> None:
-        """Keep only what is cumulative of a process that has ended."""
+        """Forget a process that has ended, but keep its cumulative samples."""
         for sample in self._samples.pop(owner, ()):
             if sample.is_cumulative:
                 key = sample.name, sample.labels
@@ -53,6 +54,7 @@ class RemoteMetrics:
                 self._ended[key] = sample if before is None else sample._replace(value=before.value + sample.value)
 
     def samples(self) -> Iterator[MetricSample]:
+        """Yield all samples of all processes."""
         yield from self._ended.values()
         for samples in self._samples.values():
             yield from samples

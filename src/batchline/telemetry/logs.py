@@ -1,10 +1,10 @@
-"""Logs: one line a record on stderr, in logfmt, which people read and every log collector parses.
+"""Writes logs to stderr in logfmt, one line per record, which people can read and log collectors can parse.
 
 ::
 
     time=2026-01-31T12:00:00.000Z level=info logger=batchline.loops.worker msg="upstream paused" reason=refused
 
-What a call passes as ``extra={...}`` follows the message as key=value.
+The fields that a call passes as ``extra={...}`` follow the message as key=value.
 """
 
 import json
@@ -31,7 +31,10 @@ def configure_logs(stream: TextIO | None = None) -> None:
 
 
 class LogfmtFormatter(logging.Formatter):
+    """Formats a record as one line of key=value pairs."""
+
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line for a record."""
         fields: dict[str, object] = {
             "time": _time(record.created),
             "level": record.levelname.lower(),
@@ -51,10 +54,10 @@ def _time(at: float) -> str:
 
 
 def _word(value: object) -> str:
-    """A value as one word: bare where that is unambiguous, else a JSON string.
+    """Return a value as one word: bare if that is unambiguous, else as a JSON string.
 
-    Whatever is not printable (line ends of any kind, terminal controls, text that turns direction) is escaped, so
-    that nothing a client sends can begin a line or disguise one.
+    Characters that are not printable (line ends of any kind, terminal controls, changes of text direction) are
+    escaped, so that a client cannot add a line to the log or disguise one.
     """
     text = _TEXTS[value] if value is None or isinstance(value, bool) else str(value)
     if not text.isprintable():
