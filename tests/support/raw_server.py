@@ -1,9 +1,9 @@
-"""A server that sends exactly the bytes a test wants, over real sockets."""
+"""A server that sends exactly the bytes that a test gives it, over real sockets, and a client for it."""
 
 import asyncio
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from socket import SO_LINGER, SOL_SOCKET
 
@@ -16,6 +16,8 @@ BODY = b'{"prompt":"not to be told either"}'
 
 
 class ManualClock:
+    """A clock that only moves when a test moves it, or when something sleeps on it."""
+
     def __init__(self, now: float = 1_700_000_000) -> None:
         self.seconds = 0.0
         self._start = now
@@ -39,8 +41,9 @@ class Peer:
         self.writer = writer
 
     async def request(self) -> bytes:
+        """Read one request, head and body."""
         head = await self.reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
         return head + await self.reader.readexactly(length)
 
     async def send(self, data: bytes) -> None:
@@ -48,12 +51,12 @@ class Peer:
         await self.writer.drain()
 
     async def left(self) -> None:
-        """Wait until the client closed its side, or reset it because it had not read everything."""
+        """Wait until the client has closed its side, or reset it because it had not read everything."""
         with suppress(ConnectionError):
             await self.reader.read()
 
     def reset(self) -> None:
-        """End the connection the way a dying process does."""
+        """Reset the connection, as happens when a process dies."""
         self.writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
@@ -62,6 +65,8 @@ Behaviour = Callable[[Peer], Awaitable[None]]
 
 
 class Wire:
+    """The running server; ``accepted`` counts its connections."""
+
     def __init__(self, behave: Behaviour) -> None:
         self.accepted = 0
         self.port = 0
@@ -76,16 +81,18 @@ class Wire:
         try:
             await self._behave(peer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            """The client left; what that means is for the test to say."""
+            """The client has closed the connection; the test judges what that means."""
         finally:
             peer.writer.close()
 
     async def finish(self) -> None:
+        """Wait until every connection was served to its end."""
         await asyncio.gather(*self._handlers)
 
 
 @asynccontextmanager
 async def serving(behave: Behaviour, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
+    """Run a server that serves each connection with this function."""
     wire = Wire(behave)
     server = await asyncio.start_server(wire.accept, "127.0.0.1", 0, ssl=tls, limit=4 * 1024 * 1024)
     wire.port = server.sockets[0].getsockname()[1]
@@ -103,14 +110,17 @@ async def client(
     *,
     url: str = "http://127.0.0.1:{port}/v1",
     api_key: str | None = KEY,
+    headers: Mapping[str, str] | None = None,
     connect_timeout: float = 10,
     request_timeout: float = 30,
     max_answer_bytes: int = 1024 * 1024,
     clock: Clock | None = None,
 ) -> AsyncIterator[HttpUpstream]:
+    """Open an HTTP client for this port and close it with the block."""
     upstream = HttpUpstream(
         url.format(port=port),
         api_key=api_key,
+        headers=headers,
         connect_timeout=connect_timeout,
         request_timeout=request_timeout,
         max_answer_bytes=max_answer_bytes,
@@ -123,10 +133,12 @@ async def client(
 
 
 def answer(body: bytes = b"{}", *headers: str, status: str = "200 OK") -> bytes:
+    """Return the bytes of an answer with a Content-Length."""
     fields = "".join(f"{header}\r\n" for header in (f"Content-Length: {len(body)}", *headers))
     return f"HTTP/1.1 {status}\r\n{fields}\r\n".encode() + body
 
 
 def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    """Return the bytes of an answer in chunks."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end

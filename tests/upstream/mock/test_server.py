@@ -1,4 +1,4 @@
-"""The scripted upstream as a server: what it counts, and how it takes orders and nonsense."""
+"""The mock server: what it counts, how its plan is changed, and how it answers invalid requests."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from batchline.upstream.mock.server import MAX_BODY_BYTES, MockServer, serve_moc
 
 
 class Caller:
-    """A bare client: it writes bytes and reads one answer at a time."""
+    """A minimal client: it writes bytes and reads one answer at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -83,8 +83,8 @@ async def stats(server: MockServer) -> dict[str, Any]:
         return document
 
 
-def test_it_counts_what_came() -> None:
-    """Tests of exactly-once need to know which requests came more than once."""
+def test_it_counts_requests() -> None:
+    """Tests of exactly-once need to know how many requests were repeated."""
 
     async def scene(server: MockServer, caller: Caller) -> None:
         for prompt in ("a", "a", "a", "b", "b", "c", "[[status=503]]"):
@@ -102,8 +102,8 @@ def test_it_counts_what_came() -> None:
     play(scene)
 
 
-def test_it_tells_how_many_were_in_flight_at_once() -> None:
-    """Tests of concurrency limits need the peak; a client that leaves is no longer in flight."""
+def test_it_counts_requests_in_flight() -> None:
+    """Tests of concurrency limits need the peak; a client that disconnects is no longer in flight."""
 
     async def scene(server: MockServer, first: Caller) -> None:
         async with calling(server) as second:
@@ -123,7 +123,7 @@ def test_it_tells_how_many_were_in_flight_at_once() -> None:
 
 
 def test_its_plan_can_be_changed_while_it_runs() -> None:
-    """A whole new plan at a time; one that cannot be changes nothing."""
+    """Each new plan replaces the whole old one; an invalid plan changes nothing."""
 
     async def scene(server: MockServer, caller: Caller) -> None:
         assert (await caller.ask("POST", "/v1/chat/completions", chat("a")))[0] == 200
@@ -140,7 +140,7 @@ def test_its_plan_can_be_changed_while_it_runs() -> None:
 
 
 def test_requests_on_one_connection_are_answered_in_order() -> None:
-    """Keep-alive, and a client that does not wait: a late first answer is not overtaken."""
+    """With keep-alive and pipelining, a late first answer still comes first."""
 
     async def scene(server: MockServer, caller: Caller) -> None:
         prompts = ["first [[delay=0.02]]", "second", "third"]
@@ -170,8 +170,8 @@ def test_a_client_that_wants_to_close_is_closed() -> None:
     ],
     ids=["nonsense", "upgrade", "too large"],
 )
-def test_what_it_cannot_take_it_refuses(data: bytes, status: int) -> None:
-    """Bodies are bounded, and the connection ends after what is no request."""
+def test_invalid_requests_are_refused(data: bytes, status: int) -> None:
+    """Bodies have a maximum size, and the connection is closed after an invalid request."""
 
     async def scene(server: MockServer, caller: Caller) -> None:
         caller.send(data)

@@ -1,4 +1,4 @@
-"""The scripted upstream's synchronous routes: streams, responses and the rest, in shapes the official client reads."""
+"""The mock server's streams over the wire, and its answers as the official client reads them."""
 
 import asyncio
 import json
@@ -12,7 +12,6 @@ from openai import AsyncOpenAI
 
 from batchline.domain.errors import StreamBroken
 from batchline.domain.replies import Answer, Fault, Reply
-from batchline.domain.usage import Usage, reported_usage
 from batchline.system import SystemClock
 from batchline.upstream.http import HttpUpstream
 from batchline.upstream.mock.script import Outcome, Plan, Script
@@ -40,7 +39,7 @@ def decide(path: str, body: bytes, *, plan: Plan | None = None) -> Outcome:
 
 
 def documents(events: bytes) -> list[Any]:
-    """The JSON of every event but the last word of a chat."""
+    """Return the JSON of every event except the final [DONE] of a chat."""
     lines = (line.removeprefix(b"data: ") for line in events.split(b"\n") if line.startswith(b"data: "))
     return [json.loads(line) for line in lines if line != b"[DONE]"]
 
@@ -89,135 +88,9 @@ async def stats(upstream: HttpUpstream) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("fields", [{}, {"stream_options": None}, {"stream_options": {"include_usage": False}}])
-def test_a_chat_is_streamed_in_openais_chunks(fields: dict[str, Any]) -> None:
-    """E1: first the role, then one chunk a word, then why it ended, then the last word; nothing of usage."""
-    outcome = decide(CHAT, chat("two  words\n", stream=True, **fields))
-    assert (outcome.status, outcome.content_type) == (200, "text/event-stream")
-    assert outcome.body.endswith(b"\n\ndata: [DONE]\n\n")
-    chunks = documents(outcome.body)
-    choices = [chunk.pop("choices") for chunk in chunks]
-    assert [choice["delta"] for (choice,) in choices] == [
-        {"role": "assistant", "content": "", "refusal": None},
-        *({"content": word} for word in ("scripted", " answer", " to:", " two", "  words", "\n")),
-        {},
-    ]
-    assert [choice["finish_reason"] for (choice,) in choices] == [None] * 7 + ["stop"]
-    same = {
-        "id": chunks[0]["id"],
-        "object": "chat.completion.chunk",
-        "created": 1_700_000_000,
-        "model": "m",
-        "system_fingerprint": "fp_scripted",
-    }
-    assert chunks == [same] * 8
-
-
-def test_usage_is_told_in_a_chunk_of_its_own_when_asked_for() -> None:
-    """E2: what a stream is charged by."""
-    body = chat("two words [[cached=1]]", stream=True, stream_options={"include_usage": True})
-    *chunks, last = documents(decide(CHAT, body).body)
-    assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
-    assert last["choices"] == []
-    assert last["usage"] == {
-        "prompt_tokens": 3,
-        "completion_tokens": 6,
-        "total_tokens": 9,
-        "prompt_tokens_details": {"cached_tokens": 1},
-    }
-
-
-@pytest.mark.parametrize("fields", [{}, {"stream": False}, {"stream": None}])
-def test_nothing_is_streamed_that_was_not_asked_for(fields: dict[str, Any]) -> None:
-    outcome = decide(CHAT, chat("a", **fields))
-    assert (outcome.events, outcome.content_type) == ((), "application/json")
-
-
-@pytest.mark.parametrize("path", STREAMED)
-@pytest.mark.parametrize(
-    ("directive", "status", "kind"),
-    [
-        ("status=503", 503, "application/json"),
-        ("error=context_length_exceeded", 400, "application/json"),
-        ("html", 200, "text/html"),
-        ("redirect", 307, "application/json"),
-        ("status=204", 204, "application/json"),
-        ("pause=-1", 400, "application/json"),
-        ("cached=x", 400, "application/json"),
-    ],
-)
-def test_what_is_no_success_is_not_streamed(path: str, directive: str, status: int, kind: str) -> None:
-    """E2: errors are plain answers, also to those who asked for a stream."""
-    outcome = decide(path, asking(path, f"[[{directive}]]"))
-    assert (outcome.status, outcome.content_type, outcome.events) == (status, kind, ())
-
-
-def test_a_response_has_openais_shape() -> None:
-    """E2: the message, and usage in the words of responses."""
-    messages = [
-        {"role": "developer", "content": "be brief"},
-        {"role": "user", "content": [{"type": "input_text", "text": "hello [[cached=3]]"}]},
-    ]
-    body = json.dumps({"model": "m", "input": messages}).encode()
-    outcome = decide(RESPONSES, body)
-    document = json.loads(outcome.body)
-    assert document["id"].startswith("resp_")
-    assert (document["object"], document["status"], document["model"]) == ("response", "completed", "m")
-    (message,) = document["output"]
-    assert (message["type"], message["role"]) == ("message", "assistant")
-    assert message["content"][0]["type"] == "output_text"
-    assert message["content"][0]["text"] == "scripted answer to: hello [[cached=3]]"
-    assert document["usage"] == {
-        "input_tokens": 4,
-        "input_tokens_details": {"cached_tokens": 3},
-        "output_tokens": 5,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": 9,
-    }
-    assert reported_usage(outcome.body) == Usage(input_tokens=4, cached_tokens=3, output_tokens=5)
-
-
-def test_a_response_is_streamed_as_named_events() -> None:
-    events = decide(RESPONSES, asking(RESPONSES, "hello")).events
-    names = [event.partition(b"\n")[0].decode() for event in events]
-    delta = "event: response.output_text.delta"
-    assert names == ["event: response.created", *[delta] * 4, "event: response.completed"]
-    told = documents(b"".join(events))
-    assert [f"event: {document['type']}" for document in told] == names
-    assert told[0]["response"]["usage"] is None
-    last = told[-1]["response"]
-    text = "".join(document["delta"] for document in told[1:-1])
-    assert text == last["output"][0]["content"][0]["text"] == "scripted answer to: hello"
-    assert (last["status"], last["usage"]["total_tokens"]) == ("completed", 5)
-
-
-@pytest.mark.parametrize("path", TEXT_ROUTES)
-def test_the_other_routes_take_a_text(path: str) -> None:
-    """E2: a shape of its own that says what it is, usage in the words of chats, and directives in the text."""
-    body = json.dumps({"text": "two words", "anything": {"else": 1}}).encode()
-    outcome = decide(path, body)
-    document = json.loads(outcome.body)
-    assert document == {
-        "id": document["id"],
-        "object": "scripted.text",
-        "result": "scripted answer to: two words",
-        "usage": {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7},
-    }
-    assert decide(path, json.dumps({"text": "[[status=503]]"}).encode()).status == 503
-    assert decide(path, b'{"model":"m"}').status == 400
-
-
-def test_cached_tokens_are_reported_where_the_prompt_says_so() -> None:
-    """D4: prices of cached input can be tried; a rate that draws a fault does not mind."""
-    assert reported_usage(decide(CHAT, chat("a [[cached=2]]")).body).cached_tokens == 2
-    assert reported_usage(decide(CHAT, chat("a [[cached=2]]"), plan=Plan(cut=100)).body).cached_tokens == 2
-    assert reported_usage(decide(CHAT, chat("a")).body).cached_tokens == 0
-    assert len(decide(CHAT, chat("a [[cached=2 huge=5000]]")).body) == 5000
-
-
 @pytest.mark.parametrize("path", STREAMED)
 def test_a_stream_comes_whole_over_the_wire(path: str) -> None:
-    """E1: every event, and the connection serves the next request; in the numbers it is one request."""
+    """E1: every event arrives, the connection serves the next request, and the stream counts as one request."""
 
     async def scene(server: MockServer, upstream: HttpUpstream) -> None:
         body = asking(path, "hello [[huge=500000]]")
@@ -234,7 +107,7 @@ def test_a_stream_comes_whole_over_the_wire(path: str) -> None:
 
 
 def test_a_pause_is_made_before_every_event_but_the_first() -> None:
-    """E2: a stream can be left in the middle; it is in flight until then, and counted as left after."""
+    """E2: a client can close a stream in the middle; until then it is in flight, after that it counts as "left"."""
 
     async def scene(_: MockServer, upstream: HttpUpstream) -> None:
         async with upstream.stream(CHAT, chat("[[pause=3600]]", stream=True)) as answer:
@@ -250,7 +123,7 @@ def test_a_pause_is_made_before_every_event_but_the_first() -> None:
 
 
 def test_a_paused_stream_comes_whole() -> None:
-    """Also when the next request of the connection waits behind it."""
+    """Also if the next request of the connection waits behind it."""
 
     async def scene(server: MockServer, _: HttpUpstream) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -301,8 +174,8 @@ def test_a_stream_that_never_begins_is_a_reply(directive: str) -> None:
     play(scene)
 
 
-def test_the_models_are_one() -> None:
-    """E3: the list an operator's own tools may ask for."""
+def test_one_model_is_listed() -> None:
+    """E3: an operator's own tools may ask for the list."""
 
     async def scene(_: MockServer, upstream: HttpUpstream) -> None:
         document = json.loads(answered(await upstream.get("/v1/models")).body)
@@ -313,7 +186,7 @@ def test_the_models_are_one() -> None:
 
 
 def test_the_official_client_reads_it_all() -> None:
-    """E1, E2: the shapes are OpenAI's to those who know them best."""
+    """E1, E2: the official client accepts the shapes."""
 
     async def scene(server: MockServer, _: HttpUpstream) -> None:
         async with AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0) as openai:
