@@ -1,4 +1,4 @@
-"""A backup of a busy data folder, and every place that it can be restored to."""
+"""Provides a backup of a busy data folder, and every kind of store that it can be restored to."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Taking a backup: it is of one moment, whole or not there, and leaves nothing behind."""
+"""Taking a backup: it shows one moment, it is whole or does not exist, and it leaves nothing behind."""
 
 import errno
 import json
@@ -46,7 +46,7 @@ def test_it_says_what_it_holds(busy: Busy, folder: Folder, tmp_path: Path) -> No
 
 
 def test_it_is_for_nobody_but_its_owner(archive: Path) -> None:
-    """It holds what tenants wrote."""
+    """A backup holds the data of all tenants, so only its owner may read it."""
     assert stat.S_IMODE(archive.stat().st_mode) == 0o600
 
 
@@ -61,7 +61,7 @@ def test_a_file_is_overwritten_only_when_that_is_wanted(archive: Path, folder: F
     before = archive.read_bytes()
     refused = try_to_back_up(folder.path, archive)
     assert refused.exit_code == 1
-    assert "is there already" in refused.stderr
+    assert "exists already" in refused.stderr
     assert archive.read_bytes() == before
     folder.play(lambda world: world.owner("another"))
     back_up(folder.path, archive, "--force")
@@ -92,8 +92,10 @@ def test_a_service_on_shared_backends_is_not_half_backed_up(
 def test_what_comes_and_goes_around_the_moment_is_in_it(
     busy: Busy, folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C12: a file that is made after the rest was linked and deleted as soon as anybody can commit again, and a batch
-    that is finished then and loses its work."""
+    """C12: objects that are created late and deleted at once after the snapshot are in the backup.
+
+    One is a file that was created after the others were linked; one is the work of a batch that ends right then.
+    """
     moment = backup_module._nothing_committed
     half = busy.batches["half run"]
 
@@ -119,7 +121,7 @@ def test_what_comes_and_goes_around_the_moment_is_in_it(
 def test_nothing_can_be_committed_in_the_moment(
     busy: Busy, folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a row could go between the snapshot and the link to what it needs."""
+    """Otherwise a row could be deleted between the snapshot and the link to its object."""
     link, refused = backup_module._Staging._link_needed, []
 
     def try_to_commit(staging: Any, reader: Any, marks: Any) -> Any:
@@ -138,7 +140,7 @@ def test_nothing_can_be_committed_in_the_moment(
 
 
 def test_what_changes_while_it_is_written_is_not_in_it(busy: Busy, folder: Folder, tmp_path: Path) -> None:
-    """Writing takes as long as the disk does; the backup is of the moment before."""
+    """The service may commit while the backup is written; the backup shows the moment before."""
     deleted: list[str] = []
 
     def delete_everything(done: int, total: int) -> None:
@@ -175,7 +177,7 @@ def test_objects_are_copied_where_they_cannot_be_linked(
 def test_an_object_that_was_lost_before_is_named_and_does_not_hinder(
     busy: Busy, folder: Folder, tmp_path: Path
 ) -> None:
-    """The rest is worth a backup all the more, and a restore."""
+    """Everything else is backed up and can be restored."""
     (folder.path / "objects" / "uploads" / "file-0001").unlink()
     result = try_to_back_up(folder.path, tmp_path / "a.tar")
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""A restore that ends before its end has restored nothing, and can be run again."""
+"""A restore that is interrupted has restored nothing, and can be run again."""
 
 import asyncio
 import resource
@@ -23,7 +23,7 @@ async def _batches(store: Store) -> int:
 def test_killed_before_the_rows_it_restored_nothing_and_runs_again(
     archive: Path, tmp_path: Path, postgres: Postgres, bucket: Seaweed
 ) -> None:
-    """By a real SIGKILL, when all objects are in the bucket and the rows are on their way."""
+    """Kill a restore with SIGKILL when all objects are in the bucket and the rows are being inserted."""
     url = postgres.new_database()
     target = Target(tmp_path / "restored", database_url=url, storage_url=bucket.new_url())
     asyncio.run(_kill_at_the_rows(url, "-m", "batchline", "restore", str(archive), *target.flags))
@@ -36,7 +36,7 @@ def test_killed_before_the_rows_it_restored_nothing_and_runs_again(
 
 
 async def _kill_at_the_rows(url: str, *command: str) -> None:
-    """While somebody reads the tables, who wants to be alone with them waits."""
+    """Hold a reader's lock on the tables, for which the restore has to wait."""
     reader = await asyncpg.connect(url)
     async with reader.transaction():
         await reader.execute("LOCK TABLE organizations IN SHARE MODE")
@@ -80,7 +80,7 @@ def test_a_disk_that_takes_no_more_has_taken_nothing_and_it_runs_again(
 
 
 def test_the_next_one_may_be_of_another_backup(archive: Path, to_folder: Target) -> None:
-    """What the one that died had put there is not left to be found in the new service."""
+    """Objects that the killed restore wrote do not stay in the new service."""
     left = to_folder.data_dir / "objects" / "uploads" / "file-of-another"
     left.parent.mkdir(parents=True)
     left.touch()
@@ -91,7 +91,7 @@ def test_the_next_one_may_be_of_another_backup(archive: Path, to_folder: Target)
 
 
 def test_nothing_is_restored_while_the_folder_is_served(archive: Path, to_folder: Target) -> None:
-    """F1: one process a folder."""
+    """F1: one process per data folder."""
     to_folder.data_dir.mkdir()
     with folder_lock(to_folder.data_dir):
         assert "is served by another process" in to_folder.refusal(archive)

@@ -1,4 +1,4 @@
-"""Backups of a running service, and the same service somewhere else after its end: SPEC C12, D4, D5, F3."""
+"""Backups of a running service, restored after it was killed: rules C12, D4, D5, F3."""
 
 import json
 from collections import Counter
@@ -28,10 +28,10 @@ def original(tmp_path_factory: pytest.TempPathFactory, mock: Mock) -> Original:
 
 
 def test_open_batches_continue_in_another_folder(tmp_path: Path, mock: Mock, original: Original) -> None:
-    """C12, D4, D5."""
+    """C12, D4, D5: on SQLite and a folder."""
     target = Target(tmp_path / "restored")
-    told = target.restore(original.archives[-1]).stdout
-    assert "Start it with: batchline serve" in told
+    printed = target.restore(original.archives[-1]).stdout
+    assert "Start it with: batchline serve" in printed
     with original.served(target.data_dir, mock.url) as service:
         assert_all_ends_well(service, original)
 
@@ -39,17 +39,17 @@ def test_open_batches_continue_in_another_folder(tmp_path: Path, mock: Mock, ori
 def test_open_batches_continue_on_postgresql_and_a_bucket(
     tmp_path: Path, mock: Mock, original: Original, postgres: Postgres, bucket: Seaweed
 ) -> None:
-    """C12, D4, D5, F1."""
+    """C12, D4, D5, F1: on PostgreSQL and a bucket."""
     urls = {"database_url": postgres.new_database(empty=True), "storage_url": bucket.new_url()}
     target = Target(tmp_path / "restored", **urls)
-    told = target.restore(original.archives[-1]).stdout
-    assert "batchline api and batchline worker" in told
+    printed = target.restore(original.archives[-1]).stdout
+    assert "batchline api and batchline worker" in printed
     with original.served(tmp_path / "node", mock.url, **urls) as service:
         assert_all_ends_well(service, original)
 
 
 def test_every_backup_holds_whole_what_was_finished(tmp_path: Path, original: Original) -> None:
-    """C12: also those taken before, while batches finished and their work was removed."""
+    """C12: this includes backups taken while batches finished and their work was deleted."""
     for number, archive in enumerate(original.archives):
         target = Target(tmp_path / str(number))
         result = target.restore(archive)
@@ -59,7 +59,7 @@ def test_every_backup_holds_whole_what_was_finished(tmp_path: Path, original: Or
 
 @pytest.mark.proof
 def test_many_backups_under_load(tmp_path: Path, mock: Mock) -> None:
-    """C12."""
+    """C12: each of twelve backups is whole, and the last one can be served."""
     original = backed_up_and_killed(tmp_path, mock.url, backups=12)
     test_every_backup_holds_whole_what_was_finished(tmp_path / "many", original)
     target = Target(tmp_path / "last")

@@ -1,4 +1,4 @@
-"""When nothing is restored: into what is used already, and of what is no whole backup. Nothing is touched then."""
+"""Refused restores: the target is in use, or the backup is not whole. Nothing is changed then."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.support.s3_server import Seaweed
 
 
 def _untouched(target: Target) -> bool:
-    """Not even a folder was made."""
+    """Not even a folder was created."""
     return not target.data_dir.exists()
 
 
@@ -38,7 +38,7 @@ def test_a_folder_of_something_else_is_refused(archive: Path, to_folder: Target)
 
 
 def test_objects_of_somebody_else_are_refused_and_stay(archive: Path, to_folder: Target) -> None:
-    """As a service on PostgreSQL has them in its folder."""
+    """A service on PostgreSQL has objects in its folder but no database."""
     other = to_folder.data_dir / "objects" / "uploads" / "file-other"
     other.parent.mkdir(parents=True)
     other.write_bytes(b"theirs")
@@ -88,7 +88,7 @@ def test_a_database_that_is_used_is_refused(
 
 
 def test_a_backup_that_is_cut_off_is_refused_wherever_that_is(archive: Path, to_folder: Target) -> None:
-    """Also between two members, and where it was made a tar that is only shorter."""
+    """This includes a cut between two members, and a shorter file that is a valid tar."""
     data = archive.read_bytes()
     with tarfile.open(archive) as tar:
         members = tar.getmembers()
@@ -127,7 +127,7 @@ Members = list[tuple[tarfile.TarInfo, bytes]]
 
 
 def _sealed_anew(archive: Path, change: Callable[[Members], object]) -> None:
-    """As by somebody who knows how a backup is sealed."""
+    """Write a backup with extra members and a correct seal."""
     with tarfile.open(archive) as tar:
         *members, (last, _) = [(each, (tar.extractfile(each) or BytesIO()).read()) for each in tar.getmembers()]
     change(members)
@@ -152,7 +152,7 @@ def _named(name: str, *, kind: bytes = tarfile.REGTYPE, size: int = 0) -> tarfil
 
 
 def test_a_member_that_belongs_there_is_taken(archive: Path, to_folder: Target) -> None:
-    """What the tests below add is refused for what it is, not for being added."""
+    """The tests below are refused for the kind of member that they add, not because they add one."""
     _add_after_database(archive, _named("objects/uploads/file-added", size=5), b"added")
     assert to_folder.restore(archive).exit_code == 0
     assert to_folder.read("uploads/file-added") == b"added"
@@ -187,7 +187,7 @@ def test_only_regular_files_are_taken(archive: Path, to_folder: Target, kind: by
 
 
 def test_a_backup_without_an_object_that_is_needed_is_not_restored(archive: Path, to_folder: Target) -> None:
-    """C12: every object is looked for where it was put, before any row is there."""
+    """C12: the restore checks that every object was written before it inserts any row."""
     _sealed_anew(archive, lambda members: members.pop(-1))
     told = to_folder.refusal(archive)
     assert re.search(r"The object segments/\S+ is missing. Nothing was restored", told)

@@ -1,4 +1,4 @@
-"""What a restored service finds: everything but the leases, on every backend. SPEC C6, C11, C12, D4, D5, F3."""
+"""What a restored service finds: everything but the leases, in every store. Rules C6, C11, C12, D4, D5, F3."""
 
 import asyncio
 import sqlite3
@@ -31,8 +31,10 @@ def restored(target: Target, archive: Path) -> Target:
 
 
 def test_work_goes_on_where_it_was_without_a_strike(restored: Target, busy: Busy) -> None:
-    """C12, D5: what was recorded stays so, what was leased is open under a new epoch, and what was stopped is closed;
-    nobody has to wait for a lease to lapse."""
+    """C12, D5: recorded lines stay recorded; leased shards are open under a new epoch, or closed if stopped.
+
+    No worker has to wait for a lease to end.
+    """
 
     async def claim(store: Store) -> list[Shard]:
         assert await store.rescue(live_owners=lambda: [ME]) == 0
@@ -49,7 +51,7 @@ def test_work_goes_on_where_it_was_without_a_strike(restored: Target, busy: Busy
 
 
 def test_batches_that_were_put_together_or_stopped_can_be_finished_at_once(restored: Target, busy: Busy) -> None:
-    """C10, C11: a finalizer that is gone holds nothing, and a cancelled batch ends with the lines that never ran."""
+    """C10, C11: the old finalizer holds no lease, and a cancelled batch ends with the lines that never ran."""
 
     async def finish(store: Store) -> list[FinalizeLease]:
         found = [await store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) for _ in range(3)]
@@ -63,7 +65,7 @@ def test_batches_that_were_put_together_or_stopped_can_be_finished_at_once(resto
 
 
 def test_a_batch_that_was_being_validated_is_told_to_be_interrupted(restored: Target, busy: Busy) -> None:
-    """C6."""
+    """C6: a batch that was being validated fails as interrupted."""
 
     async def fail_interrupted(store: Store) -> BatchStatus:
         assert await store.fail_interrupted(owner=ME, errors=b"{}", answer=b"{}", at=NOW) == 1
@@ -75,7 +77,7 @@ def test_a_batch_that_was_being_validated_is_told_to_be_interrupted(restored: Ta
 
 
 def test_what_is_over_stays_over_and_its_work_is_forgotten(restored: Target, busy: Busy) -> None:
-    """C11: also where the service had begun to remove it."""
+    """C11: this holds even if the service had begun to delete the work."""
 
     async def look(store: Store) -> None:
         batch = await store.batch(busy.owner.project_id, busy.batches["finished"])
@@ -88,7 +90,7 @@ def test_what_is_over_stays_over_and_its_work_is_forgotten(restored: Target, bus
 
 
 def test_keys_money_and_usage_are_the_same(restored: Target, busy: Busy, folder: Folder) -> None:
-    """D4, F3: the key opens its project, and the ledger sums to what is left."""
+    """D4, F3: the key opens its project, and the ledger sums to the organization's funds."""
 
     async def account(store: Store) -> tuple[object, ...]:
         [organization] = await store.organizations()
@@ -106,7 +108,7 @@ def test_keys_money_and_usage_are_the_same(restored: Target, busy: Busy, folder:
 
 
 def test_pages_are_the_same_and_what_comes_next_is_last(restored: Target, busy: Busy, folder: Folder) -> None:
-    """B5, C9: numbers go on after those that were given, also to files that are gone."""
+    """B5, C9: new numbers come after all earlier ones, including those of deleted files."""
     project_id = busy.owner.project_id
 
     async def pages(store: Store) -> tuple[list[Any] | None, list[Any] | None]:
@@ -132,7 +134,7 @@ def test_pages_are_the_same_and_what_comes_next_is_last(restored: Target, busy: 
 
 
 def test_every_object_that_a_row_needs_is_there_and_no_other(restored: Target, busy: Busy) -> None:
-    """C12: work, segments and files of what goes on, byte for byte; not those of what is over."""
+    """C12: work, segments and files of active batches are unchanged; the work of terminal ones is not kept."""
     half = busy.batches["half run"]
     assert restored.read(f"work/{half}/1") == f"work of {half}".encode()
     assert restored.read(f"segments/{half}/other-1") == b"+"
@@ -144,7 +146,7 @@ def test_every_object_that_a_row_needs_is_there_and_no_other(restored: Target, b
 
 
 def test_rows_and_objects_may_be_kept_in_different_places(mixed_target: Target, archive: Path, busy: Busy) -> None:
-    """F2: whatever `serve` can be told, `restore` can."""
+    """F2: ``restore`` takes the same settings as ``serve``."""
     result = mixed_target.restore(archive)
     assert result.exit_code == 0, result.output
     half = busy.batches["half run"]
@@ -159,7 +161,7 @@ def test_rows_and_objects_may_be_kept_in_different_places(mixed_target: Target, 
 
 
 def test_an_upload_that_was_not_finished_is_dropped(restored: Target, folder: Folder) -> None:
-    """B2: nobody will ever finish it."""
+    """B2: its process does not exist any more, so it can never be finished."""
 
     async def is_kept(store: Store) -> bool:
         return bool(await store.referenced_keys(["uploads/file-unfinished"]))
@@ -169,7 +171,7 @@ def test_an_upload_that_was_not_finished_is_dropped(restored: Target, folder: Fo
 
 
 def test_both_dialects_have_the_columns_that_are_copied(postgres: Postgres, archive: Path, to_folder: Target) -> None:
-    """A column that is added to one dialect alone is named here, or it is forgotten by a restore."""
+    """A column that is added to one dialect alone must be named here, or else a restore would lose it."""
     only_postgres = {
         "shards": {"lease"},
         "lanes": {"next_expires_at", "next_batch_id", "next_n", "open"},

@@ -20,7 +20,7 @@ Tell = Callable[[Story], None]
 
 @pytest.fixture(params=["folder", "bucket"])
 def tell(request: pytest.FixtureRequest, tmp_path: Path) -> Tell:
-    """Run a story on an empty store of each kind."""
+    """Run a test on an empty object store of each kind."""
     kinds: dict[str, Callable[[], Opened]] = {
         "folder": lambda: lambda: folder(tmp_path / "objects"),
         "bucket": lambda: _in_bucket(request.getfixturevalue("bucket"), tmp_path),
@@ -65,7 +65,7 @@ async def is_missing(objects: Objects, key: str) -> bool:
 
 
 def test_what_is_put_is_read(tell: Tell) -> None:
-    """B1: the bytes as they came; a second put takes the first one's place."""
+    """B1: an object holds the bytes that were put; a second put replaces the first."""
 
     async def story(objects: Objects) -> None:
         await objects.put("uploads/file-1", bytes(range(256)))
@@ -79,7 +79,7 @@ def test_what_is_put_is_read(tell: Tell) -> None:
 
 
 def test_a_missing_object_is_told(tell: Tell) -> None:
-    """C2: ``object missing`` is not ``store down``. A stream says so when it is first asked for bytes."""
+    """C2: a missing object is distinct from an unavailable store. A stream raises it at its first read."""
 
     async def story(objects: Objects) -> None:
         await objects.put("work/batch_1/0", b"x")
@@ -98,7 +98,7 @@ def test_a_missing_object_is_told(tell: Tell) -> None:
 
 @pytest.mark.rule("C12", "An object is seen only when it is whole.")
 def test_an_object_appears_whole_at_commit(tell: Tell) -> None:
-    """B1, C12: nothing is to be seen of it before."""
+    """B1, C12: nothing of the object is visible before the commit."""
 
     async def story(objects: Objects) -> None:
         writer = await objects.create("segments/batch_1/7-0")
@@ -119,7 +119,7 @@ def test_an_object_appears_whole_at_commit(tell: Tell) -> None:
 
 
 def test_an_aborted_object_never_was(tell: Tell) -> None:
-    """B2: nothing of a refused upload stays, and an older object of that key is as it was."""
+    """B2: a refused upload leaves nothing, and an older object of that key is unchanged."""
 
     async def story(objects: Objects) -> None:
         await objects.put("uploads/file-1", b"old")
@@ -136,7 +136,7 @@ def test_an_aborted_object_never_was(tell: Tell) -> None:
 
 
 def test_a_scratch_file_can_become_an_object(tell: Tell) -> None:
-    """C7: a work file is written beside the objects, then taken in; what is not taken in goes."""
+    """C7: a work file is written to scratch, then accepted; a file that is not accepted is removed."""
 
     async def story(objects: Objects) -> None:
         async with objects.scratch() as path, objects.scratch() as other:
@@ -159,7 +159,7 @@ def test_a_scratch_file_can_become_an_object(tell: Tell) -> None:
 
 
 def test_an_object_can_be_had_as_a_file(tell: Tell) -> None:
-    """C6: for a child process to read."""
+    """C6: a child process reads it."""
 
     async def story(objects: Objects) -> None:
         await objects.put("uploads/file-1", b"lines")
@@ -174,7 +174,7 @@ def test_an_object_can_be_had_as_a_file(tell: Tell) -> None:
 @pytest.mark.parametrize("start", [0, 1, 262_143, 262_144, 262_145, 599_999])
 @pytest.mark.parametrize("length", [0, 1, 262_144, 300_000, 600_000])
 def test_ranges(tell: Tell, start: int, length: int) -> None:
-    """B7: any part, at once or streamed in pieces; where the object ends, the part ends."""
+    """B7: any range can be read, at once or as a stream; it ends with the object."""
     data = bytes(range(250)) * 2400
 
     async def story(objects: Objects) -> None:
@@ -190,7 +190,7 @@ def test_ranges(tell: Tell, start: int, length: int) -> None:
 
 @pytest.mark.rule("B9", "Who has begun to read an object reads to its end.")
 def test_a_delete_does_not_cut_a_stream(tell: Tell) -> None:
-    """B8, B9: who has begun to read reads to the end."""
+    """B8, B9: a reader that has begun reads to the end."""
 
     async def story(objects: Objects) -> None:
         await objects.put("uploads/file-1", b"x" * 1_000_000)
@@ -204,7 +204,7 @@ def test_a_delete_does_not_cut_a_stream(tell: Tell) -> None:
 
 
 def test_delete(tell: Tell) -> None:
-    """B8: gone at once; a second time is fine."""
+    """B8: a deleted object does not exist from then on; a second delete is fine."""
 
     async def story(objects: Objects) -> None:
         await objects.put("uploads/file-1", b"1")
@@ -219,7 +219,7 @@ def test_delete(tell: Tell) -> None:
 
 
 def test_names_are_those_one_level_below(tell: Tell) -> None:
-    """What sweeps go through: folders and objects alike, each once."""
+    """The pruner lists these: prefixes and objects alike, each once."""
 
     async def story(objects: Objects) -> None:
         for key in ("segments/b/0", "segments/a/1", "segments/a/0", "segments/c", "segment/x", "segments.x/y"):
@@ -233,7 +233,7 @@ def test_names_are_those_one_level_below(tell: Tell) -> None:
 
 
 def test_keys_are_all_below_some_at_a_time(tell: Tell) -> None:
-    """What sweeps go through where there are many: each once, whole, and none of a neighbour."""
+    """The pruner lists these in pages: each key once, whole, and none of a similar prefix."""
 
     async def story(objects: Objects) -> None:
         below = {f"results/batch_{n}/{name}" for n in range(150) for name in ("output", "errors")} | {"results/alone"}
@@ -253,7 +253,7 @@ def test_keys_are_all_below_some_at_a_time(tell: Tell) -> None:
 
 
 def test_delete_all_takes_what_is_below_and_nothing_else(tell: Tell) -> None:
-    """The work of a batch goes with one call, also in layers; its neighbours stay; the prefix can be used again."""
+    """One call deletes a batch's work, nested keys included; similar prefixes stay; the prefix can be used again."""
 
     async def story(objects: Objects) -> None:
         for key in ("segments/a/0", "segments/a/deep/er/1", "segments/ab/0", "segments/b"):
@@ -270,7 +270,7 @@ def test_delete_all_takes_what_is_below_and_nothing_else(tell: Tell) -> None:
 
 
 def test_writers_at_once(tell: Tell) -> None:
-    """Many puts under one new prefix, while others are deleted: every one holds."""
+    """Many puts below one new prefix all succeed while others are deleted."""
 
     async def story(objects: Objects) -> None:
         puts = [objects.put(f"segments/batch_{n % 3}/{n}", str(n).encode()) for n in range(60)]
@@ -303,7 +303,7 @@ BAD_KEYS = [
 
 @pytest.mark.parametrize("key", BAD_KEYS)
 def test_a_key_is_never_a_way_out(tell: Tell, key: str) -> None:
-    """B3: whatever comes as a key, nothing outside the store is touched."""
+    """B3: no key leads outside the store."""
 
     async def enter(manager: AbstractAsyncContextManager[Path]) -> None:
         async with manager:
@@ -329,7 +329,7 @@ def test_a_key_is_never_a_way_out(tell: Tell, key: str) -> None:
 
 
 def test_a_check_leaves_nothing(tell: Tell) -> None:
-    """F5: readiness writes, reads and removes."""
+    """F5: the readiness probe writes, reads and deletes."""
 
     async def story(objects: Objects) -> None:
         await objects.put("uploads/file-1", b"")

@@ -1,4 +1,4 @@
-"""Keys, projects and organizations behind every store: SPEC A2, F3."""
+"""Keys, projects and organizations in every store: rules A2 and F3."""
 
 import pytest
 
@@ -9,13 +9,13 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_key_stands_for_its_project(world: World) -> None:
-    """A1: key and project together say whom a request acts for."""
+    """A1: the key and the project together identify the owner of a request."""
     owner = await world.owner()
     assert await world.store.owner_of(owner.key_id.encode(), owner.project_id) == owner
 
 
 async def test_a_wrong_key_or_project_is_nobody(world: World) -> None:
-    """A2: an unknown key, an unknown project and a key of another project are all the same."""
+    """A2: an unknown key, an unknown project and a key of another project cannot be distinguished."""
     alpha, beta = await world.owner("alpha"), await world.owner("beta")
     assert await world.store.owner_of(b"unknown", alpha.project_id) is None
     assert await world.store.owner_of(alpha.key_id.encode(), "unknown") is None
@@ -23,7 +23,7 @@ async def test_a_wrong_key_or_project_is_nobody(world: World) -> None:
 
 
 async def test_a_revoked_key_is_nobody(world: World) -> None:
-    """A2; the project's other keys live on."""
+    """A2: the project's other keys stay valid."""
     owner, spare = await world.owner(), await world.owner()
     assert await world.store.revoke_key(owner.key_id, at=NOW + 1)
     assert await world.store.owner_of(owner.key_id.encode(), owner.project_id) is None
@@ -31,7 +31,7 @@ async def test_a_revoked_key_is_nobody(world: World) -> None:
 
 
 async def test_a_key_is_revoked_once(world: World) -> None:
-    """F3: the time of the first revocation stays."""
+    """F3: the time of the first revocation is kept."""
     owner = await world.owner()
     assert await world.store.revoke_key(owner.key_id, at=NOW + 1)
     assert not await world.store.revoke_key(owner.key_id, at=NOW + 2)
@@ -40,7 +40,7 @@ async def test_a_key_is_revoked_once(world: World) -> None:
 
 
 async def test_a_rotated_key_is_the_same_key_with_another_secret(world: World) -> None:
-    """F3: the old secret is void at once."""
+    """F3: the old secret is refused at once."""
     owner = await world.owner()
     assert await world.store.rotate_key(owner.key_id, digest=b"new secret", hint="bl-new")
     assert await world.store.owner_of(owner.key_id.encode(), owner.project_id) is None
@@ -57,7 +57,7 @@ async def test_a_revoked_key_cannot_be_rotated_back_to_life(world: World) -> Non
 
 
 async def test_keys_of_one_project_name_share_project_and_organization(world: World) -> None:
-    """F3: a project and an organization are made only where none of that name exist."""
+    """F3: a project and an organization are created only if none of that name exist."""
     first, second, other = await world.owner("alpha"), await world.owner("alpha"), await world.owner("beta")
     assert first.key_id != second.key_id
     assert (first.project_id, first.organization_id) == (second.project_id, second.organization_id)
@@ -66,7 +66,7 @@ async def test_keys_of_one_project_name_share_project_and_organization(world: Wo
 
 
 async def test_keys_are_listed_with_where_they_belong(world: World) -> None:
-    """F3: oldest first, and never with their secret."""
+    """F3: keys are listed oldest first, and never with their secrets."""
     made = []
     for number, project in enumerate(["alpha", "beta"]):
         made.append(
@@ -94,7 +94,7 @@ async def test_keys_are_listed_with_where_they_belong(world: World) -> None:
 
 
 async def test_projects_of_one_name_in_two_organizations_are_two(world: World) -> None:
-    """F3: an organization's names are its own."""
+    """F3: two organizations may have projects of the same name."""
     one, two = await world.owner("alpha", "one"), await world.owner("alpha", "two")
     assert one.project_id != two.project_id
     assert one.organization_id != two.organization_id
@@ -106,14 +106,14 @@ async def test_projects_of_one_name_in_two_organizations_are_two(world: World) -
 
 
 async def test_a_key_alone_names_its_project(world: World) -> None:
-    """A13: where the project is left to the key."""
+    """A13: without a project id, the key's own project is taken."""
     owner, _ = await world.owner("alpha"), await world.owner("beta")
     assert await world.store.owner_of(owner.key_id.encode(), None) == owner
     assert await world.store.owner_of(b"unknown", None) is None
 
 
 async def test_the_last_use_of_a_key_is_noted_and_never_goes_back(world: World) -> None:
-    """Two processes may note in any order."""
+    """Two processes may report uses in any order; the latest time is kept."""
     owner, other = await world.owner(), await world.owner()
     await world.store.touch_keys({owner.key_id: NOW + 5, "key_unknown": NOW})
     await world.store.touch_keys({owner.key_id: NOW + 3})
@@ -122,6 +122,6 @@ async def test_the_last_use_of_a_key_is_noted_and_never_goes_back(world: World) 
 
 
 async def test_a_store_that_is_there_says_so(world: World) -> None:
-    """F5: readiness asks for a commit."""
+    """F5: the readiness probe commits a write."""
     await world.store.check()
     await world.store.check()

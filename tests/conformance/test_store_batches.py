@@ -1,4 +1,4 @@
-"""Batches behind every store, as their owners see them: SPEC A11, C3, C6 to C12."""
+"""Batches in every store, as their owners see them: rules A11, C3, C6 to C12."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ async def fail(world: World, batch: Batch, *, epoch: int = 1) -> CreateRecord:
 
 
 async def test_a_batch_is_there_from_the_start_of_its_validation(world: World) -> None:
-    """C6: a concurrent list shows it."""
+    """C6: a list that is read meanwhile shows the batch."""
     batch = await world.validating()
     assert await world.seen(batch) == batch
     assert await world.store.batches(batch.project_id, after=None, limit=9) == [batch]
@@ -40,7 +40,7 @@ async def test_a_batch_is_there_from_the_start_of_its_validation(world: World) -
 
 @pytest.mark.rule("C7", "A batch that was answered with 200 is in progress, with its counts.")
 async def test_a_started_batch_is_in_progress_and_answered_with_itself(world: World) -> None:
-    """C7."""
+    """C7: the answer to the create is the batch in progress."""
     batch = await world.validating()
     created = await start(world, batch)
     seen = await world.seen(batch)
@@ -52,14 +52,14 @@ async def test_a_started_batch_is_in_progress_and_answered_with_itself(world: Wo
 
 
 async def test_metadata_is_kept_byte_for_byte(world: World) -> None:
-    """C1: echoed unchanged, whatever a database would like to make of it."""
+    """C1: metadata is returned unchanged, even where a JSON column would normalize it."""
     metadata = '{"b":1.10,"a":123456789012345678901234567890,"b":"\\u0000é\u2028", "z" : {} }'.encode()
     batch = await world.running(metadata=metadata)
     assert batch.metadata == metadata
 
 
 async def test_a_refused_batch_has_failed(world: World) -> None:
-    """C3: kept with its errors, counts of zero and nothing to run."""
+    """C3: a refused batch is kept with its errors, counts of zero and no shards."""
     batch = await world.validating()
     created = await fail(world, batch)
     seen = await world.seen(batch)
@@ -71,7 +71,7 @@ async def test_a_refused_batch_has_failed(world: World) -> None:
 
 
 async def test_the_answer_to_a_create_is_kept_as_it_was_given(world: World) -> None:
-    """A11: byte for byte, also after the batch moved on."""
+    """A11: a repeated create gets the same answer byte for byte, even after the batch changed its state."""
     started = await world.validating(idempotency_key="one")
     given = await start(world, started)
     refused = await world.validating(idempotency_key="two")
@@ -86,7 +86,7 @@ async def test_the_answer_to_a_create_is_kept_as_it_was_given(world: World) -> N
 
 
 async def test_a_batch_starts_once(world: World) -> None:
-    """A11, C7: a second start neither adds shards nor touches the answer that was given."""
+    """A11, C7: a second start neither adds shards nor changes the stored answer."""
     batch = await world.validating()
     given = await start(world, batch)
     await world.record((await world.claim(lines=1))[0], [0])
@@ -101,7 +101,7 @@ async def test_a_batch_starts_once(world: World) -> None:
 async def test_only_the_holder_of_the_epoch_ends_validation(
     world: World, go_on: Callable[..., Awaitable[CreateRecord]]
 ) -> None:
-    """C6: what another process took over cannot be started or refused by the first."""
+    """C6: a process that lost its batch to another can neither start nor fail it."""
     batch = await world.validating()
     with pytest.raises(LeaseLost):
         await go_on(world, batch, epoch=2)
@@ -111,7 +111,7 @@ async def test_only_the_holder_of_the_epoch_ends_validation(
 
 @pytest.mark.parametrize("go_on", [start, fail])
 async def test_a_batch_that_failed_stays_failed(world: World, go_on: Callable[..., Awaitable[CreateRecord]]) -> None:
-    """C11."""
+    """C11: a batch leaves ``validating`` only once."""
     batch = await world.validating()
     told = await fail(world, batch)
     with pytest.raises(LeaseLost):
@@ -124,7 +124,7 @@ async def test_a_batch_that_failed_stays_failed(world: World, go_on: Callable[..
 async def test_cancelled_while_validating_is_the_end_and_the_answer(
     world: World, go_on: Callable[..., Awaitable[CreateRecord]]
 ) -> None:
-    """C6: cancelled at once, counts zero, no files, nothing to run; the create is answered with that object."""
+    """C6: the batch is terminal at once, without counts, files or shards, and this object answers the create."""
     batch = await world.validating()
     cancelled = await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 5)
     assert cancelled is not None
@@ -143,7 +143,7 @@ async def test_cancelled_while_validating_is_the_end_and_the_answer(
 
 
 async def test_a_validating_batch_can_be_dropped(world: World) -> None:
-    """C3: a 404 for a missing object persists nothing; what runs cannot be dropped, nor by a stale holder."""
+    """C3: a 404 for a missing object leaves no batch. A started batch, or one of another epoch, is not dropped."""
     batch = await world.validating(idempotency_key="one")
     await world.store.drop_batch(batch.id, epoch=2)
     assert await world.seen(batch) == batch
@@ -165,7 +165,7 @@ async def test_only_its_holder_renews_a_batch(world: World) -> None:
 
 @pytest.mark.rule("A11", "Creates with one key at the same moment make one batch.")
 async def test_two_creates_with_one_idempotency_key_make_one_batch(world: World) -> None:
-    """A11: also when they come at the same moment."""
+    """A11: this holds for creates at the same moment too."""
     owner = await world.owner()
     news = [world.new_batch(owner, idempotency_key="one") for _ in range(8)]
     answers = await asyncio.gather(
@@ -181,7 +181,7 @@ async def test_two_creates_with_one_idempotency_key_make_one_batch(world: World)
 
 @pytest.mark.rule("A11", "A key is kept for 24 hours.")
 async def test_an_idempotency_key_is_its_projects_own_and_forgotten_in_time(world: World) -> None:
-    """A11: kept for a day, then free to be used for something else."""
+    """A11: an idempotency key is kept for a day and can be used again afterwards."""
     alpha, beta = await world.owner("alpha"), await world.owner("beta")
     first = await world.validating(alpha, idempotency_key="one")
     await world.validating(beta, idempotency_key="one")
@@ -198,7 +198,7 @@ async def test_an_idempotency_key_is_its_projects_own_and_forgotten_in_time(worl
 
 
 async def test_an_answer_never_sent_is_found_again(world: World) -> None:
-    """A11: the newest same create of the key, while nobody got its answer, and for a time."""
+    """A11: only the key's newest equal create counts, while its answer was not sent, and only for a time."""
     owner, other_key = await world.owner(), await world.owner()
 
     async def found(*, key_id: str = owner.key_id, digest: bytes = b"same thing", since: int = NOW) -> str | None:
@@ -267,7 +267,7 @@ async def _expired(world: World) -> Batch:
 async def test_cancel_in_every_state(
     world: World, reach: Callable[[World], Awaitable[Batch]], before: str, after: str
 ) -> None:
-    """C10: what can be cancelled is, once; what is over stays as it was."""
+    """C10: an active batch is cancelled once; a terminal one does not change."""
     batch = await reach(world)
     was = await world.seen(batch)
     assert was.status == before
@@ -282,7 +282,7 @@ async def test_cancel_in_every_state(
 
 @pytest.mark.rule("A8", "A batch of another project can be neither seen nor cancelled.")
 async def test_only_its_project_cancels_a_batch(world: World) -> None:
-    """A8."""
+    """A8: another project's batch looks like one that does not exist."""
     batch, stranger = await world.running(), await world.owner("beta")
     assert await world.store.cancel_batch(stranger.project_id, batch.id, at=NOW) is None
     assert await world.store.cancel_batch(batch.project_id, "batch_unknown", at=NOW) is None
@@ -291,7 +291,7 @@ async def test_only_its_project_cancels_a_batch(world: World) -> None:
 
 
 async def test_batches_are_listed_newest_first(world: World) -> None:
-    """C9, C9b: exact across pages while more are made, though all were made in one second."""
+    """C9, C9b: pages neither repeat nor skip a batch while more are created, even within one second."""
     owner, stranger = await world.owner("alpha"), await world.owner("beta")
     made = [(await world.validating(owner)).id for _ in range(5)]
     theirs = await world.validating(stranger)
@@ -306,7 +306,7 @@ async def test_batches_are_listed_newest_first(world: World) -> None:
 
 @pytest.mark.rule("C9", "Filters by state and time narrow the list.")
 async def test_lists_can_be_narrowed(world: World) -> None:
-    """C9: by state and by time; the bounds themselves are outside."""
+    """C9: batches are filtered by state and by time; both bounds are exclusive."""
     owner = await world.owner()
     batches = [await world.validating(owner, created_at=NOW + n) for n in range(4)]
     for batch in batches[1:3]:

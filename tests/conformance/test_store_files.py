@@ -1,4 +1,4 @@
-"""Files behind every store: SPEC B4 to B8."""
+"""Files in every store: rules B4 to B8."""
 
 from collections.abc import Awaitable, Callable
 
@@ -31,7 +31,7 @@ async def is_cursor(world: World, owner: Owner, file_id: str) -> bool:
 
 
 async def test_an_upload_is_visible_only_when_it_is_finished(world: World) -> None:
-    """B1, B2: nothing of an upload that is not whole can be seen, and then what the server measured."""
+    """B1, B2: an unfinished upload is invisible; a finished one has the size that the server measured."""
     owner = await world.owner()
     begun = world.file(owner, bytes=0)
     await world.store.begin_upload(begun, owner=ME, lease=LEASE)
@@ -46,7 +46,7 @@ async def test_an_upload_is_visible_only_when_it_is_finished(world: World) -> No
 
 
 async def test_files_stand_in_the_order_in_which_they_became_visible(world: World) -> None:
-    """B5: total and stable, also when all were made in the same second and begun in another order."""
+    """B5: the order is total and stable, even if all files were made in one second and begun in another order."""
     owner = await world.owner()
     begun = [world.file(owner) for _ in range(5)]
     for file in begun:
@@ -61,7 +61,7 @@ async def test_files_stand_in_the_order_in_which_they_became_visible(world: Worl
 
 @pytest.mark.parametrize("ascending", [True, False])
 async def test_pages_neither_repeat_nor_miss_a_file(world: World, ascending: bool) -> None:
-    """B5, C9b: while files are being added and removed between the pages."""
+    """B5, C9b: pages neither repeat nor skip a file while files are added and removed between them."""
     owner = await world.owner()
     first = [(await world.stored(owner)).id for _ in range(7)]
     seen: list[str] = []
@@ -76,7 +76,7 @@ async def test_pages_neither_repeat_nor_miss_a_file(world: World, ascending: boo
 
 
 async def test_a_file_that_is_gone_still_is_a_cursor(world: World) -> None:
-    """B5: deleted or expired, of this project; an unknown one or another project's is none."""
+    """B5: a deleted or expired file of this project is a valid cursor; an unknown or another project's file is not."""
     owner, stranger = await world.owner("alpha"), await world.owner("beta")
     first = await world.stored(owner)
     deleted = await world.stored(owner)
@@ -93,7 +93,7 @@ async def test_a_file_that_is_gone_still_is_a_cursor(world: World) -> None:
 
 
 async def test_purposes_are_told_apart(world: World) -> None:
-    """B5: the filter holds across pages."""
+    """B5: the filter applies to every page."""
     owner = await world.owner()
     files = [await world.stored(owner, purpose=("batch", "batch_output")[n % 2]) for n in range(6)]
     inputs, outputs = [file.id for file in files[::2]], [file.id for file in files[1::2]]
@@ -104,7 +104,7 @@ async def test_purposes_are_told_apart(world: World) -> None:
 
 
 async def test_a_project_sees_nothing_of_another(world: World) -> None:
-    """A8."""
+    """A8: another project's file looks like one that does not exist."""
     owner, stranger = await world.owner("alpha"), await world.owner("beta")
     file = await world.stored(owner)
     assert await world.store.file(stranger.project_id, file.id, at=NOW) is None
@@ -115,7 +115,7 @@ async def test_a_project_sees_nothing_of_another(world: World) -> None:
 
 @pytest.mark.rule("B4", "Expired files are not found, to the second.")
 async def test_an_expired_file_is_gone_on_the_second(world: World) -> None:
-    """B4: before anything swept it."""
+    """B4: a file is expired from its time on, even before ``expire_files`` marked it."""
     owner = await world.owner()
     file = await world.stored(owner, expires_at=NOW + 10)
     assert await world.store.file(owner.project_id, file.id, at=NOW + 9) == file
@@ -127,7 +127,7 @@ async def test_an_expired_file_is_gone_on_the_second(world: World) -> None:
 
 @pytest.mark.rule("B4", "The service removes the objects of expired files.")
 async def test_expired_files_give_up_their_objects_once(world: World) -> None:
-    """B4: so many at a time, each exactly once."""
+    """B4: each expired file is returned exactly once, at most ``limit`` at a time."""
     owner = await world.owner()
     late = {(await world.stored(owner, expires_at=NOW + n)).object_key for n in range(1, 6)}
     await world.stored(owner, expires_at=NOW + 6)
@@ -139,7 +139,7 @@ async def test_expired_files_give_up_their_objects_once(world: World) -> None:
 
 @pytest.mark.rule("B8", "A second delete is 404.")
 async def test_a_deleted_file_is_gone_and_deleted_once(world: World) -> None:
-    """B8: its owner is told what object must go; the sweep does not name it again."""
+    """B8: the delete returns the object's key; ``expire_files`` does not return it again."""
     owner = await world.owner()
     file = await world.stored(owner, expires_at=NOW + 5)
     assert await world.store.delete_file(owner.project_id, file.id, at=NOW) == file
@@ -165,7 +165,7 @@ async def _let_lapse(world: World, file: File) -> None:
 
 @pytest.mark.parametrize("give_up", [_abandon, _start_anew, _let_lapse])
 async def test_an_upload_that_was_given_up_cannot_be_finished(world: World, give_up: GiveUp) -> None:
-    """B2: the late writer's commit finds no row, so its object may be removed without looking at its age."""
+    """B2: a late writer cannot finish, so its object may be deleted whatever its age."""
     owner = await world.owner()
     file = world.file(owner)
     await world.store.begin_upload(file, owner=ME, lease=LEASE)
@@ -217,7 +217,7 @@ async def test_a_renewed_upload_lives_on(world: World) -> None:
 
 
 async def test_an_object_is_kept_while_a_row_stands_for_it(world: World) -> None:
-    """B8: what the sweep of objects asks; an upload in the making counts."""
+    """B8: the pruner must not delete the object of an upload under way."""
     owner = await world.owner()
     begun = world.file(owner)
     await world.store.begin_upload(begun, owner=ME, lease=LEASE)

@@ -1,4 +1,4 @@
-"""How batches end behind every store: SPEC C10 to C13."""
+"""The end of batches in every store: rules C10 to C13."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -44,7 +44,7 @@ Reach = Callable[[World], Awaitable[Batch]]
 
 @pytest.mark.rule("C13", "On expiry what never ran is batch_expired, and what finished is kept.")
 async def test_a_batch_past_its_window_is_stopped_once(world: World) -> None:
-    """C11, C13: open shards close, leased ones may be recorded."""
+    """C11, C13: open shards are closed; the lines of leased ones may still be recorded."""
     batch = await world.running(shards=[2, 2], expires_at=NOW + 10)
     later = await world.running(shards=[2])
     (shard,) = await world.claim(lines=1)
@@ -63,7 +63,7 @@ async def test_a_batch_past_its_window_is_stopped_once(world: World) -> None:
 
 @pytest.mark.rule("C11", "A batch with nothing left to run does not expire.")
 async def test_only_what_has_work_left_expires(world: World) -> None:
-    """C11: not what is all recorded, finalizing, cancelling, or still validated."""
+    """C11: batches that are drained, finalizing, cancelling or validating do not expire."""
     validating = await world.validating()
     finalizing = await world.running()
     await world.record_all(await world.claim())
@@ -99,7 +99,7 @@ async def test_a_batch_is_finished_when_no_shard_is_open_or_leased(world: World)
 
 @pytest.mark.rule("C11", "Each time is set when its state is entered and never changes.")
 async def test_a_finish_is_leased_to_one(world: World) -> None:
-    """C12: until its holder died or let the lease lapse; then under a higher epoch."""
+    """C12: a second finalizer gets the batch only after the first died or lost its lease, under a higher epoch."""
     await _completed(world)
     first = await world.finish()
     assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
@@ -122,7 +122,7 @@ async def test_a_finish_is_leased_to_one(world: World) -> None:
 @pytest.mark.rule("C12", "In every terminal state completed + failed = total.")
 @pytest.mark.parametrize(("reach", "end"), ENDINGS)
 async def test_a_batch_ends_in_the_state_it_was_heading_for(world: World, reach: Reach, end: str) -> None:
-    """C11, C12: each time is set when its state is entered; only an unstopped batch passes through finalizing."""
+    """C11, C12: each state sets its time; only a batch that was not stopped passes through ``finalizing``."""
     batch = await reach(world)
     finish = await world.finish()
     status = "finalizing" if end == "completed" else {"cancelled": "cancelling", "expired": "in_progress"}[end]
@@ -147,7 +147,7 @@ async def test_a_batch_ends_in_the_state_it_was_heading_for(world: World, reach:
 
 @pytest.mark.rule("C11", "Cancelled while finalizing ends cancelled with all results.")
 async def test_cancelled_while_finalizing_ends_cancelled_with_all_results(world: World) -> None:
-    """C11: though the finalizer had its lease already, or a new one takes over."""
+    """C11: this holds even if a finalizer had its lease before the cancel, or another one takes over."""
     for take_over in (False, True):
         batch = await _completed(world) if not take_over else await world.running(shards=[4])
         await world.record_all(await world.claim())
@@ -163,7 +163,7 @@ async def test_cancelled_while_finalizing_ends_cancelled_with_all_results(world:
 
 
 async def test_files_counts_and_state_are_published_at_once(world: World) -> None:
-    """C12: neither file can be seen before; then both, with the order of a list."""
+    """C12: before the publication neither file is visible; afterwards both are, in the order of a list."""
     owner = await world.owner()
     batch = await world.running(owner, shards=[3])
     (shard,) = await world.claim()
@@ -186,7 +186,7 @@ async def test_files_counts_and_state_are_published_at_once(world: World) -> Non
 @pytest.mark.rule("C12", "A file id is set only where there is a file.")
 @pytest.mark.parametrize("is_error", [True, False])
 async def test_a_file_that_nothing_was_written_to_is_not_named(world: World, is_error: bool) -> None:
-    """C12: each id is set only where there is a file."""
+    """C12: the id of a file is set only if there is a file."""
     owner = await world.owner()
     batch = await world.running(owner)
     await world.record_all(await world.claim())
@@ -198,7 +198,7 @@ async def test_a_file_that_nothing_was_written_to_is_not_named(world: World, is_
 
 @pytest.mark.rule("C12", "Only the holder of the epoch publishes.")
 async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
-    """C12: what a zombie brings leaves no trace, and a second publication neither."""
+    """C12: neither a finalizer that lost its lease nor a second publication changes anything."""
     owner = await world.owner()
     batch = await world.running(owner)
     await world.record_all(await world.claim())
@@ -220,7 +220,7 @@ async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
 
 @pytest.mark.parametrize(("reach", "end"), ENDINGS)
 async def test_counts_are_frozen_before_the_work_is_forgotten(world: World, reach: Reach, end: str) -> None:
-    """C8, C12: the final snapshot does not lean on shards or segments."""
+    """C8, C12: the final counts do not depend on shards or segments."""
     batch = await reach(world)
     assert await world.store.prunable(limit=9) == []
     await world.publish(await world.finish())
@@ -248,7 +248,7 @@ async def test_finished_batches_come_in_portions(world: World) -> None:
 
 @pytest.mark.parametrize(("reach", "end"), ENDINGS)
 async def test_a_batch_runs_until_it_is_published(world: World, reach: Reach, end: str) -> None:
-    """What the sweep of objects asks before it removes a batch's work."""
+    """The pruner asks this before it deletes the objects of a batch."""
     batch = await reach(world)
     finish = await world.finish()
     assert await world.store.active([batch.id, "batch_unknown"]) == {batch.id}
@@ -269,7 +269,7 @@ async def _cancelled_at_once(world: World) -> Batch:
 
 
 async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) -> None:
-    """Every call that can change a batch, as a process would make it that slept through its end."""
+    """Make every call that can change a batch, as a process does that missed the end of the batch."""
     store, later = world.store, NOW + 3 * DAY
     again = world.new_batch(await world.owner(), idempotency_key="one")
     await world.pass_time(2 * LEASE)
@@ -299,7 +299,7 @@ async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) ->
 @pytest.mark.parametrize(("reach", "end"), [*ENDINGS, (_failed, "failed"), (_cancelled_at_once, "cancelled")])
 @pytest.mark.parametrize("forgotten", [False, True])
 async def test_nothing_leaves_a_terminal_state(world: World, reach: Reach, end: str, forgotten: bool) -> None:
-    """C11, A11: whatever is called after, by whomever, the batch and the answer to its create stay as they are."""
+    """C11, A11: no later call changes a terminal batch or the answer to its create."""
     batch = await reach(world)
     if (finish := await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW)) is not None:
         await world.publish(finish)

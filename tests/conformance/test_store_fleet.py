@@ -1,4 +1,4 @@
-"""Processes that tell each other of themselves through the store: one suite, every store."""
+"""The processes of a fleet, which share caps through the store: one suite for every store."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ async def _tell(world: World, report: Report, *, cap: int = 10) -> int:
 
 
 async def test_a_cap_is_shared_and_never_passed(world: World) -> None:
-    """F2: a newcomer gets what others have given back, and waits for the rest."""
+    """F2: a new process gets what the others have given back, and waits for the rest of its share."""
     assert await _tell(world, _report("a")) == 10
     assert await _tell(world, _report("b")) == 0
     assert await _tell(world, _report("a", in_flight=8)) == 5
@@ -42,7 +42,7 @@ async def test_who_leaves_or_falls_silent_gives_its_share_back(world: World) -> 
 
 
 async def test_calls_of_others_that_somebody_waits_for_go_first(world: World) -> None:
-    """D8: also those of processes that run no batches, and have no share."""
+    """D8: the reports include processes that run no batches and have no share."""
     assert await _tell(world, _report("api", live=4, works=False)) == 0
     assert await _tell(world, _report("a")) == 6
 
@@ -58,7 +58,7 @@ async def test_reports_are_told_as_they_were_given_while_they_hold(world: World)
 
 
 async def test_many_who_speak_at_once_keep_the_cap(world: World) -> None:
-    """F2: shares are handed out one after the other."""
+    """F2: heartbeats at the same moment never grant more than the cap."""
     owners = [f"worker-{n}" for n in range(8)]
     for _ in range(3):
         allowed = await asyncio.gather(*(_tell(world, _report(owner), cap=20) for owner in owners))
@@ -67,7 +67,7 @@ async def test_many_who_speak_at_once_keep_the_cap(world: World) -> None:
 
 
 async def test_lines_that_nobody_holds_are_counted(world: World) -> None:
-    """F5: by all batches, for whoever decides how many workers there are."""
+    """F5: an autoscaler needs the number of waiting lines of all batches."""
     assert await world.store.count_queued_lines() == 0
     await world.running(shards=(4, 6))
     assert await world.store.count_queued_lines() == 10

@@ -1,4 +1,4 @@
-"""Money behind every store: SPEC A3, D4, F2, F3. An organization's entries sum to what it has, always."""
+"""Money in every store: rules A3, D4, F2, F3. An organization's entries always sum to its balance and credits."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def organization(world: World, owner: Owner) -> Organization:
 
 
 async def money(world: World, owner: Owner) -> tuple[int, int]:
-    """What an organization has, once it is sure that its entries sum to it."""
+    """Return an organization's balance and credits after checking that its entries sum to them."""
     found, entries = await organization(world, owner), await world.store.entries(owner.organization_id)
     assert sum(entry.balance for entry in entries) == found.balance
     assert sum(entry.credits for entry in entries) == found.credits
@@ -38,7 +38,7 @@ async def costs(world: World) -> list[int]:
 @pytest.mark.rule("F2", "A new organization starts with the free credits.")
 @pytest.mark.rule("F2", "Nobody gets them twice.")
 async def test_a_new_organization_starts_with_the_free_credits(world: World) -> None:
-    """F2: those made while nobody is metered get them when that changes, and nobody gets them twice."""
+    """F2: organizations created before metering get the credits when it starts, and none gets them twice."""
     early = await world.owner(organization="early")
     await world.store.start_metering(5, at=NOW)
     late, again = await world.owner(organization="late"), await world.owner("other", organization="late")
@@ -51,7 +51,7 @@ async def test_a_new_organization_starts_with_the_free_credits(world: World) -> 
 
 
 async def test_an_organization_that_was_given_money_gets_no_free_credits(world: World) -> None:
-    """The operator has said what it shall have."""
+    """The operator has set its funds explicitly."""
     owner = await world.owner()
     await world.store.set_funds(owner.organization_id, balance=0, credits=None, at=NOW)
     await world.store.start_metering(5, at=NOW)
@@ -60,7 +60,7 @@ async def test_an_organization_that_was_given_money_gets_no_free_credits(world: 
 
 @pytest.mark.rule("F3", "It sets and does not add.")
 async def test_balance_and_credits_are_set_each_by_itself(world: World) -> None:
-    """F3: set-balance, with or without --credits."""
+    """F3: the command ``set-balance`` works with and without ``--credits``."""
     owner = await world.owner()
     set_to = world.store.set_funds
     assert (await set_to(owner.organization_id, balance=100, credits=None, at=NOW)) == await organization(world, owner)
@@ -74,7 +74,7 @@ async def test_balance_and_credits_are_set_each_by_itself(world: World) -> None:
 
 @pytest.mark.rule("D4", "Free credits are spent first.")
 async def test_credits_go_first_and_the_balance_may_go_below_zero(world: World) -> None:
-    """D4: what was in flight when the money ran out is paid all the same."""
+    """D4: lines that were in flight when the money ran out are charged, so the balance may go below zero."""
     owner = await world.owner()
     await world.store.set_funds(owner.organization_id, balance=10, credits=5, at=NOW)
     seen = []
@@ -89,7 +89,7 @@ async def test_credits_go_first_and_the_balance_may_go_below_zero(world: World) 
 
 @pytest.mark.rule("D4", "A line is charged in the transaction that records it.")
 async def test_a_line_is_charged_with_its_record(world: World) -> None:
-    """D4: in one transaction, which tells what is left; a batch's organization pays."""
+    """D4: lines are recorded and charged in one transaction, which returns what the organization has left."""
     owner, stranger = await world.owner(organization="one"), await world.owner(organization="two")
     await world.store.set_funds(owner.organization_id, balance=100, credits=0, at=NOW)
     batch = await world.running(owner, shards=[2])
@@ -105,7 +105,7 @@ async def test_a_line_is_charged_with_its_record(world: World) -> None:
 
 @pytest.mark.rule("D4", "ShardStore that was not recorded is not charged.")
 async def test_a_record_that_is_refused_charges_nothing(world: World) -> None:
-    """D4, D5: what a zombie answered is not paid."""
+    """D4, D5: lines that a worker records after it lost its lease are not charged."""
     owner = await world.owner()
     await world.store.set_funds(owner.organization_id, balance=100, credits=0, at=NOW)
     batch = await world.running(owner, shards=[2])
@@ -118,7 +118,7 @@ async def test_a_record_that_is_refused_charges_nothing(world: World) -> None:
 
 
 async def test_usage_of_a_key_model_and_batch_shares_an_entry_an_hour(world: World) -> None:
-    """So the ledger grows with hours of work, not with its lines."""
+    """The ledger grows with the hours of use, not with the number of lines."""
     owner = await world.owner()
     batch = await world.running(owner, shards=[4])
     (shard,) = await world.claim()
@@ -142,7 +142,7 @@ async def test_usage_of_a_key_model_and_batch_shares_an_entry_an_hour(world: Wor
 
 @pytest.mark.rule("F3", "Usage is told from since on, up to but not with until.")
 async def test_usage_is_told_for_a_time_and_a_project(world: World) -> None:
-    """F3: from since on, up to but not with until."""
+    """F3: ``since`` is inclusive, ``until`` is exclusive."""
     alpha, beta = await world.owner("alpha"), await world.owner("beta")
     for at, owner, cost in ((0, alpha, 1), (HOUR, alpha, 2), (2 * HOUR, alpha, 4), (HOUR, beta, 8)):
         await world.store.charge(owner, charge(cost), at=at)
@@ -160,7 +160,7 @@ async def test_a_revoked_key_keeps_its_entries(world: World) -> None:
 
 
 async def test_charges_made_at_once_all_count(world: World) -> None:
-    """Fifty synchronous calls end in the same moment."""
+    """Fifty synchronous calls that end at the same moment are all charged."""
     owner = await world.owner()
     await world.store.set_funds(owner.organization_id, balance=1000, credits=20, at=NOW)
     await asyncio.gather(*(world.store.charge(owner, charge(cost), at=NOW) for cost in range(50)))
@@ -170,7 +170,7 @@ async def test_charges_made_at_once_all_count(world: World) -> None:
 
 @pytest.mark.rule("F3", "And reaches whoever runs its batches.")
 async def test_whoever_holds_a_batch_hears_what_its_organization_has(world: World) -> None:
-    """D4: with the lease, and again with every notice."""
+    """D4: a worker learns the funds with its lease and with every signal."""
     owner = await world.owner()
     await world.store.set_funds(owner.organization_id, balance=10, credits=5, at=NOW)
     batch = await world.running(owner)

@@ -1,4 +1,4 @@
-"""What every store tells of a batch's progress: errors by code, and how many lines were recorded when."""
+"""The progress of a batch in every store: errors by code, and the number of lines recorded over time."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ async def _told(world: World, batch: Batch) -> list[LineErrors]:
 
 
 async def test_a_batch_stands_in_its_project_alone(world: World) -> None:
-    """A8"""
+    """A8: another project's batch looks like one that does not exist."""
     batch, other = await world.running(), await world.owner("beta")
     assert await world.store.snapshot(other.project_id, batch.id) is None
     assert await world.store.snapshot(batch.project_id, "batch_none") is None
@@ -42,7 +42,7 @@ async def test_a_batch_that_nothing_is_recorded_of_has_neither_errors_nor_sample
 
 
 async def test_errors_add_up_by_code_and_keep_the_first_sample(world: World) -> None:
-    """The most frequent first; those of another batch are its own."""
+    """Errors are counted per batch, the most frequent first."""
     batch, other = await world.running(shards=[9]), await world.running(shards=[9])
     held = {shard.batch_id: shard for shard in await world.claim()}
     for batch_id, codes in ((batch.id, ["b", "a", "b"]), (other.id, ["b"])):
@@ -55,7 +55,7 @@ async def test_errors_add_up_by_code_and_keep_the_first_sample(world: World) -> 
 
 
 async def test_what_a_zombie_records_counts_nowhere(world: World) -> None:
-    """C12, D5: errors and samples are undone with the lines."""
+    """C12, D5: if the lease is lost, neither errors nor samples are recorded."""
     batch = await world.running()
     (shard,) = await world.claim(holder=OTHER)
     await world.die(OTHER)
@@ -70,7 +70,7 @@ async def test_what_a_zombie_records_counts_nowhere(world: World) -> None:
 
 
 async def test_errors_of_lines_that_never_ran_are_published_with_the_end(world: World) -> None:
-    """C10, C12: by the holder of the epoch alone, once; and they outlive the work."""
+    """C10, C12: only the holder of the epoch adds them, once; they are kept after the work is deleted."""
     batch = await world.running(shards=[4, 3])
     (shard,) = await world.claim(lines=1)
     _, progress = moved_on(shard, [0, 1, 2, 3], failed=2)
@@ -97,7 +97,7 @@ async def test_errors_of_lines_that_never_ran_are_published_with_the_end(world: 
 
 
 async def test_lines_are_counted_in_buckets_of_five_seconds(world: World) -> None:
-    """Those of all shards, failed or not."""
+    """Samples count the lines of all shards, failed or not."""
     batch = await world.running(shards=[6, 2])
     first, second = await world.claim()
     first = await world.record(first, [0, 1], failed=1, at=NOW)
@@ -123,7 +123,7 @@ async def test_the_last_sixty_buckets_are_kept_and_go_with_the_work(world: World
 
 
 async def test_models_are_those_of_lines_that_may_still_run(world: World) -> None:
-    """Open or leased; not what is done, nor what was closed."""
+    """Only the models of open and leased shards are listed."""
     batch = await world.validating()
     shards = [*cut([2, 2], model="b"), *cut([2], model="a")]
     await world.store.start_batch(batch.id, epoch=1, shards=shards, total=6, work_key="work", at=NOW)
@@ -138,7 +138,7 @@ async def test_models_are_those_of_lines_that_may_still_run(world: World) -> Non
 
 
 async def test_counts_and_errors_are_of_one_moment(world: World) -> None:
-    """C8: whenever one looks, the errors sum to the lines that failed."""
+    """C8: in every snapshot the errors sum to the number of failed lines."""
     batch = await world.running(shards=[40])
     (shard,) = await world.claim()
 

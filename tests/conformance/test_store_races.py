@@ -1,4 +1,4 @@
-"""What many processes do at once, behind every store: SPEC A11, B5, C10 to C12, D4, D5. Every run is another one."""
+"""Races of many processes in every store: rules A11, B5, C10 to C12, D4, D5. Every run differs."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ SOON = NOW + 40
 
 
 class Fleet:
-    """Workers, finishers and clients of some batches, all at once, until every batch is over."""
+    """Workers, finalizers and clients of some batches, all at once, until every batch is terminal."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._world, self._random, self._names = world, Random(seed), count(1)
@@ -65,7 +65,7 @@ class Fleet:
             await self._world.die(name)
 
     async def _live(self, name: str) -> bool:
-        """Whether the worker lives on."""
+        """Return whether the worker goes on."""
         for shard in await self._world.claim(holder=name, lines=self._random.randint(1, 8)):
             left = unsettled(shard.settled, shard.lines)
             some = sorted(self._random.sample(left, self._random.randint(0, len(left))))
@@ -123,8 +123,10 @@ class Fleet:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_whatever_happens_at_once_every_line_counts_once(world: World, seed: int) -> None:
-    """C11, C12, D4, D5: among deaths, cancels and expiry each line is recorded and paid once, or is left over; each
-    batch ends once, and with all that was recorded."""
+    """C11, C12, D4, D5: despite deaths, cancels and expiry each line is recorded and charged once or left over.
+
+    Each batch ends once, with everything that was recorded.
+    """
     owners = [await world.owner(name) for name in ("alpha", "beta", "gamma")]
     fleet = Fleet(world, seed)
     await fleet.run(owners)
@@ -147,7 +149,7 @@ async def test_whatever_happens_at_once_every_line_counts_once(world: World, see
 
 
 async def test_pages_miss_nothing_that_becomes_visible_meanwhile(world: World) -> None:
-    """B5, C9b: whoever reads on after the last file seen gets every file that was stored since."""
+    """B5, C9b: a reader that continues after the last file it saw gets every file that was stored since."""
     owner = await world.owner()
     files = [world.file(owner) for _ in range(60)]
     seen: list[str] = []
@@ -173,7 +175,7 @@ async def test_pages_miss_nothing_that_becomes_visible_meanwhile(world: World) -
 
 
 async def test_who_claims_at_once_from_one_lane_gets_something(world: World) -> None:
-    """D8: while there is something open, nobody goes away to ask again later."""
+    """D8: as long as shards are open, no claim returns empty."""
     await world.running(shards=[1] * 40)
     for _ in range(4):
         claims = await asyncio.gather(*(world.claim(holder=f"worker {n}", lines=1) for n in range(8)))
@@ -181,7 +183,7 @@ async def test_who_claims_at_once_from_one_lane_gets_something(world: World) -> 
 
 
 async def test_what_is_created_at_once_in_one_lane_is_all_claimed(world: World) -> None:
-    """D8: as if one had come after the other."""
+    """D8: the result is the same as if the claims had run one after the other."""
     owner, other = await world.owner("alpha"), await world.owner("beta")
     for model in "abcd":
         batches = await asyncio.gather(*(world.running(owner, shards=[2] * 4, model=model) for _ in range(6)))
@@ -195,7 +197,7 @@ async def test_what_is_created_at_once_in_one_lane_is_all_claimed(world: World) 
 
 
 async def test_a_batch_is_cancelled_or_started_never_both(world: World) -> None:
-    """C6, C10: a cancel at the moment of the start finds a batch that runs, or has kept it from running."""
+    """C6, C10: a cancel at the moment of the start either finds the batch in progress or prevents its start."""
     owner = await world.owner()
     for _ in range(10):
         batch = await world.validating(owner)
@@ -213,7 +215,7 @@ async def test_a_batch_is_cancelled_or_started_never_both(world: World) -> None:
 
 
 async def test_nobody_gets_free_credits_twice_or_never(world: World) -> None:
-    """F2: several processes start to meter while organizations are made."""
+    """F2: several processes start metering while organizations are created."""
     makers = [world.owner(organization=f"organization {n % 6}") for n in range(12)]
     starts = [world.store.start_metering(5, at=NOW) for _ in range(4)]
     await asyncio.gather(*makers, *starts)

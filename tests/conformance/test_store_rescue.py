@@ -1,4 +1,4 @@
-"""What a dead process leaves behind, behind every store: SPEC C6, D2 (dlq_exhausted), D5."""
+"""Rescue from dead processes in every store: rules C6, D2 (dlq_exhausted), D5."""
 
 import random
 
@@ -16,12 +16,12 @@ ERRORS, ANSWER = b'{"object":"list","data":[]}', b'{"error":{}}'
 
 
 def lines_left(shards: list[Shard]) -> list[tuple[int, int]]:
-    """The lines that shards still have to run, as (where in the work file, position)."""
+    """Return the lines that shards still have to run, as (offset in the work file, position)."""
     return [(shard.offset, position) for shard in shards for position in unsettled(shard.settled, shard.lines)]
 
 
 async def open_shards(world: World) -> list[Shard]:
-    """Everything there is to claim, taken one by one where it must run alone."""
+    """Claim everything; shards that must run alone are claimed one by one."""
     taken: list[Shard] = []
     while more := await world.claim(holder="reader"):
         taken += more
@@ -29,7 +29,7 @@ async def open_shards(world: World) -> list[Shard]:
 
 
 async def die(world: World, shards: int = 1) -> None:
-    """A worker takes what it can get and dies; another finds what it left."""
+    """Let a worker claim what it can get and die, and rescue its shards."""
     assert len(await world.claim(holder=OTHER)) == shards
     await world.die(OTHER)
     assert await world.rescue() == shards
@@ -37,7 +37,7 @@ async def die(world: World, shards: int = 1) -> None:
 
 @pytest.mark.rule("D5", "A dead worker's lines are found at once.")
 async def test_what_a_dead_worker_held_is_found_at_once(world: World) -> None:
-    """D5: and only that; no lease of one's own, or already handed back."""
+    """D5: only shards of dead processes are rescued; neither own leases nor released shards."""
     await world.running(shards=[1, 1, 1])
     (mine,) = await world.claim(lines=1)
     await world.claim(holder=OTHER, lines=1)
@@ -49,7 +49,7 @@ async def test_what_a_dead_worker_held_is_found_at_once(world: World) -> None:
 
 @pytest.mark.rule("D5", "What a living process of the service holds is its own.")
 async def test_who_lives_keeps_what_it_holds(world: World) -> None:
-    """D5: every process of a service that is there, however long its lease could not be renewed."""
+    """D5: a live process keeps its shards, however long its lease could not be renewed."""
     await world.running(shards=[1, 1, 1])
     (mine,) = await world.claim(lines=1)
     (its,) = await world.claim(holder="hand", lines=1)
@@ -87,7 +87,7 @@ async def test_a_dead_workers_shard_is_split_without_losing_or_doubling_a_line(w
 
 
 async def test_pieces_end_a_batch_with_every_line_counted_once(world: World) -> None:
-    """C12: after deaths at every stage: of the whole, of its pieces side by side, of a piece alone."""
+    """C12: workers die at every stage: with the whole shard, with several pieces, and with a single piece."""
     batch = await world.running(shards=[25])
     (shard,) = await world.claim(holder=OTHER)
     await world.record(shard, [4])
@@ -104,8 +104,10 @@ async def test_pieces_end_a_batch_with_every_line_counted_once(world: World) -> 
 async def test_a_piece_that_kills_again_is_split_again_until_its_line_is_alone(
     world: World, lines: int, deaths: int
 ) -> None:
-    """D5: its last strike is its own, struck when nothing else was there to blame; the others run, though they died
-    beside it as often."""
+    """D5: the line that kills its workers gets its last strike when it runs alone.
+
+    The other lines run, although they were struck beside it as often.
+    """
     await world.running(shards=[lines])
     guilty, held_at_death = lines * 2 // 3, []
     while shards := await world.claim(holder=OTHER):
@@ -124,7 +126,7 @@ async def test_a_piece_that_kills_again_is_split_again_until_its_line_is_alone(
 
 @pytest.mark.rule("D5", "Three strikes, then a line is given up.")
 async def test_a_single_line_is_given_up_at_its_third_strike(world: World) -> None:
-    """D2, D5: twice it is tried again."""
+    """D2, D5: a line is tried again after its first and second strike."""
     batch = await world.running(shards=[1])
     for _ in range(2):
         await die(world)
@@ -139,8 +141,10 @@ async def test_a_single_line_is_given_up_at_its_third_strike(world: World) -> No
 @pytest.mark.rule("D5", "Outages of the database are no strike.")
 @pytest.mark.parametrize("renewed", [True, False])
 async def test_a_living_owners_lease_never_lapses(world: World, renewed: bool) -> None:
-    """D5: outages of the database are nobody's fault: what was answered meanwhile is recorded after, and no strike
-    falls, though the lease could not be renewed for long."""
+    """D5: an outage of the database causes no strike, although leases could not be renewed for long.
+
+    Lines that were answered during the outage are recorded after it.
+    """
     batch = await world.running(shards=[2])
     (shard,) = await world.claim()
     for _ in range(4):
@@ -155,7 +159,7 @@ async def test_a_living_owners_lease_never_lapses(world: World, renewed: bool) -
 
 
 async def test_a_stopped_batchs_lost_shard_is_closed(world: World) -> None:
-    """C11: what died unrecorded never runs again; that is no strike, and no split."""
+    """C11: lines of a stopped batch that were not recorded never run again; the shard gets no strike and no split."""
     batch = await world.running(shards=[4])
     (shard,) = await world.claim(holder=OTHER)
     await world.record(shard, [3])
@@ -178,7 +182,7 @@ async def test_a_death_after_the_last_record_strikes_nobody(world: World) -> Non
 
 @pytest.mark.rule("C6", "A batch whose validating process died has failed.")
 async def test_a_validation_whose_process_died_has_failed(world: World) -> None:
-    """C6, A11: with an answer to give again; the late process cannot start it."""
+    """C6, A11: the failed batch has an answer for repeated creates, and the late process cannot start it."""
     dead, alive = await world.validating(holder=OTHER), await world.validating()
     await world.die(OTHER)
     assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 7) == 1
@@ -196,7 +200,7 @@ async def test_a_validation_whose_process_died_has_failed(world: World) -> None:
 
 
 async def test_a_validation_is_interrupted_only_when_its_lease_lapsed(world: World) -> None:
-    """C6: one that is renewed may take as long as it likes."""
+    """C6: validation whose lease is renewed may take any time."""
     batch = await world.validating()
     for _ in range(3):
         await world.pass_time(LEASE - 1)
@@ -207,7 +211,7 @@ async def test_a_validation_is_interrupted_only_when_its_lease_lapsed(world: Wor
 
 
 async def test_only_validation_can_be_interrupted(world: World) -> None:
-    """C11: a batch that runs is in nobody's hands."""
+    """C11: a batch in progress has no owner, so it is never interrupted."""
     batch = await world.running()
     await world.pass_time(10 * LEASE)
     assert await world.store.fail_interrupted(owner=OTHER, errors=ERRORS, answer=ANSWER, at=NOW) == 0

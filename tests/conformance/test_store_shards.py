@@ -1,4 +1,4 @@
-"""Leases on shards behind every store, and what is recorded under them: SPEC C10 to C12, D5."""
+"""Leases on shards in every store, and what is recorded under them: rules C10 to C12, D5."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ Lose = Callable[[World, Shard], Awaitable[Shard]]
 
 
 async def struck(world: World, *, times: int = 2, expires_at: int = NOW + DAY) -> Batch:
-    """A batch with one shard, whose workers died on it."""
+    """Create a batch with one shard that got so many strikes."""
     batch = await world.running(shards=[1], expires_at=expires_at)
     for _ in range(times):
         assert [shard.batch_id for shard in await world.claim(holder=OTHER)] == [batch.id]
@@ -28,7 +28,7 @@ async def struck(world: World, *, times: int = 2, expires_at: int = NOW + DAY) -
 
 
 async def recorded(world: World, batch: Batch) -> bytes:
-    """What all segments of a batch hold."""
+    """Return the data of all segments of a batch."""
     return b"".join(one.data or b"" for one in await world.store.segments(batch.id, after=0, limit=100))
 
 
@@ -59,7 +59,7 @@ async def test_a_claim_says_all_that_running_needs(world: World) -> None:
 
 @pytest.mark.rule("D8", "Within a project the earliest deadline is first.")
 async def test_the_earliest_deadline_is_claimed_first(world: World) -> None:
-    """C11: whatever was created first."""
+    """C11: the order of creation does not matter."""
     late = await world.running(shards=[1, 1], expires_at=NOW + 300)
     soon = await world.running(shards=[1], expires_at=NOW + 100)
     assert [shard.batch_id for shard in await world.claim()] == [soon.id, late.id, late.id]
@@ -67,15 +67,17 @@ async def test_the_earliest_deadline_is_claimed_first(world: World) -> None:
 
 @pytest.mark.rule("C11", "From expires_at no attempt starts.")
 async def test_a_batch_past_its_window_is_not_claimed(world: World) -> None:
-    """C11: from expires_at no attempt starts, though nothing has stopped the batch yet."""
+    """C11: from ``expires_at`` on no attempt starts, even before the batch is stopped."""
     await world.running(expires_at=NOW + 100)
     assert await world.claim(at=NOW + 100) == []
     assert len(await world.claim(at=NOW + 99)) == 1
 
 
 async def test_a_clock_that_is_ahead_costs_nobody_a_shard(world: World) -> None:
-    """C11: what is late by one worker's clock is there for those whose clocks are right, also after it took what
-    comes later in the same lane."""
+    """C11: a shard that is late by one worker's clock can be claimed by workers with the right time.
+
+    This holds even after the first worker took a later shard of the same lane.
+    """
     owner = await world.owner()
     soon = await world.running(owner, shards=[1, 1], expires_at=NOW + 100)
     late = await world.running(owner, shards=[1, 1], expires_at=NOW + 200)
@@ -105,7 +107,7 @@ async def test_only_lines_that_are_left_count_towards_a_claim(world: World) -> N
 
 
 async def test_no_shard_is_leased_twice(world: World) -> None:
-    """D5: also when several workers ask at once."""
+    """D5: this holds for claims at the same moment too."""
     await world.running(shards=[1] * 12)
     claims = await asyncio.gather(*(world.claim(holder=f"worker {n}", lines=3) for n in range(5)))
     taken = [shard.n for shards in claims for shard in shards]
@@ -126,7 +128,7 @@ async def test_the_epoch_rises_with_every_lease(world: World) -> None:
 @pytest.mark.rule("D5", "One death sets nothing apart.")
 @pytest.mark.parametrize("alone", [True, False])
 async def test_one_death_sets_nothing_apart(world: World, alone: bool) -> None:
-    """D5: it may have had any cause; a struck shard runs beside others, also on a worker that is busy."""
+    """D5: one death may have any cause; a shard with one strike runs beside others, even on a busy worker."""
     once = await struck(world, times=1, expires_at=NOW + 10)
     fresh = await world.running(shards=[1, 1])
     claimed = await world.claim(alone=alone)
@@ -135,7 +137,7 @@ async def test_one_death_sets_nothing_apart(world: World, alone: bool) -> None:
 
 @pytest.mark.rule("D5", "A shard struck twice runs alone.")
 async def test_a_shard_struck_twice_is_run_alone(world: World) -> None:
-    """D5: with nothing beside it, so that the next death is its own."""
+    """D5: it runs with nothing beside it, so that its shard is the cause of the next death."""
     await struck(world, expires_at=NOW + 10)
     await world.running(shards=[1, 1])
     (alone,) = await world.claim(alone=True)
@@ -143,14 +145,14 @@ async def test_a_shard_struck_twice_is_run_alone(world: World) -> None:
 
 
 async def test_a_shard_struck_twice_never_joins_others(world: World) -> None:
-    """D5: fresh work that is due earlier goes without it."""
+    """D5: new shards with earlier deadlines are claimed without it."""
     await struck(world)
     fresh = await world.running(shards=[1, 1], expires_at=NOW + 10)
     assert {shard.batch_id for shard in await world.claim(alone=True)} == {fresh.id}
 
 
 async def test_a_shard_struck_twice_does_not_starve(world: World) -> None:
-    """D5: once it is the next, a busy worker gets nothing until it can take it alone."""
+    """D5: once it comes first, a busy worker gets nothing until it can take the shard alone."""
     await struck(world, expires_at=NOW + 10)
     await world.running(shards=[1] * 9)
     assert await world.claim(alone=False) == []
@@ -160,7 +162,7 @@ async def test_a_shard_struck_twice_does_not_starve(world: World) -> None:
 
 @pytest.mark.rule("C8", "Counts are live while a batch runs.")
 async def test_lines_count_together_with_their_segment(world: World) -> None:
-    """C8, C12: live counts are what is recorded."""
+    """C8, C12: the counts of an active batch are those of its recorded lines."""
     batch = await world.running(shards=[4, 2])
     first, second = await world.claim()
     first = await world.record(first, [1, 3], failed=1)
@@ -171,7 +173,7 @@ async def test_lines_count_together_with_their_segment(world: World) -> None:
 
 
 async def test_a_segment_comes_back_as_it_was_recorded(world: World) -> None:
-    """Pages of them stand in the order in which they were recorded."""
+    """Pages of segments are in the order in which they were recorded."""
     batch = await world.running(shards=[4])
     (shard,) = await world.claim()
     written = [
@@ -217,7 +219,7 @@ async def _rescued(world: World, shard: Shard) -> Shard:
 @pytest.mark.rule("C12", "Every line is in exactly one file once: what is no longer held cannot be recorded.")
 @pytest.mark.parametrize("lose", [_released, _done, _of_another_epoch, _leased_anew, _rescued])
 async def test_what_is_no_longer_held_cannot_be_recorded(world: World, lose: Lose) -> None:
-    """C12, D5: a zombie's segment and its counts are refused together, also beside a shard that is still held."""
+    """C12, D5: after a lost lease neither segment nor counts are stored, even beside a shard that is still held."""
     batch = await world.running(shards=[2, 2])
     (shard,), (held,) = await world.claim(holder=OTHER, lines=1), await world.claim()
     shard = await lose(world, shard)
@@ -231,7 +233,7 @@ async def test_what_is_no_longer_held_cannot_be_recorded(world: World, lose: Los
 
 
 async def test_renewal_lists_exactly_what_is_held(world: World) -> None:
-    """Not what is done, handed back, or another's."""
+    """Shards that are done, released or held by another worker are not listed."""
     await world.running(shards=[1] * 4)
     held, done, released = await world.claim(lines=3)
     (theirs,) = await world.claim(holder=OTHER)
@@ -244,7 +246,7 @@ async def test_renewal_lists_exactly_what_is_held(world: World) -> None:
 
 @pytest.mark.rule("D5", "What a worker recorded is not run again.")
 async def test_what_is_handed_back_is_open_again_without_a_strike(world: World) -> None:
-    """F5: and its recorded lines stay recorded."""
+    """F5: the shard is open again, and its recorded lines stay recorded."""
     await world.running(shards=[4])
     (shard,) = await world.claim()
     await world.record(shard, [0, 2])
@@ -256,7 +258,7 @@ async def test_what_is_handed_back_is_open_again_without_a_strike(world: World) 
 
 
 async def test_what_is_handed_back_to_a_stopped_batch_never_runs(world: World) -> None:
-    """C10, C11: it is left over for the error file."""
+    """C10, C11: a shard released to a stopped batch is left over for the error file."""
     batch = await world.running(shards=[4])
     (shard,) = await world.claim()
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
@@ -269,7 +271,7 @@ async def test_what_is_handed_back_to_a_stopped_batch_never_runs(world: World) -
 
 @pytest.mark.rule("C10", "After a cancel what is in flight counts, and what never ran does not start.")
 async def test_after_a_cancel_nothing_starts_and_what_is_in_flight_counts(world: World) -> None:
-    """C10."""
+    """C10: a cancelled batch is not claimed from."""
     batch = await world.running(shards=[2, 2])
     (shard,) = await world.claim(lines=1)
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
@@ -281,7 +283,7 @@ async def test_after_a_cancel_nothing_starts_and_what_is_in_flight_counts(world:
 
 
 async def test_workers_hear_of_stops_and_revoked_keys(world: World) -> None:
-    """C11, D2, F3: a rotated key is no revoked one."""
+    """C11, D2, F3: a rotated key does not count as revoked."""
     owners = [await world.owner() for _ in range(4)]
     calm, cancelled, expired, revoked = [await world.running(owner) for owner in owners[:2]] + [
         await world.running(owners[2], expires_at=NOW + 10),
@@ -304,7 +306,7 @@ async def test_workers_hear_of_stops_and_revoked_keys(world: World) -> None:
 
 
 async def test_a_claim_tells_of_a_revoked_key(world: World) -> None:
-    """D2."""
+    """D2: a claim says whether the batch's key was revoked."""
     owner = await world.owner()
     await world.running(owner)
     await world.store.revoke_key(owner.key_id, at=NOW)
@@ -314,8 +316,10 @@ async def test_a_claim_tells_of_a_revoked_key(world: World) -> None:
 
 @pytest.mark.rule("D3", "Lines of an upstream that wants no more are not claimed.")
 async def test_lanes_that_are_left_out_are_not_claimed(world: World) -> None:
-    """A model whose upstream wants no more keeps no other's lines from being leased, nor those of projects that may
-    not use it, which are refused at once (D6, A8)."""
+    """D6, A8: a full upstream does not keep the lines of other models from being claimed.
+
+    Nor does it keep those of projects that may not use its model, whose lines are refused at once.
+    """
     alpha, beta = await world.owner("alpha"), await world.owner("beta")
     await world.running(alpha, model="away", expires_at=NOW + 10)
     away = await world.running(beta, model="away", expires_at=NOW + 20)
@@ -333,7 +337,7 @@ def _share_of(shards: list[Shard], batch: Batch) -> int:
 
 
 async def test_projects_share_a_claim_whoever_came_first(world: World) -> None:
-    """D8: a small batch is not behind a large one that was there before, whatever their deadlines."""
+    """D8: a small batch does not wait for a large one that was created before, whatever their deadlines are."""
     large = await world.running(await world.owner("large"), shards=[10] * 50, expires_at=NOW + 10)
     small = await world.running(await world.owner("small"), shards=[5], expires_at=NOW + DAY)
     claimed = await world.claim(lines=20)
@@ -342,7 +346,7 @@ async def test_projects_share_a_claim_whoever_came_first(world: World) -> None:
 
 @pytest.mark.rule("D8", "Over time, lanes get the same number of lines.")
 async def test_over_time_lanes_get_the_same_number_of_lines(world: World) -> None:
-    """D8: however large their shards are."""
+    """D8: the size of the shards does not matter."""
     coarse = await world.running(await world.owner("coarse"), shards=[20] * 20)
     fine = await world.running(await world.owner("fine"), shards=[2] * 200)
     got = [shard for _ in range(20) for shard in await world.claim(lines=10)]
@@ -351,7 +355,7 @@ async def test_over_time_lanes_get_the_same_number_of_lines(world: World) -> Non
 
 @pytest.mark.rule("D8", "A lane that slept gets its share, and nothing for the past.")
 async def test_a_lane_that_slept_gets_its_share_and_nothing_for_the_past(world: World) -> None:
-    """D8: else a newcomer would hold up everybody who worked meanwhile."""
+    """D8: otherwise a new lane would delay all lanes that were served before it was opened."""
     busy = await world.running(await world.owner("busy"), shards=[10] * 30)
     for _ in range(10):
         assert await world.claim(lines=10)

@@ -1,4 +1,4 @@
-"""What only a bucket can be asked: parts, wires that are cut, local files, and how much is held in memory."""
+"""Promises of a bucket alone: multipart uploads, cut connections, scratch files, and bounded memory."""
 
 import asyncio
 import gc
@@ -18,13 +18,13 @@ from tests.support.s3_server import Seaweed
 
 
 async def read_on(stream: AsyncIterator[bytes], read: list[bytes]) -> None:
-    """As far as it goes."""
+    """Read a stream until it ends or fails."""
     while chunk := await anext(stream, b""):
         read.append(chunk)
 
 
 def test_an_object_of_many_parts(bucket: Seaweed, tmp_path: Path) -> None:
-    """B1: pieces of any size, in order; nothing is to be seen before the commit and nothing half-sent stays."""
+    """B1: pieces of any size arrive in order; before the commit nothing is visible, and no parts are left."""
 
     async def story() -> None:
         async with opened(bucket.new_url(), tmp_path) as objects:
@@ -47,8 +47,10 @@ def test_an_object_of_many_parts(bucket: Seaweed, tmp_path: Path) -> None:
 
 
 def test_an_aborted_upload_leaves_no_parts(bucket: Seaweed, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """B2: nothing of a refused upload stays, not even what no listing shows and everybody pays for, nor a complaint in
-    the log."""
+    """B2: a refused upload leaves nothing, not even parts that no listing shows but that are paid for.
+
+    Nor does it leave an error in the log.
+    """
 
     async def story() -> None:
         async with opened(bucket.new_url(), tmp_path) as objects:
@@ -66,7 +68,7 @@ def test_an_aborted_upload_leaves_no_parts(bucket: Seaweed, tmp_path: Path, capl
 
 
 def test_an_adoption_that_is_cancelled_leaves_no_parts(bucket: Seaweed, tmp_path: Path) -> None:
-    """C6: whoever creates a batch may leave while its work file is on the way."""
+    """C6: the client of a create may disconnect while the work file is uploaded."""
 
     async def story(monkeypatch: pytest.MonkeyPatch) -> None:
         async with wire_to(bucket.port) as (wire, endpoint):
@@ -91,7 +93,7 @@ def test_an_adoption_that_is_cancelled_leaves_no_parts(bucket: Seaweed, tmp_path
 def test_an_abort_waits_for_a_commit_that_was_cancelled(
     bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B2: what is deleted after the abort stays deleted, since no write of that key is under way any more."""
+    """B2: an object that is deleted after the abort stays deleted, because no write of that key is under way."""
 
     async def story() -> None:
         async with wire_to(bucket.port) as (wire, endpoint):
@@ -114,7 +116,7 @@ def test_an_abort_waits_for_a_commit_that_was_cancelled(
 
 
 def test_more_objects_than_a_page_lists(bucket: Seaweed, tmp_path: Path) -> None:
-    """Sweeps see all of them and remove all of them."""
+    """The pruner sees all of them and deletes all of them."""
 
     async def story() -> None:
         async with opened(bucket.new_url(), tmp_path) as objects:
@@ -129,7 +131,7 @@ def test_more_objects_than_a_page_lists(bucket: Seaweed, tmp_path: Path) -> None
 
 
 def test_a_stream_goes_on_where_it_was_cut(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B7: a connection that breaks, or that the store gave up on, costs the client nothing."""
+    """B7: a connection that breaks, or that the store closes, does not interrupt the client's download."""
 
     async def story() -> None:
         async with wire_to(bucket.port) as (wire, endpoint):
@@ -145,7 +147,7 @@ def test_a_stream_goes_on_where_it_was_cut(bucket: Seaweed, tmp_path: Path, monk
 
 
 def test_a_stream_is_never_of_two_objects(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B7: where the object was replaced meanwhile, its rest is not another's."""
+    """B7: if the object was replaced meanwhile, the rest of the new one is not appended to the old one."""
 
     async def story() -> None:
         async with wire_to(bucket.port) as (wire, endpoint):
@@ -202,7 +204,7 @@ def run_python(program: str, *arguments: str) -> str:
 
 
 def test_what_dead_processes_left_on_the_local_disk_goes(tmp_path: Path) -> None:
-    """B2: and what living ones have there stays, also when several processes share the folder."""
+    """B2: the files of live processes stay, even if several processes share the folder."""
 
     def folders() -> list[Path]:
         return list(tmp_path.iterdir())
@@ -277,7 +279,7 @@ asyncio.run(main())
 
 
 def test_memory_does_not_grow_with_an_object(bucket: Seaweed, tmp_path: Path) -> None:
-    """B1, B7, C6: 100 MB written, accepted, streamed and downloaded take about what 12 MB take."""
+    """B1, B7, C6: writing, accepting, streaming and downloading 100 MB takes about as much memory as 12 MB."""
     small, large = json.loads(run_python(_MOVES_100_MEGABYTES, bucket.new_url(), str(tmp_path)))
     print(f"\npeak {small >> 20} MiB with 12 MB, {large >> 20} MiB with 100 MB")
     assert large - small < 40_000_000

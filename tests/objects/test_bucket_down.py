@@ -1,4 +1,4 @@
-"""A bucket that cannot be used: its store dies, stalls, refuses or hangs up, or the settings are wrong."""
+"""A bucket that cannot be used: its store dies, stalls, refuses or closes connections, or the settings are wrong."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ from tests.support.s3_server import KEY, SECRET, Seaweed
 
 
 async def down_calls(objects: Objects, path: Path) -> list[str]:
-    """What every kind of call says of a store that is down."""
+    """Return the errors of every kind of call to a store that is down."""
 
     async def enter(manager: AbstractAsyncContextManager[Path]) -> None:
         async with manager:
@@ -53,7 +53,7 @@ async def down_calls(objects: Objects, path: Path) -> list[str]:
 
 
 def test_a_wire_that_is_always_cut(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B2: nothing hangs, and nothing is there that was not there before."""
+    """B2: no call hangs, and no new object exists afterwards."""
     source = tmp_path / "source"
     source.write_bytes(LARGE)
 
@@ -72,7 +72,7 @@ def test_a_wire_that_is_always_cut(bucket: Seaweed, tmp_path: Path, monkeypatch:
 
 
 def test_a_store_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B2, F5: it takes connections and never answers; that is told, too, and in bounded time."""
+    """B2, F5: a store that accepts connections and never answers is reported too, in bounded time."""
     silence, retries = bucket_module._CLIENT["read_timeout"], bucket_module._RETRIES["retry_timeout"]
     assert isinstance(silence, timedelta)
     assert silence + retries <= timedelta(seconds=15)
@@ -96,7 +96,7 @@ def test_a_store_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_store_that_dies_under_an_upload(
     own_bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B2, C12: an upload that was cut is no object, also when the store is back; then it can be made again."""
+    """B2, C12: an interrupted upload is no object, even after the store is back; then it can be repeated."""
     monkeypatch.setitem(bucket_module._RETRIES, "max_retries", 1)
     source = tmp_path / "source"
     source.write_bytes(LARGE)
@@ -124,7 +124,7 @@ def test_a_store_that_dies_under_an_upload(
 
 @pytest.mark.parametrize("wrong", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
 def test_wrong_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    """F5: the check tells what to look at, and nothing tells the secrets."""
+    """F5: the error of the check names the settings to look at, and holds no secret."""
     monkeypatch.setenv(wrong, "guessed")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-somebody")
     source = tmp_path / "source"
@@ -141,7 +141,7 @@ def test_wrong_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_no_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F5: where neither the environment nor the machine has any, that is what is told."""
+    """F5: if neither the environment nor the machine has credentials, the error says so."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -191,14 +191,14 @@ def test_a_bucket_that_does_not_exist_is_not_a_missing_object(bucket: Seaweed, t
     ],
 )
 def test_a_url_that_names_no_bucket(tmp_path: Path, url: str) -> None:
-    """F2: the message says what to write, and does not repeat what may hold a secret."""
+    """F2: the message says what to write, and does not quote a URL that may hold a secret."""
     with pytest.raises(ValueError, match="s3://bucket/prefix") as told:
         bucket_module.BucketObjects.open(url, threads=ThreadPool(1, name="x"), random=SystemRandom(), scratch=tmp_path)
     assert "hidden" not in str(told.value)
 
 
 def test_an_endpoint_without_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F2: said at the start, by the name of the variable."""
+    """F2: the error comes at the start and names the variable."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
     with pytest.raises(ValueError, match="AWS_ENDPOINT_URL must begin with https:// or http://"):
         bucket_module.BucketObjects.open(

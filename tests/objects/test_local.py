@@ -1,4 +1,4 @@
-"""What only a folder of objects can be asked: the order of syncs, a full disk, leftovers."""
+"""Promises of a folder alone: the order of syncs, a full disk, leftovers."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from tests.support.folders import files_below, folder
 
 
 def test_a_folder_keeps_only_objects(tmp_path: Path) -> None:
-    """B2: whatever was done, no temporary file and no emptied folder of a deleted prefix is left."""
+    """B2: no operation leaves a temporary file or an empty folder of a deleted prefix."""
 
     async def story() -> None:
         async with folder(tmp_path) as objects:
@@ -39,7 +39,7 @@ def test_a_folder_keeps_only_objects(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path) -> None:
-    """B2: what one process knows of folders is not for ever, and what it puts is on the disk all the same."""
+    """B2: another process may remove a folder that this one remembers; a put is durable all the same."""
 
     async def story() -> None:
         async with folder(tmp_path) as serving, folder(tmp_path) as hand:
@@ -55,7 +55,7 @@ def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path) -> 
 
 
 def test_what_an_earlier_life_left_is_cleared(tmp_path: Path) -> None:
-    """B2: half-written files go at start; objects stay; the folder for temporary files is not a prefix."""
+    """B2: half-written files are removed at the start; objects stay; the temporary folder is not a prefix."""
 
     async def first_life() -> None:
         async with folder(tmp_path) as objects:
@@ -86,7 +86,7 @@ def test_what_an_earlier_life_left_is_cleared(tmp_path: Path) -> None:
 
 
 class Journal:
-    """What was synced and renamed, in order; files by their inode, which a rename keeps."""
+    """Return what was synced and renamed, in order; files by their inode, which a rename keeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[tuple[str, int]] = []
@@ -132,7 +132,7 @@ async def by_adoption(objects: Objects, key: str) -> None:
 def test_bytes_are_on_the_disk_before_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Objects, str], Awaitable[None]]
 ) -> None:
-    """C7: the bytes, the folders made for them, the rename, the folder that names them; in a known folder no more."""
+    """C7: synced are the bytes, new folders and, after the rename, the folder; in a known folder nothing more."""
     journal = Journal(monkeypatch)
     root = tmp_path / "data" / "objects"
     new = root / "work" / "batch_1"
@@ -153,7 +153,7 @@ def test_bytes_are_on_the_disk_before_their_name(
 
 
 def test_a_folder_found_is_not_trusted_to_be_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C7: whoever made it may have died before its name was synced, so the first use syncs it again."""
+    """C7: its creator may have died before the name was synced, so the first use syncs it again."""
     (tmp_path / "uploads").mkdir()
     journal = Journal(monkeypatch)
 
@@ -198,13 +198,13 @@ asyncio.run(main())
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
-    """B2: the write is refused as ``storage_error``, and only what was whole before is there."""
+    """B2: the write is refused as ``storage_error``, and only objects that were whole before exist."""
     done = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["refused", "refused", "refused", "['old']", "b'old'"]
 
 
 def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
-    """B2, F5: every way of writing says ObjectsDown."""
+    """B2, F5: every way of writing raises ObjectsDown."""
     (tmp_path / "file").write_bytes(b"in the way")
 
     async def enter(manager: AbstractAsyncContextManager[Path]) -> None:
@@ -223,7 +223,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_an_abort_waits_for_a_write_that_was_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B2: a client leaves while its bytes are being written; the thread still writes to a file that is its own."""
+    """B2: if a client disconnects during a write, the thread still writes to its own file."""
     real_write = local_module._write_all
     entered, release = threading.Event(), threading.Event()
     written: list[bytes] = []

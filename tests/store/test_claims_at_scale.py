@@ -1,4 +1,4 @@
-"""Claims among very many open shards on PostgreSQL, while an old snapshot keeps everything that is dead."""
+"""Claims among very many open shards on PostgreSQL, while an old snapshot keeps all dead row versions."""
 
 import asyncio
 import time
@@ -83,6 +83,6 @@ async def _claim(world: Opened, times: list[float]) -> Sequence[Shard]:
 
 
 async def _end(world: Opened, shards: Sequence[Shard]) -> None:
-    """All of them in one transaction, as if they were of one batch: how long it takes is not looked at."""
+    """Record all of them in one transaction, as if they were of one batch; its duration is not measured."""
     ended = [advance_params(shard.batch_id, moved_on(shard, range(shard.lines))[1]) for shard in shards]
     await world.database.write(lambda: fenced_many("advance_shard", ended))

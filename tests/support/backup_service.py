@@ -1,4 +1,4 @@
-"""A service under load, from which backups are taken; and what must be so wherever one of them is restored to."""
+"""Takes backups of a service under load, and checks what must be true wherever one of them is restored."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -34,13 +34,13 @@ output_price = 0.7
 """
 _LONG = ("[[delay=0.1]]", 500)
 _WIDE = ("[[delay=0.1 huge=20000]]", 400)
-"""Prompts of a batch that takes its time, with its lines for every backup; and of one whose answers are large enough
-to be objects."""
+"""Prompts and numbers of lines: of a batch that takes long, per backup; and of one whose answers are large enough to be
+objects."""
 _SMALL, _OPEN = 5, 4
 
 
 class Load:
-    """Small batches and files that come, finish and go, a few at a time, until it is told to end."""
+    """Creates small batches and files, a few at a time, and deletes their inputs, until it is stopped."""
 
     def __init__(self, client: OpenAI) -> None:
         self._client = client
@@ -63,11 +63,11 @@ class Load:
         try:
             while not self._over.is_set():
                 self._come_and_go()
-        except Exception as trouble:  # noqa: BLE001 - told by whoever ends it
+        except Exception as trouble:  # noqa: BLE001 - __exit__ reports it
             self._trouble.append(trouble)
 
     def _come_and_go(self) -> None:
-        """B9: the input goes while its batch runs."""
+        """B9: delete the input while its batch runs."""
         lines = chat_lines(f"{len(self.lines)} {n} {'word ' * 2000}" for n in range(_SMALL))
         uploaded = self._client.files.create(file=lines, purpose="batch")
         batch = self._client.batches.create(input_file_id=uploaded.id, endpoint=CHAT, completion_window="24h")
@@ -80,7 +80,7 @@ class Load:
 
 @dataclass
 class Original:
-    """What is left of a service that was killed."""
+    """What a killed service leaves: its accounts, settings, inputs and backups."""
 
     accounts: list[Account]
     config: Path
@@ -89,7 +89,7 @@ class Original:
 
     @contextmanager
     def served(self, data_dir: Path, upstream_url: str, **settings: object) -> Iterator[Service]:
-        """The service as it was, on restored data."""
+        """Run the service with the same settings on restored data."""
         service = Service(
             data_dir,
             ("-m", "batchline", "serve"),
@@ -105,7 +105,7 @@ class Original:
 
 
 def backed_up_and_killed(folder: Path, upstream_url: str, *, backups: int) -> Original:
-    """Each backup is taken in the middle of a long batch, after some of others have finished."""
+    """Take each backup in the middle of a long batch, after some other batches have finished; kill the service."""
     config = folder / "batchline.toml"
     config.write_text(_SETTINGS)
     archives = [folder / f"{number}.tar" for number in range(backups)]
@@ -134,8 +134,11 @@ def _done(client: OpenAI, batch_id: str) -> int:
 
 
 def assert_all_ends_well(service: Service, original: Original) -> None:
-    """C12, D4, F3: keys open their projects; every batch ends with every line in one of its files, once; and what was
-    paid is what the files say."""
+    """C12, D4, F3: check keys, batches and costs after a restore.
+
+    Keys open their projects; every batch ends with every line in one of its files, once; and the cost that was booked
+    is that of the lines in the files.
+    """
     records = [
         record
         for account in original.accounts

@@ -1,4 +1,4 @@
-"""A bucket of objects, opened; and a wire to it that can be held and cut."""
+"""Opens the objects of a bucket, and provides a TCP proxy to it that can be paused and cut."""
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
@@ -10,11 +10,12 @@ from batchline.objects.bucket import BucketObjects
 from batchline.system import SystemRandom, ThreadPool
 
 LARGE = bytes(range(256)) * 8192 * 6
-"""Two parts and a piece."""
+"""Two parts of an upload, and less than a third."""
 
 
 @asynccontextmanager
 async def opened(url: str, scratch: Path) -> AsyncIterator[BucketObjects]:
+    """Open the objects of a bucket."""
     threads = ThreadPool(4, name="objects")
     objects = BucketObjects.open(url, threads=threads, random=SystemRandom(), scratch=scratch)
     try:
@@ -25,21 +26,22 @@ async def opened(url: str, scratch: Path) -> AsyncIterator[BucketObjects]:
 
 
 class Wire:
-    """What passes between a client and a server on loopback."""
+    """A TCP proxy between a client and a server on this machine."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._carrying: dict[asyncio.Task[None], list[StreamWriter]] = {}
         self.connections = 0
         self.downloads = 0
-        """Bytes that a connection may bring back before it is cut; 0 for any number."""
+        """The bytes that a connection may carry to the client before it is cut; 0 for any number."""
         self.uploads = 0
-        """The same for what goes to the server."""
+        """The same for bytes to the server."""
         self.seen, self.free = asyncio.Event(), asyncio.Event()
-        """Something was sent; it may go on to the server."""
+        """``seen``: the client has sent something. ``free``: it may be passed on to the server."""
         self.free.set()
 
     async def carry(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Carry one connection until it is cut or ends."""
         carrying = asyncio.current_task()
         assert carrying is not None
         self.connections += 1
@@ -53,7 +55,7 @@ class Wire:
             _abort(self._carrying.pop(carrying))
 
     async def end(self) -> None:
-        """Cut what is left."""
+        """Cut all connections that are left."""
         left = dict(self._carrying)
         for ends in left.values():
             _abort(ends)
@@ -95,7 +97,7 @@ async def _pass_on(data: bytes, writer: StreamWriter, *, sent: int, most: int) -
 
 @asynccontextmanager
 async def wire_to(port: int) -> AsyncIterator[tuple[Wire, str]]:
-    """A wire, and the endpoint at its near end."""
+    """Start a proxy to a port, and provide it with the URL that clients use."""
     wire = Wire(port)
     server = await asyncio.start_server(wire.carry, "127.0.0.1", 0)
     try:

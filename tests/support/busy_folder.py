@@ -1,4 +1,4 @@
-"""A data folder in which everything is under way, as a service that was cut off leaves it."""
+"""Creates a data folder with batches in every state, as a killed service leaves it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +21,7 @@ ODD = "odd\0model\x10"
 
 
 class Folder:
-    """A data folder, and a world on its database."""
+    """A data folder, and a store on its database."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class Folder:
 
 
 def world_on(store: Store) -> World:
-    """In which nobody dies and time stands still."""
+    """Return a store in which no process dies and no time passes."""
 
     async def nothing(_: object) -> None: ...
 
@@ -63,7 +63,7 @@ def world_on(store: Store) -> World:
 
 
 class Busy:
-    """One batch of every kind, by its place in life; each has the objects that its rows name."""
+    """One batch in every state, by the name of the state; each has the objects that its rows refer to."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -89,13 +89,13 @@ class Busy:
         for name in ("one", "two"):
             file = await world.stored(self.owner, filename=f"{name}\0.jsonl")
             self._folder.put(file.object_key, name.encode())
-        gone = await world.stored(self.owner)
-        await world.store.delete_file(self.owner.project_id, gone.id, at=NOW)
+        deleted = await world.stored(self.owner)
+        await world.store.delete_file(self.owner.project_id, deleted.id, at=NOW)
         unfinished = world.file(self.owner, id="file-unfinished", object_key="uploads/file-unfinished")
         await world.store.begin_upload(unfinished, owner=OTHER, lease=LEASE)
 
     async def _finished(self, world: World) -> None:
-        """Published, but its work is not forgotten yet and half removed."""
+        """Create a published batch whose work is half deleted."""
         batch = await self._running(world, shards=(2,))
         self.batches["finished"] = batch.id
         await world.record_all(await world.claim())
@@ -111,7 +111,7 @@ class Busy:
         await world.finish(holder=OTHER)
 
     async def _half_run(self, world: World) -> None:
-        """One line of a leased shard is recorded, in a segment that is an object, and paid for."""
+        """Create a batch with a leased shard. One line is recorded, in a segment that is an object, and charged."""
         batch = await self._running(world, shards=(4, 4))
         self.batches["half run"] = batch.id
         [first, _] = await world.claim(holder=OTHER)

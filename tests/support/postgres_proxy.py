@@ -1,4 +1,4 @@
-"""A wire between a store and its PostgreSQL that a test can cut at the worst moment."""
+"""Provides a TCP proxy between a store and PostgreSQL that a test can cut at the worst moment."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,8 +10,11 @@ COMMIT = b"COMMIT\0"
 
 
 class Wire:
-    """A TCP proxy. ``on_commit`` decides what becomes of each COMMIT: carried, its answer lost, or lost itself.
-    ``silent`` loses what a server answers, ``silent_from_now_on`` answers no new connection."""
+    """A TCP proxy.
+
+    ``on_commit`` decides about each COMMIT: "carry" it, "lose the answer", or "lose it". While ``silent`` is set, what
+    the server sends is dropped. While ``silent_from_now_on`` is set, new connections get no answer.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -35,7 +38,7 @@ class Wire:
                 await self._carry_requests(reader, server_writer, answers)
 
     async def asked_in_vain(self, *, times: int) -> None:
-        """Wait until so many connections got no answer."""
+        """Wait until so many new connections got no answer."""
         for _ in range(times):
             await self._asked.acquire()
 
@@ -58,7 +61,7 @@ class Wire:
                 await server.drain()
             client.transport.abort()
             self.lost.set()
-            # The server's side stays open, as it does when a machine is cut off.
+            # The connection to the server stays open, as it does if a machine loses its network.
             await asyncio.sleep(PATIENCE)
         server.close()
 
@@ -67,7 +70,7 @@ class Wire:
             if not self.silent:
                 writer.write(data)
         if self.silent:
-            # That a server gave up is not heard of either.
+            # The client does not see that the server closed the connection either.
             await asyncio.sleep(PATIENCE)
         writer.close()
 

@@ -1,4 +1,4 @@
-"""A store on PostgreSQL whose database a test can look into."""
+"""Opens a store on PostgreSQL whose database a test can look into."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

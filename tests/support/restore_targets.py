@@ -1,4 +1,4 @@
-"""Where a backup can be restored to, and the command line that does it."""
+"""Runs the commands ``backup`` and ``restore``, and looks into the stores that a backup was restored to."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ WHOLE = 1 << 40
 
 
 class Target:
-    """Backends by the flags that name them."""
+    """A store and objects, named by flags of the command line."""
 
     def __init__(self, data_dir: Path, **settings: str) -> None:
         self.data_dir = data_dir
@@ -29,9 +29,11 @@ class Target:
         return [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
 
     def restore(self, archive: Path) -> Result:
+        """Run ``restore``."""
         return CliRunner().invoke(main, ["restore", str(archive), *self.flags])
 
     def refusal(self, archive: Path) -> str:
+        """Run ``restore``, which must refuse, and return its message."""
         result = self.restore(archive)
         assert result.exit_code == 1, result.output
         assert result.stdout == ""
@@ -62,7 +64,7 @@ class Target:
 
 
 def back_up(data_dir: Path, archive: Path, *flags: str) -> str:
-    """What the command tells."""
+    """Take a backup, and return what the command printed."""
     result = try_to_back_up(data_dir, archive, *flags)
     assert result.exit_code == 0, result.output
     return result.stdout

@@ -1,4 +1,4 @@
-"""A store to try things on, and what a test needs to have in it first."""
+"""Fills a store with what a test needs: keys, files, batches and shards in any state."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
@@ -21,8 +21,11 @@ BYTES_A_LINE = 100
 
 
 class World:
-    """``pass_time`` moves the clock that the store's leases go by; after ``die`` the store can know that a process is
-    dead."""
+    """A store under test.
+
+    ``pass_time`` moves the clock that decides about the store's leases. After ``die`` the store can detect that a
+    process is dead.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class World:
         self._numbers = count(1)
 
     async def owner(self, project: str = "alpha", organization: str = "default") -> Owner:
-        """A new key of a project."""
+        """Create a key of a project."""
         key_id = f"key_{uuid4().hex}"
         return await self.store.create_key(
             NewKey(
@@ -68,7 +71,7 @@ class World:
         return replace(file, **changes)
 
     async def stored(self, owner: Owner, **changes: Any) -> File:
-        """A file that is there."""
+        """Create a stored file."""
         file = self.file(owner, **changes)
         await self.store.begin_upload(file, owner=ME, lease=LEASE)
         await self.store.finish_upload(file, owner=ME)
@@ -97,7 +100,7 @@ class World:
     async def running(
         self, owner: Owner | None = None, *, shards: Sequence[int] = (4,), model: str = "m", **changes: Any
     ) -> Batch:
-        """A batch in progress, with shards of so many lines each."""
+        """Create a batch in progress, with shards of so many lines each."""
         batch = await self.validating(owner, **changes)
         await self.store.start_batch(
             batch.id, epoch=1, shards=cut(shards, model=model), total=sum(shards), work_key=f"work/{batch.id}/1", at=NOW
@@ -105,7 +108,7 @@ class World:
         return await self.seen(batch)
 
     async def seen(self, batch: Batch) -> Batch:
-        """The batch as it is now."""
+        """Return the batch as it is now."""
         found = await self.store.batch(batch.project_id, batch.id)
         assert found is not None
         return found
@@ -127,13 +130,13 @@ class World:
         return claim.shards
 
     async def rescue(self, *alive: str) -> int:
-        """How many shards are found that none of those who live holds; without a name, only we do."""
+        """Rescue the shards of all owners but the named ones, or but ``ME``, and return their number."""
         return await self.store.rescue(live_owners=lambda: alive or (ME,))
 
     async def record(
         self, shard: Shard, positions: Sequence[int], *, failed: int = 0, charges: Sequence[Charge] = (), at: int = NOW
     ) -> Shard:
-        """Record lines of a shard, the last few of them as failed; the shard as its holder now knows it."""
+        """Record lines of a shard, the last ``failed`` of them as failed, and return the shard with its new bitmap."""
         after, progress = moved_on(shard, positions, failed=failed)
         await self.store.record(
             shard.batch_id,

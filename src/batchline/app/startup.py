@@ -41,7 +41,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StartupError(f"The data folder {folder} cannot be made: {error.strerror}") from error
+        raise StartupError(f"The data folder {folder} cannot be created: {error.strerror}") from error
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def back_up(data_dir: Path, target: Path, *, overwrite: bool, clock: Clock, prog
     if not database.is_file():
         raise TransferError(f"There is no service in the data folder {data_dir}. Name another with --data-dir.")
     if target.exists() and not overwrite:
-        raise TransferError(f"{target} is there already. Name another file, or overwrite it with --force.")
+        raise TransferError(f"{target} exists already. Name another file, or overwrite it with --force.")
     try:
         with workspace(data_dir) as folder:
             staging = _Staging(data_dir / "objects", folder)

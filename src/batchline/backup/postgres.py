@@ -95,7 +95,7 @@ async def _require_empty(connection: Any) -> None:
     if await connection.fetchval(_IS_IN_USE):
         raise TransferError(
             "A service is running on the PostgreSQL database. Stop it first: it would remove the restored objects "
-            "while their rows are not there yet."
+            "before their rows are inserted."
         )
 
 

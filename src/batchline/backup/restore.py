@@ -68,7 +68,7 @@ class Restore:
         used = [folder for folder in _FOLDERS if await self._objects.names(folder)]
         if used and not await self._objects.names(_MARKER_PREFIX):
             raise TransferError(
-                "There are objects already where those of the backup belong. Restore into a folder or a bucket's "
+                "There are objects already in the place of those of the backup. Restore into a folder or a bucket's "
                 "prefix that holds none."
             )
         await self._objects.put(f"{_MARKER_PREFIX}/unfinished", b"")
@@ -135,7 +135,7 @@ class SqliteRows:
         if found:
             raise TransferError(
                 f"The data folder {self._folder} holds {min(found)} already. "
-                "Restore into a folder that is empty or not there yet."
+                "Restore into a folder that is empty or does not exist yet."
             )
 
     async def insert_all(self, database: Path) -> None:

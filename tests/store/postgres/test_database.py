@@ -1,4 +1,4 @@
-"""What only the store of many machines promises: outages, unclear commits, migrations, a pooler in between."""
+"""Promises of the PostgreSQL store alone: outages, unclear commits, migrations, a pooler in between."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 def through(postgres: Postgres, url: str, port: int) -> str:
-    """The same database by another port."""
+    """Return the URL of the same database by another port."""
     return postgres.url(url.rpartition("/")[2], port=port)
 
 
@@ -32,7 +32,7 @@ def test_both_dialects_have_the_same_queries() -> None:
 
 
 async def test_a_commit_whose_answer_is_lost_counts_once(postgres: Postgres, postgres_url: str) -> None:
-    """C12, D4: whoever would record and charge again, as nobody said that it happened, would do so twice."""
+    """C12, D4: recording again after a commit whose reply was lost would record and charge twice."""
     async with wired(postgres.port) as wire, opened(through(postgres, postgres_url, wire.port)) as world:
         batch = await world.running(shards=[4])
         (shard,) = await world.claim()
@@ -99,7 +99,7 @@ async def test_a_network_that_is_cut_hangs_nobody(postgres: Postgres, postgres_u
 
 
 async def test_connections_that_were_closed_meanwhile_are_replaced(postgres_url: str) -> None:
-    """B2: a server that restarted costs nobody an error."""
+    """B2: a restart of the server while no transaction runs causes no error."""
     async with opened(postgres_url) as world:
         await asyncio.gather(*(world.store.check() for _ in range(4)))
         await world.execute(
@@ -152,7 +152,7 @@ async def test_a_connection_is_kept_and_lent_again_without_a_reset(postgres: Pos
 
 
 async def test_no_more_than_the_allowed_connections_are_lent_at_once(postgres_url: str) -> None:
-    """F5: the server's limit is shared by all machines; who comes later waits for a connection to return."""
+    """F5: all machines share the server's limit; a later caller waits until a connection is free."""
     async with pool_of(postgres_url, size=2) as pool, pool.acquire(), pool.acquire() as second:
         third = asyncio.create_task(_backend_pid(pool))
         done, _ = await asyncio.wait([third], timeout=0.1)
@@ -189,7 +189,7 @@ async def test_nobody_there_is_down() -> None:
 
 
 async def test_what_a_script_raises_undoes_it_and_the_connection_goes_on(postgres_url: str) -> None:
-    """A broken rule of the schema is told as such, as every store does."""
+    """A violated constraint of the schema is raised as such, as every store does."""
 
     def lose() -> Script[None]:
         yield from change("insert_organization", organization_id="o", name="undone", at=1)
@@ -214,7 +214,7 @@ async def test_what_a_script_raises_undoes_it_and_the_connection_goes_on(postgre
 async def test_scripts_that_wait_for_each_other_both_succeed(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database gives one of them up, and it is run again from its start."""
+    """PostgreSQL aborts one of the two, which is run again from its start."""
     async with opened(postgres_url) as world:
         first, second = await world.owner(organization="one"), await world.owner(organization="two")
         both_hold_one = asyncio.Barrier(2)
@@ -243,7 +243,7 @@ async def test_scripts_that_wait_for_each_other_both_succeed(
 
 
 async def test_any_text_comes_back_as_it_went_in(postgres_url: str) -> None:
-    """B3, C5: PostgreSQL's text holds no NUL, and its indexes no long names."""
+    """B3, C5: PostgreSQL's text cannot hold NUL, and its indexes cannot hold long names."""
     async with opened(postgres_url) as world:
         owner = await world.owner()
         for text in ("a\0b", "\x10", "\x100\x101\0", "é\u2028" * 5000, "\0" * 3000):
@@ -261,7 +261,7 @@ async def test_any_text_comes_back_as_it_went_in(postgres_url: str) -> None:
 
 
 async def test_an_outage_of_the_database_strikes_nobody(postgres_url: str) -> None:
-    """D5: while it was gone nobody could renew; once it is back everybody has the time to. Whoever is dead then is."""
+    """D5: after an outage every worker has a whole lease of time to renew; those that do not are dead."""
     async with opened(postgres_url) as world:
         batch = await world.running(shards=[4])
         (shard,) = await world.claim(holder=OTHER)
@@ -280,7 +280,7 @@ async def test_an_outage_of_the_database_strikes_nobody(postgres_url: str) -> No
 
 
 async def test_everything_goes_through_a_pooler_that_keeps_no_state(postgres_url: str) -> None:
-    """One transaction after the other may be on another server: nothing of a connection is leaned on."""
+    """Each transaction may run on another server connection, so none depends on a connection's state."""
     async with opened(postgres_url, pooled=True) as world:
         batch = await world.running(shards=[2, 2])
         await world.record_all(await world.claim())
@@ -291,7 +291,7 @@ async def test_everything_goes_through_a_pooler_that_keeps_no_state(postgres_url
 
 
 def test_processes_that_start_at_once_migrate_once(postgres: Postgres) -> None:
-    """F1: `serve` on several machines, on a database that is new."""
+    """F1: several machines may run ``serve`` on a new database at once."""
     url = postgres.new_database(empty=True)
 
     async def start() -> None:
@@ -303,7 +303,7 @@ def test_processes_that_start_at_once_migrate_once(postgres: Postgres) -> None:
 
 
 def test_a_database_of_another_version_is_refused(postgres: Postgres) -> None:
-    """An older program must not touch what a newer one made; one that is behind says what to do."""
+    """An older program must not use a newer schema; an older schema is refused with the remedy."""
     url = postgres.new_database(empty=True)
 
     async def refusal(version: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Races of many machines on PostgreSQL, each held open at its worst moment: SPEC C10 to C12, D5, D8, F2."""
+"""Races of many machines on PostgreSQL, each held open at its worst moment: rules C10 to C12, D5, D8, F2."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.anyio
 
 T = TypeVar("T")
 _HEADWAY_SECONDS = 0.3
-"""For what may go on meanwhile; where it has to wait, as it should, no time is enough."""
+"""The time for work that may proceed meanwhile. Work that has to wait does not end in any time."""
 
 
 class Held:
-    """The first transaction that runs a statement stops after it, before it commits."""
+    """Holds the first transaction that runs a statement, after the statement and before the commit."""
 
     def __init__(self, world: Opened, name: str) -> None:
         self._name, self._go_on = name, asyncio.Event()
@@ -37,7 +37,7 @@ class Held:
         return result
 
     async def meanwhile(self, other: Awaitable[T]) -> T:
-        """Try something else at that moment; then let both go on."""
+        """Try other work at that moment; then let both proceed."""
         await self.reached.wait()
         trying = asyncio.ensure_future(other)
         await asyncio.wait({trying}, timeout=_HEADWAY_SECONDS)
@@ -55,7 +55,7 @@ async def held_after(world: Opened, name: str, monkeypatch: pytest.MonkeyPatch) 
 async def test_the_last_two_shards_that_end_at_once_end_the_batch(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C12: neither sees the other's end before it is committed, yet one of them must notice that nothing is left."""
+    """C12: neither sees the other's last line before the commit, yet one of them must mark the batch as drained."""
     async with opened(postgres_url) as world:
         await world.running(shards=[1, 1])
         first, second = await world.claim()
@@ -67,7 +67,7 @@ async def test_the_last_two_shards_that_end_at_once_end_the_batch(
 async def test_what_is_handed_back_during_a_cancel_never_runs(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C10: it is open when the cancel looks for what is open, and nobody else can see that."""
+    """C10: the shard becomes open in a transaction that the cancel cannot see yet."""
     async with opened(postgres_url) as world:
         batch = await world.running(shards=[2])
         (shard,) = await world.claim()
@@ -81,7 +81,7 @@ async def test_what_is_handed_back_during_a_cancel_never_runs(
 
 
 async def test_what_is_rescued_during_a_cancel_never_runs(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C11: nor do the pieces of it that the cancel cannot see yet."""
+    """C11: the pieces are inserted in a transaction that the cancel cannot see yet."""
     async with opened(postgres_url) as world:
         batch = await world.running(shards=[4])
         await world.claim(holder=OTHER)
@@ -96,7 +96,7 @@ async def test_what_is_rescued_during_a_cancel_never_runs(postgres_url: str, mon
 
 
 async def test_a_batch_is_published_or_cancelled(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C10, C11: who was told that it is being cancelled never sees it completed."""
+    """C10, C11: a batch whose cancel was confirmed never becomes completed."""
     async with opened(postgres_url) as world:
         batch = await world.running()
         await world.record_all(await world.claim())
@@ -110,7 +110,7 @@ async def test_a_batch_is_published_or_cancelled(postgres_url: str, monkeypatch:
 
 
 async def test_no_file_appears_before_one_that_was_seen(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B5, C9b: whoever has its place in the order first is seen first, or a reader would pass it by."""
+    """B5, C9b: a file with a lower number must not become visible later, or a reader would skip it."""
     async with opened(postgres_url) as world:
         owner = await world.owner()
         seen: list[str] = []
@@ -134,7 +134,7 @@ async def test_no_file_appears_before_one_that_was_seen(postgres_url: str, monke
 async def test_a_lane_that_opens_while_others_move_on_is_found(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D8: claims do not look below a floor, which must not be raised over a lane that is just being opened."""
+    """D8: claims do not look below the floor, which must not be raised above a lane that is being opened."""
     async with opened(postgres_url) as world:
         busy, late = await world.owner("busy"), await world.owner("late")
         await world.running(busy, shards=[10] * 6)
@@ -150,7 +150,7 @@ async def test_a_lane_that_opens_while_others_move_on_is_found(
 
 
 async def test_the_floor_follows_the_lanes(postgres_url: str) -> None:
-    """D8: what a claim need not look at grows with what was claimed, else each would cost more than the one before."""
+    """D8: the floor rises with the claims, or else each claim would cost more than the one before."""
     async with opened(postgres_url) as world:
         for name in ("alpha", "beta"):
             await world.running(await world.owner(name), shards=[10] * 10)
@@ -162,7 +162,7 @@ async def test_the_floor_follows_the_lanes(postgres_url: str) -> None:
 async def test_an_organization_made_while_metering_starts_gets_its_credits(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F2: it asked what new ones get before that was said, and is not there yet for who gives it to all others."""
+    """F2: it read the free credits before they were set, and the transaction that grants them cannot see it."""
     async with opened(postgres_url) as world:
         async with held_after(world, "free_credits", monkeypatch) as held:
             await asyncio.gather(world.owner(), held.meanwhile(world.store.start_metering(5, at=NOW)))
@@ -170,7 +170,7 @@ async def test_an_organization_made_while_metering_starts_gets_its_credits(
 
 
 async def test_only_the_databases_clock_ends_a_lease(postgres_url: str) -> None:
-    """C6, D5: that another process asks is no sign of anybody's death."""
+    """C6, D5: a process must not be taken for dead only because another one looks for dead processes."""
     async with opened(postgres_url) as world:
         await world.pass_time(10 * LEASE)
         owner = await world.owner()
@@ -203,7 +203,7 @@ async def test_only_the_databases_clock_ends_a_lease(postgres_url: str) -> None:
 async def test_records_of_one_organization_and_a_grant_at_once_all_count(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D4, F3: a balance that is set is what was set, less what was charged after."""
+    """D4, F3: a balance that was set is that value minus later charges."""
     async with opened(postgres_url) as world:
         owner = await world.owner()
         set_funds = world.store.set_funds(owner.organization_id, balance=100, credits=None, at=NOW)

@@ -1,4 +1,4 @@
-"""What only the embedded store promises: durability, one writer that groups commits, locks, migrations."""
+"""Promises of the SQLite store alone: durability, one writer that groups commits, locks, migrations."""
 
 import asyncio
 import sqlite3
@@ -21,14 +21,14 @@ from tests.support.clocks import SettableClock
 from tests.support.stores import World
 
 PATIENCE = 60
-"""Ends a test that hangs; no test depends on it."""
+"""Ends a test that hangs; no test depends on its length."""
 
 
 async def _nothing(_: float | str) -> None: ...
 
 
 class Embedded:
-    """A store whose database can be looked into."""
+    """A store on SQLite whose database a test can look into."""
 
     def __init__(self, path: Path, **timeouts: float) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class Embedded:
         self.database.close()
 
     async def hold_writer(self) -> tuple[asyncio.Task[int], Event]:
-        """Have the writer inside a transaction until the event is set."""
+        """Keep the writer inside a transaction until the event is set."""
         inside, go_on = Event(), Event()
 
         def script() -> Script[int]:
@@ -65,7 +65,7 @@ def embedded(tmp_path: Path) -> Iterator[Embedded]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Another process's hand on the database."""
+    """Lock the database as another process would."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         yield
@@ -74,7 +74,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @pytest.mark.rule("C7", "A commit is on the disk before anyone hears of it.")
 def test_a_commit_is_on_the_disk_before_anyone_hears_of_it(embedded: Embedded) -> None:
-    """C7: a 200 survives the loss of power."""
+    """C7: a batch that was answered with 200 survives a loss of power."""
     writing = embedded.database._for_writing
     assert writing.execute("PRAGMA synchronous").fetchone()[0] == 2, "FULL"
     assert writing.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
@@ -84,7 +84,7 @@ def test_a_commit_is_on_the_disk_before_anyone_hears_of_it(embedded: Embedded) -
 
 
 def test_a_read_does_not_wait_for_a_long_write(embedded: Embedded) -> None:
-    """C8: it sees the state before that write."""
+    """C8: a read sees the state before a write that is not committed."""
 
     async def play() -> None:
         owner = await embedded.world.owner()
@@ -104,7 +104,7 @@ def test_a_read_does_not_wait_for_a_long_write(embedded: Embedded) -> None:
 
 
 def test_writes_that_wait_share_one_commit(embedded: Embedded) -> None:
-    """One wait for the disk for all of them, and every caller hears of its own."""
+    """All of them share one wait for the disk, and every caller gets its own result."""
 
     async def play() -> list[str]:
         writing, go_on = await embedded.hold_writer()
@@ -126,7 +126,7 @@ def test_writes_that_wait_share_one_commit(embedded: Embedded) -> None:
 
 
 def test_a_script_that_fails_undoes_only_itself(embedded: Embedded) -> None:
-    """What one raises in a shared commit is told to its caller alone, and nothing of it stays."""
+    """An error in a shared commit reaches its own caller alone and undoes its own script alone."""
 
     def lose() -> Script[None]:
         yield from change("insert_organization", organization_id="o", name="undone", at=1)
@@ -159,7 +159,7 @@ def test_a_script_that_fails_undoes_only_itself(embedded: Embedded) -> None:
 
 
 class Torn(BaseException):
-    """Ends a writer's turn as nothing foreseen does."""
+    """An error that no code expects."""
 
 
 def tear() -> Script[None]:
@@ -168,7 +168,7 @@ def tear() -> Script[None]:
 
 
 def say_nonsense() -> Script[None]:
-    """What the driver refuses, as it does when the database is damaged: nobody knows what is left of the rest."""
+    """Run a statement that the driver refuses, as in a damaged database: the rest of the commit is uncertain."""
     yield from change("insert_organization", organization_id="n", name="nonsense", at=object())
 
 
@@ -176,7 +176,7 @@ def say_nonsense() -> Script[None]:
 def test_whatever_ends_a_shared_commit_nobody_hears_of_success(
     embedded: Embedded, script: Callable[[], Script[None]], told: type[BaseException]
 ) -> None:
-    """C7, C12: neither those whose scripts ran before nor those after; nothing of theirs is kept, and it goes on."""
+    """C7, C12: scripts before and after it in the same commit fail too, leave nothing, and the writer goes on."""
 
     async def play() -> None:
         writing, go_on = await embedded.hold_writer()
@@ -197,8 +197,10 @@ def test_whatever_ends_a_shared_commit_nobody_hears_of_success(
 
 @pytest.mark.parametrize("refused", [{"COMMIT"}, {"COMMIT", "ROLLBACK"}])
 def test_a_commit_that_fails_is_no_success(embedded: Embedded, refused: set[str]) -> None:
-    """C7, C12: everyone who shared it is told, also when it cannot be rolled back; and nothing of it is kept by the
-    commit of the next."""
+    """C7, C12: every caller that shared the commit gets the error, even if it cannot be rolled back.
+
+    Nothing of it is stored by the next commit.
+    """
 
     def authorize(action: int, statement: str | None, *_: str | None) -> int:
         return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION and statement in refused else 0
@@ -218,7 +220,7 @@ def test_a_commit_that_fails_is_no_success(embedded: Embedded, refused: set[str]
 
 
 async def _writes_again(embedded: Embedded) -> int:
-    """How many keys there are, once one could be made; a transaction left open costs one try."""
+    """Create a key, with a second try in case a transaction was left open, and return the number of keys."""
     with suppress(StoreDown):
         await embedded.store.check()
     made = await embedded.world.owner()
@@ -228,7 +230,7 @@ async def _writes_again(embedded: Embedded) -> int:
 
 
 def test_who_lives_is_asked_when_nobody_can_claim_any_more(embedded: Embedded) -> None:
-    """D5: a process that began while a rescue waited for the database, and claimed, is not taken for a dead one."""
+    """D5: a process that started and claimed while a rescue waited for the database is not taken for dead."""
     world = embedded.world
 
     async def play() -> None:
@@ -274,7 +276,7 @@ asyncio.run(write())
 
 
 def test_processes_that_write_all_the_time_wait_for_each_other(tmp_path: Path) -> None:
-    """F1: that another is busy is no outage, for none of them."""
+    """F1: a database that another process writes to does not count as an outage."""
     path = tmp_path / "store.sqlite"
     Embedded(path).close()
     command = [sys.executable, "-c", _WRITER, str(path)]
@@ -329,7 +331,7 @@ for line in sys.stdin:
 
 
 def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
-    """F1, F3: `serve` and `keys` on a new folder at the same moment."""
+    """F1, F3: ``serve`` and ``keys`` may start on a new folder at the same moment."""
     command = [sys.executable, "-c", _OPENER]
     openers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     try:
@@ -355,7 +357,7 @@ def _line_from(process: subprocess.Popen[str]) -> str:
 
 
 def test_opening_waits_for_another_process_that_makes_the_database(tmp_path: Path) -> None:
-    """F3: the moment of the race before, held open; whoever is first holds the lock of a database not yet in WAL."""
+    """F3: the race above, held open: the first process holds the lock of a database that is not in WAL mode yet."""
     path = tmp_path / "store.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -368,7 +370,7 @@ def test_opening_waits_for_another_process_that_makes_the_database(tmp_path: Pat
 
 
 def test_a_database_of_a_newer_version_is_left_alone(embedded: Embedded) -> None:
-    """An older batchline must not mark it as its own: the newer one would then migrate it a second time."""
+    """An older program must not lower the version: the newer one would then migrate a second time."""
     with closing(sqlite3.connect(embedded.path)) as other:
         other.execute("PRAGMA user_version = 99")
         with suppress(Exception):

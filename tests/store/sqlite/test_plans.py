@@ -1,4 +1,4 @@
-"""What the SQLite store asks does not take longer the more is over: no statement walks a table that keeps it."""
+"""Queries of the SQLite store do not slow down with finished batches: none scans a table that keeps them."""
 
 import re
 import sqlite3
@@ -23,7 +23,7 @@ def tables() -> sqlite3.Connection:
 
 @pytest.mark.parametrize("name", _QUERIES)
 def test_no_statement_walks_what_is_kept(tables: sqlite3.Connection, name: str) -> None:
-    """With 10,000 finished batches a look for those past their window took 6 ms of every second."""
+    """With 10,000 finished batches, looking for those past their window took 6 ms of every second."""
     sql = _QUERIES[name]
     params = dict.fromkeys(re.findall(r":(\w+)", sql), "[]")
     plan = [row[3] for row in tables.execute(f"EXPLAIN QUERY PLAN {sql}", params)]
