@@ -225,7 +225,7 @@ def test_help_loads_neither_the_service_nor_its_client(command: list[str]) -> No
 import sys
 from batchline.cli import main
 main({[*command, "--help"]!r}, standalone_mode=False)
-sys.exit(",".join({{"uvicorn", "starlette", "httpx", "batchline.app"}} & set(sys.modules)))
+sys.exit(",".join({{"uvicorn", "starlette", "httpx", "batchline.app"}} & set(sys.modules)) or None)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (result.returncode, result.stderr.strip()) == (0, "")
