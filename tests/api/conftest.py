@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from tests.support.api_server import Api
-from tests.support.manual_upstream import HandUpstream
+from tests.support.manual_upstream import ManualUpstream
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Api]]:
-    """A server with some settings, for all tests that ask for these: none may lean on what others leave behind."""
+    """Return a server with some settings, shared by all tests with the same: none may rely on what another left."""
     running: dict[str, Api] = {}
 
     with ExitStack() as stack:
@@ -27,19 +27,19 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., A
 
 @pytest.fixture(scope="session")
 def api(shared: Callable[..., Api]) -> Api:
-    """The server as it is by default."""
+    """Return the shared server with default settings."""
     return shared()
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Api]]:
-    """A server of one's own."""
+    """Start a server for this test alone."""
     with ExitStack() as running:
         yield lambda **options: running.enter_context(Api(tmp_path, **options))
 
 
 @pytest.fixture
-def hand() -> Iterator[HandUpstream]:
-    """An upstream that the test plays."""
-    with HandUpstream() as upstream:
+def manual_upstream() -> Iterator[ManualUpstream]:
+    """Open an upstream that the test plays itself."""
+    with ManualUpstream() as upstream:
         yield upstream

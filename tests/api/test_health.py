@@ -93,7 +93,7 @@ def test_requests_are_counted(serve: Callable[..., Api]) -> None:
     for _ in range(3):
         api.call("GET", "/v1/nothing")
     api.call("PROPFIND", "/v1/nothing")
-    api.settle()
+    api.run_pending()
     text = api.call("GET", "/metrics").body.decode()
     assert 'batchline_http_requests_total{method="GET",status="404"} 3.0' in text
     assert 'batchline_http_requests_total{method="other",status="404"} 1.0' in text

@@ -111,7 +111,7 @@ def test_a_retry_gets_the_answer_that_its_client_did_not_wait_for(serve: Callabl
         assert held[0].entered.wait(60)
     wait_until(lambda: api.connections() == 0)
     api.await_(held[0].drop())
-    wait_until(lambda: api.under_way() == 0)
+    wait_until(lambda: api.requests_in_flight() == 0)
     (lost,) = api.call("GET", "/v1/batches").json["data"]
     assert lost["status"] == "in_progress"
     retry = api.create(RETRY, input_file_id=file_id, endpoint=CHAT)

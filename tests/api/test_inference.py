@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.api_server import CHAT, Api, read_reply, wait_until
-from tests.support.manual_upstream import USAGE, HandUpstream
+from tests.support.manual_upstream import USAGE, ManualUpstream
 
 OTHERS = ["/v1/responses", "/summary", "/usecase/classify/iab", "/gliner"]
 PATHS = [CHAT, *OTHERS]
@@ -40,16 +40,18 @@ def test_a_chat_is_answered_as_its_line_in_a_batch_would_be(api: Api) -> None:
 
 
 @pytest.mark.rule("E1", "Of a repeated key the last counts, and is what is sent.")
-def test_values_of_a_chat_keep_their_bytes_both_ways(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_values_of_a_chat_keep_their_bytes_both_ways(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
     """E1, C4, D1: big numbers and key order survive; of a repeated key the last counts, and is what is sent."""
-    api = serve(upstream_url=hand.url)
+    api = serve(upstream_url=manual_upstream.url)
     sent = (
         b'{"z":1.10,"model":"a","messages":[{"role":"user","content":"\\u00e9"}],"model":"m","n":12345678901234567890}'
     )
     answer = b'{"b":1.10,"a":123456789012345678901,"system_fingerprint":"fp"}'
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(api.call, "POST", CHAT, body=sent)
-        peer = hand.accept()
+        peer = manual_upstream.accept()
         got = peer.read()
         peer.answer(answer)
     assert got.path == CHAT
@@ -119,14 +121,14 @@ def test_only_post_is_answered(api: Api, path: str, method: str) -> None:
 @pytest.mark.rule("E2", "Their answers come back as they are.")
 @pytest.mark.parametrize("path", OTHERS)
 def test_other_routes_are_handed_to_the_upstream_that_serves_them(
-    serve: Callable[..., Api], hand: HandUpstream, path: str
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, path: str
 ) -> None:
     """E2: at its base without ``/v1``, and the answer comes back as it is."""
-    api = serve(upstream_url=hand.url)
+    api = serve(upstream_url=manual_upstream.url)
     answer = b'{\n "system_fingerprint": "fp", "x": [1.10]\n}\n'
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(api.post, path, {"text": "t"})
-        peer = hand.accept()
+        peer = manual_upstream.accept()
         assert peer.read().path == path
         peer.answer(answer)
     assert (calling.result().status, calling.result().body) == (200, answer)
@@ -192,10 +194,12 @@ def test_throttling_tells_when_to_try_again(api: Api) -> None:
 
 @pytest.mark.rule("E2", "An unreachable upstream is 502.")
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_upstream_that_cannot_be_reached_is_502(serve: Callable[..., Api], hand: HandUpstream, stream: bool) -> None:
+def test_an_upstream_that_cannot_be_reached_is_502(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, stream: bool
+) -> None:
     """E2"""
-    api = serve(upstream_url=hand.url)
-    hand.__exit__()
+    api = serve(upstream_url=manual_upstream.url)
+    manual_upstream.__exit__()
     reply = api.post(CHAT, chat(stream=stream))
     assert (reply.status, reply.error["type"]) == (502, "internal_error")
     assert reply.error["message"] == "The upstream cannot be reached"
@@ -231,12 +235,12 @@ def test_a_model_must_be_enabled_for_the_project(shared: Callable[..., Api], pat
     assert api.post(path, body_of(path) | {"model": "open"}).status == 200
 
 
-def test_the_upstream_hears_its_own_name_of_a_model(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_the_upstream_hears_its_own_name_of_a_model(serve: Callable[..., Api], manual_upstream: ManualUpstream) -> None:
     """E1"""
-    api = serve(upstream_url=hand.url, models=MODELS)
+    api = serve(upstream_url=manual_upstream.url, models=MODELS)
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(api.post, CHAT, chat() | {"model": "open"})
-        peer = hand.accept()
+        peer = manual_upstream.accept()
         assert peer.read().json == chat() | {"model": "its/name"}
         peer.answer(b"{}")
     assert calling.result().status == 200
@@ -279,13 +283,13 @@ def test_a_route_that_nobody_serves_says_what_to_do(shared: Callable[..., Api]) 
     ],
 )
 def test_a_classification_is_a_document_in_a_string(
-    serve: Callable[..., Api], hand: HandUpstream, content: bytes, passed_on: str | None
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, content: bytes, passed_on: str | None
 ) -> None:
     """D7: made one where it is an object, and an upstream's fault where it is neither."""
-    api = serve(upstream_url=hand.url, models=MODELS)
+    api = serve(upstream_url=manual_upstream.url, models=MODELS)
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(api.post, CHAT, chat() | {"model": "labels"})
-        peer = hand.accept()
+        peer = manual_upstream.accept()
         peer.read()
         peer.answer(b'{"choices":[{"message":{"role":"assistant","content":%b}}]}' % content)
     reply = calling.result()
@@ -329,37 +333,41 @@ def test_a_refused_call_is_not_charged(shared: Callable[..., Api]) -> None:
 
 
 @pytest.mark.rule("E2", "A client that leaves ends the upstream's request.")
-def test_a_client_that_leaves_ends_the_upstreams_request(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_a_client_that_leaves_ends_the_upstreams_request(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
     """E2: nobody waits for the answer any more; it is not charged, and its place is free."""
-    api = serve(upstream_url=hand.url, max_project_calls=1)
+    api = serve(upstream_url=manual_upstream.url, max_project_calls=1)
     body = json.dumps(chat()).encode()
     with api.connect() as sock:
         sock.sendall(api.head(f"POST {CHAT}", f"content-length: {len(body)}") + body)
-        peer = hand.accept()
+        peer = manual_upstream.accept()
         peer.read()
-    peer.wait_until_left()
-    wait_until(lambda: api.under_way() == 0)
+    peer.wait_until_closed()
+    wait_until(lambda: api.requests_in_flight() == 0)
     assert api.usage() == []
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(api.post, CHAT, chat())
-        peer = hand.accept()
+        peer = manual_upstream.accept()
         peer.read()
         peer.answer(b"{}")
     assert calling.result().status == 200
 
 
-def test_a_project_has_so_many_calls_at_once_and_no_more(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_a_project_has_so_many_calls_at_once_and_no_more(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
     """A4: they are counted apart from uploads, and every project's for itself."""
-    api = serve(upstream_url=hand.url, max_project_calls=1, max_project_requests=1)
+    api = serve(upstream_url=manual_upstream.url, max_project_calls=1, max_project_requests=1)
     other = api.new_account("other")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(api.post, CHAT, chat())
-        waiting = hand.accept()
+        waiting = manual_upstream.accept()
         waiting.read()
         refused = api.post(CHAT, chat())
         uploaded = api.upload()
         remote = pool.submit(api.post, CHAT, chat(), account=other)
-        peer = hand.accept()
+        peer = manual_upstream.accept()
         peer.read()
         peer.answer(b"{}")
         assert remote.result().status == 200
@@ -371,15 +379,17 @@ def test_a_project_has_so_many_calls_at_once_and_no_more(serve: Callable[..., Ap
     assert uploaded.status == 200
 
 
-def test_two_calls_share_a_connection_one_after_the_other(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_two_calls_share_a_connection_one_after_the_other(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
     """E1: a call that ended well leaves its connections in order, on both sides."""
-    api = serve(upstream_url=hand.url)
+    api = serve(upstream_url=manual_upstream.url)
     body = json.dumps(chat()).encode()
     with api.connect() as sock:
         peer = None
         for _ in range(3):
             sock.sendall(api.head(f"POST {CHAT}", f"content-length: {len(body)}") + body)
-            peer = peer or hand.accept()
+            peer = peer or manual_upstream.accept()
             peer.read()
             peer.answer(json.dumps({"usage": USAGE}).encode())
             assert read_reply(sock).json["usage"] == USAGE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.api_server import CHAT, Api, wait_until
-from tests.support.manual_upstream import DONE, USAGE, HandUpstream, Peer, delta, event
+from tests.support.manual_upstream import DONE, USAGE, ManualUpstream, Peer, delta, event
 
 RESPONSES = "/v1/responses"
 PRICED = {"models": {"m": {"input_price": "1", "output_price": "10"}}, "metering": True}
@@ -53,11 +53,13 @@ class Client:
 
 
 @contextmanager
-def streaming(api: Api, hand: HandUpstream, path: str, body: dict[str, Any]) -> Iterator[tuple[Client, Peer, Any]]:
+def streaming(
+    api: Api, manual_upstream: ManualUpstream, path: str, body: dict[str, Any]
+) -> Iterator[tuple[Client, Peer, Any]]:
     """A call whose upstream has begun to stream, and what that was asked."""
     client = Client(api, path, body)
     try:
-        peer = hand.accept()
+        peer = manual_upstream.accept()
         asked = peer.read()
         assert asked.path == path
         peer.begin_stream()
@@ -81,9 +83,9 @@ def booked(api: Api) -> tuple[int, int, int]:
 
 
 @pytest.mark.rule("E1", "Events are passed on as they come.")
-def test_events_are_passed_on_as_they_come(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_events_are_passed_on_as_they_come(serve: Callable[..., Api], manual_upstream: ManualUpstream) -> None:
     """E1: the first is there before the second was sent; also where an event comes in pieces."""
-    with streaming(serve(upstream_url=hand.url), hand, CHAT, chat()) as (client, peer, _):
+    with streaming(serve(upstream_url=manual_upstream.url), manual_upstream, CHAT, chat()) as (client, peer, _):
         for text in ("one", "two"):
             whole = event(delta(text))
             peer.send_events(whole[:9], whole[9:])
@@ -110,10 +112,10 @@ def test_a_stream_says_what_it_is(api: Api) -> None:
 
 
 def test_the_fingerprint_is_null_in_every_chunk_and_nothing_else_changes(
-    serve: Callable[..., Api], hand: HandUpstream
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
 ) -> None:
     """D7"""
-    with streaming(serve(upstream_url=hand.url), hand, CHAT, chat()) as (client, peer, _):
+    with streaming(serve(upstream_url=manual_upstream.url), manual_upstream, CHAT, chat()) as (client, peer, _):
         peer.send_events(b'data: {"system_fingerprint":"fp","choices":[{"delta":{"content":"\\u00e9"}}],"n":1.10}\n\n')
         peer.send_events(b": a comment\n\n", b'data: {"z":1}\r\n\r\n')
         passed_on = b'data: {"system_fingerprint":null,"choices":[{"delta":{"content":"\\u00e9"}}],"n":1.10}\n\n'
@@ -130,11 +132,11 @@ def test_the_fingerprint_is_null_in_every_chunk_and_nothing_else_changes(
     + [({"stream_options": {"include_usage": told}}, told) for told in (False, True)],
 )
 def test_the_usage_is_asked_for_and_shown_to_who_wanted_it(
-    serve: Callable[..., Api], hand: HandUpstream, options: dict[str, Any], wanted: bool
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, options: dict[str, Any], wanted: bool
 ) -> None:
     """E1, D4"""
-    api = serve(upstream_url=hand.url)
-    with streaming(api, hand, CHAT, chat(**options)) as (client, peer, asked):
+    api = serve(upstream_url=manual_upstream.url)
+    with streaming(api, manual_upstream, CHAT, chat(**options)) as (client, peer, asked):
         assert asked["stream_options"] == (options.get("stream_options") or {}) | {"include_usage": True}
         peer.send_events(event(delta("a")), event({"choices": [], "usage": USAGE}), DONE)
         peer.end_stream()
@@ -159,11 +161,11 @@ def test_a_stream_is_charged_before_its_end(serve: Callable[..., Api]) -> None:
 
 @pytest.mark.rule("E2", "Or for what was sent.")
 def test_a_stream_that_tells_no_usage_is_charged_for_what_was_sent(
-    serve: Callable[..., Api], hand: HandUpstream
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
 ) -> None:
     """E2: a token for four bytes of the question, and one for every chunk that said something."""
-    api = serve(upstream_url=hand.url)
-    with streaming(api, hand, CHAT, chat()) as (client, peer, _):
+    api = serve(upstream_url=manual_upstream.url)
+    with streaming(api, manual_upstream, CHAT, chat()) as (client, peer, _):
         opening = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
         peer.send_events(event(opening), event(delta("a")), event(delta("b")), event(delta("")), DONE)
         peer.end_stream()
@@ -175,42 +177,42 @@ def test_a_stream_that_tells_no_usage_is_charged_for_what_was_sent(
 @pytest.mark.rule("E2", "For what the upstream reported.")
 @pytest.mark.parametrize(("reported", "charged"), [({}, (1, 3, 2)), ({"usage": USAGE}, (1, 11, 7))])
 def test_a_stream_that_the_client_leaves_ends_at_once_and_is_charged(
-    serve: Callable[..., Api], hand: HandUpstream, reported: dict[str, Any], charged: tuple[int, int, int]
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, reported: dict[str, Any], charged: tuple[int, int, int]
 ) -> None:
     """E2: for what the upstream reported so far, or for what was sent; the upstream is not left working."""
-    api = serve(upstream_url=hand.url, max_project_calls=1)
-    with streaming(api, hand, CHAT, chat()) as (client, peer, _):
+    api = serve(upstream_url=manual_upstream.url, max_project_calls=1)
+    with streaming(api, manual_upstream, CHAT, chat()) as (client, peer, _):
         peer.send_events(event(delta("a")), event(delta("b", **reported)))
         assert client.next()
         assert client.next()
         client.leave()
-        peer.wait_until_left()
-    wait_until(lambda: api.under_way() == 0)
+        peer.wait_until_closed()
+    wait_until(lambda: api.requests_in_flight() == 0)
     assert booked(api) == charged
 
 
 def test_a_client_that_leaves_before_the_first_event_is_charged_for_its_question(
-    serve: Callable[..., Api], hand: HandUpstream
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
 ) -> None:
     """E2: the upstream had begun."""
-    api = serve(upstream_url=hand.url)
-    with streaming(api, hand, CHAT, chat()) as (client, peer, _):
+    api = serve(upstream_url=manual_upstream.url)
+    with streaming(api, manual_upstream, CHAT, chat()) as (client, peer, _):
         client.leave()
-        peer.wait_until_left()
+        peer.wait_until_closed()
     assert booked(api) == (1, 3, 0)
 
 
 def test_a_client_that_leaves_before_the_upstream_began_is_not_charged(
-    serve: Callable[..., Api], hand: HandUpstream
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
 ) -> None:
     """E2: nothing was reported and nothing was sent."""
-    api = serve(upstream_url=hand.url)
+    api = serve(upstream_url=manual_upstream.url)
     client = Client(api, CHAT, chat())
-    peer = hand.accept()
+    peer = manual_upstream.accept()
     peer.read()
     client.leave()
-    peer.wait_until_left()
-    wait_until(lambda: api.under_way() == 0)
+    peer.wait_until_closed()
+    wait_until(lambda: api.requests_in_flight() == 0)
     assert api.usage() == []
 
 
@@ -227,11 +229,11 @@ BREAKS = [
 @pytest.mark.rule("E2", "A stream that breaks says so.")
 @pytest.mark.parametrize("broken", BREAKS, ids=["text", "array", "utf8", "error", "huge", "cut"])
 def test_a_stream_that_breaks_says_so_and_is_charged_for_what_was_sent(
-    serve: Callable[..., Api], hand: HandUpstream, broken: bytes | None
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, broken: bytes | None
 ) -> None:
     """E2, A6: the last event is an envelope without internals, and the stream does not end as if all were well."""
-    api = serve(upstream_url=hand.url)
-    with streaming(api, hand, CHAT, chat()) as (client, peer, _):
+    api = serve(upstream_url=manual_upstream.url)
+    with streaming(api, manual_upstream, CHAT, chat()) as (client, peer, _):
         peer.send_events(event(delta("a")))
         assert client.next()
         if broken is None:
@@ -250,22 +252,26 @@ def test_a_stream_that_breaks_says_so_and_is_charged_for_what_was_sent(
     assert booked(api) == (1, 3, 1)
 
 
-def test_the_servers_end_cuts_a_stream_off_and_charges_it(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_the_servers_end_cuts_a_stream_off_and_charges_it(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
     """E2, D4: a stream in flight at the end of the grace is charged before the store is closed."""
-    api = serve(upstream_url=hand.url, shutdown_grace_seconds=0)
-    with streaming(api, hand, CHAT, chat()) as (client, peer, _):
+    api = serve(upstream_url=manual_upstream.url, shutdown_grace_seconds=0)
+    with streaming(api, manual_upstream, CHAT, chat()) as (client, peer, _):
         peer.send_events(event(delta("a")))
         assert client.next()
         api.stop()
         api.join()
-        peer.wait_until_left()
+        peer.wait_until_closed()
     asked = "SELECT count(*) || ' ' || sum(input_tokens) || ' ' || sum(output_tokens) FROM ledger WHERE requests > 0"
     assert api.ask(asked) == "1 3 1"
 
 
-def test_a_stream_of_responses_is_passed_on_untouched(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_a_stream_of_responses_is_passed_on_untouched(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
     """E2: its last event tells the usage; nothing is added to what is asked."""
-    api = serve(upstream_url=hand.url)
+    api = serve(upstream_url=manual_upstream.url)
     usage = {"input_tokens": 5, "output_tokens": 6, "total_tokens": 11}
     body = {"model": "m", "input": QUESTION, "stream": True}
     events = [
@@ -274,7 +280,7 @@ def test_a_stream_of_responses_is_passed_on_untouched(serve: Callable[..., Api],
         b"data: no json\n\n",
         b"event: response.completed\n" + event({"type": "response.completed", "response": {"usage": usage}}),
     ]
-    with streaming(api, hand, RESPONSES, body) as (client, peer, asked):
+    with streaming(api, manual_upstream, RESPONSES, body) as (client, peer, asked):
         assert asked == body
         peer.send_events(*events)
         peer.end_stream()
@@ -283,23 +289,29 @@ def test_a_stream_of_responses_is_passed_on_untouched(serve: Callable[..., Api],
 
 
 def test_a_stream_of_responses_that_is_left_is_charged_for_what_was_sent(
-    serve: Callable[..., Api], hand: HandUpstream
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
 ) -> None:
     """E2"""
-    api = serve(upstream_url=hand.url)
-    with streaming(api, hand, RESPONSES, {"model": "m", "input": QUESTION, "stream": True}) as (client, peer, _):
+    api = serve(upstream_url=manual_upstream.url)
+    with streaming(api, manual_upstream, RESPONSES, {"model": "m", "input": QUESTION, "stream": True}) as (
+        client,
+        peer,
+        _,
+    ):
         peer.send_events(event({"type": "response.output_text.delta", "delta": "a"}))
         assert client.next()
         client.leave()
-        peer.wait_until_left()
+        peer.wait_until_closed()
     assert booked(api) == (1, 3, 1)
 
 
-def test_an_upstream_that_does_not_stream_is_answered_for_whole(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_an_upstream_that_does_not_stream_is_answered_for_whole(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
     """E1"""
-    api = serve(upstream_url=hand.url)
+    api = serve(upstream_url=manual_upstream.url)
     client = Client(api, CHAT, chat())
-    peer = hand.accept()
+    peer = manual_upstream.accept()
     peer.read()
     peer.answer(json.dumps({"usage": USAGE}).encode())
     head = client.begin()
@@ -309,16 +321,18 @@ def test_an_upstream_that_does_not_stream_is_answered_for_whole(serve: Callable[
     assert booked(api) == (1, 11, 7)
 
 
-def test_a_connection_serves_the_next_call_after_a_stream(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_a_connection_serves_the_next_call_after_a_stream(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
     """E1: on both sides."""
-    api = serve(upstream_url=hand.url)
+    api = serve(upstream_url=manual_upstream.url)
     data = json.dumps(chat()).encode()
     request = api.head(f"POST {CHAT}", f"content-length: {len(data)}") + data
     with api.connect() as sock:
         peer = None
         for _ in range(3):
             sock.sendall(request)
-            peer = peer or hand.accept()
+            peer = peer or manual_upstream.accept()
             peer.read()
             peer.begin_stream()
             peer.send_events(DONE)

@@ -79,7 +79,7 @@ def test_a_fault_of_ours_shows_no_internals_and_logs_no_contents(
     reply = api.call("GET", "/v1/files")
     assert reply.status == 500
     assert reply.error == {"message": "Internal server error", "type": "internal_error", "code": None, "param": None}
-    api.settle()
+    api.run_pending()
     (logged,) = (record for record in caplog.records if record.levelname == "ERROR")
     assert logged.__dict__["request_id"] == reply.headers["x-request-id"]
     assert "ValueError" in logged.__dict__["error"]
@@ -98,7 +98,7 @@ def test_storage_that_is_down_is_503_and_asks_to_come_again(
     assert reply.error["type"] == "internal_error"
     assert reply.headers["retry-after"] == "2"
     assert str(fault) not in reply.error["message"]
-    api.settle()
+    api.run_pending()
     assert str(fault) in str([record.__dict__ for record in caplog.records])
 
 
@@ -106,7 +106,7 @@ def test_the_access_line_names_the_request_but_no_query_and_no_key(api: Api, cap
     """A5"""
     caplog.set_level(logging.INFO)
     reply = api.call("GET", "/v1/files?limit=3&token=hunter2")
-    api.settle()
+    api.run_pending()
     lines = [record.__dict__ for record in caplog.records if record.message == "request"]
     (line,) = (line for line in lines if line["request_id"] == reply.headers["x-request-id"])
     assert {name: line[name] for name in ("method", "path", "status", "project_id")} == {

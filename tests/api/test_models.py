@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.api_server import Api, Reply
-from tests.support.manual_upstream import HandUpstream
+from tests.support.manual_upstream import ManualUpstream
 
 MODELS = {
     "small": {},
@@ -63,23 +63,25 @@ def test_the_list_is_read_only_and_for_clients(shared: Callable[..., Api], path:
     assert (head.status, head.body) == (200, b"")
 
 
-def ask_by_hand(api: Api, hand: HandUpstream, path: str, body: bytes, status: str = "200 OK") -> Reply:
+def ask_by_hand(api: Api, manual_upstream: ManualUpstream, path: str, body: bytes, status: str = "200 OK") -> Reply:
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(api.call, "GET", path)
-        peer = hand.accept()
+        peer = manual_upstream.accept()
         assert peer.read().path == "/v1/models"
         peer.answer(body, status=status)
         return calling.result()
 
 
-def test_where_any_model_may_be_asked_the_upstream_tells_its_own(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_where_any_model_may_be_asked_the_upstream_tells_its_own(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
     """E3, F2: reduced to what the list has."""
-    api = serve(upstream_url=hand.url)
+    api = serve(upstream_url=manual_upstream.url)
     told = [
         {"id": "a/b", "object": "llm", "created": 5, "owned_by": "vllm", "root": "/secret"},
         {"id": "bare", "created": None},
     ]
-    reply = ask_by_hand(api, hand, "/v1/models", json.dumps({"object": "list", "data": told}).encode())
+    reply = ask_by_hand(api, manual_upstream, "/v1/models", json.dumps({"object": "list", "data": told}).encode())
     expected = [listed("a/b", created=5, owned_by="vllm"), listed("bare")]
     assert reply.json == {"object": "list", "data": expected}
 
@@ -93,10 +95,10 @@ def test_one_model_of_the_upstreams_own(api: Api) -> None:
 
 @pytest.mark.parametrize("status", ["404 Not Found", "405 Method Not Allowed"])
 def test_an_upstream_without_such_a_route_has_no_list(
-    serve: Callable[..., Api], hand: HandUpstream, status: str
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, status: str
 ) -> None:
     """E3"""
-    reply = ask_by_hand(serve(upstream_url=hand.url), hand, "/v1/models", b"{}", status)
+    reply = ask_by_hand(serve(upstream_url=manual_upstream.url), manual_upstream, "/v1/models", b"{}", status)
     assert reply.json == {"object": "list", "data": []}
 
 
@@ -105,18 +107,20 @@ def test_an_upstream_without_such_a_route_has_no_list(
     [(b"{}", "500 Oops"), (b"{}", "401 No"), (b"<html>", "200 OK"), (b'{"data":[{"id":5}]}', "200 OK")],
 )
 def test_a_list_that_cannot_be_had_is_502(
-    serve: Callable[..., Api], hand: HandUpstream, body: bytes, status: str
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, body: bytes, status: str
 ) -> None:
     """E3, E2"""
-    reply = ask_by_hand(serve(upstream_url=hand.url), hand, "/v1/models", body, status)
+    reply = ask_by_hand(serve(upstream_url=manual_upstream.url), manual_upstream, "/v1/models", body, status)
     assert (reply.status, reply.error["type"]) == (502, "internal_error")
 
 
-def test_an_upstream_that_is_gone_or_silent_is_told_apart(serve: Callable[..., Api], hand: HandUpstream) -> None:
+def test_an_upstream_that_is_gone_or_silent_is_told_apart(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
     """E3, E2: 504 and 502."""
-    api = serve(upstream_url=hand.url, request_timeout_seconds=0.5)
+    api = serve(upstream_url=manual_upstream.url, request_timeout_seconds=0.5)
     assert api.call("GET", "/v1/models").status == 504
-    hand.__exit__()
+    manual_upstream.__exit__()
     assert api.call("GET", "/v1/models").status == 502
 
 

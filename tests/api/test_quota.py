@@ -115,7 +115,7 @@ def test_a_retry_gets_its_answer_though_nothing_is_left(serve: Callable[..., Api
         assert held[0].entered.wait(60)
     wait_until(lambda: api.connections() == 0)
     api.await_(held[0].drop())
-    wait_until(lambda: api.under_way() == 0)
+    wait_until(lambda: api.requests_in_flight() == 0)
     api.set_funds(0)
     retry = {"x-stainless-retry-count": "1"}
     assert refused_for_quota(create(api, api.account, other_id, **retry))

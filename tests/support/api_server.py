@@ -1,4 +1,4 @@
-"""The real API on a real socket: SQLite and a folder behind it, a loop in a thread of its own."""
+"""Runs the real API on a real socket, with SQLite and a folder, in an event loop of its own thread."""
 
 import asyncio
 import json
@@ -36,8 +36,8 @@ from tests.support.api_services import compose, open_upstreams
 
 T = TypeVar("T")
 Wrap = Callable[[Any], Any]
-PATIENCE = 60
-"""Ends a test that hangs; no test depends on it."""
+TIMEOUT_SECONDS = 60
+"""Ends a test that hangs; no test depends on the value."""
 
 CHAT = "/v1/chat/completions"
 LINE = (
@@ -47,7 +47,7 @@ LINE = (
 
 
 class ShiftedClock(SystemClock):
-    """The system's clock, set forward at will."""
+    """The system clock, set forward by ``ahead`` seconds."""
 
     ahead = 0.0
 
@@ -56,7 +56,7 @@ class ShiftedClock(SystemClock):
 
 
 class Faulty:
-    """A part some of whose calls fail."""
+    """Wraps a part and lets some of its calls fail."""
 
     def __init__(self, part: Any, **faults: Exception) -> None:
         self._part = part
@@ -73,7 +73,7 @@ class Faulty:
 
 
 class Counting:
-    """A part that remembers which of its calls were made."""
+    """Wraps a part and remembers which of its methods were used."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
@@ -85,20 +85,20 @@ class Counting:
 
 
 class Held:
-    """A validator that waits until it is let go."""
+    """Wraps a validator and blocks it until ``drop`` is called."""
 
     def __init__(self, validator: Any) -> None:
         self._validator = validator
         self.entered = Event()
-        self._let_go = asyncio.Event()
+        self._released = asyncio.Event()
 
     async def validate(self, **options: Any) -> Any:
         self.entered.set()
-        await self._let_go.wait()
+        await self._released.wait()
         return await self._validator.validate(**options)
 
     async def drop(self) -> None:
-        self._let_go.set()
+        self._released.set()
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Reply:
 
     @property
     def error(self) -> Any:
-        """The error of an envelope that is whole and nothing else."""
+        """The error of the envelope, which must be complete and have no other fields."""
         assert set(self.json) == {"error"}
         error = self.json["error"]
         assert set(error) - {"line"} == {"message", "type", "code", "param"}
@@ -134,23 +134,23 @@ class Reply:
         return error
 
 
-def as_it_is(part: Any) -> Any:
+def unwrapped(part: Any) -> Any:
     return part
 
 
 class Api:
-    """Use as a context manager. The real parts may be wrapped, to break or to hold them at will.
+    """A running API. Use as a context manager; the parts may be wrapped, to break or to block them.
 
-    Behind it stands the scripted upstream, unless the settings name another or ``mocked`` is false.
+    Its upstream is the scripted one, unless the settings name another or ``mocked`` is false.
     """
 
     def __init__(
         self,
         folder: Path,
         *,
-        wrap_store: Wrap = as_it_is,
-        wrap_objects: Wrap = as_it_is,
-        wrap_validator: Wrap = as_it_is,
+        wrap_store: Wrap = unwrapped,
+        wrap_objects: Wrap = unwrapped,
+        wrap_validator: Wrap = unwrapped,
         mocked: bool = True,
         **settings: Any,
     ) -> None:
@@ -166,7 +166,7 @@ class Api:
 
     def __enter__(self) -> "Api":
         self._thread.start()
-        self._ready.result(PATIENCE)
+        self._ready.result(TIMEOUT_SECONDS)
         self.account = self.new_account("first")
         return self
 
@@ -179,11 +179,11 @@ class Api:
         self._loop.call_soon_threadsafe(self.server.stop)
 
     def join(self) -> None:
-        self._thread.join(PATIENCE)
+        self._thread.join(TIMEOUT_SECONDS)
         assert not self._thread.is_alive()
 
     def await_(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_SECONDS)
 
     def new_account(self, project: str) -> Account:
         key, key_id = ids.api_key(SystemRandom().bytes(24)), f"key_{uuid4().hex}"
@@ -201,7 +201,7 @@ class Api:
         return Account(key=key, key_id=key_id, project_id=owner.project_id, organization_id=owner.organization_id)
 
     def set_funds(self, funds: int, *, account: Account | None = None) -> None:
-        """Nano-units, all of them credits."""
+        """Set the funds of an organization to so many nano-units of credits."""
         organization_id = (account or self.account).organization_id
         assert self.await_(self.store.set_funds(organization_id, balance=0, credits=funds, at=1))
 
@@ -231,7 +231,7 @@ class Api:
         anonymous: bool = False,
     ) -> Reply:
         credentials = {} if anonymous else (account or self.account).headers
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
         try:
             connection.request(method, path, body=body, headers={**credentials, **(headers or {})})
             response = connection.getresponse()
@@ -240,10 +240,10 @@ class Api:
             connection.close()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_SECONDS)
 
     def head(self, start: str, *lines: str) -> bytes:
-        """A request's head with credentials, for a test that writes to the socket itself."""
+        """Return the head of a request with credentials, for a test that writes to the socket itself."""
         own = [f"{name}: {value}" for name, value in self.account.headers.items()]
         return "\r\n".join([f"{start} HTTP/1.1", "host: test", *own, *lines, "", ""]).encode()
 
@@ -257,29 +257,29 @@ class Api:
         return self.call("POST", "/v1/batches", body=json.dumps(body).encode(), headers=headers)
 
     def ask(self, sql: str, *values: object) -> object:
-        """The first value of what the database says."""
+        """Return the first value that a query finds in the database."""
         with closing(sqlite3.connect(self.folder / "test.sqlite")) as database:
             return database.execute(sql, values).fetchone()[0]
 
     def uploading(self) -> int:
-        """Uploads whose row is neither finished nor given up."""
+        """Return how many uploads are neither finished nor abandoned."""
         return int(str(self.ask("SELECT count(*) FROM files WHERE state = 'uploading'")))
 
     def connections(self) -> int:
         return len(self.server._uvicorn.server_state.connections)
 
-    def under_way(self) -> int:
-        """Requests that the server is not through with, whether or not their clients still wait."""
+    def requests_in_flight(self) -> int:
+        """Return how many requests the server still works on, whether or not their clients wait."""
         return len(self.server._uvicorn.server_state.tasks)
 
     async def _turn(self) -> None:
-        """Nothing: it has run once the loop is through with what it was doing."""
+        """Do nothing: once this has run, everything that was scheduled before it has run too."""
 
-    def settle(self) -> None:
+    def run_pending(self) -> None:
         self.await_(self._turn())
 
     def stored(self) -> list[str]:
-        """Every file of the objects' folder, whole or half-written."""
+        """Return every file in the folder of objects, complete or half-written."""
         return sorted(str(path.relative_to(self.folder)) for path in self._objects_root.rglob("*") if path.is_file())
 
     @property
@@ -298,7 +298,7 @@ class Api:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as parts:
-            services = self._compose(parts, await self._settle_upstreams(parts))
+            services = self._compose(parts, await self._open_upstreams(parts))
             self.store = services.store
             credits = nano(self.settings.free_credits) if self.settings.metering else None
             await self.store.start_metering(credits, at=1)
@@ -308,7 +308,7 @@ class Api:
             self._ready.set_result(None)
             await self.server.serve()
 
-    async def _settle_upstreams(self, parts: AsyncExitStack) -> dict[str, HttpUpstream]:
+    async def _open_upstreams(self, parts: AsyncExitStack) -> dict[str, HttpUpstream]:
         chosen = dict(self._chosen)
         if self._mocked:
             mock = await serve_mock(host="127.0.0.1", port=0, script=self.script)
@@ -360,15 +360,15 @@ def form(*parts: bytes) -> bytes:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Ask until it holds; a test that waits in vain ends here."""
-    give_up = time.monotonic() + PATIENCE
+    """Poll until a condition holds, and fail if it never does."""
+    give_up = time.monotonic() + TIMEOUT_SECONDS
     while not holds():
         assert time.monotonic() < give_up
         time.sleep(0.002)
 
 
 def read_reply(sock: socket.socket) -> Reply:
-    """One answer off a socket; whatever follows it stays there."""
+    """Read one answer from a socket, and leave the bytes after it there."""
     response = HTTPResponse(sock)
     response.begin()
     return Reply(response.status, response.headers, response.read())

@@ -1,4 +1,4 @@
-"""The API's services, put together on whatever parts a test gives them."""
+"""Builds the services of the API from the parts that a test provides."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,8 +30,8 @@ def open_upstreams(settings: Settings, clock: Clock) -> dict[str, HttpUpstream]:
     }
 
 
-class _Nobody:
-    """No worker runs beside this API."""
+class _NoWorkers:
+    """Reports that no worker runs beside the API."""
 
     async def reports(self) -> list[Report]:
         return []
@@ -61,5 +61,5 @@ def compose(
         metrics=Metrics(),
         owner="test",
     )
-    role = ApiRole(context, validator=validator, workers=_Nobody())
+    role = ApiRole(context, validator=validator, workers=_NoWorkers())
     return replace(role.services, on_key_used=on_key_used)

@@ -1,4 +1,4 @@
-"""An upstream that a test plays by hand, byte for byte, over a real socket."""
+"""An upstream that a test plays itself, byte for byte, over a real socket."""
 
 import json
 import socket
@@ -6,16 +6,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-PATIENCE = 60
-"""Ends a test that hangs; no test depends on it."""
+TIMEOUT_SECONDS = 60
+"""Ends a test that hangs; no test depends on the value."""
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 STREAM_END = b"0\r\n\r\n"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as it came."""
+class UpstreamRequest:
+    """A request as the upstream received it."""
 
     path: str
     headers: str
@@ -30,15 +30,15 @@ class Peer:
     """One connection of the service to its upstream."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(PATIENCE)
+        sock.settimeout(TIMEOUT_SECONDS)
         self._sock = sock
         self._file = sock.makefile("rb")
 
-    def read(self) -> Asked:
+    def read(self) -> UpstreamRequest:
         start = self._file.readline().decode()
         headers = "".join(iter(lambda: self._file.readline().decode(), "\r\n")).lower()
         length = int(headers.partition("content-length: ")[2].partition("\r\n")[0] or 0)
-        return Asked(start.split()[1], headers, self._file.read(length))
+        return UpstreamRequest(start.split()[1], headers, self._file.read(length))
 
     def send(self, data: bytes) -> None:
         self._sock.sendall(data)
@@ -56,8 +56,8 @@ class Peer:
     def end_stream(self) -> None:
         self.send(STREAM_END)
 
-    def wait_until_left(self) -> None:
-        """Until the service has closed its side."""
+    def wait_until_closed(self) -> None:
+        """Wait until the service has closed its side."""
         with suppress(ConnectionResetError):
             assert self._sock.recv(1) == b""
 
@@ -66,16 +66,16 @@ class Peer:
         self._sock.close()
 
 
-class HandUpstream:
-    """Use as a context manager."""
+class ManualUpstream:
+    """Listens for the service's connections. Use as a context manager."""
 
     def __init__(self) -> None:
         self._sock = socket.create_server(("127.0.0.1", 0))
-        self._sock.settimeout(PATIENCE)
+        self._sock.settimeout(TIMEOUT_SECONDS)
         self._peers: list[Peer] = []
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}/v1"
 
-    def __enter__(self) -> "HandUpstream":
+    def __enter__(self) -> "ManualUpstream":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,7 +84,7 @@ class HandUpstream:
         self._sock.close()
 
     def accept(self) -> Peer:
-        """The service's next new connection."""
+        """Return the service's next new connection."""
         self._peers.append(Peer(self._sock.accept()[0]))
         return self._peers[-1]
 
@@ -94,7 +94,7 @@ def event(data: Any) -> bytes:
 
 
 def delta(text: str, **more: Any) -> dict[str, Any]:
-    """A chunk of a chat completion."""
+    """Return a chunk of a chat completion."""
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
     return {"id": "c", "object": "chat.completion.chunk", "choices": [choice], **more}
 
