@@ -207,7 +207,8 @@ def test_a_step_is_reached_by_its_last_byte(step: int, size: int) -> None:
 
 
 def test_short_prompts_are_alike_only_when_they_are_the_same() -> None:
-    """A prompt that ends before the first step is its own prefix; a body may have no prompt at all."""
+    """A prompt that ends before the first step is its own prefix. A body may have no prompt at all."""
     assert prefix_of(b'["a"]') == prefix_of(b'["a"]') != prefix_of(b'["b"]')
     assert len(prefix_of(b'["a"]')) == 1
-    assert prompt_prefix({}) == prompt_prefix({})
+    assert len(prompt_prefix({})) == 1
+    assert prompt_prefix({}) != prefix_of(b'["a"]')

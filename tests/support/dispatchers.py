@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
@@ -12,6 +12,7 @@ from batchline.pipeline.dispatch.circuit_breaker import CircuitBreaker
 from batchline.pipeline.dispatch.dispatcher import Dispatcher
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.job import Job
+from batchline.pipeline.record import Recorder
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.telemetry.metrics import Metrics
 from tests.support.clocks import ChosenRandom
@@ -50,7 +51,7 @@ class DispatcherHarness(VirtualLoop):
     def __init__(self, *, cap: int = 8, patience_seconds: float = 3600.0) -> None:
         super().__init__()
         self.upstream = PendingUpstream(self.loop.create_future)
-        self.recorder: Any = RecorderStub()
+        self.recorder = RecorderStub()
         self.demands = 0
         metrics, random = Metrics(), ChosenRandom(1.0)
         self.breaker = CircuitBreaker(
@@ -62,7 +63,7 @@ class DispatcherHarness(VirtualLoop):
             catalog=Catalog(),
             token_limit=TokenLimit(tokens={}),
             tariff=Tariff(metered=False, batch_percent=50),
-            recorder=self.recorder,
+            recorder=cast(Recorder, self.recorder),
             breaker=self.breaker,
             policy=RetryPolicy(),
             limiter=Limiter(cap=cap),

@@ -1,4 +1,4 @@
-"""Input files to validate, made line by line."""
+"""Input files to validate, built line by line."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Bench:
-    """A folder to validate files in."""
+    """Validates files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.source = folder / "input.jsonl"
@@ -43,7 +43,7 @@ class Bench:
 
 
 def line(custom_id: str = "a", **changes: Any) -> bytes:
-    """A good line, but for the changes; ``...`` takes a field away."""
+    """Return a valid line with some fields changed. ``...`` removes a field."""
     fields = {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": {"model": "m"}} | changes
     return json.dumps({name: value for name, value in fields.items() if value is not ...}).encode()
 
@@ -53,6 +53,6 @@ def with_body(body: str) -> bytes:
 
 
 def padded(size: int, custom_id: str = "a") -> bytes:
-    """A good line of exactly so many bytes."""
+    """Return a valid line of exactly so many bytes."""
     bare = line(custom_id, body={"p": ""})
     return line(custom_id, body={"p": "x" * (size - len(bare))})

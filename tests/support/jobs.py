@@ -5,7 +5,6 @@ from batchline.domain.records import LeasedBatch, Shard
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.job import HeldBatch, HeldShard, Job
 
-
 FAR_FUTURE = 10_000_000_000
 
 
@@ -22,7 +21,15 @@ def make_jobs(count: int, *, project_id: str = "p", expires_at: int = 1) -> list
         funds=0,
     )
     shard = Shard(
-        batch_id=leased.id, n=0, offset=0, length=1, lines=count, model="", settled=bytes((count + 7) // 8), epoch=1, strikes=0
+        batch_id=leased.id,
+        n=0,
+        offset=0,
+        length=1,
+        lines=count,
+        model="",
+        settled=bytes((count + 7) // 8),
+        epoch=1,
+        strikes=0,
     )
     held = HeldShard(shard, HeldBatch(leased, budget=Budgets(metered=False).of("o")))
     return [Job(Line(n, b'"%d"' % n, b'{"model":"m"}'), position=n, shard=held) for n in range(count)]

@@ -1,6 +1,6 @@
 """How a job leaves a dispatcher: with an outcome, without one, or to another upstream (C11, D2, D3)."""
 
-from typing import Any
+from typing import cast
 
 import pytest
 
@@ -12,6 +12,7 @@ from batchline.pipeline.budget import Budgets
 from batchline.pipeline.dispatch.completion import Completer, Failover
 from batchline.pipeline.dispatch.queues import ReadyQueue
 from batchline.pipeline.job import Job
+from batchline.pipeline.record import Recorder
 from tests.support.dispatchers import RecorderStub
 from tests.support.jobs import make_jobs
 
@@ -22,10 +23,12 @@ class Scene:
     """One job that a completer holds."""
 
     def __init__(self) -> None:
-        self.recorder: Any = RecorderStub()
+        self.recorder = RecorderStub()
         self.dropped = 0
         self.completer = Completer(
-            recorder=self.recorder, tariff=Tariff(metered=False, batch_percent=50), on_line_dropped=self._count
+            recorder=cast(Recorder, self.recorder),
+            tariff=Tariff(metered=False, batch_percent=50),
+            on_line_dropped=self._count,
         )
         (self.job,) = make_jobs(1)
         self.job.batch.pending_lines = 1

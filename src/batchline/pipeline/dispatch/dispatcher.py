@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from batchline.domain.chat import check_request, with_upstream_name
+from batchline.domain.endpoints import CHAT
 from batchline.domain.fleet import UpstreamLoad
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff

@@ -1,0 +1,170 @@
+"""The worker claims what its upstreams want and keeps what it holds, through outages (C12, D4, D5, F5)."""
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchline.domain.records import Batch
+from batchline.upstream.mock.script import Plan
+from tests.support.engine_harness import Bench
+
+LEASE = 30
+
+METERED: dict[str, Any] = {"metering": True, "models": {"m": {"input_price": "2", "output_price": "2"}}}
+"""A line costs as many nano-units as its tokens, times a thousand: half of 2 units for a million."""
+
+TWO_UPSTREAMS: dict[str, Any] = {
+    "upstreams": {"second": {"url": "http://second/v1"}},
+    "models": {"m": {}, "n": {"upstream": "second", "name": "org/n-7b"}},
+}
+
+
+async def _come_back(bench: Bench, *, first: str) -> None:
+    """After more than a lease, one kind of call comes through well before the others."""
+    await asyncio.sleep(LEASE + 5)
+    del bench.store.trouble[first]
+
+
+@pytest.mark.parametrize("first", ["rescue", "claim", "renew_shards", "record"])
+@pytest.mark.parametrize("lines", [64, 640])
+def test_a_store_outage_longer_than_a_lease_loses_nothing(tmp_path: Path, lines: int, first: str) -> None:
+    """C12, D5: leases live with their process. What was in flight is recorded when the store is back, nothing is run
+    twice, no line is struck, and the worker goes on, whatever comes through first."""
+    with closing(Bench(tmp_path, latency=0.5)) as bench:
+
+        async def scene() -> None:
+            batch = await bench.batch(f"line {n}" for n in range(lines))
+            await asyncio.sleep(0.2)
+            bench.take_store_away(2 * LEASE)
+            await _come_back(bench, first=first)
+            assert await bench.failures(await bench.ended(batch)) == {}
+
+        bench.play(scene(), seconds=100)
+        assert bench.attempts("line") == lines
+
+
+@pytest.mark.parametrize("first", ["rescue", "claim", "renew_shards", "record"])
+@pytest.mark.parametrize("lines", [64, 640])
+def test_a_worker_whose_leases_were_taken_does_not_stand_still(tmp_path: Path, lines: int, first: str) -> None:
+    """C12, D5: it may have been away for so long that another took it for dead. What it held under the old leases is
+    over, what it gets under new ones counts, once, and it finds that out however it hears of it."""
+    with closing(Bench(tmp_path, latency=0.5)) as bench:
+
+        async def scene() -> None:
+            batch = await bench.batch(f"line {n}" for n in range(lines))
+            await asyncio.sleep(0.2)
+            bench.take_store_away(2 * LEASE)
+            assert await bench.rows.rescue(live_owners=lambda: ["another"]) > 0
+            await _come_back(bench, first=first)
+            assert await bench.failures(await bench.ended(batch)) == {}
+
+        bench.play(scene(), seconds=100)
+
+
+@pytest.mark.parametrize("line", ["quick", "slow [[delay=20]]", "slower [[delay=100]]"])
+def test_a_stop_while_the_store_is_away_ends(tmp_path: Path, line: str) -> None:
+    """D5, F5: also with answers that cannot be recorded; they are asked for again by the next life, without a strike
+    too many."""
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> Batch:
+            batch = await bench.batch(f"{line} {n}" for n in range(64))
+            bench.take_store_away(10_000)
+            await asyncio.sleep(5)
+            since = bench.time.now
+            await bench.stopped()
+            assert bench.time.now - since < 70, "the grace for lines in flight, and as much for the recorder"
+            return batch
+
+        batch = bench.play(scene())
+        bench.kill()
+        bench.start()
+
+        async def next_life() -> None:
+            assert await bench.failures(await bench.ended(batch)) == {}
+
+        bench.play(next_life())
+
+
+def test_a_shard_that_ends_while_leases_are_renewed_is_not_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D5: whoever reads that leases lost looks for a process that took them."""
+    with closing(Bench(tmp_path, latency=0.01, lease_seconds=1, max_concurrency=8)) as bench:
+
+        async def slowly(*_: object, **__: object) -> None:
+            await asyncio.sleep(0.2)
+
+        bench.store.trouble["renew_shards"] = slowly
+
+        async def scene() -> None:
+            await bench.ended(await bench.batch(f"line {n}" for n in range(3000)))
+
+        bench.play(scene())
+    assert "leases lost" not in caplog.text
+
+
+@pytest.mark.rule("D4", "A balance is read again at least every 2 s.")
+def test_what_another_process_spends_is_noticed_while_the_batch_runs(tmp_path: Path) -> None:
+    """D4: a line is checked against a balance at most 2 s old, though nothing of its own was recorded since."""
+    with closing(Bench(tmp_path, plan=Plan(delay=10), max_concurrency=1, **METERED)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(10**9)
+            batch = await bench.batch(f"good {n}" for n in range(30))
+            await asyncio.sleep(5)
+            await bench.fund(0)
+            ended = await bench.ended(batch)
+            assert (ended.completed, ended.failed) == (1, 29)
+
+        bench.play(scene())
+
+
+def test_money_that_comes_in_is_noticed_while_the_batch_runs(tmp_path: Path) -> None:
+    """F3: a balance set on a running system takes effect."""
+    with closing(Bench(tmp_path, plan=Plan(delay=1), max_concurrency=1, **METERED)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(40_000)
+            batch = await bench.batch(f"good {n}" for n in range(30))
+            await bench.until(batch, lambda seen: seen.completed > 0)
+            await bench.fund(10**9)
+            assert (await bench.ended(batch)).completed == 30
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("D3", "An upstream that is gone keeps only its own models' lines waiting.")
+def test_an_upstream_that_is_away_keeps_no_other_models_lines_waiting(tmp_path: Path) -> None:
+    """Each upstream has slots, a pause and a quarantine of its own, and work is claimed for those that want it."""
+    with closing(Bench(tmp_path, max_concurrency=8, **TWO_UPSTREAMS)) as bench:
+        bench.machine.down_until = 600
+
+        async def scene() -> None:
+            stuck = await bench.batch((f"stuck {n}" for n in range(2000)), model="m")
+            await asyncio.sleep(30)
+            free = await bench.batch((f"free {n}" for n in range(200)), model="n")
+            assert (await bench.ended(free)).completed == 200
+            assert bench.time.now < 60
+            assert (await bench.ended(stuck)).completed == 2000
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("A8", "A busy upstream does not tell strangers of its models.")
+def test_a_busy_upstream_does_not_tell_strangers_of_its_models(tmp_path: Path) -> None:
+    """D6, A8: a line for a model of other projects fails as soon as one for a model that does not exist."""
+    private = {"upstream": "second", "projects": ["22222222-2222-4222-8222-222222222222"]}
+    settings = TWO_UPSTREAMS | {"models": {"m": {}, "n": private}}
+    with closing(Bench(tmp_path, max_concurrency=2, latency=100, **settings)) as bench:
+
+        async def scene() -> None:
+            await bench.batch((f"theirs {n}" for n in range(50)), project="beta", model="n")
+            await asyncio.sleep(10)
+            refused = await bench.ended(await bench.batch(["mine"], project="alpha", model="n"))
+            assert (refused.failed, bench.time.now < 20) == (1, True)
+
+        bench.play(scene())

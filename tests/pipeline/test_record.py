@@ -1,0 +1,213 @@
+"""When outcomes are recorded, in what pieces, and what happens while storage is unavailable (C12, D5)."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchline.domain.errors import LeaseLost, StoreDown
+from batchline.domain.records import Segment
+from batchline.domain.usage import Usage
+from batchline.pipeline.job import HeldShard, Job
+from batchline.pipeline.record import Recorder, SegmentBuilder
+from batchline.telemetry.metrics import Metrics
+from tests.support.engine_harness import Bench
+from tests.support.jobs import make_jobs
+from tests.support.virtual_loop import VirtualLoop
+
+MiB = 1024 * 1024
+LINE = b'{"custom_id":"a"}\n'
+USAGE = Usage(input_tokens=1, output_tokens=2)
+
+
+class StorageStub:
+    """Takes the place of the store, the objects and the claims; raises ``errors`` in turn."""
+
+    def __init__(self, virtual: VirtualLoop) -> None:
+        self._virtual = virtual
+        self.errors: list[Exception] = []
+        self.records: list[tuple[float, int]] = []
+        """When a segment was recorded, and how many lines it had."""
+        self.objects: list[str] = []
+        self.forgotten: list[HeldShard] = []
+        self.lose: list[HeldShard] = []
+
+    async def record(self, batch_id: str, *, progress: Any, segment: Segment, **_: Any) -> int:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.records.append((self._virtual.now, sum(each.completed + each.failed for each in progress)))
+        return 0
+
+    async def put(self, key: str, data: bytes) -> None:
+        self.objects.append(key)
+
+    async def renew(self) -> None:
+        for shard in self.lose:
+            shard.lost = True
+
+    def forget(self, shard: HeldShard) -> None:
+        self.forgotten.append(shard)
+
+
+class Harness(VirtualLoop):
+    def __init__(self) -> None:
+        super().__init__()
+        self.storage = StorageStub(self)
+        storage: Any = self.storage
+        self.shards_done = 0
+        self.recorder = Recorder(
+            store=storage,
+            objects=storage,
+            claims=storage,
+            clock=self.clock,
+            owner="me",
+            max_held_bytes=MiB,
+            metrics=Metrics(),
+            on_recorded=lambda: None,
+            on_shard_done=self._count,
+        )
+        self.running = self.loop.create_task(self.recorder.run())
+        self.advance(0)
+
+    def _count(self) -> None:
+        self.shards_done += 1
+
+    def add(self, jobs: list[Job], *, line: bytes = LINE, pending: int = 1) -> None:
+        """End jobs with an outcome, while so many other lines of their batch are pending."""
+        jobs[0].batch.pending_lines = pending
+        for job in jobs:
+            self.recorder.add(job, line, usage=USAGE)
+        self.advance(0)
+
+
+@pytest.fixture
+def harness() -> Iterator[Harness]:
+    with closing(Harness()) as harness:
+        yield harness
+
+
+def test_outcomes_are_recorded_a_second_after_the_first(harness: Harness) -> None:
+    jobs = make_jobs(10)
+    harness.add(jobs[:1])
+    harness.advance(0.6)
+    harness.add(jobs[1:3])
+    harness.advance(0.6)
+    assert harness.storage.records == [(1.0, 3)]
+
+
+def test_many_lines_are_recorded_after_50_milliseconds(harness: Harness) -> None:
+    """A flush costs as much as hundreds of lines, so a fast upstream causes no more than 20 per second."""
+    jobs = make_jobs(400)
+    harness.add(jobs[:255])
+    harness.advance(0.02)
+    assert harness.storage.records == []
+    harness.add(jobs[255:300])
+    harness.advance(0.1)
+    ((recorded_at, lines),) = harness.storage.records
+    assert (recorded_at, lines) == (0.05, 300)
+
+
+def test_the_last_lines_of_a_batch_are_recorded_at_once(harness: Harness) -> None:
+    harness.add(make_jobs(2), pending=0)
+    assert harness.storage.records == [(0.0, 2)]
+
+
+def test_a_mebibyte_is_recorded_at_once_and_as_an_object(harness: Harness) -> None:
+    """Only small segments are kept in the store."""
+    harness.add(make_jobs(9)[:1], line=bytes(MiB))
+    assert (len(harness.storage.records), len(harness.storage.objects)) == (1, 1)
+    harness.add(make_jobs(9)[:1], line=bytes(1000))
+    harness.advance(2)
+    assert (len(harness.storage.records), len(harness.storage.objects)) == (2, 1)
+
+
+def test_a_shard_that_has_no_line_left_is_forgotten_and_reported(harness: Harness) -> None:
+    jobs = make_jobs(3)
+    harness.add(jobs[:2])
+    harness.advance(2)
+    assert (harness.storage.forgotten, harness.shards_done) == ([], 0)
+    harness.add(jobs[2:], pending=0)
+    assert (harness.storage.forgotten, harness.shards_done) == ([jobs[0].shard], 1)
+
+
+def test_while_storage_is_unavailable_outcomes_are_kept_and_nothing_starts(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D5: one log line for the outage, a retry every second, and no outcome is lost."""
+    harness.storage.errors = [StoreDown("disk full")] * 3
+    harness.add(make_jobs(2), pending=0)
+    assert harness.recorder.full
+    harness.advance(2.5)
+    assert (harness.storage.records, harness.recorder.held_bytes) == ([], 2 * len(LINE))
+    harness.advance(1)
+    assert harness.storage.records == [(3.0, 2)]
+    assert (harness.recorder.full, harness.recorder.held_bytes) == (False, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "storage unavailable: buffering results, dispatch paused"
+    ]
+    assert vars(caplog.records[0])["reason"] == "disk full"
+
+
+def test_lines_of_a_lost_shard_are_left_out_and_the_others_recorded(harness: Harness) -> None:
+    """C12: another worker records them. Their cost is no longer counted here."""
+    lost, held = make_jobs(2), make_jobs(3)
+    for job in held:
+        job.batch = job.shard.batch = lost[0].batch
+    harness.storage.errors, harness.storage.lose = [LeaseLost("taken over")], [lost[0].shard]
+    lost[0].batch.pending_lines = 1
+    for job in lost + held:
+        harness.recorder.add(job, LINE, usage=USAGE, cost=10)
+    harness.advance(2)
+    assert harness.storage.records == [(1.0, 3)]
+    assert lost[0].batch.budget._unrecorded_cost == 0
+
+
+def test_too_many_unrecorded_bytes_stop_the_start_of_lines(harness: Harness) -> None:
+    harness.storage.errors = [StoreDown("away")] * 100
+    jobs = make_jobs(2)
+    jobs[0].batch.pending_lines = 9
+    harness.recorder.add(jobs[0], bytes(MiB - 1), usage=None)
+    assert not harness.recorder.full
+    harness.recorder.add(jobs[1], b"x", usage=None)
+    assert harness.recorder.full
+
+
+def test_a_recorder_that_is_closed_records_what_is_left_and_ends(harness: Harness) -> None:
+    """F5."""
+    harness.add(make_jobs(2))
+    harness.call(harness.recorder.close)
+    assert harness.storage.records == [(0.0, 2)]
+    assert harness.running.done()
+
+
+def test_a_segment_counts_usage_and_cost_by_model_and_failed_lines_for_nothing() -> None:
+    segment, jobs = SegmentBuilder(since=0.0), make_jobs(3)
+    segment.add(jobs[0], LINE, usage=USAGE, cost=7)
+    segment.add(jobs[1], LINE, usage=USAGE, cost=8)
+    segment.add(jobs[2], b'{"error":{"code":"x"}}\n', usage=None, cost=0)
+    (charge,) = segment.charges
+    assert (charge.requests, charge.usage.output_tokens, charge.cost) == (2, 4, 15)
+    (progress,) = segment.progress
+    assert (progress.completed, progress.failed, progress.settled, progress.done) == (2, 1, b"\x07", True)
+
+
+def test_a_long_outage_of_the_disk_makes_no_giant_segment(tmp_path: Path) -> None:
+    """C12: what was answered meanwhile is recorded in pieces of 8 MiB and a line, all of it, once."""
+    answer, sizes = 300_000, []
+
+    async def measure(_: str, *, segment: Segment, **__: Any) -> None:
+        sizes.append(segment.output_bytes + segment.error_bytes)
+
+    with closing(Bench(tmp_path, latency=0.5, max_concurrency=64)) as bench:
+        bench.store.trouble["record"] = measure
+
+        async def scene() -> None:
+            batch = await bench.batch(f"line {n} [[huge={answer}]]" for n in range(100))
+            bench.take_disk_away(40)
+            assert await bench.failures(await bench.ended(batch)) == {}
+
+        bench.play(scene(), seconds=120)
+    assert max(sizes) < 8 * MiB + 2 * answer
+    assert max(sizes) > 8 * MiB, "the outage made none that had to be cut"
