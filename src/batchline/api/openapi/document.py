@@ -3,16 +3,8 @@
 from batchline import __version__
 from batchline.api.openapi.answers import HEADERS, Part, error_answers, shared_answers
 from batchline.api.openapi.operation import ADMINISTRATOR, KEY, TAGS, Operation
-from batchline.api.openapi.operations import (
-    BATCH_OPERATIONS,
-    CALL_OPERATIONS,
-    FILE_OPERATIONS,
-    MODEL_OPERATIONS,
-    SERVICE_OPERATIONS,
-)
+from batchline.api.openapi.operations import OPERATIONS
 from batchline.api.openapi.schemas import schemas
-
-OPERATIONS = (*FILE_OPERATIONS, *BATCH_OPERATIONS, *CALL_OPERATIONS, *MODEL_OPERATIONS, *SERVICE_OPERATIONS)
 
 _ABOUT = """OpenAI's Files and Batch API on your own machines.
 
@@ -55,12 +47,14 @@ def describe(*, bearer: bool) -> Part:
 
 def _paths(*, bearer: bool) -> dict[str, Part]:
     paths: dict[str, Part] = {}
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, bearer=bearer)
+    for tag, operations in OPERATIONS.items():
+        for operation in operations:
+            method, _, path = operation.route.partition(" ")
+            paths.setdefault(path, {})[method.lower()] = _operation(operation, tag=tag, bearer=bearer)
     return paths
 
 
-def _operation(operation: Operation, *, bearer: bool) -> Part:
+def _operation(operation: Operation, *, tag: str, bearer: bool) -> Part:
     optional = {
         "description": operation.description,
         "parameters": list(operation.parameters),
@@ -68,7 +62,7 @@ def _operation(operation: Operation, *, bearer: bool) -> Part:
     }
     return {
         "operationId": operation.id,
-        "tags": [operation.tag],
+        "tags": [tag],
         "summary": operation.summary,
         **{name: value for name, value in optional.items() if value},
         "security": _security(operation, bearer=bearer),

@@ -24,10 +24,9 @@ TAGS = {
 class Operation(Struct, frozen=True, kw_only=True):
     """One method of one path."""
 
-    method: str
-    path: str
+    route: str
+    """Method and path: ``GET /v1/files``."""
     id: str
-    tag: str
     summary: str
     description: str = ""
     credentials: str = KEY

@@ -37,6 +37,7 @@ from batchline.api.openapi.schemas import (
     ref,
 )
 from batchline.api.responses import JSON
+from batchline.domain import wire
 from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import (
     ApiError,
@@ -58,16 +59,6 @@ from batchline.domain.errors import (
 )
 from batchline.domain.records import BATCH, BATCH_OUTPUT
 from batchline.domain.states import BatchStatus
-from batchline.domain.wire import (
-    BatchList,
-    BatchObject,
-    BatchProgress,
-    DeletedFile,
-    FileList,
-    FileObject,
-    ModelList,
-    ModelObject,
-)
 
 
 def _invalid(message: str, param: str, code: str | None = None) -> ApiError:
@@ -85,16 +76,14 @@ _SPENDING = (
     InsufficientQuota(),
 )
 
-FILE_OPERATIONS = (
+_FILE_OPERATIONS = (
     Operation(
-        method="post",
-        path="/v1/files",
+        route="POST /v1/files",
         id="createFile",
-        tag=FILES,
         summary="Upload a file",
         description="The content is stored unread, and checked when a batch is created from it.",
         body=body("multipart/form-data", Upload),
-        answers={"200": json_answer("The file.", FileObject)},
+        answers={"200": json_answer("The file.", wire.FileObject)},
         errors=(
             InvalidRequest("Content-Type must be multipart/form-data", code="invalid_content_type"),
             InvalidMultipart("The upload was cut off"),
@@ -108,10 +97,8 @@ FILE_OPERATIONS = (
         ),
     ),
     Operation(
-        method="get",
-        path="/v1/files",
+        route="GET /v1/files",
         id="listFiles",
-        tag=FILES,
         summary="List files",
         parameters=(
             in_query("purpose", {"enum": [BATCH, BATCH_OUTPUT]}, "Only files of this purpose."),
@@ -123,35 +110,29 @@ FILE_OPERATIONS = (
                 "Files per page; a larger number counts as 10,000.",
             ),
         ),
-        answers={"200": json_answer("A page.", FileList)},
+        answers={"200": json_answer("A page.", wire.FileList)},
         errors=(_invalid("limit must be a positive integer", "limit", "invalid_limit"), _UNKNOWN_CURSOR),
     ),
     Operation(
-        method="get",
-        path="/v1/files/{file_id}",
+        route="GET /v1/files/{file_id}",
         id="retrieveFile",
-        tag=FILES,
         summary="Retrieve a file",
         parameters=(_FILE_ID,),
-        answers={"200": json_answer("The file.", FileObject)},
+        answers={"200": json_answer("The file.", wire.FileObject)},
         errors=(_NO_FILE,),
     ),
     Operation(
-        method="delete",
-        path="/v1/files/{file_id}",
+        route="DELETE /v1/files/{file_id}",
         id="deleteFile",
-        tag=FILES,
         summary="Delete a file",
         description="A running batch has its own copy of its input.",
         parameters=(_FILE_ID,),
-        answers={"200": json_answer("The file was deleted.", DeletedFile)},
+        answers={"200": json_answer("The file was deleted.", wire.DeletedFile)},
         errors=(_NO_FILE,),
     ),
     Operation(
-        method="get",
-        path="/v1/files/{file_id}/content",
+        route="GET /v1/files/{file_id}/content",
         id="downloadFile",
-        tag=FILES,
         summary="Download a file",
         description="An input file has the bytes that were uploaded; an output file has lines as in BatchOutputLine, "
         "an error file lines as in BatchErrorLine. An interrupted download can be resumed with `Range`.",
@@ -181,12 +162,10 @@ FILE_OPERATIONS = (
     ),
 )
 
-BATCH_OPERATIONS = (
+_BATCH_OPERATIONS = (
     Operation(
-        method="post",
-        path="/v1/batches",
+        route="POST /v1/batches",
         id="createBatch",
-        tag=BATCHES,
         summary="Create a batch",
         description="The whole input is checked before the answer. A batch with an invalid line is kept as `failed`, "
         "with all its errors; its id is in `x-batch-id`. Once the answer is 200 the batch is durable: it runs even "
@@ -206,7 +185,7 @@ BATCH_OPERATIONS = (
             ),
         ),
         body=body(JSON, CreateBatch),
-        answers={"200": json_answer("The batch.", BatchObject, headers=("x-batchline-replayed",))},
+        answers={"200": json_answer("The batch.", wire.BatchObject, headers=("x-batchline-replayed",))},
         errors=(
             _invalid("input_file_id is required", "input_file_id"),
             InvalidInput("Line 2 is missing custom_id", line=2),
@@ -221,10 +200,8 @@ BATCH_OPERATIONS = (
         ),
     ),
     Operation(
-        method="get",
-        path="/v1/batches",
+        route="GET /v1/batches",
         id="listBatches",
-        tag=BATCHES,
         summary="List batches",
         description="Newest first.",
         parameters=(
@@ -238,41 +215,35 @@ BATCH_OPERATIONS = (
             in_query("created_after", {"type": "integer"}, "Unix seconds."),
             in_query("created_before", {"type": "integer"}, "Unix seconds."),
         ),
-        answers={"200": json_answer("A page.", BatchList)},
+        answers={"200": json_answer("A page.", wire.BatchList)},
         errors=(_invalid("limit must be an integer", "limit", "invalid_limit"), _UNKNOWN_CURSOR),
     ),
     Operation(
-        method="get",
-        path="/v1/batches/{batch_id}",
+        route="GET /v1/batches/{batch_id}",
         id="retrieveBatch",
-        tag=BATCHES,
         summary="Retrieve a batch",
         description="Counts grow while the batch runs and are final in a terminal state.",
         parameters=(_BATCH_ID,),
-        answers={"200": json_answer("The batch.", BatchObject)},
+        answers={"200": json_answer("The batch.", wire.BatchObject)},
         errors=(_NO_BATCH,),
     ),
     Operation(
-        method="get",
-        path="/v1/batches/{batch_id}/progress",
+        route="GET /v1/batches/{batch_id}/progress",
         id="retrieveProgress",
-        tag=BATCHES,
         summary="Retrieve the progress of a batch",
         description="The rate, the estimated time left, what the batch waits for, and its errors so far.",
         parameters=(_BATCH_ID,),
-        answers={"200": json_answer("The progress.", BatchProgress)},
+        answers={"200": json_answer("The progress.", wire.BatchProgress)},
         errors=(_NO_BATCH,),
     ),
     Operation(
-        method="post",
-        path="/v1/batches/{batch_id}/cancel",
+        route="POST /v1/batches/{batch_id}/cancel",
         id="cancelBatch",
-        tag=BATCHES,
         summary="Cancel a batch",
         description="Lines in flight finish and count; the others end as `batch_cancelled`. A second cancel changes "
         "nothing.",
         parameters=(_BATCH_ID,),
-        answers={"200": json_answer("The batch, cancelling or cancelled.", BatchObject)},
+        answers={"200": json_answer("The batch, cancelling or cancelled.", wire.BatchObject)},
         errors=(
             _NO_BATCH,
             Conflict(f"Batch {BATCH_ID} is completed and can no longer be cancelled", code="batch_not_cancellable"),
@@ -312,10 +283,8 @@ def _call(
     path: str, name: str, summary: str, kind: type[Struct], example: object, content: Part, **more: Any
 ) -> Operation:
     return Operation(
-        method="post",
-        path=path,
+        route=f"POST {path}",
         id=name,
-        tag=CALLS,
         summary=summary,
         body=body(JSON, kind, example),
         answers={"2XX": answer("The upstream's answer, with its status.", content)},
@@ -324,7 +293,7 @@ def _call(
     )
 
 
-CALL_OPERATIONS = (
+_CALL_OPERATIONS = (
     _call(
         CHAT,
         "createChatCompletion",
@@ -341,25 +310,21 @@ CALL_OPERATIONS = (
     _call("/gliner", "findEntities", "Find entities in a text", Call, LABELS_EXAMPLE, _ANYTHING),
 )
 
-MODEL_OPERATIONS = (
+_MODEL_OPERATIONS = (
     Operation(
-        method="get",
-        path="/v1/models",
+        route="GET /v1/models",
         id="listModels",
-        tag=MODELS,
         summary="List models",
         description="The models enabled for the project; if none are configured, those of the upstream.",
-        answers={"200": json_answer("The models.", ModelList)},
+        answers={"200": json_answer("The models.", wire.ModelList)},
         errors=(BadGateway("The upstream failed"), GatewayTimeout("The upstream took too long")),
     ),
     Operation(
-        method="get",
-        path="/v1/models/{model}",
+        route="GET /v1/models/{model}",
         id="retrieveModel",
-        tag=MODELS,
         summary="Retrieve a model",
         parameters=(parameter("model", "path", STRING | {"minLength": 1}, "Id of the model.", example=MODEL_ID),),
-        answers={"200": json_answer("The model.", ModelObject)},
+        answers={"200": json_answer("The model.", wire.ModelObject)},
         errors=(
             NotFound("The model x does not exist", code="model_not_found", param="model"),
             NotFound("Unknown route: GET /v1/models/x"),
@@ -370,30 +335,24 @@ MODEL_OPERATIONS = (
 )
 
 
-SERVICE_OPERATIONS = (
+_SERVICE_OPERATIONS = (
     Operation(
-        method="get",
-        path="/healthz",
+        route="GET /healthz",
         id="health",
-        tag=SERVICE,
         summary="Check whether the process is alive",
         credentials=ANONYMOUS,
         answers={"200": json_answer("The process is alive.", Liveness)},
     ),
     Operation(
-        method="get",
-        path="/readyz",
+        route="GET /readyz",
         id="readiness",
-        tag=SERVICE,
         summary="Check whether the service can work",
         credentials=ANONYMOUS,
         answers={"200": json_answer("The database and the storage answer.", Readiness)},
     ),
     Operation(
-        method="get",
-        path="/metrics",
+        route="GET /metrics",
         id="metrics",
-        tag=SERVICE,
         summary="Metrics for Prometheus",
         description="Requests from the machine itself need no credentials; others need the administrator's token.",
         credentials=ADMINISTRATOR,
@@ -401,28 +360,22 @@ SERVICE_OPERATIONS = (
         errors=AUTHENTICATION_ERRORS,
     ),
     Operation(
-        method="get",
-        path="/openapi.json",
+        route="GET /openapi.json",
         id="openapi",
-        tag=SERVICE,
         summary="This document",
         credentials=ANONYMOUS,
         answers={"200": answer("OpenAPI 3.1.", {JSON: {"schema": {"type": "object"}}})},
     ),
     Operation(
-        method="get",
-        path="/docs",
+        route="GET /docs",
         id="docs",
-        tag=SERVICE,
         summary="This document as a page",
         credentials=ANONYMOUS,
         answers={"200": answer("The page.", {"text/html": {"schema": STRING}}, headers=("content-security-policy",))},
     ),
     Operation(
-        method="get",
-        path="/docs/{asset}",
+        route="GET /docs/{asset}",
         id="docsAsset",
-        tag=SERVICE,
         summary="A file of that page",
         credentials=ANONYMOUS,
         parameters=(parameter("asset", "path", STRING | {"minLength": 1}, "Name of the file.", example="docs.css"),),
@@ -434,3 +387,12 @@ SERVICE_OPERATIONS = (
         errors=(NotFound("Unknown route: GET /docs/x"),),
     ),
 )
+
+OPERATIONS = {
+    FILES: _FILE_OPERATIONS,
+    BATCHES: _BATCH_OPERATIONS,
+    CALLS: _CALL_OPERATIONS,
+    MODELS: _MODEL_OPERATIONS,
+    SERVICE: _SERVICE_OPERATIONS,
+}
+"""Every operation, by its tag."""
