@@ -1,4 +1,4 @@
-"""What a process can be: everything in one, or on many machines an API node or a worker."""
+"""Runs a process in its role: everything in one process, or on many machines an API node or a worker."""
 
 import asyncio
 import logging

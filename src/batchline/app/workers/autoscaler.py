@@ -12,7 +12,7 @@ _SHORTEST_INTERVAL_SECONDS = 0.001
 
 
 class Autoscaler:
-    """Is asked about once a second.
+    """Decides, about once per second, whether a process is added or removed.
 
     ``max_processes`` includes the serving process itself. A process is busy from ``busy_cpu_share`` of a core on, and
     all must be busy in ``busy_checks`` checks in a row: starting a process costs half a second of a core, which a few

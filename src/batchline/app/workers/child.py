@@ -1,6 +1,6 @@
 """The main program of a worker process of `batchline serve`: it runs lines on the same database and folder.
 
-The pool starts it as `python -m batchline.app.workers.child`. It ends when the pool says so, or when the pool dies.
+The pool starts it as `python -m batchline.app.workers.child`. It ends when the pool stops it or dies.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class _PipeWriter(asyncio.Protocol):
 
 
 async def run_child(*, read_pipe: BinaryIO, write_pipe: BinaryIO) -> None:
-    """Run lines until the pool says stop, and then until what is in flight is recorded."""
+    """Run lines until the pool sends a stop message, and then until what is in flight is recorded."""
     metrics = Metrics()
     connection = await PoolConnection.connect(read_pipe=read_pipe, write_pipe=write_pipe, metrics=metrics)
     start = await connection.read_start()

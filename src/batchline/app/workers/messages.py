@@ -20,7 +20,7 @@ _LENGTH_BYTES = 4
 
 
 class StartMessage(Struct, frozen=True, kw_only=True, tag=True):
-    """The first message to a child. It carries all settings, secrets included: nobody else can read the pipe."""
+    """The first message to a child. It carries all settings, secrets included: no other process can read the pipe."""
 
     owner: str
     settings: Mapping[str, Any]
@@ -33,7 +33,7 @@ class SharesMessage(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StopMessage(Struct, frozen=True, kw_only=True, tag=True):
-    """Tells a child to start nothing more, to let what is in flight finish, and to end."""
+    """The request to start nothing more, to let what is in flight finish, and to end."""
 
 
 class HeartbeatMessage(Struct, frozen=True, kw_only=True, tag=True):
@@ -79,12 +79,12 @@ def encode_message(message: ToWorker | FromWorker) -> bytes:
 
 
 async def read_to_worker(reader: StreamReader) -> ToWorker:
-    """Return the next message to a child. Raises IncompleteReadError at the end of the stream."""
+    """Return the next message to a child. Raise IncompleteReadError at the end of the stream."""
     return _to_worker.decode(await _read(reader))
 
 
 async def read_from_worker(reader: StreamReader) -> FromWorker:
-    """Return the next message from a child. Raises IncompleteReadError at the end of the stream."""
+    """Return the next message from a child. Raise IncompleteReadError at the end of the stream."""
     return _from_worker.decode(await _read(reader))
 
 
