@@ -36,8 +36,8 @@ def _names(archive: Path) -> list[str]:
 
 
 def test_it_says_what_it_holds(busy: Busy, folder: Folder, tmp_path: Path) -> None:
-    told = back_up(folder.path, tmp_path / "a.tar")
-    assert f"Backed up to {tmp_path / 'a.tar'}: 6 batches, 5 of them open; 3 files; 8 objects of " in told
+    printed = back_up(folder.path, tmp_path / "a.tar")
+    assert f"Backed up to {tmp_path / 'a.tar'}: 6 batches, 5 of them open; 3 files; 8 objects of " in printed
     manifest = _manifest(tmp_path / "a.tar")
     with tarfile.open(tmp_path / "a.tar") as tar:
         objects = [member for member in tar if member.name.startswith("objects/")]

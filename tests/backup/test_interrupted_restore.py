@@ -67,11 +67,11 @@ def test_a_disk_that_takes_no_more_has_taken_nothing_and_it_runs_again(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     try:
-        told = to_folder.refusal(tmp_path / "a.tar")
+        message = to_folder.refusal(tmp_path / "a.tar")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "The objects cannot be written: " in told
-    assert "File too large" in told
+    assert "The objects cannot be written: " in message
+    assert "File too large" in message
     assert not (to_folder.data_dir / "batchline.sqlite").exists()
     assert (to_folder.data_dir / "objects" / "restore" / "unfinished").exists()
     again = to_folder.restore(tmp_path / "a.tar")

@@ -64,7 +64,7 @@ def _execute(url: str, sql: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "told"),
+    ("used", "message"),
     [
         (
             "INSERT INTO organizations (id, name, created_at) VALUES ('o', 'o', 0)",
@@ -78,12 +78,12 @@ def _execute(url: str, sql: str) -> None:
     ],
 )
 def test_a_database_that_is_used_is_refused(
-    archive: Path, tmp_path: Path, postgres: Postgres, used: str, told: str
+    archive: Path, tmp_path: Path, postgres: Postgres, used: str, message: str
 ) -> None:
     url = postgres.new_database()
     _execute(url, used)
     target = Target(tmp_path / "restored", database_url=url)
-    assert told in target.refusal(archive)
+    assert message in target.refusal(archive)
     assert not (target.data_dir / "objects" / "uploads").exists()
 
 
@@ -97,8 +97,8 @@ def test_a_backup_that_is_cut_off_is_refused_wherever_that_is(archive: Path, to_
     lengths = {*starts, *(start + 512 for start in starts), *range(0, sealed, sealed // 20), sealed - 1}
     for short in [*(data[:length] for length in lengths), *(data[:start] + bytes(1024) for start in starts)]:
         archive.write_bytes(short)
-        told = to_folder.refusal(archive)
-        assert "cut off" in told or "not a backup" in told, len(short)
+        message = to_folder.refusal(archive)
+        assert "cut off" in message or "not a backup" in message, len(short)
         assert _untouched(to_folder)
 
 
@@ -189,8 +189,8 @@ def test_only_regular_files_are_taken(archive: Path, to_folder: Target, kind: by
 def test_a_backup_without_an_object_that_is_needed_is_not_restored(archive: Path, to_folder: Target) -> None:
     """C12: the restore checks that every object was written before it inserts any row."""
     _sealed_anew(archive, lambda members: members.pop(-1))
-    told = to_folder.refusal(archive)
-    assert re.search(r"The object segments/\S+ is missing. Nothing was restored", told)
+    message = to_folder.refusal(archive)
+    assert re.search(r"The object segments/\S+ is missing. Nothing was restored", message)
     assert not (to_folder.data_dir / "batchline.sqlite").exists()
 
 

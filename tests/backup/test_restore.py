@@ -179,16 +179,17 @@ def test_both_dialects_have_the_columns_that_are_copied(postgres: Postgres, arch
     assert to_folder.restore(archive).exit_code == 0
     with closing(sqlite3.connect(to_folder.data_dir / "batchline.sqlite")) as database:
         names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        ours = {
+        sqlite_columns = {
             name: {row[1] for row in database.execute(f"PRAGMA table_info({name})")}
             for name in names
             if not name.startswith("sqlite_")
         }
-    theirs = asyncio.run(_columns(postgres.new_database()))
-    assert set(ours) == {*TABLES, "processes", "probe"}
-    assert set(theirs) == {*TABLES, "processes", "probe", "watch", "schema_version"}
-    assert {name: theirs[name] - ours[name] for name in TABLES if theirs[name] != ours[name]} == only_postgres
-    assert all(ours[name] <= theirs[name] for name in TABLES)
+    postgres_columns = asyncio.run(_columns(postgres.new_database()))
+    assert set(sqlite_columns) == {*TABLES, "processes", "probe"}
+    assert set(postgres_columns) == {*TABLES, "processes", "probe", "watch", "schema_version"}
+    added = {name: postgres_columns[name] - sqlite_columns[name] for name in TABLES}
+    assert {name: columns for name, columns in added.items() if columns} == only_postgres
+    assert all(sqlite_columns[name] <= postgres_columns[name] for name in TABLES)
 
 
 async def _columns(url: str) -> dict[str, set[str]]:

@@ -75,12 +75,12 @@ async def test_the_answer_to_a_create_is_kept_as_it_was_given(world: World) -> N
     started = await world.validating(idempotency_key="one")
     given = await start(world, started)
     refused = await world.validating(idempotency_key="two")
-    told = await fail(world, refused)
+    refusal = await fail(world, refused)
     await world.record_all(await world.claim())
     await world.publish(await world.finish())
     assert (await world.seen(started)).status is BatchStatus.COMPLETED
     assert await world.store.create_record(started.id) == given
-    assert await world.store.create_record(refused.id) == told
+    assert await world.store.create_record(refused.id) == refusal
     assert await world.store.find_create(started.project_id, "one", since=NOW - 1) == given
     assert await world.store.create_record("batch_unknown") is None
 
@@ -113,10 +113,10 @@ async def test_only_the_holder_of_the_epoch_ends_validation(
 async def test_a_batch_that_failed_stays_failed(world: World, go_on: Callable[..., Awaitable[CreateRecord]]) -> None:
     """C11: a batch leaves ``validating`` only once."""
     batch = await world.validating()
-    told = await fail(world, batch)
+    refusal = await fail(world, batch)
     with pytest.raises(LeaseLost):
         await go_on(world, batch)
-    assert await world.store.create_record(batch.id) == told
+    assert await world.store.create_record(batch.id) == refusal
 
 
 @pytest.mark.rule("C6", "Cancelled while validating: cancelled at once, and the create is answered with it.")
@@ -294,14 +294,14 @@ async def test_batches_are_listed_newest_first(world: World) -> None:
     """C9, C9b: pages neither repeat nor skip a batch while more are created, even within one second."""
     owner, stranger = await world.owner("alpha"), await world.owner("beta")
     made = [(await world.validating(owner)).id for _ in range(5)]
-    theirs = await world.validating(stranger)
+    other_batch = await world.validating(stranger)
     seen: list[str] = []
     while page := await world.store.batches(owner.project_id, after=seen[-1] if seen else None, limit=2):
         seen += [batch.id for batch in page]
         await world.validating(owner)
     assert seen == made[::-1]
     assert await world.store.batches(owner.project_id, after="batch_unknown", limit=2) is None
-    assert await world.store.batches(owner.project_id, after=theirs.id, limit=2) is None
+    assert await world.store.batches(owner.project_id, after=other_batch.id, limit=2) is None
 
 
 @pytest.mark.rule("C9", "Filters by state and time narrow the list.")

@@ -16,43 +16,43 @@ def _report(owner: str, *, in_flight: int = 0, live: int = 0, works: bool = True
     )
 
 
-async def _tell(world: World, report: Report, *, cap: int = 10) -> int:
+async def _heartbeat(world: World, report: Report, *, cap: int = 10) -> int:
     caps = {"gpu": cap} if report.runs_batches else {}
     return (await world.store.heartbeat(report, caps=caps, lease=LEASE)).get("gpu", 0)
 
 
 async def test_a_cap_is_shared_and_never_passed(world: World) -> None:
     """F2: a new process gets what the others have given back, and waits for the rest of its share."""
-    assert await _tell(world, _report("a")) == 10
-    assert await _tell(world, _report("b")) == 0
-    assert await _tell(world, _report("a", in_flight=8)) == 5
-    assert await _tell(world, _report("b")) == 2
-    assert await _tell(world, _report("a", in_flight=5)) == 5
-    assert await _tell(world, _report("b", in_flight=2)) == 5
+    assert await _heartbeat(world, _report("a")) == 10
+    assert await _heartbeat(world, _report("b")) == 0
+    assert await _heartbeat(world, _report("a", in_flight=8)) == 5
+    assert await _heartbeat(world, _report("b")) == 2
+    assert await _heartbeat(world, _report("a", in_flight=5)) == 5
+    assert await _heartbeat(world, _report("b", in_flight=2)) == 5
 
 
 async def test_who_leaves_or_falls_silent_gives_its_share_back(world: World) -> None:
     for owner in ("a", "b", "a", "b"):
-        await _tell(world, _report(owner))
+        await _heartbeat(world, _report(owner))
     await world.store.leave("a")
-    assert await _tell(world, _report("b")) == 10
-    assert await _tell(world, _report("c")) == 0
+    assert await _heartbeat(world, _report("b")) == 10
+    assert await _heartbeat(world, _report("c")) == 0
     await world.pass_time(LEASE + 1)
-    assert await _tell(world, _report("c")) == 10
+    assert await _heartbeat(world, _report("c")) == 10
 
 
 async def test_calls_of_others_that_somebody_waits_for_go_first(world: World) -> None:
     """D8: the reports include processes that run no batches and have no share."""
-    assert await _tell(world, _report("api", live=4, works=False)) == 0
-    assert await _tell(world, _report("a")) == 6
+    assert await _heartbeat(world, _report("api", live=4, works=False)) == 0
+    assert await _heartbeat(world, _report("a")) == 6
 
 
 async def test_reports_are_told_as_they_were_given_while_they_hold(world: World) -> None:
-    told = Report(
+    report = Report(
         owner="a", runs_batches=True, upstream_loads={"gpu": UpstreamLoad(in_flight=3, limit=8)}, batches={"batch_1": 3}
     )
-    await _tell(world, told)
-    assert await world.store.reports() == [told]
+    await _heartbeat(world, report)
+    assert await world.store.reports() == [report]
     await world.pass_time(LEASE + 1)
     assert await world.store.reports() == []
 
@@ -61,7 +61,7 @@ async def test_many_who_speak_at_once_keep_the_cap(world: World) -> None:
     """F2: heartbeats at the same moment never grant more than the cap."""
     owners = [f"worker-{n}" for n in range(8)]
     for _ in range(3):
-        allowed = await asyncio.gather(*(_tell(world, _report(owner), cap=20) for owner in owners))
+        allowed = await asyncio.gather(*(_heartbeat(world, _report(owner), cap=20) for owner in owners))
         assert sum(allowed) <= 20
     assert sorted(allowed) == [2, 2, 2, 2, 3, 3, 3, 3]
 

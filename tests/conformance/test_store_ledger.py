@@ -146,10 +146,10 @@ async def test_usage_is_told_for_a_time_and_a_project(world: World) -> None:
     alpha, beta = await world.owner("alpha"), await world.owner("beta")
     for at, owner, cost in ((0, alpha, 1), (HOUR, alpha, 2), (2 * HOUR, alpha, 4), (HOUR, beta, 8)):
         await world.store.charge(owner, charge(cost), at=at)
-    told = await world.store.usage(since=HOUR, until=2 * HOUR)
-    assert [entry.cost for entry in told] == [2, 8]
-    told = await world.store.usage(since=0, until=9 * HOUR, project_id=beta.project_id)
-    assert [entry.cost for entry in told] == [8]
+    entries = await world.store.usage(since=HOUR, until=2 * HOUR)
+    assert [entry.cost for entry in entries] == [2, 8]
+    entries = await world.store.usage(since=0, until=9 * HOUR, project_id=beta.project_id)
+    assert [entry.cost for entry in entries] == [8]
 
 
 async def test_a_revoked_key_keeps_its_entries(world: World) -> None:

@@ -33,7 +33,7 @@ class Fleet:
         self.recorded: Counter[str] = Counter()
 
     @property
-    def over(self) -> bool:
+    def all_ended(self) -> bool:
         return len(self.finished) == self._expected
 
     async def run(self, owners: list[Owner]) -> None:
@@ -57,10 +57,10 @@ class Fleet:
             self._batches[batch.id] = batch
 
     async def _work(self) -> None:
-        while not self.over:
+        while not self.all_ended:
             name = f"worker {next(self._names)}"
             living = True
-            while living and not self.over:
+            while living and not self.all_ended:
                 living = await self._live(name)
             await self._world.die(name)
 
@@ -96,13 +96,13 @@ class Fleet:
         return after
 
     async def _rescue(self) -> None:
-        while not self.over:
+        while not self.all_ended:
             await self._world.rescue()
             await self._world.store.expire(at=SOON)
             await asyncio.sleep(0.01)
 
     async def _finish(self) -> None:
-        while not self.over:
+        while not self.all_ended:
             finish = await self._world.store.lease_finalizable(
                 owner=f"finisher {next(self._names)}", lease=LEASE, at=NOW + 100
             )
@@ -114,7 +114,7 @@ class Fleet:
                 self.finished.setdefault(finish.batch.id, []).append(finish)
 
     async def _disturb(self) -> None:
-        while not self.over:
+        while not self.all_ended:
             if self._batches and self._random.random() < 0.05:
                 batch = self._random.choice(list(self._batches.values()))
                 await self._world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 1)

@@ -236,11 +236,11 @@ async def test_renewal_lists_exactly_what_is_held(world: World) -> None:
     """Shards that are done, released or held by another worker are not listed."""
     await world.running(shards=[1] * 4)
     held, done, released = await world.claim(lines=3)
-    (theirs,) = await world.claim(holder=OTHER)
+    (other_shard,) = await world.claim(holder=OTHER)
     await world.record_all([done])
     await _released(world, released)
     assert await world.store.renew_shards(owner=ME, lease=LEASE) == {key(held)}
-    assert await world.store.renew_shards(owner=OTHER, lease=LEASE) == {key(theirs)}
+    assert await world.store.renew_shards(owner=OTHER, lease=LEASE) == {key(other_shard)}
     assert await world.store.renew_shards(owner="nobody", lease=LEASE) == set()
 
 
@@ -294,14 +294,14 @@ async def test_workers_hear_of_stops_and_revoked_keys(world: World) -> None:
     await world.store.expire(at=NOW + 10)
     await world.store.revoke_key(owners[3].key_id, at=NOW)
     asked = [calm.id, cancelled.id, expired.id, revoked.id]
-    told = await world.store.signals(asked)
-    assert [(signal.batch_id, signal.stop, signal.key_revoked) for signal in told] == [
+    signals = await world.store.signals(asked)
+    assert [(signal.batch_id, signal.stop, signal.key_revoked) for signal in signals] == [
         (calm.id, None, False),
         (cancelled.id, "cancelled", False),
         (expired.id, "expired", False),
         (revoked.id, None, True),
     ]
-    assert all(isinstance(signal, BatchSignal) for signal in told)
+    assert all(isinstance(signal, BatchSignal) for signal in signals)
     assert await world.store.signals([]) == []
 
 

@@ -16,6 +16,8 @@ from batchline.objects.bucket_writer import PART_BYTES
 from tests.support.buckets import LARGE, opened, wire_to
 from tests.support.s3_server import Seaweed
 
+pytestmark = pytest.mark.anyio
+
 
 async def read_on(stream: AsyncIterator[bytes], read: list[bytes]) -> None:
     """Read a stream until it ends or fails."""
@@ -23,45 +25,41 @@ async def read_on(stream: AsyncIterator[bytes], read: list[bytes]) -> None:
         read.append(chunk)
 
 
-def test_an_object_of_many_parts(bucket: Seaweed, tmp_path: Path) -> None:
+async def test_an_object_of_many_parts(bucket: Seaweed, tmp_path: Path) -> None:
     """B1: pieces of any size arrive in order; before the commit nothing is visible, and no parts are left."""
 
-    async def story() -> None:
-        async with opened(bucket.new_url(), tmp_path) as objects:
-            writer = await objects.create("uploads/file-1")
-            for start in range(0, len(LARGE), 777_777):
-                await writer.write(LARGE[start : start + 777_777])
-                with pytest.raises(ObjectMissing):
-                    await objects.read("uploads/file-1", 0, 1)
-            assert bucket.unfinished_uploads() != []
-            await writer.commit()
-            assert await objects.read("uploads/file-1", 0, len(LARGE) + 1) == LARGE
-            await writer.abort()
-            exact = await objects.create("uploads/file-2")
-            await exact.write(LARGE[: 2 * PART_BYTES])
-            await exact.commit()
-            assert await objects.read("uploads/file-2", 0, len(LARGE)) == LARGE[: 2 * PART_BYTES]
-
-    asyncio.run(story())
+    async with opened(bucket.new_url(), tmp_path) as objects:
+        writer = await objects.create("uploads/file-1")
+        for start in range(0, len(LARGE), 777_777):
+            await writer.write(LARGE[start : start + 777_777])
+            with pytest.raises(ObjectMissing):
+                await objects.read("uploads/file-1", 0, 1)
+        assert bucket.unfinished_uploads() != []
+        await writer.commit()
+        assert await objects.read("uploads/file-1", 0, len(LARGE) + 1) == LARGE
+        await writer.abort()
+        exact = await objects.create("uploads/file-2")
+        await exact.write(LARGE[: 2 * PART_BYTES])
+        await exact.commit()
+        assert await objects.read("uploads/file-2", 0, len(LARGE)) == LARGE[: 2 * PART_BYTES]
     assert bucket.unfinished_uploads() == []
 
 
-def test_an_aborted_upload_leaves_no_parts(bucket: Seaweed, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_aborted_upload_leaves_no_parts(
+    bucket: Seaweed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """B2: a refused upload leaves nothing, not even parts that no listing shows but that are paid for.
 
     Nor does it leave an error in the log.
     """
 
-    async def story() -> None:
-        async with opened(bucket.new_url(), tmp_path) as objects:
-            writer = await objects.create("uploads/file-1")
-            await writer.write(LARGE)
-            await writer.abort()
-            with pytest.raises(ValueError, match="closed"):
-                await writer.write(b"more")
-            assert await objects.names("uploads") == []
-
-    asyncio.run(story())
+    async with opened(bucket.new_url(), tmp_path) as objects:
+        writer = await objects.create("uploads/file-1")
+        await writer.write(LARGE)
+        await writer.abort()
+        with pytest.raises(ValueError, match="closed"):
+            await writer.write(b"more")
+        assert await objects.names("uploads") == []
     gc.collect()
     assert caplog.records == []
     assert bucket.unfinished_uploads() == []
@@ -90,95 +88,84 @@ def test_an_adoption_that_is_cancelled_leaves_no_parts(bucket: Seaweed, tmp_path
     assert bucket.unfinished_uploads() == []
 
 
-def test_an_abort_waits_for_a_commit_that_was_cancelled(
+async def test_an_abort_waits_for_a_commit_that_was_cancelled(
     bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B2: an object that is deleted after the abort stays deleted, because no write of that key is under way."""
 
-    async def story() -> None:
-        async with wire_to(bucket.port) as (wire, endpoint):
-            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-            async with opened(bucket.new_url(), tmp_path) as objects:
-                writer = await objects.create("uploads/file-1")
-                await writer.write(b"x")
-                wire.free.clear()
-                committing = asyncio.create_task(writer.commit())
-                await wire.seen.wait()
-                committing.cancel()
-                aborting = asyncio.create_task(writer.abort())
-                await asyncio.wait({aborting}, timeout=0.05)
-                assert not aborting.done()
-                wire.free.set()
-                await aborting
-                assert await objects.read("uploads/file-1", 0, 1) == b"x"
-
-    asyncio.run(story())
+    async with wire_to(bucket.port) as (wire, endpoint):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        async with opened(bucket.new_url(), tmp_path) as objects:
+            writer = await objects.create("uploads/file-1")
+            await writer.write(b"x")
+            wire.free.clear()
+            committing = asyncio.create_task(writer.commit())
+            await wire.seen.wait()
+            committing.cancel()
+            aborting = asyncio.create_task(writer.abort())
+            await asyncio.wait({aborting}, timeout=0.05)
+            assert not aborting.done()
+            wire.free.set()
+            await aborting
+            assert await objects.read("uploads/file-1", 0, 1) == b"x"
 
 
-def test_more_objects_than_a_page_lists(bucket: Seaweed, tmp_path: Path) -> None:
+async def test_more_objects_than_a_page_lists(bucket: Seaweed, tmp_path: Path) -> None:
     """The pruner sees all of them and deletes all of them."""
 
-    async def story() -> None:
-        async with opened(bucket.new_url(), tmp_path) as objects:
-            async with asyncio.TaskGroup() as group:
-                for n in range(1010):
-                    group.create_task(objects.put(f"segments/batch_1/{n}", b""))
-            assert sorted(map(int, await objects.names("segments/batch_1"))) == list(range(1010))
-            await objects.delete_all("segments/batch_1")
-            assert await objects.names("segments/batch_1") == []
-
-    asyncio.run(story())
+    async with opened(bucket.new_url(), tmp_path) as objects:
+        async with asyncio.TaskGroup() as group:
+            for n in range(1010):
+                group.create_task(objects.put(f"segments/batch_1/{n}", b""))
+        assert sorted(map(int, await objects.names("segments/batch_1"))) == list(range(1010))
+        await objects.delete_all("segments/batch_1")
+        assert await objects.names("segments/batch_1") == []
 
 
-def test_a_stream_goes_on_where_it_was_cut(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_goes_on_where_it_was_cut(
+    bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B7: a connection that breaks, or that the store closes, does not interrupt the client's download."""
 
-    async def story() -> None:
-        async with wire_to(bucket.port) as (wire, endpoint):
-            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-            async with opened(bucket.new_url(), tmp_path) as objects:
-                await objects.put("uploads/file-1", LARGE)
-                before, wire.downloads = wire.connections, 2_000_000
-                chunks = [chunk async for chunk in objects.stream("uploads/file-1", 5, len(LARGE))]
-                assert b"".join(chunks) == LARGE[5:]
-                assert wire.connections > before + 5
-
-    asyncio.run(story())
+    async with wire_to(bucket.port) as (wire, endpoint):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        async with opened(bucket.new_url(), tmp_path) as objects:
+            await objects.put("uploads/file-1", LARGE)
+            before, wire.downloads = wire.connections, 2_000_000
+            chunks = [chunk async for chunk in objects.stream("uploads/file-1", 5, len(LARGE))]
+            assert b"".join(chunks) == LARGE[5:]
+            assert wire.connections > before + 5
 
 
-def test_a_stream_is_never_of_two_objects(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_is_never_of_two_objects(
+    bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B7: if the object was replaced meanwhile, the rest of the new one is not appended to the old one."""
 
-    async def story() -> None:
-        async with wire_to(bucket.port) as (wire, endpoint):
-            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-            async with opened(bucket.new_url(), tmp_path) as objects:
-                await objects.put("uploads/file-1", LARGE)
-                wire.downloads = 6_000_000
-                stream = objects.stream("uploads/file-1", 0, len(LARGE))
-                read = [await anext(stream)]
-                await objects.put("uploads/file-1", LARGE[::-1])
-                with pytest.raises(ObjectsDown):
-                    await read_on(stream, read)
-                assert LARGE.startswith(b"".join(read))
-
-    asyncio.run(story())
+    async with wire_to(bucket.port) as (wire, endpoint):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        async with opened(bucket.new_url(), tmp_path) as objects:
+            await objects.put("uploads/file-1", LARGE)
+            wire.downloads = 6_000_000
+            stream = objects.stream("uploads/file-1", 0, len(LARGE))
+            read = [await anext(stream)]
+            await objects.put("uploads/file-1", LARGE[::-1])
+            with pytest.raises(ObjectsDown):
+                await read_on(stream, read)
+            assert LARGE.startswith(b"".join(read))
 
 
-def test_two_prefixes_of_a_bucket(bucket: Seaweed, tmp_path: Path) -> None:
+async def test_two_prefixes_of_a_bucket(bucket: Seaweed, tmp_path: Path) -> None:
     """Two services may share a bucket."""
 
-    async def story() -> None:
-        url = bucket.new_url()
-        async with opened(f"{url}/a", tmp_path) as one, opened(f"{url}/ab", tmp_path) as other:
-            await one.put("work/batch_1/1", b"one")
-            await other.put("work/batch_1/1", b"other")
-            await one.delete_all("work")
-            assert await other.read("work/batch_1/1", 0, 10) == b"other"
-        async with opened(url, tmp_path) as whole:
-            assert await whole.read("ab/work/batch_1/1", 0, 10) == b"other"
-
-    asyncio.run(story())
+    url = bucket.new_url()
+    async with opened(f"{url}/a", tmp_path) as one, opened(f"{url}/ab", tmp_path) as other:
+        await one.put("work/batch_1/1", b"one")
+        await other.put("work/batch_1/1", b"other")
+        await one.delete_all("work")
+        assert await other.read("work/batch_1/1", 0, 10) == b"other"
+    async with opened(url, tmp_path) as whole:
+        assert await whole.read("ab/work/batch_1/1", 0, 10) == b"other"
 
 
 _DIES_OVER_A_SCRATCH_FILE = """
@@ -203,7 +190,7 @@ def run_python(program: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_what_dead_processes_left_on_the_local_disk_goes(tmp_path: Path) -> None:
+async def test_what_dead_processes_left_on_the_local_disk_goes(tmp_path: Path) -> None:
     """B2: the files of live processes stay, even if several processes share the folder."""
 
     def folders() -> list[Path]:
@@ -212,17 +199,14 @@ def test_what_dead_processes_left_on_the_local_disk_goes(tmp_path: Path) -> None
     run_python(_DIES_OVER_A_SCRATCH_FILE, str(tmp_path))
     assert len(folders()) == 1
 
-    async def story() -> None:
-        async with opened("s3://bucket", tmp_path) as living, living.scratch() as path:
-            path.write_bytes(b"mine")
-            async with opened("s3://bucket", tmp_path) as starting:
+    async with opened("s3://bucket", tmp_path) as living, living.scratch() as path:
+        path.write_bytes(b"mine")
+        async with opened("s3://bucket", tmp_path) as starting:
+            await starting.clear_temporary()
+            async with starting.scratch():
                 await starting.clear_temporary()
-                async with starting.scratch():
-                    await starting.clear_temporary()
-            assert path.read_bytes() == b"mine"
-            assert folders() == [path.parent]
-
-    asyncio.run(story())
+        assert path.read_bytes() == b"mine"
+        assert folders() == [path.parent]
     assert folders() == []
 
 

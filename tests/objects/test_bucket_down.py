@@ -15,6 +15,8 @@ from batchline.system import SystemRandom, ThreadPool
 from tests.support.buckets import LARGE, opened, wire_to
 from tests.support.s3_server import KEY, SECRET, Seaweed
 
+pytestmark = pytest.mark.anyio
+
 
 async def down_calls(objects: Objects, path: Path) -> list[str]:
     """Return the errors of every kind of call to a store that is down."""
@@ -52,23 +54,20 @@ async def down_calls(objects: Objects, path: Path) -> list[str]:
     return [str(result) for result in results]
 
 
-def test_a_wire_that_is_always_cut(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wire_that_is_always_cut(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B2: no call hangs, and no new object exists afterwards."""
     source = tmp_path / "source"
     source.write_bytes(LARGE)
 
-    async def story() -> None:
-        url = bucket.new_url()
-        async with wire_to(bucket.port) as (wire, endpoint):
-            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-            wire.uploads = 1
-            async with opened(url, tmp_path) as objects:
-                assert all("did not answer" in told for told in await down_calls(objects, source))
-        monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
+    url = bucket.new_url()
+    async with wire_to(bucket.port) as (wire, endpoint):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        wire.uploads = 1
         async with opened(url, tmp_path) as objects:
-            assert await objects.names("uploads") == []
-
-    asyncio.run(story())
+            assert all("did not answer" in message for message in await down_calls(objects, source))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
+    async with opened(url, tmp_path) as objects:
+        assert await objects.names("uploads") == []
 
 
 def test_a_store_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +92,7 @@ def test_a_store_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         asyncio.run(story())
 
 
-def test_a_store_that_dies_under_an_upload(
+async def test_a_store_that_dies_under_an_upload(
     own_bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B2, C12: an interrupted upload is no object, even after the store is back; then it can be repeated."""
@@ -101,46 +100,40 @@ def test_a_store_that_dies_under_an_upload(
     source = tmp_path / "source"
     source.write_bytes(LARGE)
 
-    async def story() -> None:
-        async with opened(own_bucket.new_url(), tmp_path / "scratch") as objects:
-            await objects.put("uploads/file-0", b"durable")
-            writer = await objects.create("uploads/file-1")
-            await writer.write(LARGE)
-            own_bucket.kill()
-            with pytest.raises(ObjectsDown):
-                await writer.write(LARGE * 2)
-            await writer.abort()
-            await down_calls(objects, source)
-            own_bucket.start()
-            assert await objects.names("uploads") == ["file-0"]
-            assert await objects.read("uploads/file-0", 0, 10) == b"durable"
-            again = await objects.create("uploads/file-1")
-            await again.write(LARGE)
-            await again.commit()
-            assert await objects.read("uploads/file-1", 0, len(LARGE)) == LARGE
-
-    asyncio.run(story())
+    async with opened(own_bucket.new_url(), tmp_path / "scratch") as objects:
+        await objects.put("uploads/file-0", b"durable")
+        writer = await objects.create("uploads/file-1")
+        await writer.write(LARGE)
+        own_bucket.kill()
+        with pytest.raises(ObjectsDown):
+            await writer.write(LARGE * 2)
+        await writer.abort()
+        await down_calls(objects, source)
+        own_bucket.start()
+        assert await objects.names("uploads") == ["file-0"]
+        assert await objects.read("uploads/file-0", 0, 10) == b"durable"
+        again = await objects.create("uploads/file-1")
+        await again.write(LARGE)
+        await again.commit()
+        assert await objects.read("uploads/file-1", 0, len(LARGE)) == LARGE
 
 
 @pytest.mark.parametrize("wrong", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
-def test_wrong_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+async def test_wrong_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     """F5: the error of the check names the settings to look at, and holds no secret."""
     monkeypatch.setenv(wrong, "guessed")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-somebody")
     source = tmp_path / "source"
     source.write_bytes(LARGE)
 
-    async def story() -> None:
-        async with opened(bucket.new_url(), tmp_path / "scratch") as objects:
-            for told in await down_calls(objects, source):
-                assert "403" in told
-                assert "AWS_SECRET_ACCESS_KEY" in told
-                assert not any(secret in told for secret in (KEY, SECRET, "guessed", "token-of-somebody"))
-
-    asyncio.run(story())
+    async with opened(bucket.new_url(), tmp_path / "scratch") as objects:
+        for message in await down_calls(objects, source):
+            assert "403" in message
+            assert "AWS_SECRET_ACCESS_KEY" in message
+            assert not any(secret in message for secret in (KEY, SECRET, "guessed", "token-of-somebody"))
 
 
-def test_no_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F5: if neither the environment nor the machine has credentials, the error says so."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -149,25 +142,19 @@ def test_no_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.Mon
     # Never the machine's own: a test asks nobody for credentials.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", nobody)
 
-    async def story() -> None:
-        async with opened(bucket.new_url(), tmp_path) as objects:
-            with pytest.raises(ObjectsDown, match="no credentials; set AWS_ACCESS_KEY_ID"):
-                await objects.check()
-
-    asyncio.run(story())
+    async with opened(bucket.new_url(), tmp_path) as objects:
+        with pytest.raises(ObjectsDown, match="no credentials; set AWS_ACCESS_KEY_ID"):
+            await objects.check()
 
 
-def test_a_bucket_that_does_not_exist_is_not_a_missing_object(bucket: Seaweed, tmp_path: Path) -> None:
+async def test_a_bucket_that_does_not_exist_is_not_a_missing_object(bucket: Seaweed, tmp_path: Path) -> None:
     """C2: ``object missing`` ends batches; a wrong name in the settings must not."""
 
-    async def story() -> None:
-        async with opened("s3://nobodys-bucket/tests", tmp_path) as objects:
-            with pytest.raises(ObjectsDown, match="NoSuchBucket; check the bucket's name"):
-                await objects.read("uploads/file-1", 0, 1)
-            with pytest.raises(ObjectsDown, match="NoSuchBucket"):
-                await anext(objects.stream("uploads/file-1", 0, 1))
-
-    asyncio.run(story())
+    async with opened("s3://nobodys-bucket/tests", tmp_path) as objects:
+        with pytest.raises(ObjectsDown, match="NoSuchBucket; check the bucket's name"):
+            await objects.read("uploads/file-1", 0, 1)
+        with pytest.raises(ObjectsDown, match="NoSuchBucket"):
+            await anext(objects.stream("uploads/file-1", 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -192,9 +179,9 @@ def test_a_bucket_that_does_not_exist_is_not_a_missing_object(bucket: Seaweed, t
 )
 def test_a_url_that_names_no_bucket(tmp_path: Path, url: str) -> None:
     """F2: the message says what to write, and does not quote a URL that may hold a secret."""
-    with pytest.raises(ValueError, match="s3://bucket/prefix") as told:
+    with pytest.raises(ValueError, match="s3://bucket/prefix") as raised:
         bucket_module.BucketObjects.open(url, threads=ThreadPool(1, name="x"), random=SystemRandom(), scratch=tmp_path)
-    assert "hidden" not in str(told.value)
+    assert "hidden" not in str(raised.value)
 
 
 def test_an_endpoint_without_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,40 +17,36 @@ from batchline.objects import local as local_module
 from batchline.ports import Objects
 from tests.support.folders import files_below, folder
 
+pytestmark = pytest.mark.anyio
 
-def test_a_folder_keeps_only_objects(tmp_path: Path) -> None:
+
+async def test_a_folder_keeps_only_objects(tmp_path: Path) -> None:
     """B2: no operation leaves a temporary file or an empty folder of a deleted prefix."""
 
-    async def story() -> None:
-        async with folder(tmp_path) as objects:
-            await objects.put("uploads/file-1", b"1")
-            aborted = await objects.create("uploads/file-2")
-            await aborted.write(b"2")
-            await aborted.abort()
-            await objects.put("work/batch_1/0", b"")
-            await objects.delete_all("work/batch_1")
-            await objects.check()
-            async with objects.scratch() as path:
-                path.write_bytes(b"")
-
-    asyncio.run(story())
+    async with folder(tmp_path) as objects:
+        await objects.put("uploads/file-1", b"1")
+        aborted = await objects.create("uploads/file-2")
+        await aborted.write(b"2")
+        await aborted.abort()
+        await objects.put("work/batch_1/0", b"")
+        await objects.delete_all("work/batch_1")
+        await objects.check()
+        async with objects.scratch() as path:
+            path.write_bytes(b"")
     assert files_below(tmp_path) == ["uploads/file-1"]
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path) -> None:
+async def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path) -> None:
     """B2: another process may remove a folder that this one remembers; a put is durable all the same."""
 
-    async def story() -> None:
-        async with folder(tmp_path) as serving, folder(tmp_path) as hand:
-            await hand.put("segments/batch_1/a-1", b"1")
-            await serving.delete_all("segments/batch_1")
-            await hand.put("segments/batch_1/a-2", b"2")
-            await serving.delete_all("segments")
-            await hand.put("segments/batch_2/a-3", b"3")
-            await hand.put("segments/batch_1/a-4", b"4")
-
-    asyncio.run(story())
+    async with folder(tmp_path) as serving, folder(tmp_path) as hand:
+        await hand.put("segments/batch_1/a-1", b"1")
+        await serving.delete_all("segments/batch_1")
+        await hand.put("segments/batch_1/a-2", b"2")
+        await serving.delete_all("segments")
+        await hand.put("segments/batch_2/a-3", b"3")
+        await hand.put("segments/batch_1/a-4", b"4")
     assert files_below(tmp_path) == ["segments/batch_1/a-4", "segments/batch_2/a-3"]
 
 
@@ -129,7 +125,7 @@ async def by_adoption(objects: Objects, key: str) -> None:
 
 
 @pytest.mark.parametrize("way", [by_put, by_writer, by_adoption])
-def test_bytes_are_on_the_disk_before_their_name(
+async def test_bytes_are_on_the_disk_before_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Objects, str], Awaitable[None]]
 ) -> None:
     """C7: synced are the bytes, new folders and, after the rename, the folder; in a known folder nothing more."""
@@ -137,34 +133,28 @@ def test_bytes_are_on_the_disk_before_their_name(
     root = tmp_path / "data" / "objects"
     new = root / "work" / "batch_1"
 
-    async def story() -> None:
-        async with folder(root) as objects:
-            await way(objects, "work/batch_1/0")
-            data = inode(new / "0")
-            naming = [tmp_path, tmp_path / "data", root, root / "work"]
-            events = journal.take()
-            assert set(events[:-2]) == {("sync", data), *(("sync", inode(parent)) for parent in naming)}
-            assert events[-2:] == [("rename", data), ("sync", inode(new))]
-            await way(objects, "work/batch_1/1")
-            data = inode(new / "1")
-            assert journal.take() == [("sync", data), ("rename", data), ("sync", inode(new))]
-
-    asyncio.run(story())
+    async with folder(root) as objects:
+        await way(objects, "work/batch_1/0")
+        data = inode(new / "0")
+        naming = [tmp_path, tmp_path / "data", root, root / "work"]
+        events = journal.take()
+        assert set(events[:-2]) == {("sync", data), *(("sync", inode(parent)) for parent in naming)}
+        assert events[-2:] == [("rename", data), ("sync", inode(new))]
+        await way(objects, "work/batch_1/1")
+        data = inode(new / "1")
+        assert journal.take() == [("sync", data), ("rename", data), ("sync", inode(new))]
 
 
-def test_a_folder_found_is_not_trusted_to_be_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_found_is_not_trusted_to_be_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C7: its creator may have died before the name was synced, so the first use syncs it again."""
     (tmp_path / "uploads").mkdir()
     journal = Journal(monkeypatch)
 
-    async def story() -> None:
-        async with folder(tmp_path) as objects:
-            await objects.put("uploads/file-1", b"x")
-            events = journal.take()
-            data = inode(tmp_path / "uploads" / "file-1")
-            assert events.index(("sync", inode(tmp_path))) < events.index(("rename", data))
-
-    asyncio.run(story())
+    async with folder(tmp_path) as objects:
+        await objects.put("uploads/file-1", b"x")
+        events = journal.take()
+        data = inode(tmp_path / "uploads" / "file-1")
+        assert events.index(("sync", inode(tmp_path))) < events.index(("rename", data))
 
 
 FULL_DISK = """
@@ -203,7 +193,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["refused", "refused", "refused", "['old']", "b'old'"]
 
 
-def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+async def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     """B2, F5: every way of writing raises ObjectsDown."""
     (tmp_path / "file").write_bytes(b"in the way")
 
@@ -211,18 +201,15 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
         async with manager:
             raise AssertionError("there is no disk")
 
-    async def story() -> None:
-        async with folder(tmp_path / "file" / "objects") as objects:
-            writer = await objects.create("uploads/file-1")
-            calls = [objects.put("a", b""), writer.write(b"x"), objects.check(), enter(objects.scratch())]
-            results = await asyncio.gather(*calls, objects.accept(tmp_path / "file", "a"), return_exceptions=True)
-            assert [type(result) for result in results] == [ObjectsDown] * 5
-
-    asyncio.run(story())
+    async with folder(tmp_path / "file" / "objects") as objects:
+        writer = await objects.create("uploads/file-1")
+        calls = [objects.put("a", b""), writer.write(b"x"), objects.check(), enter(objects.scratch())]
+        results = await asyncio.gather(*calls, objects.accept(tmp_path / "file", "a"), return_exceptions=True)
+        assert [type(result) for result in results] == [ObjectsDown] * 5
     assert files_below(tmp_path) == ["file"]
 
 
-def test_an_abort_waits_for_a_write_that_was_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_abort_waits_for_a_write_that_was_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B2: if a client disconnects during a write, the thread still writes to its own file."""
     real_write = local_module._write_all
     entered, release = threading.Event(), threading.Event()
@@ -236,17 +223,14 @@ def test_an_abort_waits_for_a_write_that_was_cancelled(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(local_module, "_write_all", slow_write)
 
-    async def story() -> None:
-        async with folder(tmp_path) as objects:
-            writer = await objects.create("uploads/file-1")
-            writing = asyncio.create_task(writer.write(b"x"))
-            await asyncio.to_thread(entered.wait)
-            writing.cancel()
-            aborting = asyncio.create_task(writer.abort())
-            await asyncio.wait({aborting}, timeout=0.05)
-            release.set()
-            await aborting
-            assert written == [b"x"]
-            assert files_below(tmp_path) == []
-
-    asyncio.run(story())
+    async with folder(tmp_path) as objects:
+        writer = await objects.create("uploads/file-1")
+        writing = asyncio.create_task(writer.write(b"x"))
+        await asyncio.to_thread(entered.wait)
+        writing.cancel()
+        aborting = asyncio.create_task(writer.abort())
+        await asyncio.wait({aborting}, timeout=0.05)
+        release.set()
+        await aborting
+        assert written == [b"x"]
+        assert files_below(tmp_path) == []

@@ -311,10 +311,10 @@ def test_a_database_of_another_version_is_refused(postgres: Postgres) -> None:
             connection = await asyncpg.connect(url)
             await connection.execute("UPDATE schema_version SET version = $1", version)
             await connection.close()
-        with pytest.raises(StoreDown) as told:
+        with pytest.raises(StoreDown) as raised:
             async with opened(url):
                 pass
-        return str(told.value)
+        return str(raised.value)
 
     async def play() -> None:
         assert "batchline migrate" in await refusal(None)

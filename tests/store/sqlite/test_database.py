@@ -20,6 +20,8 @@ from batchline.system import ThreadPool
 from tests.support.clocks import SettableClock
 from tests.support.stores import World
 
+pytestmark = pytest.mark.anyio
+
 PATIENCE = 60
 """Ends a test that hangs; no test depends on its length."""
 
@@ -83,24 +85,21 @@ def test_a_commit_is_on_the_disk_before_anyone_hears_of_it(embedded: Embedded) -
         assert other.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
 
-def test_a_read_does_not_wait_for_a_long_write(embedded: Embedded) -> None:
+async def test_a_read_does_not_wait_for_a_long_write(embedded: Embedded) -> None:
     """C8: a read sees the state before a write that is not committed."""
 
-    async def play() -> None:
-        owner = await embedded.world.owner()
-        writing, go_on = await embedded.hold_writer()
-        second = asyncio.create_task(embedded.world.owner())
-        try:
-            async with asyncio.timeout(PATIENCE):
-                assert [key.id for key in await embedded.store.keys()] == [owner.key_id]
-            assert not writing.done()
-        finally:
-            go_on.set()
-        await writing
-        made = {owner.key_id, (await second).key_id}
-        assert {key.id for key in await embedded.store.keys()} == made
-
-    asyncio.run(play())
+    owner = await embedded.world.owner()
+    writing, go_on = await embedded.hold_writer()
+    second = asyncio.create_task(embedded.world.owner())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            assert [key.id for key in await embedded.store.keys()] == [owner.key_id]
+        assert not writing.done()
+    finally:
+        go_on.set()
+    await writing
+    made = {owner.key_id, (await second).key_id}
+    assert {key.id for key in await embedded.store.keys()} == made
 
 
 def test_writes_that_wait_share_one_commit(embedded: Embedded) -> None:
@@ -125,7 +124,7 @@ def test_writes_that_wait_share_one_commit(embedded: Embedded) -> None:
     ]
 
 
-def test_a_script_that_fails_undoes_only_itself(embedded: Embedded) -> None:
+async def test_a_script_that_fails_undoes_only_itself(embedded: Embedded) -> None:
     """An error in a shared commit reaches its own caller alone and undoes its own script alone."""
 
     def lose() -> Script[None]:
@@ -136,24 +135,21 @@ def test_a_script_that_fails_undoes_only_itself(embedded: Embedded) -> None:
         yield from change("insert_organization", organization_id="p", name="undone too", at=1)
         return (yield from change("insert_key", key_id="k", project_id="unknown", digest=b"", hint="", at=1))
 
-    async def play() -> None:
-        writing, go_on = await embedded.hold_writer()
-        before = asyncio.create_task(embedded.world.owner("alpha"))
-        await asyncio.sleep(0)
-        failing = [asyncio.create_task(embedded.database.write(script)) for script in (lose, break_a_rule)]
-        await asyncio.sleep(0)
-        after = asyncio.create_task(embedded.world.owner("beta"))
-        await asyncio.sleep(0)
-        go_on.set()
-        await writing
-        with pytest.raises(LeaseLost):
-            await failing[0]
-        with pytest.raises(sqlite3.IntegrityError):
-            await failing[1]
-        made = {(await before).key_id, (await after).key_id}
-        assert {key.id for key in await embedded.store.keys()} == made
-
-    asyncio.run(play())
+    writing, go_on = await embedded.hold_writer()
+    before = asyncio.create_task(embedded.world.owner("alpha"))
+    await asyncio.sleep(0)
+    failing = [asyncio.create_task(embedded.database.write(script)) for script in (lose, break_a_rule)]
+    await asyncio.sleep(0)
+    after = asyncio.create_task(embedded.world.owner("beta"))
+    await asyncio.sleep(0)
+    go_on.set()
+    await writing
+    with pytest.raises(LeaseLost):
+        await failing[0]
+    with pytest.raises(sqlite3.IntegrityError):
+        await failing[1]
+    made = {(await before).key_id, (await after).key_id}
+    assert {key.id for key in await embedded.store.keys()} == made
     with closing(sqlite3.connect(embedded.path)) as other:
         assert other.execute("SELECT name FROM organizations").fetchall() == [("default",)]
 
@@ -172,31 +168,28 @@ def say_nonsense() -> Script[None]:
     yield from change("insert_organization", organization_id="n", name="nonsense", at=object())
 
 
-@pytest.mark.parametrize(("script", "told"), [(tear, Torn), (say_nonsense, StoreDown)])
-def test_whatever_ends_a_shared_commit_nobody_hears_of_success(
-    embedded: Embedded, script: Callable[[], Script[None]], told: type[BaseException]
+@pytest.mark.parametrize(("script", "error"), [(tear, Torn), (say_nonsense, StoreDown)])
+async def test_whatever_ends_a_shared_commit_nobody_hears_of_success(
+    embedded: Embedded, script: Callable[[], Script[None]], error: type[BaseException]
 ) -> None:
     """C7, C12: scripts before and after it in the same commit fail too, leave nothing, and the writer goes on."""
 
-    async def play() -> None:
-        writing, go_on = await embedded.hold_writer()
-        before = asyncio.create_task(embedded.world.owner())
-        await asyncio.sleep(0)
-        failing = asyncio.create_task(embedded.database.write(script))
-        await asyncio.sleep(0)
-        after = asyncio.create_task(embedded.world.owner())
-        await asyncio.sleep(0)
-        go_on.set()
-        await writing
-        heard = await asyncio.gather(before, failing, after, return_exceptions=True)
-        assert {type(one) for one in heard} <= {StoreDown, told}
-        assert await _writes_again(embedded) == 1
-
-    asyncio.run(play())
+    writing, go_on = await embedded.hold_writer()
+    before = asyncio.create_task(embedded.world.owner())
+    await asyncio.sleep(0)
+    failing = asyncio.create_task(embedded.database.write(script))
+    await asyncio.sleep(0)
+    after = asyncio.create_task(embedded.world.owner())
+    await asyncio.sleep(0)
+    go_on.set()
+    await writing
+    results = await asyncio.gather(before, failing, after, return_exceptions=True)
+    assert {type(one) for one in results} <= {StoreDown, error}
+    assert await _writes_again(embedded) == 1
 
 
 @pytest.mark.parametrize("refused", [{"COMMIT"}, {"COMMIT", "ROLLBACK"}])
-def test_a_commit_that_fails_is_no_success(embedded: Embedded, refused: set[str]) -> None:
+async def test_a_commit_that_fails_is_no_success(embedded: Embedded, refused: set[str]) -> None:
     """C7, C12: every caller that shared the commit gets the error, even if it cannot be rolled back.
 
     Nothing of it is stored by the next commit.
@@ -205,18 +198,15 @@ def test_a_commit_that_fails_is_no_success(embedded: Embedded, refused: set[str]
     def authorize(action: int, statement: str | None, *_: str | None) -> int:
         return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION and statement in refused else 0
 
-    async def play() -> None:
-        writing, go_on = await embedded.hold_writer()
-        waiting = [asyncio.create_task(embedded.world.owner()) for _ in range(3)]
-        await asyncio.sleep(0)
-        embedded.database._for_writing.set_authorizer(authorize)
-        go_on.set()
-        heard = await asyncio.gather(writing, *waiting, return_exceptions=True)
-        assert [type(one) for one in heard] == [StoreDown] * 4
-        embedded.database._for_writing.set_authorizer(None)
-        assert await _writes_again(embedded) == 1
-
-    asyncio.run(play())
+    writing, go_on = await embedded.hold_writer()
+    waiting = [asyncio.create_task(embedded.world.owner()) for _ in range(3)]
+    await asyncio.sleep(0)
+    embedded.database._for_writing.set_authorizer(authorize)
+    go_on.set()
+    results = await asyncio.gather(writing, *waiting, return_exceptions=True)
+    assert [type(one) for one in results] == [StoreDown] * 4
+    embedded.database._for_writing.set_authorizer(None)
+    assert await _writes_again(embedded) == 1
 
 
 async def _writes_again(embedded: Embedded) -> int:
@@ -229,25 +219,22 @@ async def _writes_again(embedded: Embedded) -> int:
     return len(keys)
 
 
-def test_who_lives_is_asked_when_nobody_can_claim_any_more(embedded: Embedded) -> None:
+async def test_who_lives_is_asked_when_nobody_can_claim_any_more(embedded: Embedded) -> None:
     """D5: a process that started and claimed while a rescue waited for the database is not taken for dead."""
     world = embedded.world
 
-    async def play() -> None:
-        await world.running(shards=[1])
-        living = ["serve"]
-        writing, go_on = await embedded.hold_writer()
-        claiming = asyncio.create_task(world.claim(holder="hand"))
-        await asyncio.sleep(0)
-        rescuing = asyncio.create_task(embedded.store.rescue(live_owners=lambda: list(living)))
-        await asyncio.sleep(0)
-        living.append("hand")
-        go_on.set()
-        await writing
-        assert len(await claiming) == 1
-        assert await rescuing == 0
-
-    asyncio.run(play())
+    await world.running(shards=[1])
+    living = ["serve"]
+    writing, go_on = await embedded.hold_writer()
+    claiming = asyncio.create_task(world.claim(holder="hand"))
+    await asyncio.sleep(0)
+    rescuing = asyncio.create_task(embedded.store.rescue(live_owners=lambda: list(living)))
+    await asyncio.sleep(0)
+    living.append("hand")
+    go_on.set()
+    await writing
+    assert len(await claiming) == 1
+    assert await rescuing == 0
 
 
 _WRITER = """
