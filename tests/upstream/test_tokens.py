@@ -1,7 +1,8 @@
-"""Counting tokens by the upstream's own routes (D6): a real llama.cpp, servers that behave as the documents of vLLM
-and SGLang say, and the estimate where there is no route."""
+"""Counting tokens with the upstream's own routes (D6).
 
-import asyncio
+The tests use a real llama.cpp, servers that behave as vLLM and SGLang are documented, and servers without a route.
+"""
+
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -15,11 +16,12 @@ from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.tokens import UpstreamTokens
 from tests.support.raw_server import ManualClock, Peer, answer, client, serving
 
+pytestmark = pytest.mark.anyio
 TEN_MINUTES = 600
 CHAT = "/v1/chat/completions"
 Response = tuple[int, Any]
 Responder = Callable[[str, Any], Response]
-"""From the path and the JSON of a request to the status and the JSON of the answer."""
+"""Takes the path and the JSON of a request, and returns the status and the JSON of the answer."""
 
 NOT_FOUND: Response = (404, {"detail": "Not Found"})
 PARTS = [{"type": "text", "text": "What is"}, {"type": "text", "text": " this?"}]
@@ -36,11 +38,11 @@ def chat(*messages: dict[str, Any], model: str = "m", **more: Any) -> bytes:
 
 HELLO = chat(user("Hello there!"))
 ESTIMATE = 3 + 4
-"""Of HELLO: twelve bytes, one message."""
+"""The estimate for HELLO: twelve bytes, one message."""
 
 
-class AnyUpstream:
-    """A server over real sockets, and what it was asked."""
+class CountingServer:
+    """A server over real sockets that keeps the requests it got."""
 
     def __init__(self, respond: Responder) -> None:
         self.respond = respond
@@ -56,8 +58,8 @@ class AnyUpstream:
             head, _, body = (await peer.request()).partition(b"\r\n\r\n")
             path, document = head.split()[1].decode(), json.loads(body)
             self.requests.append((path, document))
-            status, told = self.respond(path, document)
-            await peer.send(answer(json.dumps(told).encode(), status=f"{status} Status"))
+            status, content = self.respond(path, document)
+            await peer.send(answer(json.dumps(content).encode(), status=f"{status} Status"))
 
     @asynccontextmanager
     async def tokens(self) -> AsyncIterator[UpstreamTokens]:
@@ -65,12 +67,9 @@ class AnyUpstream:
             yield UpstreamTokens(upstream, clock=self.clock)
 
 
-def counts(site: AnyUpstream, *bodies: bytes) -> list[int | Reply]:
-    async def count_all() -> list[int | Reply]:
-        async with site.tokens() as tokens:
-            return [await tokens.count(body) for body in bodies]
-
-    return asyncio.run(count_all())
+async def counts(server: CountingServer, *bodies: bytes) -> list[int | Reply]:
+    async with server.tokens() as tokens:
+        return [await tokens.count(body) for body in bodies]
 
 
 def vllm(path: str, document: Any) -> Response:
@@ -119,152 +118,124 @@ def llama(path: str, document: Any) -> Response:
     ],
     ids=["plain", "system", "turns", "scripts", "special", "parts", "prefill", "tools", "long"],
 )
-def test_the_count_is_what_a_real_server_reads(llama_url: str, body: bytes) -> None:
+async def test_the_count_is_what_a_real_server_reads(llama_url: str, body: bytes) -> None:
     """D6: as many tokens as llama.cpp then reports as prompt_tokens."""
-
-    async def count_and_ask() -> tuple[int | Reply, Any]:
-        async with client(0, url=llama_url, request_timeout=120) as upstream:
-            counted = await UpstreamTokens(upstream, clock=ManualClock()).count(body)
-            reply = await upstream.post(CHAT, body)
-            assert isinstance(reply, Answer)
-            return counted, json.loads(reply.body)
-
-    counted, told = asyncio.run(count_and_ask())
-    assert counted == told["usage"]["prompt_tokens"]
+    async with client(0, url=llama_url, request_timeout=120) as upstream:
+        counted = await UpstreamTokens(upstream, clock=ManualClock()).count(body)
+        reply = await upstream.post(CHAT, body)
+    assert isinstance(reply, Answer)
+    assert counted == json.loads(reply.body)["usage"]["prompt_tokens"]
 
 
-def test_vllm_counts_the_chat_as_it_will_be_sent() -> None:
-    """D6: messages, tools and the arguments of the template are all in the count; one request for each."""
-    site = AnyUpstream(vllm)
+async def test_vllm_counts_the_chat_as_it_will_be_sent() -> None:
+    """D6: messages, tools and the arguments of the template are all counted, with one request per chat."""
+    server = CountingServer(vllm)
     body = chat(user("one two three"), tools=[{"type": "function"}], chat_template_kwargs={"enable_thinking": False})
-    assert counts(site, body, HELLO) == [103, 102]
-    assert [document for _, document in site.requests[1:]] == [json.loads(body), json.loads(HELLO)]
+    assert await counts(server, body, HELLO) == [103, 102]
+    assert [document for _, document in server.requests[1:]] == [json.loads(body), json.loads(HELLO)]
 
 
 @pytest.mark.rule("D6", "Tokens are counted as the server will read them.")
-def test_llama_counts_the_rendered_prompt() -> None:
+async def test_llama_counts_the_rendered_prompt() -> None:
     """D6: special tokens of the template are parsed and those of the model added, as for a chat."""
-    site = AnyUpstream(llama)
-    assert counts(site, HELLO) == [12]
-    assert site.requests[-2:] == [
+    server = CountingServer(llama)
+    assert await counts(server, HELLO) == [12]
+    assert server.requests[-2:] == [
         ("/apply-template", json.loads(HELLO)),
         ("/tokenize", {"content": "Hello there!", "add_special": True, "parse_special": True}),
     ]
 
 
 @pytest.mark.parametrize("respond", [vllm, llama])
-def test_what_a_server_is_gets_found_out_once(respond: Responder) -> None:
-    """D6: and again after ten minutes, since another may stand in its place."""
-    site = AnyUpstream(respond)
-
-    async def count_again() -> list[int]:
-        asked = []
-        async with site.tokens() as tokens:
-            for seconds in (0, TEN_MINUTES - 1, 1):
-                site.clock.seconds += seconds
-                before = len(site.requests)
-                await tokens.count(HELLO)
-                asked.append(len(site.requests) - before)
-        return asked
-
-    first, second, third = asyncio.run(count_again())
+async def test_the_route_is_looked_for_once_in_ten_minutes(respond: Responder) -> None:
+    """D6: it is looked for again then, because another server may have replaced the first."""
+    server = CountingServer(respond)
+    requests = []
+    async with server.tokens() as tokens:
+        for seconds in (0, TEN_MINUTES - 1, 1):
+            server.clock.seconds += seconds
+            before = len(server.requests)
+            await tokens.count(HELLO)
+            requests.append(len(server.requests) - before)
+    first, second, third = requests
     assert second < first
     assert third == first
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 405, 422, 501])
-def test_a_server_that_does_not_count_gets_an_estimate(status: int) -> None:
-    """D6: it is asked for its routes once in ten minutes."""
-    site = AnyUpstream(lambda _path, _document: (status, {}))
-    assert counts(site, HELLO, HELLO, HELLO) == [ESTIMATE] * 3
-    assert site.paths == {"/tokenize": 1, "/apply-template": 1}
+async def test_a_server_that_does_not_count_gets_an_estimate(status: int) -> None:
+    """D6: its routes are tried once in ten minutes."""
+    server = CountingServer(lambda _path, _document: (status, {}))
+    assert await counts(server, HELLO, HELLO, HELLO) == [ESTIMATE] * 3
+    assert server.paths == {"/tokenize": 1, "/apply-template": 1}
 
 
-def test_a_server_that_learns_to_count_is_noticed() -> None:
-    """D6: after ten minutes the estimate gives way to real tokens."""
-    site = AnyUpstream(lambda _path, _document: NOT_FOUND)
-
-    async def upgrade() -> list[int | Reply]:
-        async with site.tokens() as tokens:
-            counted = [await tokens.count(HELLO)]
-            site.respond = vllm
-            for seconds in (TEN_MINUTES - 1, 1):
-                site.clock.seconds += seconds
-                counted.append(await tokens.count(HELLO))
-        return counted
-
-    assert asyncio.run(upgrade()) == [ESTIMATE, ESTIMATE, 102]
+async def test_a_server_that_learns_to_count_is_noticed() -> None:
+    """D6: after ten minutes real counts replace the estimate."""
+    server = CountingServer(lambda _path, _document: NOT_FOUND)
+    async with server.tokens() as tokens:
+        counted = [await tokens.count(HELLO)]
+        server.respond = vllm
+        for seconds in (TEN_MINUTES - 1, 1):
+            server.clock.seconds += seconds
+            counted.append(await tokens.count(HELLO))
+    assert counted == [ESTIMATE, ESTIMATE, 102]
 
 
-def test_a_server_that_takes_prompts_alone_gets_an_estimate() -> None:
-    """D6: its 400 is no trouble, and it is not asked for every count."""
-    site = AnyUpstream(old_sglang)
-    assert counts(site, HELLO, HELLO) == [ESTIMATE] * 2
-    assert len(site.requests) == 2
+async def test_a_server_that_takes_prompts_alone_gets_an_estimate() -> None:
+    """D6: its 400 does not count as a failure, and the route is not tried for every count."""
+    server = CountingServer(old_sglang)
+    assert await counts(server, HELLO, HELLO) == [ESTIMATE] * 2
+    assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize("told", ["<html>", {"tokens": []}, {"count": 0}, {"count": "7"}, {"count": [7]}, {}])
-def test_an_answer_that_is_no_count_is_not_taken_for_one(told: Any) -> None:
-    """D6: a page that answers every path, or a count of nothing, leads to the estimate."""
-    assert counts(AnyUpstream(lambda _path, _document: (200, told)), HELLO) == [ESTIMATE]
+@pytest.mark.parametrize("content", ["<html>", {"tokens": []}, {"count": 0}, {"count": "7"}, {"count": [7]}, {}])
+async def test_an_answer_without_a_count_leads_to_the_estimate(content: Any) -> None:
+    """D6: such as a page that answers every path, or a count of zero."""
+    assert await counts(CountingServer(lambda _path, _document: (200, content)), HELLO) == [ESTIMATE]
 
 
-def test_a_chat_that_the_counter_dislikes_is_estimated_alone() -> None:
+async def test_a_chat_that_the_server_rejects_is_estimated_alone() -> None:
     """D6: the next one is counted again."""
-    assert counts(AnyUpstream(vllm), HELLO, chat(user([*PARTS, IMAGE])), HELLO) == [102, 4 + 4, 102]
+    assert await counts(CountingServer(vllm), HELLO, chat(user([*PARTS, IMAGE])), HELLO) == [102, 4 + 4, 102]
 
 
-def test_one_model_that_is_not_counted_says_nothing_of_another() -> None:
-    """D6: a server answers 404 for a model it does not know, too."""
-    assert counts(AnyUpstream(vllm), chat(user("Hello there!"), model="unknown"), HELLO) == [ESTIMATE, 102]
+async def test_an_unknown_model_does_not_affect_another() -> None:
+    """D6: a server also answers 404 for a model that it does not know."""
+    assert await counts(CountingServer(vllm), chat(user("Hello there!"), model="unknown"), HELLO) == [ESTIMATE, 102]
 
 
 @pytest.mark.rule("D6", "A server in trouble is never guessed about.")
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504])
-@pytest.mark.parametrize("troubled", ["/tokenize", "/apply-template"])
-def test_a_server_in_trouble_is_never_guessed_about(status: int, troubled: str) -> None:
-    """D6, D3: its answer is handed on, so that the line is tried again; and nothing is remembered of it."""
-    in_trouble = True
-
-    def respond(path: str, document: Any) -> Response:
-        return (status, {}) if in_trouble and path == troubled else llama(path, document)
-
-    site = AnyUpstream(respond)
-
-    async def recover() -> tuple[int | Reply, int | Reply]:
-        nonlocal in_trouble
-        async with site.tokens() as tokens:
-            told = await tokens.count(HELLO)
-            in_trouble = False
-            return told, await tokens.count(HELLO)
-
-    told, counted = asyncio.run(recover())
-    assert isinstance(told, Answer)
-    assert told.status == status
-    assert isinstance(classify_reply(told, endpoint=CHAT), Retryable)
-    assert counted == 12
+@pytest.mark.parametrize("failing", ["/tokenize", "/apply-template"])
+async def test_a_server_in_trouble_is_never_guessed_about(status: int, failing: str) -> None:
+    """D6, D3: its answer is returned, so that the line is retried; and the failure is not remembered."""
+    server = CountingServer(lambda path, document: (status, {}) if path == failing else llama(path, document))
+    async with server.tokens() as tokens:
+        reply = await tokens.count(HELLO)
+        server.respond = llama
+        assert await tokens.count(HELLO) == 12
+    assert isinstance(reply, Answer)
+    assert reply.status == status
+    assert isinstance(classify_reply(reply, endpoint=CHAT), Retryable)
 
 
-def test_trouble_in_the_middle_of_counting_is_handed_on() -> None:
+async def test_a_failure_in_the_middle_of_counting_is_returned() -> None:
     """D6: also at the second request of llama.cpp's two, once its routes are known."""
-    site = AnyUpstream(
+    server = CountingServer(
         lambda path, document: (500, {}) if document.get("content") == "Hello there!" else llama(path, document)
     )
-    (told,) = counts(site, HELLO)
-    assert isinstance(told, Answer)
-    assert told.status == 500
+    (reply,) = await counts(server, HELLO)
+    assert isinstance(reply, Answer)
+    assert reply.status == 500
 
 
-def test_a_server_that_is_not_there_is_a_fault() -> None:
-    """D6, D3: a refused connection comes back as what it is."""
-
-    async def count_nowhere() -> int | Reply:
-        async with serving(AnyUpstream(vllm).behave) as wire:
-            port = wire.port
-        async with client(port) as upstream:
-            return await UpstreamTokens(upstream, clock=ManualClock()).count(HELLO)
-
-    fault = asyncio.run(count_nowhere())
+async def test_an_unavailable_server_is_a_fault() -> None:
+    """D6, D3: a refused connection is returned as a fault."""
+    async with serving(CountingServer(vllm).behave) as wire:
+        port = wire.port
+    async with client(port) as upstream:
+        fault = await UpstreamTokens(upstream, clock=ManualClock()).count(HELLO)
     assert isinstance(fault, Fault)
     assert fault.kind is FaultKind.REFUSED
 
@@ -283,6 +254,6 @@ def test_a_server_that_is_not_there_is_a_fault() -> None:
         ([user("1234"), user([{"type": "text", "text": None}]), user(7), user([7])], 1 + 16),
     ],
 )
-def test_the_estimate(messages: list[dict[str, Any]], tokens: int) -> None:
+async def test_the_estimate(messages: list[dict[str, Any]], tokens: int) -> None:
     """D6: a token for every four bytes of UTF-8 of all texts, rounded up once, and four for each message."""
-    assert counts(AnyUpstream(lambda _path, _document: NOT_FOUND), chat(*messages)) == [tokens]
+    assert await counts(CountingServer(lambda _path, _document: NOT_FOUND), chat(*messages)) == [tokens]
