@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from batchline.cli.loading import load_settings
+from batchline.cli.loading import RUN_VARIABLES, load_settings
 from batchline.settings import Settings
 
 _UPSTREAM = '[upstreams.here]\nurl = "http://127.0.0.1:1/v1"\n'
@@ -41,7 +41,8 @@ def _told(file: Path, text: str) -> list[str]:
         (
             "[models.small]\noutput_price = 0.0000000001",
             "models.small.output_price",
-            "Decimal input should have no more than 9 decimal places. Expected: Price of a million output tokens, in units.",
+            "Decimal input should have no more than 9 decimal places. "
+            "Expected: Price of a million output tokens, in units.",
         ),
         (
             '[models.small]\nkind = "chatty"',
@@ -52,7 +53,8 @@ def _told(file: Path, text: str) -> list[str]:
         (
             "[models.small]\nprojects = [7]",
             "models.small.projects.0",
-            "Input should be a valid string. Expected: Ids of the projects that may use the model; if not set, all projects.",
+            "Input should be a valid string. "
+            "Expected: Ids of the projects that may use the model; if not set, all projects.",
         ),
         (
             '[upstreams.there]\napi_key = "sk"',
@@ -142,3 +144,14 @@ def test_tables_are_not_taken_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert refused.value.message == f"{name.upper()}: {table} are tables of the TOML file, not a variable"
     monkeypatch.setenv(name, "")
     assert load_settings().models == {}
+
+
+def test_the_variables_of_run_are_known_to_the_service(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F2, F4: a shell that is set up for runs also starts services, without a warning."""
+    for name in RUN_VARIABLES:
+        monkeypatch.setenv(name, "x")
+    load_settings()
+    assert capsys.readouterr().err == ""
+    assert set(RUN_VARIABLES) == {"BATCHLINE_BASE_URL", "BATCHLINE_API_KEY", "BATCHLINE_PROJECT_ID"}

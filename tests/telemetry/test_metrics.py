@@ -32,7 +32,7 @@ _LABELS = {
 def test_every_instrument_has_its_name_and_labels_and_no_others() -> None:
     """F5: names start with batchline_, and a label that could hold an id or a prompt does not exist."""
     metrics = Metrics()
-    instruments = {name: part for name, part in vars(metrics).items() if name not in {"registry", "elsewhere"}}
+    instruments = {name: part for name, part in vars(metrics).items() if name not in {"registry", "remote"}}
     assert {name: _labels(part) for name, part in instruments.items()} == _LABELS
     assert {family.name for family in metrics.registry.collect()} == {f"batchline_{name}" for name in _LABELS}
 

@@ -16,9 +16,12 @@ from click.testing import CliRunner, Result
 
 from batchline.cli import main
 from batchline.cli.loading import RUN_VARIABLES
+from batchline.cli.run.journal import Journal, JournalEntry, JournalUnusable
 from tests.support.http_proxy import Between, Broken, Exchange
 from tests.support.run_process import Environment, Run, Tenant, names, names_in, ran, running
 from tests.support.service import chat_lines, wait_until
+
+_JOB = JournalEntry(input_digest="d", endpoint="/v1/e", target="http://host", begun_at=1.5, idempotency_key="run-1")
 
 
 def _call(*arguments: object, environment: Environment) -> Result:
@@ -229,3 +232,56 @@ def _read_all(terminal: int) -> str:
         except OSError:
             pass  # how a terminal says that nobody writes to it any more
     return data.decode()
+
+
+def test_a_journal_ends_with_the_last_step_that_was_written_whole(tmp_path: Path) -> None:
+    """A step that a crash cut off was not taken; the steps after it are whole again."""
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.write(_JOB)
+    journal.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    journal = Journal(path)
+    assert journal.entry == _JOB
+    later = JournalEntry(**{name: getattr(_JOB, name) for name in _JOB.__struct_fields__} | {"batch_id": "batch_1"})
+    journal.write(later)
+    journal.close()
+    again = Journal(path)
+    assert again.entry == later
+    again.remove()
+    again.close()
+    assert not path.exists()
+
+
+def test_a_first_step_that_was_cut_off_is_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(b'{"input_dig')
+    journal = Journal(path)
+    assert journal.entry is None
+    journal.close()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("content", [b"somebody's notes\n", b"somebody's notes", b'{"input_digest": 7}\n'])
+def test_a_file_that_is_no_journal_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(content)
+    with pytest.raises(JournalUnusable, match="was not written by this command"):
+        Journal(path)
+    assert path.read_bytes() == content
+
+
+def test_a_journal_is_held_by_one(tmp_path: Path) -> None:
+    """Also after the holder removed its file: what another made since then is the other's."""
+    path = tmp_path / "journal"
+    first = Journal(path)
+    with pytest.raises(JournalUnusable, match="Another run is working"):
+        Journal(path)
+    first.write(_JOB)
+    first.remove()
+    second = Journal(path)
+    second.write(_JOB)
+    first.close()
+    assert path.exists()
+    second.close()

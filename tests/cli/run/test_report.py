@@ -1,0 +1,52 @@
+"""How `batchline run` reports results (F4)."""
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec import Raw
+
+from batchline.cli.run.report import Results, fault_lines, show_json, show_results
+from batchline.client.models import Counts, LineFault, RemoteBatch
+from batchline.domain.limits import MAX_FAULTS
+
+
+def test_a_hundred_faults_may_not_be_all() -> None:
+    """C3: the service lists no more, and the user should know that."""
+    faults = [LineFault(f"Line {n} is missing url", n) for n in range(1, MAX_FAULTS + 1)]
+    assert fault_lines(faults)[::MAX_FAULTS] == ["line 1: is missing url", "(the first 100 are listed)"]
+    assert fault_lines([LineFault("Input file contains no JSONL lines")]) == ["Input file contains no JSONL lines"]
+
+
+def _results(tmp_path: Path) -> Results:
+    errors = tmp_path / "errors.jsonl"
+    lines = [("b", "other"), ("a", "[legacy:x] first"), ("a", "second\x1b[2J")]
+    errors.write_text("".join(json.dumps({"error": {"code": code, "message": text}}) + "\n" for code, text in lines))
+    batch = RemoteBatch(
+        id="batch_1",
+        status="completed",
+        request_counts=Counts(total=1003, completed=1000, failed=3),
+        usage=Raw(b'{"input_tokens": 5000, "output_tokens": 7, "total_tokens": 5007}'),
+    )
+    return Results(batch=batch, output=None, errors=errors, seconds=3.44)
+
+
+def test_errors_are_counted_by_code_with_the_first_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = _results(tmp_path)
+    show_results(results)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "Completed: 1,000 of 1,003 lines succeeded, 3 failed, in 3.4 s; 5,000 tokens in, 7 out",
+        f"  errors  {results.errors}",
+        "  code  lines  first message",
+        "  a         2  first",
+        "  b         1  other",
+    ]
+
+
+def test_the_summary_for_programs_is_json_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show_json(_results(tmp_path))
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["batch_id"], summary["failed"], summary["output"], summary["seconds"]) == ("batch_1", 3, None, 3.44)
+    assert summary["usage"]["input_tokens"] == 5000

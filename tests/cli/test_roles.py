@@ -1,0 +1,45 @@
+"""The commands that run the service: serve, api and worker."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from batchline import app
+from batchline.cli import main
+from batchline.cli.roles import run_role
+
+
+def test_a_service_that_cannot_start_says_why_and_ends_with_1(tmp_path: Path) -> None:
+    """No traceback for a person who mistyped the upstream."""
+    wrong = ["--upstream-url", "http://127.0.0.1:port/v1"]
+    result = subprocess.run(
+        [sys.executable, "-m", "batchline", "serve", "--data-dir", str(tmp_path), "--port", "0", *wrong],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: BATCHLINE_UPSTREAM_URL cannot be used: ")
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("role", ["api", "worker"])
+def test_a_node_without_postgresql_is_refused_with_what_to_set(role: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, [role, "--data-dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "BATCHLINE_DATABASE_URL" in result.stderr
+
+
+def test_a_failed_start_is_an_error_of_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def fail(*_: object) -> None:
+        raise app.StartupError("the port is taken")
+
+    monkeypatch.setattr(app, "serve", fail)
+    with pytest.raises(click.ClickException, match="the port is taken"):
+        run_role("serve", {"data_dir": str(tmp_path)})
