@@ -40,70 +40,27 @@ EXCEPTIONS = {
     "backup/postgres": Elsewhere("backup/test_backup.py", _PART),
     "backup/rows": Elsewhere("backup/test_restore.py", _PART),
     "backup/workspace": Elsewhere("backup/test_interrupted_restore.py", _PART),
-    "cli/backup": Elsewhere("backup/test_backup.py", _COMMAND),
     "cli/migrate": Elsewhere("fleet/test_start.py", _COMMAND),
     "cli/new_key": Elsewhere("cli/test_keys.py", _PART),
-    "cli/output": Elsewhere("cli/test_usage.py", _PART),
     "cli/projects": Elsewhere("cli/test_keys.py", _COMMAND),
     "cli/restore": Elsewhere("backup/test_restore.py", _COMMAND),
-    "cli/roles": Elsewhere("cli/test_options.py", _COMMAND),
     "cli/run/command": Elsewhere("cli/run/test_runner.py", _PART),
-    "cli/run/credentials": Elsewhere("cli/run/test_runner.py", _PART),
-    "cli/run/report": Elsewhere("cli/run/test_runner.py", _PART),
     "cli/run/service_child": Elsewhere("cli/run/test_local_service.py", _PART),
-    "cli/run/steps": Elsewhere("cli/run/test_runner.py", _PART),
-    "cli/run/target": Elsewhere("cli/run/test_local_service.py", _PART),
     "cli/store": Elsewhere("cli/test_keys.py", _PART),
     "client/models": Elsewhere("client/test_client.py", _PART),
-    "loops/expire": Elsewhere("sdk/test_faults.py", "the whole path of a batch to its expiry is one test"),
-    "loops/heartbeat": Elsewhere("domain/test_fleet.py", _PART),
-    "loops/key_usage": Elsewhere("pipeline/test_charges.py", _PART),
-    "loops/periodic": Elsewhere("test_engine.py", _PART),
-    "loops/rescue": Elsewhere("conformance/test_store_rescue.py", _STORE),
-    "loops/worker": Elsewhere("pipeline/dispatch/test_dispatcher_outages.py", "a worker is tested with its dispatcher"),
     "objects/bucket_writer": Elsewhere("objects/test_bucket.py", _PART),
     "objects/keys": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),
     "objects/s3_errors": Elsewhere("objects/test_bucket_down.py", _PART),
     "objects/scratch": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),
-    "pipeline/cancel": Elsewhere("api/test_batches.py", _THROUGH_API),
-    "pipeline/create": Elsewhere("api/test_batches.py", _THROUGH_API),
-    "pipeline/dispatch/completion": Elsewhere("pipeline/dispatch/test_attempts.py", _PART),
-    "pipeline/dispatch/demand": Elsewhere("pipeline/dispatch/test_dispatcher_fairness.py", _PART),
-    "pipeline/dispatch/in_flight": Elsewhere("pipeline/dispatch/test_dispatcher_limits.py", _PART),
-    "pipeline/dispatch/limiter/concurrency": Elsewhere("pipeline/dispatch/test_limiter.py", _PART),
-    "pipeline/dispatch/limiter/limiter": Elsewhere("pipeline/dispatch/test_limiter.py", _PART),
-    "pipeline/dispatch/limiter/rate": Elsewhere("pipeline/dispatch/test_limiter.py", _PART),
-    "pipeline/dispatch/limiter/throughput": Elsewhere("pipeline/dispatch/test_limiter.py", _PART),
-    "pipeline/download": Elsewhere("api/test_content.py", _THROUGH_API),
-    "pipeline/finalize": Elsewhere(
-        "simulation/test_simulation.py", "kills between any two of its steps need virtual time"
-    ),
     "pipeline/inference": Elsewhere("api/test_inference.py", "the endpoint is tested through the API"),
     "pipeline/job": Elsewhere("pipeline/test_claim.py", _PART),
-    "pipeline/lease": Elsewhere("api/test_upload.py", _PART),
-    "pipeline/record": Elsewhere(
-        "pipeline/dispatch/test_dispatcher_outages.py", "recording is tested with its dispatcher"
-    ),
-    "pipeline/routing": Elsewhere("test_tenants.py", "which upstream a model has is seen from outside"),
     "pipeline/upload": Elsewhere("api/test_upload.py", _THROUGH_API),
-    "store/accounts": Elsewhere("conformance/test_store_accounts.py", _STORE),
-    "store/batches": Elsewhere("conformance/test_store_batches.py", _STORE),
     "store/claim": Elsewhere("conformance/test_store_shards.py", _STORE),
-    "store/files": Elsewhere("conformance/test_store_files.py", _STORE),
-    "store/fleet": Elsewhere("conformance/test_store_fleet.py", _STORE),
-    "store/ledger": Elsewhere("conformance/test_store_ledger.py", _STORE),
     "store/postgres/migrate": Elsewhere("store/postgres/test_database.py", _PART),
     "store/postgres/pool": Elsewhere("store/postgres/test_database.py", _PART),
     "store/postgres/queries": Elsewhere("store/postgres/test_database.py", _PART),
-    "store/shards": Elsewhere("conformance/test_store_shards.py", _STORE),
     "store/sql": Elsewhere("store/sqlite/test_database.py", _PART),
     "store/store": Elsewhere("conformance/test_store_batches.py", _STORE),
-    "system": Elsewhere(
-        "store/postgres/test_races.py", "the real clock and threads, which other tests use as they are"
-    ),
-    "telemetry/instruments": Elsewhere("telemetry/test_metrics.py", _PART),
-    "upstream/mock/answers": Elsewhere("upstream/mock/test_script.py", _PART),
-    "upstream/mock/directives": Elsewhere("upstream/mock/test_script.py", _PART),
 }
 
 
@@ -125,8 +82,18 @@ def _does_something(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def _own_tests(module: str) -> list[Path]:
-    folder, name = (_TESTS / module).parent, Path(module).name
-    return [*folder.glob(f"test_{name}.py"), *folder.glob(f"test_{name}_*.py")]
+    """Return the tests at the module's path, those of its package as a whole, and those that every store must pass."""
+    path = _TESTS / module
+    places = [
+        path.with_name(f"test_{path.name}"),
+        path.parent.with_name(f"test_{path.parent.name}"),
+        _TESTS / "conformance" / f"test_{module.replace('/', '_')}",
+    ]
+    return [tests for place in places for tests in place.parent.glob(f"{place.name}*.py") if _names(tests, place)]
+
+
+def _names(tests: Path, place: Path) -> bool:
+    return tests.stem == place.name or tests.stem.startswith(f"{place.name}_")
 
 
 @pytest.mark.parametrize("module", list(_modules()))
