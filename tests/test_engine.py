@@ -1,4 +1,4 @@
-"""The engine against an upstream that crashes, drops and stays away, and after deaths of its own: SPEC D3, D5."""
+"""The whole engine with an upstream that crashes, drops connections or is unavailable (D3, D5)."""
 
 import asyncio
 from contextlib import closing
@@ -17,23 +17,27 @@ CRASHES = "[[crash delay=0.02]]"
 @pytest.mark.rule("D5", "Lines beside the one that crashes the upstream do not fail.")
 @pytest.mark.parametrize("guilty", [0, 13, 40, 63])
 def test_one_line_that_crashes_the_upstream_is_found_with_few_crashes(tmp_path: Path, guilty: int) -> None:
-    """D5: those in flight beside it are tried again apart from it, not with it, so that nobody else fails and the
-    upstream need not come back for each of them."""
+    """D5: lines in flight beside it are tried again without it.
+
+    So no other line fails, and the upstream need not restart for each of them.
+    """
     with closing(Bench(tmp_path, latency=0.2, max_concurrency=64)) as bench:
 
         async def scene() -> None:
             batch = await bench.batch(f"{CRASHES if n == guilty else 'good'} {n}" for n in range(64))
-            told = await bench.failures(await bench.ended(batch))
-            assert list(told) == [f"line-{guilty}"]
-            assert told[f"line-{guilty}"].startswith("[legacy:retries_exhausted] Line failed after 4 attempts: ")
+            failures = await bench.failures(await bench.ended(batch))
+            assert list(failures) == [f"line-{guilty}"]
+            assert failures[f"line-{guilty}"].startswith("[legacy:retries_exhausted] Line failed after 4 attempts: ")
 
         bench.play(scene())
         assert bench.machine.crashes() <= 12
 
 
 def test_poisonous_lines_do_not_keep_others_from_being_tried(tmp_path: Path) -> None:
-    """D3, D5: while two lines crash the upstream again and again, it is probed with a line that is not suspected of
-    anything, and the first answer to that ends the pause for all."""
+    """D3, D5: while two lines crash the upstream again and again, it is probed with a line that is no suspect.
+
+    The first answer to that line ends the pause for all.
+    """
     with closing(Bench(tmp_path)) as bench:
 
         async def scene() -> None:
@@ -49,8 +53,8 @@ def test_poisonous_lines_do_not_keep_others_from_being_tried(tmp_path: Path) -> 
         bench.play(scene())
 
 
-def test_an_outage_costs_no_line_its_life_though_all_have_one_custom_id(tmp_path: Path) -> None:
-    """D3: lines are told apart by what they are, not by the name that their client gave them."""
+def test_an_outage_fails_no_line_though_all_have_the_same_custom_id(tmp_path: Path) -> None:
+    """D3: lines are identified by batch and number, and not by the custom_id of the client."""
     with closing(Bench(tmp_path)) as bench:
         bench.machine.down_until = 900
 
@@ -71,8 +75,10 @@ def _run_to_the_end(bench: Bench, lines: int) -> tuple[Batch, float]:
 
 
 def test_dropped_connections_cost_little(tmp_path: Path) -> None:
-    """D5: a connection that breaks by itself is no crash: the others go on meanwhile. With one in a hundred dropped, a
-    batch takes less than twice as long as with none."""
+    """D5: a single broken connection is no crash, and the other lines go on.
+
+    With one connection in a hundred dropped, a batch takes less than twice as long as with none.
+    """
     taken = {}
     for percent in (0, 1):
         folder = tmp_path / str(percent)

@@ -38,8 +38,10 @@ def test_only_shards_of_dead_processes_are_taken_over(tmp_path: Path) -> None:
 
 
 def test_after_a_death_fresh_lines_are_not_held_up_by_struck_ones(tmp_path: Path) -> None:
-    """D5: one death may have any cause; what the dead worker held is run again side by side, so that its slow lines
-    do not go one after the other before anybody else's."""
+    """D5: one death may have any cause, so what the dead worker held is run again in parallel.
+
+    Its slow lines do not run one after the other before those of other projects.
+    """
     with closing(Bench(tmp_path, latency=20, max_concurrency=16)) as bench:
 
         async def before() -> list[Batch]:
@@ -63,7 +65,7 @@ def test_after_a_death_fresh_lines_are_not_held_up_by_struck_ones(tmp_path: Path
 
 @pytest.mark.parametrize("lines", [1, 9])
 def test_a_worker_that_dies_twice_loses_nothing(tmp_path: Path, lines: int) -> None:
-    """C12, D5: the lines are run by the third life, apart, and every one once counted."""
+    """C12, D5: the third process runs the lines one by one, and each counts once."""
     with closing(Bench(tmp_path, latency=5)) as bench:
 
         async def until_in_flight() -> Batch:

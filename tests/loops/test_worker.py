@@ -23,7 +23,7 @@ TWO_UPSTREAMS: dict[str, Any] = {
 
 
 async def _come_back(bench: Bench, *, first: str) -> None:
-    """After more than a lease, one kind of call comes through well before the others."""
+    """Let one kind of call succeed well before the others, after more than a lease."""
     await asyncio.sleep(LEASE + 5)
     del bench.store.trouble[first]
 
@@ -31,8 +31,11 @@ async def _come_back(bench: Bench, *, first: str) -> None:
 @pytest.mark.parametrize("first", ["rescue", "claim", "renew_shards", "record"])
 @pytest.mark.parametrize("lines", [64, 640])
 def test_a_store_outage_longer_than_a_lease_loses_nothing(tmp_path: Path, lines: int, first: str) -> None:
-    """C12, D5: leases live with their process. What was in flight is recorded when the store is back, nothing is run
-    twice, no line is struck, and the worker goes on, whatever comes through first."""
+    """C12, D5: a lease lasts as long as its process lives.
+
+    What was in flight is recorded when the store is available again, nothing runs twice, no line gets a strike, and the
+    worker goes on, whichever call succeeds first.
+    """
     with closing(Bench(tmp_path, latency=0.5)) as bench:
 
         async def scene() -> None:
@@ -49,8 +52,11 @@ def test_a_store_outage_longer_than_a_lease_loses_nothing(tmp_path: Path, lines:
 @pytest.mark.parametrize("first", ["rescue", "claim", "renew_shards", "record"])
 @pytest.mark.parametrize("lines", [64, 640])
 def test_a_worker_whose_leases_were_taken_does_not_stand_still(tmp_path: Path, lines: int, first: str) -> None:
-    """C12, D5: it may have been away for so long that another took it for dead. What it held under the old leases is
-    over, what it gets under new ones counts, once, and it finds that out however it hears of it."""
+    """C12, D5: another process may have taken over its shards.
+
+    What it held under the old leases no longer counts, what it gets under new ones counts once, and it finds that out
+    whichever call succeeds first.
+    """
     with closing(Bench(tmp_path, latency=0.5)) as bench:
 
         async def scene() -> None:
@@ -66,8 +72,7 @@ def test_a_worker_whose_leases_were_taken_does_not_stand_still(tmp_path: Path, l
 
 @pytest.mark.parametrize("line", ["quick", "slow [[delay=20]]", "slower [[delay=100]]"])
 def test_a_stop_while_the_store_is_away_ends(tmp_path: Path, line: str) -> None:
-    """D5, F5: also with answers that cannot be recorded; they are asked for again by the next life, without a strike
-    too many."""
+    """D5, F5: even with answers that cannot be recorded. The next process runs their lines again."""
     with closing(Bench(tmp_path)) as bench:
 
         async def scene() -> Batch:
@@ -92,7 +97,7 @@ def test_a_stop_while_the_store_is_away_ends(tmp_path: Path, line: str) -> None:
 def test_a_shard_that_ends_while_leases_are_renewed_is_not_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D5: whoever reads that leases lost looks for a process that took them."""
+    """D5: the log says that leases were lost only if another worker took them."""
     with closing(Bench(tmp_path, latency=0.01, lease_seconds=1, max_concurrency=8)) as bench:
 
         async def slowly(*_: object, **__: object) -> None:
@@ -139,7 +144,7 @@ def test_money_that_comes_in_is_noticed_while_the_batch_runs(tmp_path: Path) -> 
 
 @pytest.mark.rule("D3", "An upstream that is gone keeps only its own models' lines waiting.")
 def test_an_upstream_that_is_away_keeps_no_other_models_lines_waiting(tmp_path: Path) -> None:
-    """Each upstream has slots, a pause and a quarantine of its own, and work is claimed for those that want it."""
+    """Each upstream has its own slots, pause and quarantine, and lines are claimed for those that want them."""
     with closing(Bench(tmp_path, max_concurrency=8, **TWO_UPSTREAMS)) as bench:
         bench.machine.down_until = 600
 

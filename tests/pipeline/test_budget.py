@@ -1,4 +1,4 @@
-"""What an organization has left, as a process knows it: SPEC D4."""
+"""What an organization has left, as far as a process knows (D4)."""
 
 import pytest
 
@@ -12,8 +12,8 @@ def budget(funds: int) -> tuple[Budgets, Budget]:
     return budgets, one
 
 
-def test_it_is_spent_when_answers_took_all_there_was() -> None:
-    """Recorded or not."""
+def test_it_is_spent_when_the_cost_of_answers_reaches_the_balance() -> None:
+    """Even if the answers are not recorded yet."""
     _, one = budget(10)
     one.add_cost(9)
     assert not one.spent
@@ -21,15 +21,15 @@ def test_it_is_spent_when_answers_took_all_there_was() -> None:
     assert one.spent
 
 
-def test_an_answer_that_is_lost_gives_its_money_back() -> None:
+def test_the_cost_of_an_answer_that_is_not_recorded_is_removed() -> None:
     _, one = budget(10)
     one.add_cost(10)
     one.remove_cost(4)
     assert not one.spent
 
 
-def test_a_record_tells_what_is_left() -> None:
-    """Others spend from the same balance."""
+def test_a_record_brings_the_new_balance() -> None:
+    """Other processes spend from the same balance."""
     _, one = budget(10)
     one.add_cost(3)
     with one.recording():
@@ -39,8 +39,8 @@ def test_a_record_tells_what_is_left() -> None:
 
 
 @pytest.mark.rule("D4", "A balance that was read before a record is not believed after it.")
-def test_a_balance_read_beside_a_record_is_not_believed() -> None:
-    """It may have what was recorded in it or not: believed, the same answer would count twice, or not at all."""
+def test_a_balance_read_during_a_record_is_ignored() -> None:
+    """It may or may not include the record: if it were used, an answer would count twice, or not at all."""
     budgets, one = budget(10)
     one.add_cost(8)
     before = budgets.sequence
@@ -57,7 +57,7 @@ def test_a_balance_read_beside_a_record_is_not_believed() -> None:
     assert not one.spent
 
 
-def test_a_record_of_another_organization_disturbs_nothing() -> None:
+def test_a_record_of_another_organization_does_not_matter() -> None:
     budgets, one = budget(0)
     before = budgets.sequence
     with budgets.of("other").recording():
@@ -66,7 +66,7 @@ def test_a_record_of_another_organization_disturbs_nothing() -> None:
     assert not one.spent
 
 
-def test_nobody_runs_out_where_nobody_is_metered() -> None:
+def test_without_metering_a_budget_is_never_spent() -> None:
     """F2."""
     free = Budgets(metered=False).of("org")
     free.update_balance(-5, read_at=0)
@@ -78,4 +78,4 @@ def test_an_organization_has_one_budget() -> None:
     budgets = Budgets(metered=True)
     assert budgets.of("org") is budgets.of("org")
     assert budgets.of("org") is not budgets.of("other")
-    assert not budgets.of("unheard of").spent
+    assert not budgets.of("unknown").spent

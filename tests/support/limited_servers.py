@@ -1,4 +1,4 @@
-"""Servers with limits of their own, and a dispatcher that drives them in virtual time through a limiter."""
+"""Simulated servers with limits, and a driver that sends requests to them through a limiter, on virtual time."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 from batchline.pipeline.dispatch.limiter import Sign, Start
 
 Seconds = Callable[[], float]
-"""How long the next request takes."""
+"""Returns how long the next request takes."""
 
 
 class Sent(NamedTuple):
-    """A request under way; requests are told apart by their order."""
+    """A request in flight. Requests are identified by their order."""
 
     order: int
     at: float
@@ -32,7 +32,7 @@ class Server(Protocol):
 
     @property
     def due(self) -> float:
-        """When the next request ends."""
+        """The time at which the next request ends."""
         ...
 
     def end(self) -> End: ...
@@ -43,12 +43,12 @@ def steady(seconds: float) -> Seconds:
 
 
 def noisy(seconds: float, random: Random, *, noise: float = 0.5) -> Seconds:
-    """More or less by up to that share."""
+    """Return times that differ from the mean by up to that part."""
     return lambda: seconds * random.uniform(1 - noise, 1 + noise)
 
 
 def lognormal(seconds: float, random: Random, *, sigma: float = 0.5) -> Seconds:
-    """Of this mean."""
+    """Return times with a lognormal distribution around this mean."""
     return lambda: seconds * random.lognormvariate(-sigma * sigma / 2, sigma)
 
 
@@ -57,7 +57,7 @@ def with_slow_ones(usual: Seconds, random: Random, *, share: float, seconds: flo
 
 
 class _Timed:
-    """Ends that are known when a request is taken."""
+    """A server that knows the end of a request when it takes it."""
 
     def __init__(self) -> None:
         self._ends: list[tuple[float, int, End]] = []
@@ -74,7 +74,7 @@ class _Timed:
 
 
 class Queueing(_Timed):
-    """Serves some at once and lets the rest wait, without a word."""
+    """Serves some at once and silently queues the rest."""
 
     def __init__(self, capacity: float, seconds: Seconds) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Queueing(_Timed):
 
 
 class _Beside(Queueing):
-    """Some requests end by themselves and take no capacity."""
+    """A server at which some requests end without taking any capacity."""
 
     def end(self) -> End:
         if self._ends[0][2].sign is Sign.ANSWERED:
@@ -111,7 +111,7 @@ class _Beside(Queueing):
 
 
 class Faulty(_Beside):
-    """Some requests hang until they are given up, some fail at once."""
+    """A server at which some requests hang until they time out, and some fail at once."""
 
     def __init__(
         self, capacity: float, seconds: Seconds, *, random: Random, hang: float, hang_seconds: float, fail: float
@@ -130,7 +130,7 @@ class Faulty(_Beside):
 
 
 class Moody(_Beside):
-    """Refuses a share of the requests, whatever their rate."""
+    """Refuses a part of the requests at any rate."""
 
     def __init__(self, capacity: float, seconds: Seconds, *, random: Random, share: float) -> None:
         super().__init__(capacity, seconds)
@@ -144,7 +144,7 @@ class Moody(_Beside):
 
 
 class Stormy(_Beside):
-    """Says 503 to everything between two moments."""
+    """Answers 503 to everything between two moments."""
 
     def __init__(self, capacity: float, seconds: Seconds, *, storm: tuple[float, float]) -> None:
         super().__init__(capacity, seconds)
@@ -158,7 +158,7 @@ class Stormy(_Beside):
 
 
 class Stalling(Queueing):
-    """Answers nothing between two moments; what is under way is late by that."""
+    """Answers nothing between two moments. Requests in flight are delayed by that time."""
 
     def __init__(self, capacity: float, seconds: Seconds, *, stall: tuple[float, float]) -> None:
         super().__init__(capacity, seconds)
@@ -169,7 +169,7 @@ class Stalling(Queueing):
 
 
 class RateLimited(_Timed):
-    """A token bucket; what finds it empty is told 429."""
+    """Has a token bucket, and answers 429 if it is empty."""
 
     def __init__(self, rate: float, seconds: Seconds, *, burst: float, refusal_seconds: float) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class SlotLimited(_Timed):
 
 
 class Batching:
-    """All in flight share a speed that grows with their number n as n/(n+16)."""
+    """Divides among all requests a speed that grows with their number n as n/(n+16)."""
 
     def __init__(self, speed: float, work: Seconds) -> None:
         self._speed, self._work = speed, work
@@ -238,7 +238,7 @@ class Batching:
 
 
 class Limits(Protocol):
-    """What a limiter is to those who send."""
+    """The interface of a limiter."""
 
     @property
     def limit(self) -> int: ...
@@ -253,7 +253,7 @@ class Limits(Protocol):
 
 
 class Fixed:
-    """As many at once as it was told, to compare with."""
+    """A limiter with a fixed limit, for comparison."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -274,7 +274,7 @@ class Fixed:
 
 
 class Span:
-    """What happened in some seconds."""
+    """Counts of what happened in some seconds."""
 
     def __init__(self) -> None:
         self.seconds = 0
@@ -299,12 +299,12 @@ class Span:
 
     @property
     def refused(self) -> float:
-        """The share of all requests."""
+        """The part of all requests that was refused."""
         return 1 - (self.signs[Sign.ANSWERED] + self.signs[Sign.OTHER]) / self.signs.total()
 
 
 class Drive:
-    """Sends lines through a limiter to a server: without end, or as many at once as ``ready`` says."""
+    """Sends requests through a limiter to a server, without end or as many at once as ``ready`` returns."""
 
     def __init__(self, limiter: Limits, server: Server, *, ready: Callable[[float], float] = lambda _: inf) -> None:
         self.limiter, self.server, self._ready = limiter, server, ready
@@ -320,7 +320,7 @@ class Drive:
         return self
 
     def step(self) -> None:
-        """To the next moment at which something happens."""
+        """Go to the next moment at which something happens."""
         most = self._ready(self.now)
         self._pump(most)
         could_start = self.in_flight < most and self.limiter.room() > 0

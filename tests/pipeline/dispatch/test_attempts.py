@@ -1,93 +1,76 @@
-"""Attempts under way: sent at once, handed back in groups (ARCHITECTURE, "Concurrency")."""
+"""Attempts in progress: a line is sent at once, and outcomes are collected in groups."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
 from batchline.domain.models import Model
 from batchline.domain.outcomes import Outcome, Success
-from batchline.domain.replies import Answer, Reply
+from batchline.domain.replies import Answer
 from batchline.pipeline.dispatch.attempts import Attempts
 from batchline.pipeline.job import Job
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.system import SystemClock
+from tests.support.dispatchers import PendingUpstream
 from tests.support.jobs import make_jobs
 
-FINE = Answer(status=200, body=b"{}")
+pytestmark = pytest.mark.anyio
+
+ANSWER = Answer(status=200, body=b"{}")
 
 
-class Open:
-    """An upstream whose answers come when the test says so."""
+class Scene:
+    """Two hundred attempts that were sent."""
 
-    def __init__(self) -> None:
-        self.posted: list[asyncio.Future[Reply]] = []
-
-    def post(self, path: str, body: bytes) -> asyncio.Future[Reply]:
-        self.posted.append(asyncio.get_running_loop().create_future())
-        return self.posted[-1]
-
-
-def play(scene: Callable[[Open, Attempts, list[Job]], Awaitable[None]]) -> None:
-    async def main() -> None:
-        upstream, group = Open(), asyncio.TaskGroup()
-        jobs = make_jobs(200)
-        for job in jobs:
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self.upstream = PendingUpstream(asyncio.get_running_loop().create_future)
+        self.attempts = Attempts(
+            self.upstream, name="default", token_limit=TokenLimit(tokens={}), clock=SystemClock(), group=group
+        )
+        self.jobs = make_jobs(200)
+        for job in self.jobs:
             job.model, job.within_limit = Model(id="m", name="m"), True
-        async with group:
-            attempts = Attempts(
-                upstream, name="default", token_limit=TokenLimit(tokens={}), clock=SystemClock(), group=group
-            )
-            for job in jobs:
-                attempts.send(job)
-            await scene(upstream, attempts, jobs)
-
-    asyncio.run(main())
+            self.attempts.send(job)
 
 
-def test_a_line_is_on_its_way_before_the_loop_turns() -> None:
-    """C11: what was stopped since its turn came cannot be sent any more, as there is no such time."""
-
-    async def scene(upstream: Open, attempts: Attempts, jobs: list[Job]) -> None:
-        assert len(upstream.posted) == len(jobs)
-
-    play(scene)
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with asyncio.TaskGroup() as group:
+        yield Scene(group)
 
 
-def test_answers_come_in_groups_that_let_others_go_between() -> None:
-    """However many come at once, nobody waits for more than 64 of them."""
+async def test_a_line_is_sent_before_the_event_loop_turns(scene: Scene) -> None:
+    """C11: a batch cannot be stopped between the decision to start a line and its attempt."""
+    assert len(scene.upstream.replies) == len(scene.jobs)
 
-    async def scene(upstream: Open, attempts: Attempts, jobs: list[Job]) -> None:
-        for reply in upstream.posted:
-            reply.set_result(FINE)
-        turns = 0
-        groups: list[list[tuple[Job, Outcome]]] = []
 
-        async def count_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+async def test_outcomes_come_in_groups_and_other_tasks_run_between(scene: Scene) -> None:
+    """However many attempts end at once, other tasks wait for 64 of them at most."""
+    for reply in scene.upstream.replies:
+        reply.set_result(ANSWER)
+    turns = 0
+    groups: list[list[tuple[Job, Outcome]]] = []
 
-        counting = asyncio.create_task(count_turns())
-        while sum(len(group) for group in groups) < len(jobs):
-            before = turns
-            groups.append(await attempts.outcomes())
-            assert turns > before
-        counting.cancel()
-        assert [len(group) for group in groups] == [64, 64, 64, 8]
-        assert [job for group in groups for job, _ in group] == jobs
-        assert all(isinstance(outcome, Success) for group in groups for _, outcome in group)
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-    play(scene)
+    counting = asyncio.create_task(count_turns())
+    while sum(len(group) for group in groups) < len(scene.jobs):
+        before = turns
+        groups.append(await scene.attempts.outcomes())
+        assert turns > before
+    counting.cancel()
+    assert [len(group) for group in groups] == [64, 64, 64, 8]
+    assert [job for group in groups for job, _ in group] == scene.jobs
+    assert all(isinstance(outcome, Success) for group in groups for _, outcome in group)
 
 
 @pytest.mark.rule("F5", "What is still in flight when the grace is over is cut.")
-def test_what_is_under_way_can_be_ended() -> None:
-    """F5: a line that outlasts the grace is cut."""
-
-    async def scene(upstream: Open, attempts: Attempts, jobs: list[Job]) -> None:
-        attempts.cancel()
-        assert all(reply.cancelled() for reply in upstream.posted)
-
-    play(scene)
+async def test_attempts_in_progress_can_be_cancelled(scene: Scene) -> None:
+    """F5: a line that is still in flight after the grace period is given up."""
+    scene.attempts.cancel()
+    assert all(reply.cancelled() for reply in scene.upstream.replies)
