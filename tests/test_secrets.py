@@ -1,7 +1,7 @@
-"""Canaries: what tenants and the operator entrust to the service turns up nowhere else. SPEC A6, A8, F3, F5.
+"""Secrets of tenants and of the operator appear nowhere else: A6, A8, F3, F5.
 
-Every prompt, answer, name, key and token of this service carries the same random mark. It is driven through
-everything that can go wrong, and then the mark is looked for in all that others read.
+Every prompt, answer, name, key and token contains the same random mark. The service is driven through everything that
+can go wrong, and then the tests search for the mark in everything that others can read.
 """
 
 import json
@@ -76,22 +76,24 @@ def _canary(what: str) -> str:
 
 
 class _Parrot(BaseHTTPRequestHandler):
-    """An upstream that answers with the status it is told, and repeats all it was asked, as some do in their errors;
-    told 0, with what is no HTTP."""
+    """An upstream that answers with the status in the prompt and repeats the request, as some do in their errors.
+
+    For the status 0 it sends bytes that are not HTTP.
+    """
 
     def do_POST(self) -> None:
-        asked = self.rfile.read(int(self.headers["content-length"])).decode()
-        told = re.search(r"status (\d+)", asked)
-        status = int(told[1]) if told else 404
+        request = self.rfile.read(int(self.headers["content-length"])).decode()
+        found = re.search(r"status (\d+)", request)
+        status = int(found[1]) if found else 404
         if status == 0:
-            self.wfile.write(f"{asked}\r\n\r\n".encode())
+            self.wfile.write(f"{request}\r\n\r\n".encode())
             return
-        body = json.dumps({"error": {"message": asked}}).encode()
+        body = json.dumps({"error": {"message": request}}).encode()
         body = b"data: %b\n\n" % body if status == 200 else body
         self.send_response(status, _canary("phrase"))
         self.send_header("content-type", "text/event-stream" if status == 200 else "application/json")
         self.send_header("x-request-id", _canary("upstreams-id"))
-        # A stream breaks off.
+        # A stream is shorter than announced, so it breaks.
         self.send_header("content-length", str(len(body) + 1000 * (status == 200)))
         self.end_headers()
         self.wfile.write(body)
@@ -102,19 +104,19 @@ class _Parrot(BaseHTTPRequestHandler):
 
 @dataclass
 class _Drive:
-    """All that is done to the service, and all that it says."""
+    """Sends requests to the service, and keeps everything that it answers and prints."""
 
     service: Service
     owner: Account
     bystander: Account
     replies: list[Reply] = field(default_factory=list)
-    """To the owner and to those who would be."""
+    """Answers to requests with the owner's or with wrong credentials."""
     results: list[bytes] = field(default_factory=list)
-    """Of the owner's batches."""
-    overheard: list[Reply] = field(default_factory=list)
-    """What another tenant is told."""
+    """Output and error files of the owner's batches."""
+    bystander_replies: list[Reply] = field(default_factory=list)
+    """Answers to another tenant."""
     printed: dict[str, str] = field(default_factory=dict)
-    """By commands."""
+    """Output of commands, by name."""
     processes: set[str] = field(default_factory=set)
     metrics: str = ""
 
@@ -141,7 +143,7 @@ class _Drive:
         }
         created = self.ask("POST", "/v1/batches", body=json.dumps(wanted).encode(), headers=headers)
         for member in self.service.program.family():
-            with suppress(psutil.Error):  # it may be over by now
+            with suppress(psutil.Error):  # it may have ended
                 self.processes.add(" ".join(member.cmdline()))
         return created
 
@@ -165,7 +167,7 @@ _PARROTED = ("status 400", "status 401", "status 404", "status 429", "status 500
 
 
 def _run_batches(drive: _Drive) -> None:
-    """With every fault there is, an upstream that goes away, one that never was, and the service killed on the way."""
+    """Run batches with every fault, an upstream that goes down, one that never was up, and a kill of the service."""
     mixed = [_line(prompt, prompt) for prompt in ("good", "better", *_TROUBLE)]
     parroted = [_line(prompt, prompt, model="parrot") for prompt in _PARROTED]
     away = [_line(f"{model} {n}", "status 503", model=model) for model in ("parrot", "gone") for n in range(20)]
@@ -203,8 +205,8 @@ def _leave_a_stream(drive: _Drive) -> None:
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def _be_refused(drive: _Drive) -> None:
-    """Validation, malformed bodies, wrong methods, oversized and broken requests."""
+def _send_invalid_requests(drive: _Drive) -> None:
+    """Send invalid input files, malformed bodies, wrong methods, oversized and broken requests."""
     twice = _line("same", "one") * 2
     for lines in (twice, _canary("{").encode(), twice.replace(CHAT.encode(), _canary("/v1/").encode())):
         assert drive.submit(lines).status == 400
@@ -224,8 +226,8 @@ def _be_refused(drive: _Drive) -> None:
     drive.send_raw(f"{_canary('method')} / HTTP/1.1\r\n\r\n".encode())
 
 
-def _be_nobody(drive: _Drive) -> None:
-    """Wrong keys in every place, and other headers."""
+def _send_wrong_credentials(drive: _Drive) -> None:
+    """Send wrong keys in every header."""
     wrong = _canary("wrong-key")
     for name in ("x-api-key", "x-project-id", "authorization", "idempotency-key", "range", "content-type", "cookie"):
         for method, path in (("GET", "/v1/files"), ("POST", "/v1/batches"), ("POST", CHAT)):
@@ -236,7 +238,7 @@ def _be_nobody(drive: _Drive) -> None:
 
 
 def _lose_the_disk(drive: _Drive) -> None:
-    """No process of the service can make a file any longer."""
+    """Let no process of the service write a file, then allow it again."""
     pids = [member.pid for member in drive.service.program.family()]
     soft, hard = resource.prlimit(pids[0], resource.RLIMIT_FSIZE)
     for pid in pids:
@@ -245,7 +247,7 @@ def _lose_the_disk(drive: _Drive) -> None:
     assert drive.ask("POST", "/v1/files", body=form, headers=FORM).status >= 500
     drive.chat("good")
     with suppress(IncompleteRead):
-        # What was streamed cannot be charged for any more.
+        # The stream cannot be charged.
         drive.chat("good", stream=True)
     for pid in pids:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
@@ -253,7 +255,7 @@ def _lose_the_disk(drive: _Drive) -> None:
 
 
 def _lose_key_and_quota(drive: _Drive, short_lived: Account) -> None:
-    """A key that is revoked under its batch, and an organization that runs out of money."""
+    """Revoke a key while its batch runs, and take an organization's money away."""
     batch_id = drive.submit(*(_line(f"{n}", "[[delay=0.5]]") for n in range(300)), account=short_lived).json["id"]
     drive.run("keys revoke", "keys", "revoke", short_lived["api_key"])
     batch = await_end(drive.service.client(drive.owner), batch_id)
@@ -263,11 +265,11 @@ def _lose_key_and_quota(drive: _Drive, short_lived: Account) -> None:
     assert drive.chat("good").status == drive.chat("good", stream=True).status == 429
 
 
-def _look_on(drive: _Drive) -> None:
-    """What another tenant and the operator get to see."""
+def _look_as_others(drive: _Drive) -> None:
+    """Collect what another tenant and the operator can see."""
     for path in ("/v1/files", "/v1/batches", "/v1/models", "/v1/files/x", "/v1/batches/x", "/nowhere", "/readyz"):
         headers = credentials_of(drive.bystander)
-        drive.overheard.append(call(drive.service.port, "GET", path, headers=headers))
+        drive.bystander_replies.append(call(drive.service.port, "GET", path, headers=headers))
     drive.metrics = call(drive.service.port, "GET", "/metrics", headers={}).body.decode()
     for command in ("keys list", "orgs list", "projects list", "usage"):
         drive.run(command, *command.split())
@@ -288,7 +290,7 @@ def parrot() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def drive(tmp_path_factory: pytest.TempPathFactory, parrot: str) -> _Drive:
-    """Over: the service was killed, and its log and its folder are complete."""
+    """Return the finished drive: the service has ended, and its log and folder are complete."""
     folder = tmp_path_factory.mktemp("secrets")
     config: Path = folder / "batchline.toml"
     config.write_text(_SETTINGS.format(mark=_MARK, parrot=parrot, max_request_bytes=_MAX_REQUEST_BYTES))
@@ -297,24 +299,30 @@ def drive(tmp_path_factory: pytest.TempPathFactory, parrot: str) -> _Drive:
         driven = _Drive(service, owner=service.account, bystander=bystander)
         _run_batches(driven)
         _leave_a_stream(driven)
-        _be_refused(driven)
-        _be_nobody(driven)
+        _send_invalid_requests(driven)
+        _send_wrong_credentials(driven)
         _lose_the_disk(driven)
         _lose_key_and_quota(driven, service.new_account("default"))
-        _look_on(driven)
+        _look_as_others(driven)
     return driven
 
 
 def _marked(text: str) -> list[str]:
-    """Where the mark is, with what stands before it."""
+    """Return every place with the mark, with the text before it."""
     return sorted(set(re.findall(rf".{{0,80}}{_MARK}", text)))
 
 
 def test_everything_happened(drive: _Drive) -> None:
-    """Or else the other tests would prove nothing."""
+    """Without this, the other tests would prove nothing."""
     assert {reply.status for reply in drive.replies} >= {200, 400, 401, 403, 404, 405, 413, 429, 500, 502, 503, 504}
-    for told in ("the upstream is gone", "faults count again", "a stream broke", "batchline listens", "storage"):
-        assert told in drive.service.log
+    for message in (
+        "upstream unavailable",
+        "upstream still unavailable",
+        "upstream stream broke",
+        "batchline listens",
+        "storage unavailable",
+    ):
+        assert message in drive.service.log, message
     codes = {
         json.loads(line)["error"]["code"]
         for result in drive.results
@@ -331,7 +339,7 @@ def test_the_mark_is_where_it_belongs(drive: _Drive) -> None:
 
 
 def test_the_log_repeats_nothing(drive: _Drive) -> None:
-    """F5: over two lives, on stdout and stderr."""
+    """F5: stdout and stderr, before and after a kill."""
     assert _marked(drive.service.log) == []
 
 
@@ -343,15 +351,15 @@ def test_metrics_repeat_nothing(drive: _Drive) -> None:
 
 @pytest.mark.rule("A6", "An upstream's trouble is told without its words.")
 def test_a_fault_of_the_service_repeats_nothing(drive: _Drive) -> None:
-    """A6: a 5xx tells neither what was asked nor what the upstream said."""
+    """A6: a 5xx repeats neither the request nor the upstream's answer."""
     for reply in drive.replies:
         if reply.status >= 500:
             assert _marked(f"{reply.headers}{reply.body.decode()}") == []
 
 
-def test_another_tenant_hears_nothing(drive: _Drive) -> None:
+def test_answers_to_another_tenant_contain_nothing(drive: _Drive) -> None:
     """A8"""
-    for reply in drive.overheard:
+    for reply in drive.bystander_replies:
         assert _marked(f"{reply.headers}{reply.body.decode()}") == []
 
 
@@ -361,13 +369,13 @@ def test_commands_print_nothing(drive: _Drive) -> None:
 
 
 def test_processes_show_nothing(drive: _Drive) -> None:
-    """F2: what the file says does not end up on a command line, where everybody can read it."""
+    """F2: settings of the file do not appear on a command line, where every user can read them."""
     assert any("serve" in process for process in drive.processes)
     assert _marked("\n".join(drive.processes)) == []
 
 
 def _secrets(drive: _Drive) -> dict[str, str]:
-    """Inner parts, as a hint of a key may be shown."""
+    """Return the inner part of each secret, since the hint of a key may be shown."""
     keys = {name: account["api_key"][10:30] for name, account in (("owner", drive.owner), ("other", drive.bystander))}
     return keys | {name: _canary(name) for name in ("admin", "upstream", "parrot", "gone", "password", "wrong-key")}
 
@@ -382,10 +390,10 @@ def test_keys_are_kept_only_as_hashes(drive: _Drive) -> None:
         assert [path for path, data in held.items() if secret.encode() in data] == [], name
 
 
-def test_keys_are_told_to_nobody(drive: _Drive) -> None:
+def test_keys_appear_in_no_output(drive: _Drive) -> None:
     """F3, A6: in no answer, no result, no log, no metric and no listing."""
-    told = [f"{reply.headers}{reply.body.decode()}" for reply in (*drive.replies, *drive.overheard)]
-    told += [drive.service.log, drive.metrics, *drive.printed.values(), *drive.processes]
-    told += [result.decode() for result in drive.results]
+    texts = [f"{reply.headers}{reply.body.decode()}" for reply in (*drive.replies, *drive.bystander_replies)]
+    texts += [drive.service.log, drive.metrics, *drive.printed.values(), *drive.processes]
+    texts += [result.decode() for result in drive.results]
     for name, secret in _secrets(drive).items():
-        assert [text for text in told if secret in text] == [], name
+        assert [text for text in texts if secret in text] == [], name

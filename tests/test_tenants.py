@@ -1,7 +1,7 @@
-"""Tenants on one service: what one has does not exist for another, byte for byte. SPEC A2, A8, A11, A13, D6, E3, F5.
+"""Objects of one tenant do not exist for another, byte for byte: A2, A8, A11, A13, D6, E3, F5.
 
-Three projects: the owner's, which has everything; a sibling's in the same organization; and a stranger's in another,
-of the same name as the owner's.
+There are three projects: the owner's, which has everything; a sibling's in the same organization; and a stranger's in
+another organization, with the same name as the owner's.
 """
 
 import json
@@ -60,7 +60,7 @@ _FILE, _BATCH, _MODEL = "file", "batch", "model"
 
 
 class _Probe(NamedTuple):
-    """A request that names something where it says ID; ``status`` is for what does not exist."""
+    """A request that names an object at ``ID``; ``status`` is the answer for an object that does not exist."""
 
     names: str
     path: str
@@ -111,10 +111,10 @@ _WALK: dict[str, list[_Probe]] = {
     "GET /v1/models": [],
     "GET /v1/models/{model:path}": [_Probe(_MODEL, "/v1/models/ID")],
 }
-"""Every route that wants credentials, and everything that can be named on it. HEAD comes with GET."""
+"""Every route that needs credentials, with every way to name an object on it. HEAD comes with GET."""
 
 _OPEN = {"GET /healthz", "GET /readyz", "GET /metrics", "GET /openapi.json", "GET /docs", "GET /docs/{asset}"}
-"""Routes for everybody."""
+"""Routes without credentials."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _Tenants:
     sibling: Account
     stranger: Account
     revoked: Account
-    """A key of the owner's project that is no more."""
+    """A revoked key of the owner's project."""
 
     def ask(self, account: Account, method: str, probe: _Probe, named: str) -> Reply:
         body = None if probe.body is None else json.dumps(probe.body).replace("ID", named).encode()
@@ -143,9 +143,9 @@ class _Tenants:
         return self.ask(account, "POST", _Probe(_FILE, "/v1/batches", body=_CREATE, headers=headers or {}), file_id)
 
     def create_and_leave(self, account: Account, file_id: str) -> str:
-        """A batch whose client never had the answer, as far as the service knows."""
+        """Create a batch whose client never received the answer, as far as the service knows."""
         batch_id = str(self.create(account, file_id).json["id"])
-        # The mark comes right after the answer, and shall not come after this.
+        # The service marks the answer right after sending it; that must not happen after the update below.
         marked = "SELECT answered FROM batches WHERE id = ?"
         wait_until(lambda: self.in_database(marked, batch_id) == [(1,)], what="the answer is marked")
         self.in_database("UPDATE batches SET answered = 0 WHERE id = ?", batch_id)
@@ -157,14 +157,14 @@ class _Tenants:
             return database.execute(statement, values).fetchall()
 
 
-class _Estate(NamedTuple):
-    """What the owner has, by kind."""
+class _Objects(NamedTuple):
+    """The owner's files and batches, by kind."""
 
     files: dict[str, str]
     batches: dict[str, str]
 
     def named(self, names: str) -> list[str]:
-        """Every id that can stand in a probe, legacy twins included."""
+        """Return every id that a probe can name, with both spellings of file ids."""
         if names == _MODEL:
             return [_PRIVATE]
         if names == _BATCH:
@@ -185,7 +185,7 @@ def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Tenants]:
 
 
 def _new_account(data_dir: Path, organization: str, project: str) -> Account:
-    """Also before the service starts, whose settings name a project."""
+    """Create a key, possibly before the service starts, since its settings name a project."""
     arguments = ["keys", "create", "--json", "--org", organization, "--project", project]
     result = CliRunner().invoke(main, [*arguments, "--data-dir", str(data_dir)])
     assert result.exit_code == 0, result.output
@@ -194,8 +194,8 @@ def _new_account(data_dir: Path, organization: str, project: str) -> Account:
 
 
 @pytest.fixture(scope="module")
-def estate(tenants: _Tenants) -> _Estate:
-    """Settled, but for lines that nobody ever answers."""
+def objects(tenants: _Tenants) -> _Objects:
+    """Return objects in every state; they change no more, except for lines that are never answered."""
     owner, client = tenants.owner, tenants.service.client(tenants.owner)
     completed = await_end(client, submit(client, chat_lines(["good", "[[status=400]]"])).id)
     files = {kind: str(getattr(completed, f"{kind}_file_id")) for kind in ("input", "output", "error")}
@@ -213,18 +213,18 @@ def estate(tenants: _Tenants) -> _Estate:
     client.batches.cancel(batches["cancelling"])
     client.files.delete(files["deleted"])
     tenants.in_database("UPDATE files SET expires_at = 1 WHERE id = ?", files["expired"])
-    return _Estate(files, batches)
+    return _Objects(files, batches)
 
 
 def _routes() -> list[str]:
-    """Method and path of every route there is; HEAD comes with GET."""
+    """Return method and path of every route; HEAD comes with GET."""
     parts: dict[str, Any] = {part.name: Mock() for part in fields(ApiServices)}
     app: Any = build(ApiServices(**parts | {"settings": Settings()}))
     return [f"{method} {route.path}" for route in app._app.routes for method in route.app._handlers if method != "HEAD"]
 
 
 def test_the_walk_knows_every_route() -> None:
-    """A8: a new route must say here what can be named on it."""
+    """A8: a new route must be added to the table, with the objects that it can name."""
     assert set(_routes()) == set(_WALK) | _OPEN
 
 
@@ -234,56 +234,57 @@ def test_the_walk_knows_every_route() -> None:
 @pytest.mark.rule("A8", "A lost answer is given again only to the key it was for.")
 @pytest.mark.parametrize("asker", ["sibling", "stranger"])
 @pytest.mark.parametrize("route", [route for route, probes in _WALK.items() if probes])
-def test_what_another_has_does_not_exist(tenants: _Tenants, estate: _Estate, route: str, asker: str) -> None:
-    """A8, A11, B5, B6, B10, C9, D6, E3: status, headers and body are those for an id that names nothing; and it is
-    still there."""
-    before = _belongings(tenants, estate)
+def test_what_another_has_does_not_exist(tenants: _Tenants, objects: _Objects, route: str, asker: str) -> None:
+    """A8, A11, B5, B6, B10, C9, D6, E3: status, headers and body are those for an id that names nothing, and
+    the object still exists.
+    """
+    before = _belongings(tenants, objects)
     account = getattr(tenants, asker)
     method = route.partition(" ")[0]
     for probe in _WALK[route]:
-        for foreign in estate.named(probe.names):
+        for foreign in objects.named(probe.names):
             absent = _absent(foreign)
             for each in ("GET", "HEAD") if method == "GET" else (method,):
-                theirs, nobodys = (tenants.ask(account, each, probe, named) for named in (foreign, absent))
-                assert nobodys.status == probe.status
-                assert _seen(theirs, foreign) == _seen(nobodys, absent)
-    assert _belongings(tenants, estate) == before
+                to_foreign, to_absent = (tenants.ask(account, each, probe, named) for named in (foreign, absent))
+                assert to_absent.status == probe.status
+                assert _visible(to_foreign, foreign) == _visible(to_absent, absent)
+    assert _belongings(tenants, objects) == before
 
 
 @pytest.mark.parametrize("route", [route for route, probes in _WALK.items() if probes])
-@pytest.mark.usefixtures("estate")  # which uses the idempotency key first
+@pytest.mark.usefixtures("objects")  # it uses the idempotency key first
 def test_the_same_requests_find_what_is_ones_own(tenants: _Tenants, route: str) -> None:
-    """A8: or else the walk would prove nothing."""
+    """A8: without this, the test above would prove nothing."""
     owner = tenants.owner
     for probe in _WALK[route]:
         own = _PRIVATE if probe.names == _MODEL else tenants.upload(owner)
         if probe.names == _BATCH:
             own = tenants.create(owner, own).json["id"]
         reply = tenants.ask(owner, route.partition(" ")[0], probe, own)
-        # 409 and 416 are told only of what there is.
+        # 409 and 416 are answered only for objects that exist.
         assert reply.status in {200, 206, 409, 416}, reply.body
 
 
-def _belongings(tenants: _Tenants, estate: _Estate) -> list[bytes]:
-    """All of it, as the owner sees it."""
-    paths = [f"/v1/files/{file_id}{part}" for file_id in estate.files.values() for part in ("", "/content")]
-    paths += [f"/v1/batches/{batch_id}" for batch_id in estate.batches.values()]
+def _belongings(tenants: _Tenants, objects: _Objects) -> list[bytes]:
+    """Return every object as the owner sees it."""
+    paths = [f"/v1/files/{file_id}{part}" for file_id in objects.files.values() for part in ("", "/content")]
+    paths += [f"/v1/batches/{batch_id}" for batch_id in objects.batches.values()]
     return [tenants.get(tenants.owner, path).body for path in paths]
 
 
 def _absent(known: str) -> str:
-    """What names nothing, and is as long."""
+    """Return an id of the same length that names nothing."""
     if known == _PRIVATE:
         return _ABSENT
     prefix = known[: known.index("_") + 1] if "_" in known else "file-"
     return prefix + uuid4().hex.upper()[: len(known) - len(prefix)]
 
 
-def _seen(reply: Reply, named: str) -> tuple[int, list[tuple[str, str]], bytes]:
-    """All that is seen of an answer, but for the name that was asked for."""
+def _visible(reply: Reply, named: str) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Return everything that a client sees of an answer, with the id replaced."""
     headers = [(name, value.replace(named, "ID")) for name, value in reply.headers.items()]
-    told = [header for header in headers if header[0] not in {"x-request-id", "date"}]
-    return reply.status, told, reply.body.replace(named.encode(), b"ID")
+    compared = [header for header in headers if header[0] not in {"x-request-id", "date"}]
+    return reply.status, compared, reply.body.replace(named.encode(), b"ID")
 
 
 @pytest.mark.rule("A8", "A list of files shows only one's own.")
@@ -295,41 +296,41 @@ def _seen(reply: Reply, named: str) -> tuple[int, list[tuple[str, str]], bytes]:
         *("/v1/batches", "/v1/batches?status=completed", "/v1/batches?status=in_progress", "/v1/models"),
     ],
 )
-def test_no_list_shows_what_another_has(tenants: _Tenants, estate: _Estate, path: str, asker: str) -> None:
+def test_no_list_shows_what_another_has(tenants: _Tenants, objects: _Objects, path: str, asker: str) -> None:
     """A8, B5, C9, E3"""
-    mine, theirs = (tenants.get(account, path) for account in (tenants.owner, getattr(tenants, asker)))
-    told = {entry["id"] for entry in mine.json["data"]}
-    known = {*estate.files.values(), *estate.batches.values(), _PRIVATE}
-    assert told & known
-    assert not {entry["id"] for entry in theirs.json["data"]} & known
+    of_owner, of_other = (tenants.get(account, path) for account in (tenants.owner, getattr(tenants, asker)))
+    listed = {entry["id"] for entry in of_owner.json["data"]}
+    known = {*objects.files.values(), *objects.batches.values(), _PRIVATE}
+    assert listed & known
+    assert not {entry["id"] for entry in of_other.json["data"]} & known
 
 
 @pytest.mark.parametrize("route", sorted(_OPEN))
-def test_routes_for_everybody_tell_of_nobody(tenants: _Tenants, estate: _Estate, route: str) -> None:
-    """A8, F5: neither ids nor models nor who is there."""
+def test_open_routes_contain_nothing_of_tenants(tenants: _Tenants, objects: _Objects, route: str) -> None:
+    """A8, F5: neither ids nor models nor accounts."""
     path = route.partition(" ")[2].replace("{asset}", "docs.js")
-    told = call(tenants.service.port, "GET", path, headers={}).body.decode()
-    names = (*estate.files.values(), *estate.batches.values(), _PRIVATE, *tenants.owner.values())
-    assert told
-    assert [name for name in names if name in told] == []
+    text = call(tenants.service.port, "GET", path, headers={}).body.decode()
+    names = (*objects.files.values(), *objects.batches.values(), _PRIVATE, *tenants.owner.values())
+    assert text
+    assert [name for name in names if name in text] == []
 
 
 @pytest.mark.rule("A8", "An Idempotency-Key is its project's own.")
 @pytest.mark.parametrize("organization", ["first", "second"])
-def test_an_idempotency_key_is_of_its_project(tenants: _Tenants, estate: _Estate, organization: str) -> None:
-    """A8, A11: used elsewhere, it is new here; at home it is known."""
+def test_an_idempotency_key_is_of_its_project(tenants: _Tenants, objects: _Objects, organization: str) -> None:
+    """A8, A11: a key used in one project is new in another."""
     account = _new_account(tenants.service.data_dir, organization, "third")
     own = tenants.upload(account)
     fresh = {"idempotency-key": uuid4().hex}
     used, unused = (tenants.create(account, own, headers) for headers in (_IDEMPOTENCY, fresh))
     assert (used.status, used.headers.keys()) == (unused.status, unused.headers.keys()) == (200, unused.headers.keys())
-    assert used.json["id"] not in estate.batches.values()
-    at_home = tenants.create(tenants.owner, estate.files["used"], _IDEMPOTENCY)
-    assert (at_home.json["id"], at_home.headers["x-batchline-replayed"]) == (estate.batches["used"], "true")
+    assert used.json["id"] not in objects.batches.values()
+    replayed = tenants.create(tenants.owner, objects.files["used"], _IDEMPOTENCY)
+    assert (replayed.json["id"], replayed.headers["x-batchline-replayed"]) == (objects.batches["used"], "true")
 
 
 def test_an_answer_that_was_lost_is_given_again_only_to_the_key_it_was_for(tenants: _Tenants) -> None:
-    """A8, A11: the walk asks as others; this is the key's own retry."""
+    """A8, A11: the test above asks as other tenants; this is the retry of the same key."""
     file_id = tenants.upload(tenants.owner)
     lost = tenants.create_and_leave(tenants.owner, file_id)
     assert tenants.create(tenants.stranger, file_id, _RETRY).status == 404
@@ -349,7 +350,7 @@ def test_a_line_for_another_projects_model_fails_as_one_for_none(tenants: _Tenan
 
 
 def test_a_route_that_only_another_projects_model_serves_is_served_by_none(tenants: _Tenants) -> None:
-    """A8, D6: nobody serves /gliner, and the owner's model /summary."""
+    """A8, D6: no model serves /gliner, and only the owner's model serves /summary."""
     unnamed = [_Probe(_MODEL, path, body={"text": "one"}) for path in ("/summary", "/gliner")]
     private, absent = (tenants.ask(tenants.stranger, "POST", probe, "") for probe in unnamed)
     assert private.status == absent.status == 404
@@ -363,7 +364,7 @@ def test_credentials_that_do_not_belong_together_are_unknown_ones(tenants: _Tena
     method, _, path = route.partition(" ")
     path = path.replace("{file_id}", "x").replace("{batch_id}", "x").replace("{model:path}", "x")
     project = tenants.owner["project_id"]
-    unknown = _seen(call(tenants.service.port, method, path, headers=_pair("bl-" + uuid4().hex, project)), "")
+    unknown = _visible(call(tenants.service.port, method, path, headers=_pair("bl-" + uuid4().hex, project)), "")
     assert unknown[0] == 403
     for headers in (
         *(_pair(known["api_key"], project) for known in (tenants.sibling, tenants.stranger, tenants.revoked)),
@@ -371,11 +372,11 @@ def test_credentials_that_do_not_belong_together_are_unknown_ones(tenants: _Tena
         *(_pair(_ADMIN, project), _bearer(_ADMIN), _bearer(_ADMIN) | {"x-project-id": project}),
         *(_bearer(tenants.revoked["api_key"]), _bearer(tenants.stranger["api_key"]) | {"x-project-id": project}),
     ):
-        assert _seen(call(tenants.service.port, method, path, headers=headers), "") == unknown
+        assert _visible(call(tenants.service.port, method, path, headers=headers), "") == unknown
 
 
 def test_only_the_administrator_sees_metrics_from_elsewhere(tenants: _Tenants) -> None:
-    """F5: a project's key opens nothing that is not the project's."""
+    """F5: the key of a project gives no access to the metrics."""
     key = tenants.owner["api_key"]
     own = credentials_of(tenants.owner)
     tried = (own, _bearer(key), own | _bearer(key), _pair(_ADMIN, own["x-project-id"]), _bearer(_ADMIN))
@@ -386,7 +387,7 @@ def test_only_the_administrator_sees_metrics_from_elsewhere(tenants: _Tenants) -
 
 @pytest.mark.rule("A8", "Usage is counted for the project that used.")
 def test_usage_is_counted_for_the_project_that_used(tenants: _Tenants) -> None:
-    """A8, D4: projects of one organization apart, and so are projects of the same name."""
+    """A8, D4: projects of one organization are counted separately, and so are projects of the same name."""
     service = tenants.service
     organizations = {"first": 3, "second": 2}
     accounts = {name: _new_account(service.data_dir, name, "counted") for name in organizations}
@@ -395,8 +396,8 @@ def test_usage_is_counted_for_the_project_that_used(tenants: _Tenants) -> None:
         await_end(client, submit(client, chat_lines(f"line {n}" for n in range(calls))).id)
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "one"}])
     for organization, calls in organizations.items():
-        told = json.loads(service.command("usage", "--json", "--project", accounts[organization]["project_id"]))
-        assert [(row["organization"], row["project"], row["requests"]) for row in told] == [
+        rows = json.loads(service.command("usage", "--json", "--project", accounts[organization]["project_id"]))
+        assert [(row["organization"], row["project"], row["requests"]) for row in rows] == [
             (organization, "counted", calls + 1)
         ]
 

@@ -18,6 +18,8 @@ from batchline.pipeline.token_limit import TokenLimit
 from batchline.system import SystemClock
 from tests.support.manual_upstream import delta, event
 
+pytestmark = pytest.mark.anyio
+
 CHAT = "/v1/chat/completions"
 OWNER = Owner(key_id="k", project_id="p", organization_id="o")
 BODY = b'{"model":"m","messages":[{"role":"user","content":"abcd"}],"stream":true}'
@@ -81,75 +83,63 @@ def inference(upstream: Endless, ledger: Any) -> Inference:
     )
 
 
-def test_no_more_is_taken_of_the_upstream_than_the_client_takes() -> None:
+async def test_no_more_is_taken_of_the_upstream_than_the_client_takes() -> None:
     """E2: back-pressure goes through; nothing is gathered in between."""
-
-    async def scenario() -> None:
-        upstream = Endless()
-        ledger = SlowLedger(upstream)
-        ledger.let.set()
-        calls = inference(upstream, ledger)
-        async with calls.stream(calls.prepare(OWNER, CHAT, BODY)) as events:
-            assert not isinstance(events, Success)
-            for count in range(1, 4):
-                await anext(events)
-                assert upstream.taken == count
-        assert [charge.usage.output_tokens for charge in ledger.charged] == [3]
-
-    asyncio.run(scenario())
+    upstream = Endless()
+    ledger = SlowLedger(upstream)
+    ledger.let.set()
+    calls = inference(upstream, ledger)
+    async with calls.stream(calls.prepare(OWNER, CHAT, BODY)) as events:
+        assert not isinstance(events, Success)
+        for count in range(1, 4):
+            await anext(events)
+            assert upstream.taken == count
+    assert [charge.usage.output_tokens for charge in ledger.charged] == [3]
 
 
 @pytest.mark.rule("E2", "A charge is made once, however often the call is cut off.")
 @pytest.mark.parametrize("cancels", [1, 2, 3])
-def test_a_charge_is_made_once_however_often_the_call_is_cut_off(cancels: int) -> None:
+async def test_a_charge_is_made_once_however_often_the_call_is_cut_off(cancels: int) -> None:
     """E2, D4: by its client and by the server's end at once; the upstream is left first."""
+    upstream = Endless()
+    ledger = SlowLedger(upstream)
+    calls = inference(upstream, ledger)
+    reached = asyncio.Event()
 
-    async def scenario() -> None:
-        upstream = Endless()
-        ledger = SlowLedger(upstream)
-        calls = inference(upstream, ledger)
-        reached = asyncio.Event()
+    async def call() -> None:
+        async with calls.stream(calls.prepare(OWNER, CHAT, BODY)) as events:
+            assert not isinstance(events, Success)
+            await anext(events)
+            reached.set()
+            await asyncio.Event().wait()
 
-        async def call() -> None:
-            async with calls.stream(calls.prepare(OWNER, CHAT, BODY)) as events:
-                assert not isinstance(events, Success)
-                await anext(events)
-                reached.set()
-                await asyncio.Event().wait()
-
-        calling = asyncio.create_task(call())
-        await reached.wait()
-        calling.cancel()
-        await ledger.begun.wait()
-        for _ in range(cancels - 1):
-            calling.cancel()
-            await asyncio.sleep(0)
-        assert not calling.done()
-        ledger.let.set()
-        with suppress(asyncio.CancelledError):
-            await calling
-        assert calling.cancelled()
-        assert ledger.upstream_left is True
-        assert [(charge.requests, charge.usage.output_tokens) for charge in ledger.charged] == [(1, 1)]
-
-    asyncio.run(scenario())
-
-
-def test_an_answer_that_came_is_charged_though_its_call_is_cut_off_meanwhile() -> None:
-    """E1, D4"""
-
-    async def scenario() -> None:
-        upstream = Endless()
-        ledger = SlowLedger(upstream)
-        calls = inference(upstream, ledger)
-        calling = asyncio.create_task(calls.answer(calls.prepare(OWNER, CHAT, BODY.replace(b"true", b"false"))))
-        await ledger.begun.wait()
+    calling = asyncio.create_task(call())
+    await reached.wait()
+    calling.cancel()
+    await ledger.begun.wait()
+    for _ in range(cancels - 1):
         calling.cancel()
         await asyncio.sleep(0)
-        ledger.let.set()
-        with suppress(asyncio.CancelledError):
-            await calling
-        assert calling.cancelled()
-        assert len(ledger.charged) == 1
+    assert not calling.done()
+    ledger.let.set()
+    with suppress(asyncio.CancelledError):
+        await calling
+    assert calling.cancelled()
+    assert ledger.upstream_left is True
+    assert [(charge.requests, charge.usage.output_tokens) for charge in ledger.charged] == [(1, 1)]
 
-    asyncio.run(scenario())
+
+async def test_an_answer_that_came_is_charged_though_its_call_is_cut_off_meanwhile() -> None:
+    """E1, D4"""
+    upstream = Endless()
+    ledger = SlowLedger(upstream)
+    calls = inference(upstream, ledger)
+    calling = asyncio.create_task(calls.answer(calls.prepare(OWNER, CHAT, BODY.replace(b"true", b"false"))))
+    await ledger.begun.wait()
+    calling.cancel()
+    await asyncio.sleep(0)
+    ledger.let.set()
+    with suppress(asyncio.CancelledError):
+        await calling
+    assert calling.cancelled()
+    assert len(ledger.charged) == 1
