@@ -1,4 +1,4 @@
-"""A whole batch through the embedded model, and what came of it: `make demo` runs this."""
+"""Runs a whole batch through the embedded model and shows the results: `make demo` runs this."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ BATCHLINE = Path(sys.executable).parent / "batchline"
 SOME_FAILED = 3
 
 SNIPPETS = """
-Do it yourself: start the service with `make serve`, and in another terminal
+Try it yourself: start the service with `make serve`, and in another terminal run
 
   curl http://127.0.0.1:8000/v1/chat/completions \\
     -H "x-api-key: {api_key}" -H "x-project-id: {project_id}" \\
@@ -32,7 +32,7 @@ or, with the official client (pip install openai),
   batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
   print(client.batches.retrieve(batch.id))
 
-The API, to read and to try: http://127.0.0.1:8000/docs
+The description of the API, where you can try it: http://127.0.0.1:8000/docs
 """
 
 
@@ -44,7 +44,7 @@ def main(source: Path) -> None:
         sys.exit(ran.returncode)
     show_answers(lines, records(OUTPUT))
     show_errors(records(ERRORS))
-    print(f"\nThe files: {OUTPUT} and {ERRORS}; what the service keeps is in batchline-data.")
+    print(f"\nThe results are in {OUTPUT} and {ERRORS}; the data of the service is in batchline-data.")
     print(SNIPPETS.format(**new_key()), end="")
 
 
@@ -63,12 +63,12 @@ def show_answers(lines: list[dict[str, Any]], output: list[dict[str, Any]]) -> N
         is_right = plain(capital) in plain(answer)
         right += is_right
         print(f"  {'+' if is_right else '-'}  {name.removeprefix('capital-of-'):<13} {capital:<13} {answer[:80]}")
-    print(f"\n{right} of {len(expected)} are right. The model is a very small one, there to show the way.")
+    print(f"\n{right} of {len(expected)} are right. The model is very small; it only shows how batchline works.")
 
 
 def show_errors(errors: list[dict[str, Any]]) -> None:
     codes = Counter(one["error"]["code"] for one in errors)
-    print(f"\n{len(errors)} lines were made to fail:")
+    print(f"\n{len(errors)} lines fail on purpose:")
     for code, count in codes.most_common():
         print(f"  {count}  {code}")
         for one in errors:
@@ -85,7 +85,7 @@ def new_key() -> dict[str, str]:
 
 
 def plain(text: str) -> str:
-    """Without accents and case: Bogotá is Bogota."""
+    """Return a text without accents and in lower case: Bogotá becomes bogota."""
     return unicodedata.normalize("NFD", text).encode("ascii", "ignore").decode().lower()
 
 

@@ -33,12 +33,12 @@ def test_a_created_key_opens_its_project(shell: Shell) -> None:
 
 
 def test_create_as_text_is_aligned_and_warns_beside_the_output(shell: Shell) -> None:
-    """The secret is shown this once, and a script that reads stdout gets the fields alone."""
+    """The secret is shown only once, and a script that reads stdout gets only the fields."""
     result = shell.call("keys", "create")
     lines = [line.split() for line in result.stdout.splitlines()]
     assert [line[0] for line in lines] == ["api_key", "project_id", "organization_id", "key_id"]
     assert len({line.rindex(" ") for line in result.stdout.splitlines()}) == 1
-    assert "shown this once" in result.stderr
+    assert "shown only once" in result.stderr
 
 
 def test_projects_are_made_by_name_once(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""The command line on one data folder, as an operator has it."""
+"""Calls the command line on one data folder, as an operator would."""
 
 import asyncio
 import json
@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 
 class Shell:
+    """The command line with one data folder."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -34,26 +36,26 @@ class Shell:
         return json.loads(self.text(*arguments, "--json"))
 
     def refusal(self, *arguments: str) -> tuple[int, str]:
-        """The exit code and what was told beside the output, of which there is none."""
+        """Return the exit code and stderr of a command that must fail and print nothing to stdout."""
         result = self.call(*arguments)
         assert result.exit_code != 0
         assert result.stdout == ""
         return result.exit_code, result.stderr
 
-    def in_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
-        """What the service would do."""
+    def in_store(self, action: Callable[[Store], Awaitable[T]]) -> T:
+        """Run an action on the store of the folder."""
 
         async def run() -> T:
             async with open_store(load_settings(data_dir=str(self.folder))) as store:
-                return await work(store)
+                return await action(store)
 
         return asyncio.run(run())
 
     def owner(self, secret: str, project_id: str) -> Owner | None:
-        """Whom the service would take a request with this key for."""
+        """Return the owner that the service would find for a request with this key."""
         return self.in_store(lambda store: store.owner_of(ids.key_digest(secret), project_id))
 
 
 def cells(table: str) -> list[list[str]]:
-    """Of a table that was printed; no cell of the tests holds a space."""
+    """Return the cells of a printed table. No cell of the tests contains a space."""
     return [line.split() for line in table.splitlines()]

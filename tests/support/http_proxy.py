@@ -1,4 +1,4 @@
-"""A place between a run and its server where a test can step in."""
+"""A proxy between a run and its server, in which a test can inject faults."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -11,7 +11,7 @@ from tests.support.service import PATIENCE, Service
 
 
 class Exchange(NamedTuple):
-    """A request on its way, and its answer once the server gave one."""
+    """A request, and its answer once the server has sent one."""
 
     method: str
     path: str
@@ -21,18 +21,18 @@ class Exchange(NamedTuple):
 
     @property
     def step(self) -> str:
-        """What a run does with it."""
+        """The step of a run that sends this request."""
         if self.method == "POST":
             return "upload" if self.path.endswith("/files") else "create"
         return "download" if self.path.endswith("/content") else "poll"
 
 
 class Broken(Exception):
-    """Raised by a test's hook: the connection ends here, without a word."""
+    """Raised by a hook of a test: close the connection without an answer."""
 
 
 class Instead(Exception):
-    """Raised by a test's hook: this is the answer."""
+    """Raised by a hook of a test: send this answer instead."""
 
     def __init__(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         super().__init__(status)
@@ -47,14 +47,14 @@ def _let_pass(_: Exchange) -> None:
 
 
 class Between:
-    """Hands every request on to a service, and tells a test of it before and after."""
+    """Forwards every request to a service, and calls a hook of the test before and after."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.before: Hook = _let_pass
         self.after: Hook = _let_pass
         self.cut_download_at: int | None = None
-        """Bytes of the next download after which the connection ends."""
+        """Number of bytes of the next download after which the connection is closed."""
 
         self.seen: list[Exchange] = []
         between = self
@@ -125,6 +125,7 @@ class Between:
 
 @contextmanager
 def between(service: Service) -> Iterator[Between]:
+    """Run a proxy in front of a service."""
     proxy = Between(service)
     try:
         yield proxy

@@ -1,4 +1,4 @@
-"""`batchline run` as a process, and a project of its own on a server that tests share."""
+"""Runs `batchline run` as a process, with its own project on a server that tests share."""
 
 import json
 import os
@@ -18,17 +18,20 @@ Environment = dict[str, str]
 
 
 class Ran(NamedTuple):
+    """The exit code and output of a run that has ended."""
+
     code: int
     stdout: str
     stderr: str
 
     @property
     def summary(self) -> Any:
+        """The JSON that ``--json`` printed."""
         return json.loads(self.stdout)
 
 
 class Run:
-    """A process of the command, in a folder of its own."""
+    """A process of the command, in its own folder."""
 
     def __init__(self, folder: Path, *arguments: str, environment: Environment | None = None) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")}
@@ -44,7 +47,7 @@ class Run:
             )
 
     def children(self) -> list[psutil.Process]:
-        """Its service, and the children of that."""
+        """Return the service of the run, and the children of that service."""
         found: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
         return found
 
@@ -60,13 +63,14 @@ class Run:
         self._process.wait(PATIENCE)
 
     def end(self) -> Ran:
-        """Wait for it to end by itself."""
+        """Wait until the process ends."""
         code = self._process.wait(PATIENCE)
         return Ran(code, *(path.read_text() for path in self._written))
 
 
 @contextmanager
 def running(folder: Path, *arguments: str, environment: Environment | None = None) -> Iterator[Run]:
+    """Start a run, and kill it at the end if it still runs."""
     run = Run(folder, *arguments, environment=environment)
     try:
         yield run
@@ -75,13 +79,13 @@ def running(folder: Path, *arguments: str, environment: Environment | None = Non
 
 
 def ran(folder: Path, *arguments: str, environment: Environment | None = None) -> Ran:
-    """Run it to its end."""
+    """Run the command until it ends."""
     with running(folder, *arguments, environment=environment) as run:
         return run.end()
 
 
 class Tenant(NamedTuple):
-    """A project of its own on a service that tests share, so that each can count its batches."""
+    """A project on a service that tests share, so that each test can count its own batches."""
 
     service: Service
     account: dict[str, str]
@@ -100,7 +104,7 @@ class Tenant(NamedTuple):
 
 
 def names_in(path: Path) -> list[str]:
-    """The custom ids of a file of results."""
+    """Return the custom ids in a file of results."""
     return [json.loads(line)["custom_id"] for line in path.read_bytes().splitlines()]
 
 
@@ -114,7 +118,7 @@ def is_gone(processes: Sequence[psutil.Process]) -> bool:
 
 @contextmanager
 def ended_with_the_test(processes: Sequence[psutil.Process]) -> Iterator[None]:
-    """Should they not be gone by themselves, they are afterwards."""
+    """Kill the processes at the end if they still run."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A server that answers as a test says, byte by byte if need be, and remembers what it was asked."""
+"""A server that sends the bytes that a test gives it, and records the requests."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 
 class Asked(NamedTuple):
+    """A request that the server got."""
+
     head: str
     body: bytes
 
@@ -20,10 +22,11 @@ class Asked(NamedTuple):
 
 
 Answer = Callable[[Asked], bytes]
-"""What is written before the connection is closed."""
+"""Returns the bytes to send before the connection is closed."""
 
 
 def reply(status: int, body: bytes = b"", **headers: str) -> bytes:
+    """Return an HTTP answer."""
     # Each answer has its own connection, which the client must not try to reuse.
     lines = [f"HTTP/1.1 {status} Word", f"content-length: {len(body)}", "connection: close"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items() if name != "connection"]
@@ -31,6 +34,8 @@ def reply(status: int, body: bytes = b"", **headers: str) -> bytes:
 
 
 class ScriptedServer:
+    """A server for as many connections as there are answers, one request each."""
+
     def __init__(self, answers: list[Answer]) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -68,7 +73,7 @@ def _read(connection: socket.socket) -> Asked:
 
 @contextmanager
 def answering(*answers: Answer | bytes) -> Iterator[ScriptedServer]:
-    """One connection each, in this order."""
+    """Run a server that sends these answers in this order, one per connection."""
     server = ScriptedServer([_always(answer) if isinstance(answer, bytes) else answer for answer in answers])
     try:
         yield server
