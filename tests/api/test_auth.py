@@ -1,4 +1,4 @@
-"""Who may ask: SPEC A1, A2, A8, A13."""
+"""Who may ask: A1, A2, A8, A13."""
 
 from collections.abc import Callable
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""Batches at the door: SPEC C1, C2, C3, C6, C8 to C10, A12."""
+"""Batches at the door: C1, C2, C3, C6, C8 to C10, A12."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The bytes of a file: SPEC B3, B7."""
+"""The bytes of a file: B3, B7."""
 
 from urllib.parse import unquote
 
@@ -112,7 +112,7 @@ def test_every_range_is_a_slice(first: int, last: int, size: int) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300))
 def test_no_filename_can_break_the_header(name: str) -> None:
-    """B3: one header of printable ASCII, whose name has no path in it, whatever a client called its file."""
+    """B3: one header of printable ASCII, whose name contains no path, for every name that a client may give."""
     header = headers_of(file_named(name), span_of(None, 1))["content-disposition"]
     assert header.isascii()
     assert header.isprintable()

@@ -1,4 +1,4 @@
-"""Files: SPEC B1 to B6, B8 to B10."""
+"""Files: B1 to B6, B8 to B10."""
 
 import json
 from collections.abc import Callable
@@ -177,7 +177,7 @@ def test_too_large_is_known_from_the_length_before_a_byte_came(shared: Callable[
 
 
 def test_too_large_is_answered_while_the_body_still_comes(serve: Callable[..., Api]) -> None:
-    """B2: no length is given, so the bytes tell."""
+    """B2: no length is given, so the bytes are counted."""
     api = serve(max_file_bytes=100_000)
     data = form(PURPOSE, file_part(b"x" * 200_000))[:-40]
     with api.connect() as sock:

@@ -1,4 +1,4 @@
-"""For whoever runs the service: SPEC F5."""
+"""Health, readiness and metrics, for the operator: F5."""
 
 import asyncio
 from collections.abc import Callable

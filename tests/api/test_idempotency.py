@@ -1,4 +1,4 @@
-"""Creates that are asked for twice: SPEC A10, A11."""
+"""Creates that are asked for twice: A10, A11."""
 
 import json
 from collections.abc import Callable

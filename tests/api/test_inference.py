@@ -1,4 +1,4 @@
-"""Synchronous calls that are answered whole: SPEC E1, E2, D6, D7."""
+"""Synchronous calls that are answered whole: E1, E2, D6, D7."""
 
 import json
 from collections.abc import Callable
@@ -336,7 +336,7 @@ def test_a_refused_call_is_not_charged(shared: Callable[..., Api]) -> None:
 def test_a_client_that_leaves_ends_the_upstreams_request(
     serve: Callable[..., Api], manual_upstream: ManualUpstream
 ) -> None:
-    """E2: nobody waits for the answer any more; it is not charged, and its place is free."""
+    """E2: no client waits for the answer; it is not charged, and its slot is free."""
     api = serve(upstream_url=manual_upstream.url, max_project_calls=1)
     body = json.dumps(chat()).encode()
     with api.connect() as sock:

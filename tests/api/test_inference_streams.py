@@ -1,4 +1,4 @@
-"""Streams: SPEC E1, E2, D7."""
+"""Streams: E1, E2, D7."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -270,7 +270,7 @@ def test_the_servers_end_cuts_a_stream_off_and_charges_it(
 def test_a_stream_of_responses_is_passed_on_untouched(
     serve: Callable[..., Api], manual_upstream: ManualUpstream
 ) -> None:
-    """E2: its last event tells the usage; nothing is added to what is asked."""
+    """E2: its last event reports the usage; nothing is added to the request."""
     api = serve(upstream_url=manual_upstream.url)
     usage = {"input_tokens": 5, "output_tokens": 6, "total_tokens": 11}
     body = {"model": "m", "input": QUESTION, "stream": True}

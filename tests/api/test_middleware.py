@@ -1,4 +1,4 @@
-"""What holds for every request, whatever its route: SPEC A5, A6, A10, A14."""
+"""Rules for every request on every route: A5, A6, A10, A14."""
 
 import logging
 from collections.abc import Callable
@@ -167,7 +167,7 @@ def test_a_slow_answer_is_no_stalled_body(serve: Callable[..., Api]) -> None:
 def test_a_refusal_is_seen_by_a_client_that_sends_all_before_it_reads(
     shared: Callable[..., Api], headers: tuple[str | None, str], status: int
 ) -> None:
-    """A6, B2: the connection is not reset under a body that nobody will read."""
+    """A6, B2: the connection is not reset while the client sends a body that is not read."""
     api = shared(max_file_bytes=1000)
     body = b"x" * 2_000_000
     key = headers[0] or f"x-api-key: {api.account.key}"
@@ -217,7 +217,7 @@ def test_a_refused_client_that_sends_nothing_more_is_let_go(shared: Callable[...
 
 
 def test_a_client_that_asks_before_it_sends_is_refused_without_its_body(api: Api) -> None:
-    """A1: no 100 Continue for a body that nobody wants, and no waiting for it either."""
+    """A1: no 100 Continue for a body that is not needed, and no waiting for it."""
     with api.connect() as sock:
         sock.sendall(b"POST /v1/files HTTP/1.1\r\nhost: test\r\nexpect: 100-continue\r\ncontent-length: 5000\r\n\r\n")
         assert read_to_end(sock).startswith(b"HTTP/1.1 401 ")

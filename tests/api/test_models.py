@@ -1,4 +1,4 @@
-"""The list of models: SPEC E3."""
+"""The list of models: E3."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Forms read as they come: SPEC B1, B2."""
+"""Forms read as they come: B1, B2."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Lists of files: SPEC B5."""
+"""Lists of files: B5."""
 
 from urllib.parse import quote
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""``GET /v1/batches/{id}/progress``: shape, states, and who may see it. SPEC A8, A12, C8, C11."""
+"""``GET /v1/batches/{id}/progress``: shape, states, and who may see it. A8, A12, C8, C11."""
 
 import json
 from collections.abc import Callable

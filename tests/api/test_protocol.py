@@ -1,4 +1,4 @@
-"""The connection below the requests: SPEC A5, A6, A14, and HTTP that is none."""
+"""The connection below the requests: A5, A6, A14, and HTTP that is none."""
 
 import socket
 from collections.abc import Callable
@@ -178,7 +178,7 @@ def test_an_offer_to_upgrade_with_a_body_is_refused_rather_than_read_without_it(
 
 
 def test_a_client_that_stops_sending_in_its_body_hears_what_is_wrong(api: Api) -> None:
-    """B2: cut off is 400 invalid_multipart where there is still somebody to read it."""
+    """B2: an upload that is cut off is 400 invalid_multipart if the client still reads."""
     start = form(field("purpose", "batch"), file_part(LINE))[:-10]
     with api.connect() as sock:
         sock.sendall(

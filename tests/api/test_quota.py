@@ -1,4 +1,4 @@
-"""Who has nothing left: SPEC A3; and whose key was used: F3."""
+"""Who has nothing left: A3; and whose key was used: F3."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The end of a server: SPEC F5."""
+"""The end of a server: F5."""
 
 from collections.abc import Callable
 

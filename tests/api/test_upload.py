@@ -1,4 +1,4 @@
-"""Uploads when storage fails, and their lease: SPEC B2, and every object has a row first."""
+"""Uploads when storage fails, and their lease: B2, and every object has a row first."""
 
 import socket
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def test_what_cannot_be_taken_back_is_left_to_the_sweep(serve: Callable[..., Api
 
 
 def test_the_row_comes_before_the_bytes(serve: Callable[..., Api]) -> None:
-    """B2: whatever lies on the disk has a row, so that a crash leaves nothing unknown."""
+    """B2: every object on the disk has a row, so that a crash leaves nothing unknown."""
     order: list[str] = []
 
     class Watched(Counting):
@@ -159,7 +159,7 @@ def test_a_file_whose_object_is_missing_is_404_on_download(serve: Callable[..., 
 
 
 def test_a_download_that_breaks_in_the_middle_is_cut_off_not_completed(serve: Callable[..., Api]) -> None:
-    """B7: a client can tell that bytes are missing."""
+    """B7: a client can see that bytes are missing."""
     api = serve()
     file_id = api.upload(b"x" * 3_000_000).json["id"]
     path = api.folder / "objects" / "uploads" / file_id

@@ -1,4 +1,4 @@
-"""Which lines of a shard are settled: SPEC C12 leans on every bit."""
+"""Which lines of a shard are settled: C12 leans on every bit."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a request must be before anyone is asked: SPEC D6; and that it is handed on without loss: C5."""
+"""What a request must be before anyone is asked: D6; and that it is handed on without loss: C5."""
 
 import json
 

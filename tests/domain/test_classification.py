@@ -1,4 +1,4 @@
-"""What a classification model answers: SPEC D7."""
+"""What a classification model answers: D7."""
 
 import json
 

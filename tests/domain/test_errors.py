@@ -1,4 +1,4 @@
-"""Every error a client can be answered with: SPEC A1, A2, A4, A6, A10, A12, B2, B6, C3, C8."""
+"""Every error a client can be answered with: A1, A2, A4, A6, A10, A12, B2, B6, C3, C8."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Server-sent events: SPEC E1, E2, D7."""
+"""Server-sent events: E1, E2, D7."""
 
 import json
 from itertools import pairwise
@@ -33,7 +33,7 @@ def read_all(*pieces: bytes) -> list[bytes]:
     cuts=st.lists(st.integers(0, 120), max_size=8),
 )
 def test_events_are_found_however_they_come(events: list[bytes], end: bytes, cuts: list[int]) -> None:
-    """E1: nothing is lost or added, whatever the pieces and the line ends."""
+    """E1: nothing is lost or added, for every split and every kind of line end."""
     stream = b"".join(event + end for event in events)
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[start:stop] for start, stop in pairwise(places)]

@@ -1,4 +1,4 @@
-"""How processes share a cap, and what they tell of a batch together."""
+"""The shares of a cap, and what all processes together do for a batch."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ CATALOG = Catalog([Model(id="m", name="m"), Model(id="pair", name="pair", upstre
 )
 def test_whoever_comes_and_goes_the_cap_holds(cap: int, steps: list[tuple[int, int, int]]) -> None:
     """F2: what may be in flight to an upstream, and what still is after a share became smaller, is never over its cap:
-    nobody gets what another has not given back."""
+    no worker gets slots that another still uses."""
     allowed: dict[str, int] = {}
     reserved: dict[str, int] = {}
     in_flight: dict[str, int] = {}

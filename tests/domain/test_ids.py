@@ -1,4 +1,4 @@
-"""Ids: SPEC A5, B (file object), B10, C (batch object), D1, F3."""
+"""Ids: A5, B (file object), B10, C (batch object), D1, F3."""
 
 import re
 
@@ -63,7 +63,7 @@ def test_the_legacy_prefix_names_the_same_file(written: str, meant: str) -> None
 
 
 def test_a_keys_digest_is_one_way_and_takes_anything() -> None:
-    """F3, A2: whatever bytes a header held, one hash is made of it."""
+    """F3, A2: every byte sequence that a header may contain has a hash."""
     assert len(ids.key_digest("bl-1")) == 32
     assert ids.key_digest("bl-1") != ids.key_digest("bl-2")
     assert b"bl-1" not in ids.key_digest("bl-1")

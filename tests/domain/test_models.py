@@ -1,4 +1,4 @@
-"""Which models may be asked, and by whom: SPEC D6, E3, F2."""
+"""Which models may be asked, and by whom: D6, E3, F2."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_every_model_has_its_upstream() -> None:
 
 
 def test_the_lanes_of_a_model_are_those_that_may_use_it() -> None:
-    """D6, A8: lines of others are refused, whoever is busy."""
+    """D6, A8: lines of other projects are refused, even if the upstreams are busy."""
     assert Catalog([OPEN, CLOSED]).served() == [OPEN, CLOSED]
     assert Catalog().served() == [None]
     assert lanes_of(OPEN) == [Lane(model="open", project_id=None)]

@@ -1,4 +1,4 @@
-"""Money is exact: SPEC D4. Amounts are integer nano-units, and what an answer costs follows from its tokens alone."""
+"""Money is exact: D4. Amounts are integer nano-units, and what an answer costs follows from its tokens alone."""
 
 from decimal import Decimal
 
@@ -55,14 +55,14 @@ def test_an_answer_is_rounded_down_once_after_its_parts_are_summed() -> None:
 
 
 def test_more_cached_tokens_than_input_are_no_discount() -> None:
-    """An upstream may report nonsense; nobody is paid for it."""
+    """An upstream may report more cached than input tokens; the cost is never negative."""
     usage = Usage(input_tokens=10, cached_tokens=1000)
     assert PRICE.cost(usage, percent=100) == PRICE.cost(Usage(input_tokens=10, cached_tokens=10), percent=100)
 
 
 @pytest.mark.rule("D4", "A line costs the batch's share of the price.")
 def test_a_line_of_a_batch_costs_half_of_a_call_that_somebody_waits_for() -> None:
-    """By default; and nothing where nobody is metered."""
+    """By default; and nothing without metering."""
     usage = Usage(input_tokens=1000, output_tokens=1000)
     tariff = Tariff(metered=True, batch_percent=50)
     assert tariff.cost(PRICE, usage, synchronous=True) == 750_000

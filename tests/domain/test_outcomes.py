@@ -1,4 +1,4 @@
-"""What an attempt means for its line: SPEC D1 to D3."""
+"""What an attempt means for its line: D1 to D3."""
 
 import json
 from typing import Any
@@ -88,7 +88,7 @@ def test_a_429_that_says_quota_is_final(error: dict[str, str | None]) -> None:
     [b"", b"slow down", {"error": {"code": "rate_limit_exceeded", "message": "slow down"}}, {"error": "slow down"}],
 )
 def test_any_other_429_is_throttling(body: object) -> None:
-    """D2, D3: it waits as long as it is told, and says so if that never ends."""
+    """D2, D3: the line waits for Retry-After, and fails as rate_limit_exceeded if throttling never ends."""
     retryable = set_back(429, body, retry_after=7.0)
     assert (retryable.throttled, retryable.unavailable, retryable.retry_after) == (True, True, 7.0)
     assert retryable.kind == "http_429"
@@ -100,7 +100,7 @@ def test_any_other_429_is_throttling(body: object) -> None:
 @pytest.mark.rule("D2", "After the last attempt: how many there were.")
 @pytest.mark.parametrize("status", [301, 304, 307, 408, 409, 500, 501, 502, 503, 504, 529, 599])
 def test_trouble_is_worth_another_attempt(status: int) -> None:
-    """D2, D3: and after the last one an internal_error that tells how many there were."""
+    """D2, D3: after the last attempt it is an internal_error with the number of attempts."""
     retryable = set_back(status, {"error": {"message": "later"}}, retry_after=3.0)
     assert (retryable.throttled, retryable.retry_after, retryable.kind) == (False, 3.0, f"http_{status}")
     assert retryable.unavailable is (status in {502, 503, 504})
@@ -158,7 +158,7 @@ def test_what_fails_without_an_upstream(failure: Failure, code: str, legacy: str
     ],
 )
 def test_the_upstreams_words_are_handed_on(body: object, message: str) -> None:
-    """D2: in whatever shape it says them, on one line, and not without end."""
+    """D2: in every shape of error, on one line, cut to a limit."""
     assert refused(400, body) == Failure("invalid_request_error", "http_400", message)
 
 
@@ -266,7 +266,7 @@ def test_an_answer_is_a_success(status: int) -> None:
 @pytest.mark.rule("D1", "A 2xx that is not JSON is a fault.")
 @pytest.mark.parametrize("body", [b"", b"<html></html>", b'{"a":'])
 def test_a_200_that_is_no_json_is_a_fault_of_the_upstream(body: bytes) -> None:
-    """D1: tried again, and not taken for an upstream that is gone."""
+    """D1: the line is retried, and the upstream does not count as unavailable."""
     reason = "upstream returned 200 with a body that is not JSON"
     assert judged(200, body) == Retryable(kind="not_json", reason=reason)
 

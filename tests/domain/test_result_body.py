@@ -1,4 +1,4 @@
-"""The body of an output line: SPEC D1, D7."""
+"""The body of an output line: D1, D7."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def chat(answer: bytes) -> bytes | None:
 
 @pytest.mark.rule("D1", "The body is one line of JSON.")
 def test_pretty_printed_json_becomes_one_line() -> None:
-    """D1: whatever its line ends; nothing inside a string changes."""
+    """D1: with every kind of line end; nothing inside a string changes."""
     answer = b'{\r\n  "a": [\n 1,\r2 ],\n\t"b": "x  \\n\\r y"\n}\n'
     body = chat(answer)
     assert body is not None
@@ -146,7 +146,7 @@ JSON = st.recursive(
 def test_every_output_line_is_one_line_of_json(
     document: Any, indent: int | None, ascii_only: bool, endpoint: str
 ) -> None:
-    """D1: for whoever splits it at LF, and for `str.splitlines()`; and it says what the answer said."""
+    """D1: for readers that split at LF and for `str.splitlines()`; and the values stay the same."""
     answer = json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode()
     body = result_body(answer, endpoint=endpoint)
     assert body is not None

@@ -1,4 +1,4 @@
-"""How long a line waits before it is tried again: SPEC D3."""
+"""How long a line waits before it is tried again: D3."""
 
 from math import isfinite
 

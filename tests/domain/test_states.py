@@ -1,4 +1,4 @@
-"""The states: SPEC C11. That nothing leaves a terminal one is held against every store."""
+"""The states: C11. That nothing leaves a terminal one is held against every store."""
 
 import re
 from enum import StrEnum

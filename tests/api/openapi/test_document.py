@@ -37,7 +37,7 @@ _EMPTY_IDS = {
     "/v1/batches//progress": "/v1/batches/{batch_id}/progress",
     "/v1/batches//cancel": "/v1/batches/{batch_id}/cancel",
 }
-"""A12: an id that is empty is told so, on a route beside the real one."""
+"""A12: an empty id has its own route, which answers 400."""
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +100,11 @@ def test_the_document_is_valid_openapi(document: Document) -> None:
 def test_every_reference_leads_somewhere_and_nothing_named_is_unused(document: Document) -> None:
     used = set(re.findall(r'"#/components/([^"]+)"', json.dumps(document)))
     named = {f"{kind}/{name}" for kind, parts in document["components"].items() for name in parts}
-    told_in_words = {"responses/UnknownRoute", "responses/MethodNotAllowed", "schemas/BatchInputLine"}
-    told_in_words |= {"schemas/BatchOutputLine", "schemas/BatchErrorLine"}
+    named_in_text = {"responses/UnknownRoute", "responses/MethodNotAllowed", "schemas/BatchInputLine"}
+    named_in_text |= {"schemas/BatchOutputLine", "schemas/BatchErrorLine"}
     schemes = {name for name in named if name.startswith("securitySchemes/")}
     assert used <= named
-    assert named - used == told_in_words | schemes
+    assert named - used == named_in_text | schemes
     required = {name for _, _, operation in _operations(document) for each in operation["security"] for name in each}
     assert {f"securitySchemes/{name}" for name in required} == schemes
 
@@ -219,7 +219,7 @@ def _raised() -> set[str | None]:
 
 
 def _code_of(call: ast.Call, kind: type[ApiError]) -> set[str | None]:
-    """A code that is handed through is told by the test of what upstreams answer."""
+    """Return the code of a call; codes that are passed on are covered by the test of upstream answers."""
     given = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
     if not given:
         return {kind.code}
