@@ -142,7 +142,7 @@ def test_a_scratch_file_can_become_an_object(tell: Tell) -> None:
         async with objects.scratch() as path, objects.scratch() as other:
             assert path != other
             path.write_bytes(b"lines")
-            other.write_bytes(b"never adopted")
+            other.write_bytes(b"never accepted")
             await objects.accept(path, "work/batch_1/0")
         assert not path.exists()
         assert not other.exists()

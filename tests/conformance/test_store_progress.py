@@ -17,7 +17,7 @@ def _errors(code: str, count: int, sample: bytes = b"{}") -> LineErrors:
     return LineErrors(code=code, count=count, sample=sample)
 
 
-async def _standing(world: World, batch: Batch) -> BatchSnapshot:
+async def _snapshot(world: World, batch: Batch) -> BatchSnapshot:
     snapshot = await world.store.snapshot(batch.project_id, batch.id)
     assert snapshot is not None
     assert snapshot.batch == await world.seen(batch)
@@ -25,7 +25,7 @@ async def _standing(world: World, batch: Batch) -> BatchSnapshot:
 
 
 async def _told(world: World, batch: Batch) -> list[LineErrors]:
-    return (await _standing(world, batch)).errors
+    return (await _snapshot(world, batch)).errors
 
 
 async def test_a_batch_stands_in_its_project_alone(world: World) -> None:
@@ -37,7 +37,7 @@ async def test_a_batch_stands_in_its_project_alone(world: World) -> None:
 
 async def test_a_batch_that_nothing_is_recorded_of_has_neither_errors_nor_samples(world: World) -> None:
     for batch in (await world.validating(), await world.running()):
-        snapshot = await _standing(world, batch)
+        snapshot = await _snapshot(world, batch)
         assert (snapshot.errors, snapshot.samples) == ([], [])
 
 
@@ -65,7 +65,7 @@ async def test_what_a_zombie_records_counts_nowhere(world: World) -> None:
         await world.store.record(
             batch.id, progress=[progress], segment=segment(1, failed=1), errors=[_errors("a", 1)], at=NOW
         )
-    snapshot = await _standing(world, batch)
+    snapshot = await _snapshot(world, batch)
     assert (snapshot.errors, snapshot.samples) == ([], [])
 
 
@@ -89,7 +89,7 @@ async def test_errors_of_lines_that_never_ran_are_published_with_the_end(world: 
             )
         except LeaseLost:
             continue
-    ended = await _standing(world, batch)
+    ended = await _snapshot(world, batch)
     assert ended.errors == [_errors("a", 3, b"first"), _errors("batch_cancelled", 2)]
     assert sum(each.count for each in ended.errors) == ended.batch.failed == 5
     await world.store.delete_work(batch.id)
@@ -103,7 +103,7 @@ async def test_lines_are_counted_in_buckets_of_five_seconds(world: World) -> Non
     first = await world.record(first, [0, 1], failed=1, at=NOW)
     await world.record(second, [0, 1], at=NOW + 4)
     await world.record(first, [2, 3, 4], at=NOW + 5)
-    samples = (await _standing(world, batch)).samples
+    samples = (await _snapshot(world, batch)).samples
     assert samples == [Sample(at=NOW, lines=4), Sample(at=NOW + 5, lines=3)]
 
 
@@ -113,13 +113,13 @@ async def test_the_last_sixty_buckets_are_kept_and_go_with_the_work(world: World
     await world.record(beside, [0])
     for n in range(62):
         shard = await world.record(shard, [n], at=NOW + 5 * n)
-    samples = (await _standing(world, batch)).samples
+    samples = (await _snapshot(world, batch)).samples
     assert [sample.at for sample in samples] == [NOW + 5 * n for n in range(2, 62)]
     await world.record(shard, [62], at=NOW + 5000)
-    assert (await _standing(world, batch)).samples == [Sample(at=NOW + 5000, lines=1)]
+    assert (await _snapshot(world, batch)).samples == [Sample(at=NOW + 5000, lines=1)]
     await world.store.delete_work(batch.id)
-    assert (await _standing(world, batch)).samples == []
-    assert (await _standing(world, other)).samples == [Sample(at=NOW, lines=1)]
+    assert (await _snapshot(world, batch)).samples == []
+    assert (await _snapshot(world, other)).samples == [Sample(at=NOW, lines=1)]
 
 
 async def test_models_are_those_of_lines_that_may_still_run(world: World) -> None:
@@ -128,13 +128,13 @@ async def test_models_are_those_of_lines_that_may_still_run(world: World) -> Non
     shards = [*cut([2, 2], model="b"), *cut([2], model="a")]
     await world.store.start_batch(batch.id, epoch=1, shards=shards, total=6, work_key="work", at=NOW)
     held = {shard.model: shard for shard in await world.claim()}
-    assert (await _standing(world, batch)).models == ["a", "b"]
+    assert (await _snapshot(world, batch)).models == ["a", "b"]
     await world.record_all([held["a"]])
-    assert (await _standing(world, batch)).models == ["b"]
+    assert (await _snapshot(world, batch)).models == ["b"]
     await world.store.release(batch.id, shards=[(n, held["b"].epoch) for n in (0, 1)])
-    assert (await _standing(world, batch)).models == ["b"]
+    assert (await _snapshot(world, batch)).models == ["b"]
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
-    assert (await _standing(world, batch)).models == []
+    assert (await _snapshot(world, batch)).models == []
 
 
 async def test_counts_and_errors_are_of_one_moment(world: World) -> None:

@@ -27,7 +27,6 @@ async def read_on(stream: AsyncIterator[bytes], read: list[bytes]) -> None:
 
 async def test_an_object_of_many_parts(bucket: Seaweed, tmp_path: Path) -> None:
     """B1: pieces of any size arrive in order; before the commit nothing is visible, and no parts are left."""
-
     async with opened(bucket.new_url(), tmp_path) as objects:
         writer = await objects.create("uploads/file-1")
         for start in range(0, len(LARGE), 777_777):
@@ -52,7 +51,6 @@ async def test_an_aborted_upload_leaves_no_parts(
 
     Nor does it leave an error in the log.
     """
-
     async with opened(bucket.new_url(), tmp_path) as objects:
         writer = await objects.create("uploads/file-1")
         await writer.write(LARGE)
@@ -74,13 +72,13 @@ def test_an_adoption_that_is_cancelled_leaves_no_parts(bucket: Seaweed, tmp_path
             async with opened(bucket.new_url(), tmp_path) as objects, objects.scratch() as path:
                 path.write_bytes(LARGE)
                 wire.free.clear()
-                adopting = asyncio.create_task(objects.accept(path, "work/batch_1/1"))
+                accepting = asyncio.create_task(objects.accept(path, "work/batch_1/1"))
                 await wire.seen.wait()
-                adopting.cancel()
-                await asyncio.wait({adopting}, timeout=0.05)
+                accepting.cancel()
+                await asyncio.wait({accepting}, timeout=0.05)
                 wire.free.set()
                 with pytest.raises(asyncio.CancelledError):
-                    await adopting
+                    await accepting
                 assert await objects.names("work") == []
 
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -92,7 +90,6 @@ async def test_an_abort_waits_for_a_commit_that_was_cancelled(
     bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B2: an object that is deleted after the abort stays deleted, because no write of that key is under way."""
-
     async with wire_to(bucket.port) as (wire, endpoint):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         async with opened(bucket.new_url(), tmp_path) as objects:
@@ -112,7 +109,6 @@ async def test_an_abort_waits_for_a_commit_that_was_cancelled(
 
 async def test_more_objects_than_a_page_lists(bucket: Seaweed, tmp_path: Path) -> None:
     """The pruner sees all of them and deletes all of them."""
-
     async with opened(bucket.new_url(), tmp_path) as objects:
         async with asyncio.TaskGroup() as group:
             for n in range(1010):
@@ -126,7 +122,6 @@ async def test_a_stream_goes_on_where_it_was_cut(
     bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B7: a connection that breaks, or that the store closes, does not interrupt the client's download."""
-
     async with wire_to(bucket.port) as (wire, endpoint):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         async with opened(bucket.new_url(), tmp_path) as objects:
@@ -141,7 +136,6 @@ async def test_a_stream_is_never_of_two_objects(
     bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B7: if the object was replaced meanwhile, the rest of the new one is not appended to the old one."""
-
     async with wire_to(bucket.port) as (wire, endpoint):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         async with opened(bucket.new_url(), tmp_path) as objects:
@@ -157,7 +151,6 @@ async def test_a_stream_is_never_of_two_objects(
 
 async def test_two_prefixes_of_a_bucket(bucket: Seaweed, tmp_path: Path) -> None:
     """Two services may share a bucket."""
-
     url = bucket.new_url()
     async with opened(f"{url}/a", tmp_path) as one, opened(f"{url}/ab", tmp_path) as other:
         await one.put("work/batch_1/1", b"one")

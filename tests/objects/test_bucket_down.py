@@ -149,7 +149,6 @@ async def test_no_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pyte
 
 async def test_a_bucket_that_does_not_exist_is_not_a_missing_object(bucket: Seaweed, tmp_path: Path) -> None:
     """C2: ``object missing`` ends batches; a wrong name in the settings must not."""
-
     async with opened("s3://nobodys-bucket/tests", tmp_path) as objects:
         with pytest.raises(ObjectsDown, match="NoSuchBucket; check the bucket's name"):
             await objects.read("uploads/file-1", 0, 1)

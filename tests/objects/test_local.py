@@ -22,7 +22,6 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_folder_keeps_only_objects(tmp_path: Path) -> None:
     """B2: no operation leaves a temporary file or an empty folder of a deleted prefix."""
-
     async with folder(tmp_path) as objects:
         await objects.put("uploads/file-1", b"1")
         aborted = await objects.create("uploads/file-2")
@@ -39,14 +38,13 @@ async def test_a_folder_keeps_only_objects(tmp_path: Path) -> None:
 
 async def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path) -> None:
     """B2: another process may remove a folder that this one remembers; a put is durable all the same."""
-
-    async with folder(tmp_path) as serving, folder(tmp_path) as hand:
-        await hand.put("segments/batch_1/a-1", b"1")
+    async with folder(tmp_path) as serving, folder(tmp_path) as worker:
+        await worker.put("segments/batch_1/a-1", b"1")
         await serving.delete_all("segments/batch_1")
-        await hand.put("segments/batch_1/a-2", b"2")
+        await worker.put("segments/batch_1/a-2", b"2")
         await serving.delete_all("segments")
-        await hand.put("segments/batch_2/a-3", b"3")
-        await hand.put("segments/batch_1/a-4", b"4")
+        await worker.put("segments/batch_2/a-3", b"3")
+        await worker.put("segments/batch_1/a-4", b"4")
     assert files_below(tmp_path) == ["segments/batch_1/a-4", "segments/batch_2/a-3"]
 
 
@@ -118,13 +116,13 @@ async def by_writer(objects: Objects, key: str) -> None:
     await writer.commit()
 
 
-async def by_adoption(objects: Objects, key: str) -> None:
+async def by_accept(objects: Objects, key: str) -> None:
     async with objects.scratch() as path:
         path.write_bytes(b"x")
         await objects.accept(path, key)
 
 
-@pytest.mark.parametrize("way", [by_put, by_writer, by_adoption])
+@pytest.mark.parametrize("way", [by_put, by_writer, by_accept])
 async def test_bytes_are_on_the_disk_before_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Objects, str], Awaitable[None]]
 ) -> None:

@@ -87,7 +87,6 @@ def test_a_commit_is_on_the_disk_before_anyone_hears_of_it(embedded: Embedded) -
 
 async def test_a_read_does_not_wait_for_a_long_write(embedded: Embedded) -> None:
     """C8: a read sees the state before a write that is not committed."""
-
     owner = await embedded.world.owner()
     writing, go_on = await embedded.hold_writer()
     second = asyncio.create_task(embedded.world.owner())
@@ -173,7 +172,6 @@ async def test_whatever_ends_a_shared_commit_nobody_hears_of_success(
     embedded: Embedded, script: Callable[[], Script[None]], error: type[BaseException]
 ) -> None:
     """C7, C12: scripts before and after it in the same commit fail too, leave nothing, and the writer goes on."""
-
     writing, go_on = await embedded.hold_writer()
     before = asyncio.create_task(embedded.world.owner())
     await asyncio.sleep(0)
