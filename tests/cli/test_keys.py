@@ -108,8 +108,8 @@ def test_list_tells_when_a_key_was_last_used(shell: Shell) -> None:
         unused["key_id"]: None,
     }
     head, *lines = cells(shell.text("keys", "list"))
-    told = {line[0]: line[head.index("last_used_at")] for line in lines}
-    assert told == {used["key_id"]: "2026-11-01T00:00:00Z", unused["key_id"]: "never"}
+    last_used = {line[0]: line[head.index("last_used_at")] for line in lines}
+    assert last_used == {used["key_id"]: "2026-11-01T00:00:00Z", unused["key_id"]: "never"}
 
 
 @pytest.mark.rule("F3", "Keys are stored hashed.")

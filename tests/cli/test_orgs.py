@@ -23,18 +23,18 @@ def test_a_balance_is_set_by_name_or_id_and_no_other_is_touched(shell: Shell, fi
     made = shell.json("keys", "create", "--org", "acme")
     shell.json("keys", "create", "--org", "globex")
     org = {"name": "acme", "organization_id": made["organization_id"]}[field]
-    told = shell.json("orgs", "set-balance", org, "12.500000001")
-    assert told == {
+    changed = shell.json("orgs", "set-balance", org, "12.500000001")
+    assert changed == {
         "name": "acme",
         "organization_id": made["organization_id"],
         "balance": "12.500000001",
         "balance_nano": 12_500_000_001,
         "credits": "0",
         "credits_nano": 0,
-        "created_at": told["created_at"],
+        "created_at": changed["created_at"],
     }
     listed = {row["name"]: row for row in shell.json("orgs", "list")}
-    assert listed["acme"] == told
+    assert listed["acme"] == changed
     assert listed["globex"]["balance_nano"] == 0
     owner = shell.owner(made["api_key"], made["project_id"])
     assert owner is not None
@@ -45,8 +45,8 @@ def test_a_balance_is_set_by_name_or_id_and_no_other_is_touched(shell: Shell, fi
 def test_credits_are_set_only_when_they_are_given(shell: Shell) -> None:
     shell.json("keys", "create", "--org", "acme")
     assert shell.json("orgs", "set-balance", "acme", "1", "--credits", "0.25")["credits_nano"] == 250_000_000
-    told = shell.json("orgs", "set-balance", "acme", "0")
-    assert (told["balance_nano"], told["credits_nano"]) == (0, 250_000_000)
+    changed = shell.json("orgs", "set-balance", "acme", "0")
+    assert (changed["balance_nano"], changed["credits_nano"]) == (0, 250_000_000)
     assert shell.json("orgs", "set-balance", "acme", "0", "--credits", "0")["credits_nano"] == 0
 
 
@@ -74,16 +74,16 @@ def test_what_is_no_amount_changes_nothing_and_is_told(shell: Shell, amount: str
     """D4: money is never rounded, and nobody starts in debt."""
     shell.json("keys", "create", "--org", "acme")
     before = shell.json("orgs", "set-balance", "acme", "3", "--credits", "2")
-    code, told = shell.refusal("orgs", "set-balance", "acme", *(["7", "--credits", amount] if credits else [amount]))
+    code, message = shell.refusal("orgs", "set-balance", "acme", *(["7", "--credits", amount] if credits else [amount]))
     assert code == 2
-    assert f"{amount!r} is not an amount from 0 to 999999999 with at most nine decimals" in " ".join(told.split())
+    assert f"{amount!r} is not an amount from 0 to 999999999 with at most nine decimals" in " ".join(message.split())
     assert shell.json("orgs", "list") == [before]
 
 
 def test_an_unknown_organization_is_told(shell: Shell) -> None:
     shell.json("keys", "create")
-    code, told = shell.refusal("orgs", "set-balance", "nobody", "1")
-    assert (code, told) == (1, "Error: There is no organization 'nobody'. See: batchline orgs list\n")
+    code, message = shell.refusal("orgs", "set-balance", "nobody", "1")
+    assert (code, message) == (1, "Error: There is no organization 'nobody'. List all with: batchline orgs list\n")
 
 
 def test_a_misspelt_option_is_refused(shell: Shell) -> None:

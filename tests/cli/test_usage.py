@@ -139,9 +139,9 @@ def test_this_month_is_meant_unless_told_otherwise(shell: Shell, books: Books) -
 
 @pytest.mark.parametrize("until", ["2026-11-01", "2026-10-31"])
 def test_a_time_that_ends_before_it_begins_is_refused(shell: Shell, until: str) -> None:
-    code, told = shell.refusal("usage", "--since", "2026-11-01", "--until", until)
+    code, message = shell.refusal("usage", "--since", "2026-11-01", "--until", until)
     assert code == 2
-    assert "ends before it begins" in told
+    assert "--until must be later than --since" in message
 
 
 @pytest.mark.parametrize("wrong", [["--since", "yesterday"], ["--until", "2026-13-01"], ["--by", "week"]])
@@ -155,10 +155,13 @@ def test_one_project_is_asked_for_by_id_or_name(shell: Shell, books: Books) -> N
     books.charge("globex", "small", at=_NOVEMBER, cost=2)
     assert _costs(_november(shell, "--project", books.project_id("globex"))) == [(2,)]
     assert _november(shell, "--project", "idle") == []
-    code, told = shell.refusal("usage", "--project", "search")
-    assert (code, told) == (1, "Error: Several projects are called 'search'; give an id of: batchline projects list\n")
-    code, told = shell.refusal("usage", "--project", "nope")
-    assert (code, told) == (1, "Error: There is no project 'nope'. See: batchline projects list\n")
+    code, message = shell.refusal("usage", "--project", "search")
+    assert (code, message) == (
+        1,
+        "Error: Several projects are called 'search'. Use an id from: batchline projects list\n",
+    )
+    code, message = shell.refusal("usage", "--project", "nope")
+    assert (code, message) == (1, "Error: There is no project 'nope'. List all with: batchline projects list\n")
 
 
 def test_the_table_ends_with_the_total(shell: Shell, books: Books) -> None:
