@@ -1,4 +1,4 @@
-"""A service, and its upstream, that the tests of `batchline run` share; each has a project of its own on it."""
+"""A service and its upstream that the tests of `batchline run` share; each test has its own project."""
 
 from collections.abc import Iterator
 from itertools import count

@@ -1,4 +1,4 @@
-"""`batchline run` killed at every step and run again (F4): one batch, and whole files."""
+"""The journal of `batchline run` (F4): a run that is killed at any step and run again makes one batch."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def _journal(source: Path) -> Path:
 
 
 class _Killing:
-    """SIGKILL for a run the moment a request of it gets there."""
+    """Kills a run with SIGKILL when a request of it reaches the proxy."""
 
     def __init__(self, run: Run, step: str, *, after: int = 0) -> None:
         self._run, self._step, self._left = run, step, after
@@ -72,7 +72,7 @@ def _killed(proxy: Between, tenant: Tenant, source: Path, arm: Callable[[Run], _
 def test_a_run_killed_at_any_step_ends_in_one_batch(
     tenant: Tenant, proxy: Between, source: Path, step: str, answered: bool, later: int
 ) -> None:
-    """F4, A11: before and after the server did what it was asked, and in the middle of a download."""
+    """F4, A11: before and after the server handled the request, and in the middle of a download."""
     proxy.cut_download_at = 1000
 
     def arm(run: Run) -> _Killing:
@@ -100,7 +100,7 @@ def test_a_run_killed_at_any_step_ends_in_one_batch(
 
 
 def _begun(proxy: Between, tenant: Tenant, source: Path) -> None:
-    """A job whose run was killed while its batch is at work."""
+    """Start a run and kill it while its batch is in progress."""
 
     def arm(run: Run) -> _Killing:
         proxy.before = killing = _Killing(run, "poll")
@@ -110,7 +110,7 @@ def _begun(proxy: Between, tenant: Tenant, source: Path) -> None:
 
 
 def test_another_input_is_refused_until_it_is_told_to_begin_anew(tenant: Tenant, proxy: Between, source: Path) -> None:
-    """F4: the answers of one file must not be taken for another's; what is given up is cancelled (C10)."""
+    """F4: the answers for one file must not be saved for another; the earlier batch is cancelled (C10)."""
     source.write_bytes(chat_lines(f"[[delay=1]] {n}" for n in range(40)))
     _begun(proxy, tenant, source)
     source.write_bytes(chat_lines(["another question"]))
@@ -127,7 +127,7 @@ def test_another_input_is_refused_until_it_is_told_to_begin_anew(tenant: Tenant,
 
 
 def test_another_server_is_refused(tenant: Tenant, proxy: Between, source: Path) -> None:
-    """F4: the batch is not there, and a second one would be."""
+    """F4: that server does not have the batch, and would create a second one."""
     _begun(proxy, tenant, source)
     refused = _call(source, environment=tenant.environment())
     assert refused.exit_code == 1
@@ -145,7 +145,7 @@ def test_a_batch_that_its_server_does_not_know_is_told(tenant: Tenant, source: P
 
 
 def test_an_upload_that_is_gone_is_made_again(tenant: Tenant, source: Path, proxy: Between) -> None:
-    """B4: the run was picked up long after."""
+    """B4: the run is resumed after the file has expired."""
 
     def arm(run: Run) -> _Killing:
         proxy.before = killing = _Killing(run, "create")
@@ -170,7 +170,7 @@ def test_two_runs_for_one_output_do_not_mix(tenant: Tenant, source: Path, proxy:
 
 
 def test_a_batch_cancelled_elsewhere_still_brings_its_results(tenant: Tenant, source: Path, proxy: Between) -> None:
-    """F4, C10, C12: every line is in one of the two files; lines that never ran failed, which is 3."""
+    """F4, C10, C12: every line is in one of the two files; lines that did not run have failed, so the code is 3."""
     source.write_bytes(chat_lines(f"[[delay=1]] {n}" for n in range(30)))
     with running(source.parent, str(source), "--json", environment=tenant.environment(proxy.url)) as run:
         wait_until(lambda: "poll" in proxy.steps(), what="the first poll")
@@ -192,7 +192,7 @@ def _names_if_there(path: Path) -> list[str]:
 def test_an_interrupted_run_says_how_to_go_on(
     tenant: Tenant, source: Path, proxy: Between, number: signal.Signals
 ) -> None:
-    """F4: 128 + the signal, as shells have it; the batch goes on at the server and is picked up."""
+    """F4: the exit code is 128 + the signal; the batch continues on the server, and the next run resumes it."""
     source.write_bytes(chat_lines(f"[[delay=0.5]] {n}" for n in range(8)))
     with running(source.parent, str(source), environment=tenant.environment(proxy.url)) as run:
         wait_until(lambda: "poll" in proxy.steps(), what="the first poll")
@@ -206,7 +206,7 @@ def test_an_interrupted_run_says_how_to_go_on(
 
 
 def test_a_terminal_is_shown_one_line_that_is_redrawn(tenant: Tenant, source: Path) -> None:
-    """F4: with a bar and the counts; what stays is what came of it."""
+    """F4: it has a bar and the counts; only the results stay on the screen."""
     source.write_bytes(chat_lines(f"[[delay=0.3]] {n}" for n in range(12)))
     ours, theirs = pty.openpty()
     environment = os.environ | tenant.environment() | {"COLUMNS": "100", "PYTHONUTF8": "1"}
@@ -230,12 +230,12 @@ def _read_all(terminal: int) -> str:
             while chunk := stream.read(65536):
                 data += chunk
         except OSError:
-            pass  # how a terminal says that nobody writes to it any more
+            pass  # how a terminal reports that no process writes to it any more
     return data.decode()
 
 
 def test_a_journal_ends_with_the_last_step_that_was_written_whole(tmp_path: Path) -> None:
-    """A step that a crash cut off was not taken; the steps after it are whole again."""
+    """An entry that a crash cut off is ignored; the entries after it are complete again."""
     path = tmp_path / "journal"
     journal = Journal(path)
     journal.write(_JOB)
@@ -273,7 +273,7 @@ def test_a_file_that_is_no_journal_is_left_as_it_is(tmp_path: Path, content: byt
 
 
 def test_a_journal_is_held_by_one(tmp_path: Path) -> None:
-    """Also after the holder removed its file: what another made since then is the other's."""
+    """Also after its holder deleted the file: a file that was created since then belongs to another run."""
     path = tmp_path / "journal"
     first = Journal(path)
     with pytest.raises(JournalUnusable, match="Another run is working"):

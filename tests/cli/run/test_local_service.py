@@ -1,4 +1,4 @@
-"""`batchline run` by itself, on a data folder (F4): its service comes with it and goes with it."""
+"""`batchline run` on a data folder (F4): the run starts its service and stops it."""
 
 import re
 import signal
@@ -16,7 +16,7 @@ from tests.support.service import Mock, chat_lines, running_mock, running_servic
 
 @pytest.fixture
 def mock() -> Iterator[Mock]:
-    """Of its own, so that a test can count what it was asked."""
+    """A mock for each test, so that the test can count its requests."""
     with running_mock() as started:
         yield started
 
@@ -42,7 +42,7 @@ def _await_answers(mock: Mock, count: int) -> None:
 
 
 def test_a_run_needs_nothing_but_a_folder(tmp_path: Path, mock: Mock) -> None:
-    """F4: the service is started, used and gone; key and log are for nobody but the owner, and the key is kept."""
+    """F4: the service is started, used and stopped; only the owner can read key and log; the key is kept."""
     _lines(tmp_path, 8, "[[delay=0.3]]")
     with running(tmp_path, *_arguments(mock, "--upstream-api-key", "hush")) as run:
         _await_answers(mock, 1)
@@ -74,7 +74,7 @@ def _killed_in_the_middle(folder: Path, mock: Mock) -> list[psutil.Process]:
 
 
 def test_a_killed_run_takes_its_service_with_it_and_goes_on_when_run_again(tmp_path: Path, mock: Mock) -> None:
-    """F4, D5: nothing outlives it, the batch is the same, and what was recorded does not run again."""
+    """F4, D5: no process stays, the batch is the same, and recorded lines do not run again."""
     _lines(tmp_path, 40, "[[delay=0.2]]")
     family = _killed_in_the_middle(tmp_path, mock)
     assert family
@@ -89,12 +89,12 @@ def test_a_killed_run_takes_its_service_with_it_and_goes_on_when_run_again(tmp_p
 
 
 def _batches(folder: Path) -> set[str]:
-    """Of all that the folder's service ever did."""
+    """Return the ids of all batches in the log of the service."""
     return set(re.findall(r"batch_[0-9A-Z]{26}", (folder / "data" / "run.log").read_text()))
 
 
 def test_the_service_of_a_killed_run_ends_by_itself(tmp_path: Path, mock: Mock) -> None:
-    """F4: also when nobody runs the command again, and when a line would take for ever."""
+    """F4: also if the command is not run again, and if a line never gets an answer."""
     _lines(tmp_path, 1, "[[hang]]")
     with running(tmp_path, *_arguments(mock, "--shutdown-grace-seconds", "3600")) as run:
         wait_until(lambda: mock.stats()["in_flight"] == 1, what="the line in flight")
@@ -130,7 +130,7 @@ def test_ctrl_c_pauses_the_job(tmp_path: Path, mock: Mock, patient: bool) -> Non
 
 
 def test_a_folder_that_is_served_already_is_not_served_twice(tmp_path: Path, mock: Mock) -> None:
-    """F4: the job goes to the service that runs there, which neither run nor end of it disturbs."""
+    """F4: the run uses the service that already runs there, and leaves it running."""
     _lines(tmp_path, 10)
     with running_service(tmp_path, mock.url) as service:
         with running(tmp_path, *_arguments(mock)) as run:
@@ -142,7 +142,7 @@ def test_a_folder_that_is_served_already_is_not_served_twice(tmp_path: Path, moc
 
 
 def test_a_run_takes_over_when_the_service_it_uses_is_stopped(tmp_path: Path, mock: Mock) -> None:
-    """F4: the folder is free then, and the batch is in it."""
+    """F4: the folder is free then, and contains the batch."""
     _lines(tmp_path, 12, "[[delay=0.3]]")
     with (
         running_service(tmp_path, mock.url, max_concurrency=2) as service,
@@ -156,7 +156,7 @@ def test_a_run_takes_over_when_the_service_it_uses_is_stopped(tmp_path: Path, mo
 
 
 def test_a_service_that_dies_is_told_and_the_job_goes_on_later(tmp_path: Path, mock: Mock) -> None:
-    """F4: not waited for, because nobody else will start it."""
+    """F4: the run does not wait, because no other process will start the service."""
     _lines(tmp_path, 12, "[[delay=0.3]]")
     with running(tmp_path, *_arguments(mock)) as run:
         _await_answers(mock, 2)
@@ -171,7 +171,7 @@ def test_a_service_that_dies_is_told_and_the_job_goes_on_later(tmp_path: Path, m
 
 
 def test_a_service_that_cannot_start_says_why(tmp_path: Path, mock: Mock) -> None:
-    """F4: in its own words, not by a log to be searched."""
+    """F4: the run prints the error of the service, so that the user need not search a log."""
     _lines(tmp_path, 1)
     ended = _go(tmp_path, mock, "--upstream-url", "http://127.0.0.1:99999/v1")
     assert ended.code == 1
@@ -179,7 +179,7 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, mock: Mock) -> Non
 
 
 def test_no_funds_are_told_with_what_to_do(tmp_path: Path, mock: Mock) -> None:
-    """A3: never waited for."""
+    """A3: the run does not wait for funds."""
     _lines(tmp_path, 1)
     ended = _go(tmp_path, mock, "--metering", "on", "--free-credits", "0")
     assert ended.code == 1
@@ -188,7 +188,7 @@ def test_no_funds_are_told_with_what_to_do(tmp_path: Path, mock: Mock) -> None:
 
 
 def test_a_revoked_key_of_the_folder_is_replaced(tmp_path: Path, mock: Mock) -> None:
-    """F3: revoking it ends what it began, not what comes later."""
+    """F3: revoking it ends the batches that it created, not later runs."""
     _lines(tmp_path, 1)
     shell = Shell(tmp_path / "data")
     made = shell.json("keys", "create", "--project", "run")
@@ -201,7 +201,7 @@ def test_a_revoked_key_of_the_folder_is_replaced(tmp_path: Path, mock: Mock) -> 
 
 
 def test_two_runs_at_once_share_one_service(tmp_path: Path, mock: Mock) -> None:
-    """F4: the folder has one service, and both jobs end well, whichever run ends first."""
+    """F4: the folder has one service, and both runs succeed, whichever ends first."""
     folders = [tmp_path / "one", tmp_path / "two"]
     for number, folder in enumerate(folders):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""`batchline run` against a server (F4): what comes home, what is said, and every exit code."""
+"""`batchline run` on a server (F4): its files, its messages and its exit codes."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.support.service import Mock, chat_line, chat_lines, running_service, 
 
 
 def _call(*arguments: object, environment: Environment) -> Result:
-    """In this process, which is quicker."""
+    """Run the command in this process, which is faster."""
     return CliRunner(env=dict.fromkeys(RUN_VARIABLES) | environment).invoke(main, ["run", *map(str, arguments)])
 
 
@@ -25,7 +25,7 @@ def _journal(source: Path) -> Path:
 
 
 def test_the_whole_job_is_one_command(tenant: Tenant, source: Path) -> None:
-    """F4: every line's answer beside the input, nothing else there, 0, and nothing on stdout."""
+    """F4: the answer of every line is beside the input, with no other file; exit code 0, nothing on stdout."""
     result = _call(source, environment=tenant.environment())
     assert result.exit_code == 0, result.output
     assert sorted(names_in(source.with_name("in.output.jsonl"))) == sorted(names(20))
@@ -47,7 +47,7 @@ def test_the_base_url_may_end_in_v1_or_not(tenant: Tenant, source: Path, tail: s
 
 @pytest.mark.rule("F4", "Exit code 3 says that the batch finished with failed lines.")
 def test_failed_lines_are_3_and_told_by_code(tenant: Tenant, tmp_path: Path) -> None:
-    """F4, D2: both files, a table of what went wrong, and a summary for programs."""
+    """F4, D2: there are both files, a table of the errors, and a summary for programs."""
     source, output, errors = tmp_path / "in.jsonl", tmp_path / "o.jsonl", tmp_path / "e.jsonl"
     prompts = ["fine", "[[status=404]]", "[[status=400]] a", "[[status=400]] b"]
     source.write_bytes(chat_lines(prompts))
@@ -74,7 +74,7 @@ def test_failed_lines_are_3_and_told_by_code(tenant: Tenant, tmp_path: Path) -> 
 
 
 def test_files_of_an_earlier_run_do_not_outlive_it(tenant: Tenant, source: Path) -> None:
-    """F4: an errors file says that lines failed, and an output file that some succeeded: in this run."""
+    """F4: an errors file means that lines of this run failed, and an output file that some succeeded."""
     output, errors = source.with_name("in.output.jsonl"), source.with_name("in.errors.jsonl")
     errors.write_text("old")
     assert _call(source, environment=tenant.environment()).exit_code == 0
@@ -86,7 +86,7 @@ def test_files_of_an_earlier_run_do_not_outlive_it(tenant: Tenant, source: Path)
 
 
 def test_faults_of_the_input_are_told_by_line_and_nothing_is_left_to_go_on_with(tenant: Tenant, source: Path) -> None:
-    """C3, F4: all of them at once, so that one round fixes them; the fixed file is then a new job."""
+    """C3, F4: all faults are reported at once; the corrected file is then a new job."""
     good = source.read_bytes()
     source.write_bytes(good + b"{nope\n" + chat_line("line-3", "again") + b"[]\n")
     result = _call(source, environment=tenant.environment())
@@ -100,7 +100,7 @@ def test_faults_of_the_input_are_told_by_line_and_nothing_is_left_to_go_on_with(
 
 
 def test_the_endpoint_is_the_first_lines_url(tenant: Tenant, source: Path) -> None:
-    """F4: where it is wrong, the service says so."""
+    """F4: if it is wrong, the service reports it."""
     source.write_bytes(b"\xef\xbb\xbf \r\n\n" + source.read_bytes())
     assert _call(source, environment=tenant.environment()).exit_code == 0
     source.write_bytes(source.read_bytes().replace(b"/v1/chat/completions", b"/v1/other"))
@@ -129,7 +129,7 @@ def test_an_empty_file_is_refused_in_words(tenant: Tenant, source: Path) -> None
     ],
 )
 def test_credentials_that_do_not_fit_are_4(tenant: Tenant, source: Path, change: Environment, word: str) -> None:
-    """F4, A1, A2: with what to set, and never the key itself."""
+    """F4, A1, A2: the message says what to set, and never contains the key."""
     result = _call(source, environment=tenant.environment() | change)
     assert result.exit_code == 4
     assert word in result.stderr
@@ -137,7 +137,7 @@ def test_credentials_that_do_not_fit_are_4(tenant: Tenant, source: Path, change:
 
 
 def test_a_server_that_is_not_there_is_1_with_its_url(tenant: Tenant, source: Path) -> None:
-    """F4: and no job was begun that a later run would have to pick up."""
+    """F4: and no job was begun that a later run would have to resume."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     result = _call(source, environment=tenant.environment(url))
@@ -162,7 +162,7 @@ def test_a_server_that_is_not_there_is_1_with_its_url(tenant: Tenant, source: Pa
 def test_what_cannot_be_meant_is_2(
     tenant: Tenant, source: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F4: the last one sets a service that this run would start, although a server was named."""
+    """F4: the last one is a setting of a service that the run would start, although a server is named."""
     monkeypatch.chdir(source.parent)
     result = _call(*arguments, environment=tenant.environment())
     assert result.exit_code == 2, result.output
@@ -189,7 +189,7 @@ _THROTTLED = b'{"error": {"message": "Slowly", "type": "t", "code": "rate_limit_
 def test_a_fault_that_passes_is_waited_out_at_every_step(
     tenant: Tenant, proxy: Between, source: Path, step: str, fault: Exception
 ) -> None:
-    """F4, A4: and the batch is still one."""
+    """F4, A4: there is still only one batch."""
     _fail_once(proxy, step, fault)
     result = _call(source, environment=tenant.environment(proxy.url))
     assert result.exit_code == 0, result.output
@@ -199,7 +199,7 @@ def test_a_fault_that_passes_is_waited_out_at_every_step(
 
 
 def test_an_answer_that_was_lost_makes_no_second_batch(tenant: Tenant, proxy: Between, source: Path) -> None:
-    """A11, F4: the create was done, and its answer never came."""
+    """A11, F4: the server created the batch, but its answer was lost."""
     lost: list[bool] = []
 
     def after(exchange: Exchange) -> None:
@@ -214,7 +214,7 @@ def test_an_answer_that_was_lost_makes_no_second_batch(tenant: Tenant, proxy: Be
 
 
 def test_a_validation_that_was_interrupted_is_asked_for_again(tenant: Tenant, proxy: Between, source: Path) -> None:
-    """C6, A11: the service died over it. The same key would only bring the same answer again."""
+    """C6, A11: the service ended during validation. The same key would only get the same answer again."""
     text = b"Validation was interrupted; create the batch again"
     body = b'{"error": {"message": "%s", "type": "t", "code": "invalid_request_error", "param": null}}' % text
     _fail_once(proxy, "create", Instead(400, body, {"x-batch-id": "batch_dead"}))
@@ -234,7 +234,7 @@ def test_a_download_that_breaks_goes_on_where_it_was(tenant: Tenant, proxy: Betw
 
 
 def test_an_outage_of_the_server_does_not_end_a_run(tmp_path: Path, mock: Mock, source: Path) -> None:
-    """F4, C7: the job is durable there, so the run waits, says why, and brings it home."""
+    """F4, C7: the batch is durable there, so the run waits, shows the reason, and saves the results."""
     source.write_bytes(chat_lines(f"[[delay=0.5]] {n}" for n in range(12)))
     with running_service(tmp_path / "own", mock.url, max_concurrency=4) as own, between(own) as proxy:
         tenant = Tenant(own, own.account)
