@@ -42,7 +42,9 @@ def test_each_batch_ends_once_and_leaves_nothing(tmp_path: Path, postgres: Postg
         logs = "".join(worker.log for worker in fleet.workers)
         for batch in ended:
             assert logs.count(f'msg="batch finished" batch={batch.id}') == 1
-            assert logs.count(f'msg="batch expired" batch={batch.id}') == (batch.status == "expired")
+            assert logs.count(f'msg="batch expired, its remaining lines will not run" batch={batch.id}') == (
+                batch.status == "expired"
+            )
         listed = [file.id for file in client.files.list()]
         files = [id for batch in ended for id in (batch.output_file_id, batch.error_file_id) if id]
         assert sorted(listed) == sorted(files + [batch.input_file_id for batch in ended])

@@ -1,9 +1,9 @@
-"""What goes between `serve` and its hands arrives as it was meant; and what is not for hands to do."""
+"""The messages between `serve` and its worker processes, and what worker processes must not do."""
 
 import asyncio
 from pathlib import Path
 
-from batchline.app.backends import open_shared_objects, open_objects
+from batchline.app.backends import open_objects, open_shared_objects
 from batchline.app.workers.messages import StartMessage, dump_settings, encode_message, read_to_worker
 from batchline.settings import Settings
 
