@@ -43,7 +43,7 @@ class FleetStub:
     def __init__(self, share: int) -> None:
         self.share, self.down = share, False
         self.reports: list[Report] = []
-        self.gone: list[str] = []
+        self.left: list[str] = []
 
     async def heartbeat(self, report: Report, *, caps: Mapping[str, int], lease: float) -> dict[str, int]:
         if self.down:
@@ -52,7 +52,7 @@ class FleetStub:
         return dict.fromkeys(caps, self.share)
 
     async def leave(self, owner: str) -> None:
-        self.gone.append(owner)
+        self.left.append(owner)
 
 
 def new_heartbeat() -> tuple[Heartbeat, WorkerStub, FleetStub]:
@@ -94,7 +94,7 @@ def test_a_process_that_ends_says_so(virtual: VirtualLoop) -> None:
     """The others get its share at once, and need not wait for its lease."""
     heartbeat, _, fleet = new_heartbeat()
     virtual.run(heartbeat.leave())
-    assert fleet.gone == ["me"]
+    assert fleet.left == ["me"]
 
 
 def test_an_api_process_reports_its_calls_and_once_that_there_are_none_left(virtual: VirtualLoop) -> None:

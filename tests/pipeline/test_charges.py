@@ -1,4 +1,4 @@
-"""The engine where answers cost money and models are configured: SPEC D4, D6, D7 and the charges of F2."""
+"""The engine with metering and configured models: charges and quota (D4, F2), and the rules of models (D6, D7)."""
 
 import json
 from contextlib import closing
@@ -47,7 +47,7 @@ def test_a_batch_costs_what_the_usage_in_its_output_file_says(tmp_path: Path) ->
 
 @pytest.mark.rule("F2", "Where it is off, nothing is charged.")
 def test_nothing_is_charged_where_nobody_is_metered(tmp_path: Path) -> None:
-    """F2: what was used is booked all the same."""
+    """F2: the usage is recorded nevertheless."""
     with closing(Bench(tmp_path, **ONE | {"metering": False})) as bench:
 
         async def scene() -> None:
@@ -85,7 +85,7 @@ def test_when_the_money_runs_out_the_rest_fails_and_the_batch_completes(tmp_path
 
 @pytest.mark.rule("D4", "One organization's empty purse stops nobody else.")
 def test_another_organizations_empty_purse_stops_nobody_else(tmp_path: Path) -> None:
-    """Tenants are strictly apart."""
+    """Tenants are strictly separated."""
     with closing(Bench(tmp_path, max_concurrency=4, **ONE)) as bench:
 
         async def scene() -> None:
@@ -101,7 +101,7 @@ def test_another_organizations_empty_purse_stops_nobody_else(tmp_path: Path) -> 
 
 @pytest.mark.rule("D4", "Once, also across crashes.")
 def test_a_killed_process_charges_for_no_answer_twice(tmp_path: Path) -> None:
-    """D4: what it answered and did not record is run again, and only then paid."""
+    """D4: what was answered and not recorded is run again, and only then charged."""
     with closing(Bench(tmp_path, latency=0.5, max_concurrency=16, **ONE)) as bench:
 
         async def begin() -> Any:
@@ -130,7 +130,7 @@ def _is_further(done: int, batch: Batch) -> bool:
 @pytest.mark.rule("D6", "A missing model is invalid_request_error.")
 @pytest.mark.rule("D6", "A line's rules are checked without asking the upstream.")
 def test_a_line_that_breaks_the_rules_fails_without_asking_the_upstream(tmp_path: Path) -> None:
-    """D6: also while the upstream is away."""
+    """D6: even while the upstream is unavailable."""
     user = {"role": "user", "content": "forbidden"}
     bodies = [
         {"messages": [user]},
@@ -158,7 +158,7 @@ def test_a_line_that_breaks_the_rules_fails_without_asking_the_upstream(tmp_path
 
 @pytest.mark.rule("D6", "A model goes to its upstream under the name it has there.")
 def test_a_model_goes_to_its_upstream_under_the_name_it_has_there(tmp_path: Path) -> None:
-    """D6: and another model's lines to theirs."""
+    """D6: and the lines of another model to its own upstream."""
     with closing(Bench(tmp_path, **TWO)) as bench:
 
         async def scene() -> None:
@@ -182,8 +182,8 @@ def test_a_model_of_other_projects_does_not_exist(tmp_path: Path) -> None:
         async def scene() -> None:
             refused = await bench.ended(await bench.batch(["mine"], project="alpha", model="n"))
             missing = await bench.ended(await bench.batch(["mine"], project="alpha", model="x"))
-            told = [(await bench.failures(batch))["line-0"] for batch in (refused, missing)]
-            assert told[0].replace(" n ", " x ") == told[1]
+            messages = [(await bench.failures(batch))["line-0"] for batch in (refused, missing)]
+            assert messages[0].replace(" n ", " x ") == messages[1]
             assert (await bench.ended(await bench.batch(["ours"], project="beta", model="n"))).completed == 1
 
         bench.play(scene())
@@ -206,7 +206,7 @@ def test_a_line_over_its_models_limit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_line_over_its_models_limit_is_cut(tmp_path: Path) -> None:
-    """D6: silently, where the model says so."""
+    """D6: silently, if the model says so."""
     with closing(Bench(tmp_path, models={"m": {"max_tokens": 5, "error_on_max_token": False}})) as bench:
 
         async def scene() -> None:
@@ -218,12 +218,12 @@ def test_a_line_over_its_models_limit_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_classification_models_line_needs_a_document(tmp_path: Path) -> None:
-    """D7: an answer that is none is a fault of the upstream, and tried again."""
+    """D7: an answer without one is a fault of the upstream, and the line is tried again."""
     with closing(Bench(tmp_path, models={"m": {"kind": "classification"}})) as bench:
 
         async def scene() -> None:
-            told = await bench.failures(await bench.ended(await bench.batch(["classify me"])))
-            assert told["line-0"].startswith("[legacy:retries_exhausted] Line failed after 4 attempts: ")
+            failures = await bench.failures(await bench.ended(await bench.batch(["classify me"])))
+            assert failures["line-0"].startswith("[legacy:retries_exhausted] Line failed after 4 attempts: ")
 
         bench.play(scene())
         assert bench.attempts("classify me") == 4

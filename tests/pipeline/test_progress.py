@@ -1,4 +1,4 @@
-"""What the engine tells of a batch while it runs: SPEC C8, C10, D2, D3."""
+"""The progress of a batch while it runs (C8, C10, D2, D3)."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def _counted(progress: Progress) -> dict[str, int]:
 
 
 def test_a_batch_of_nobody_is_not_found(tmp_path: Path) -> None:
-    """A8, C8: also one of another project."""
+    """A8, C8: nor is one of another project."""
     with closing(Bench(tmp_path)) as bench:
 
         async def scene() -> None:
@@ -43,7 +43,7 @@ def test_a_batch_of_nobody_is_not_found(tmp_path: Path) -> None:
 
 
 def test_lines_in_flight_are_those_of_the_batch(tmp_path: Path) -> None:
-    """And none of them once it is over."""
+    """And none of them once it has ended."""
     with closing(Bench(tmp_path, latency=5, max_concurrency=16)) as bench:
 
         async def scene() -> None:
@@ -57,8 +57,10 @@ def test_lines_in_flight_are_those_of_the_batch(tmp_path: Path) -> None:
 
 
 def test_the_end_is_foretold_from_what_was_recorded(tmp_path: Path) -> None:
-    """Four lines a second of a thousand: after a minute of them, the rest is known to a few seconds. What is over
-    has no pace, whether or not its work is forgotten yet."""
+    """With four of a thousand lines done per second, the end is known to a few seconds after a minute.
+
+    A batch that has ended has no rate, whether or not its work file was removed yet.
+    """
     with closing(Bench(tmp_path, latency=1, max_concurrency=4)) as bench:
 
         async def scene() -> None:
@@ -66,14 +68,14 @@ def test_the_end_is_foretold_from_what_was_recorded(tmp_path: Path) -> None:
             fresh = await _progress(bench, batch)
             assert (fresh.rate, fresh.eta) == (0.0, None)
             await asyncio.sleep(100)
-            told, now = await _progress(bench, batch), bench.time.now
-            assert told.eta is not None
-            assert told.rate == pytest.approx(4, rel=0.1)
+            progress, now = await _progress(bench, batch), bench.time.now
+            assert progress.eta is not None
+            assert progress.rate == pytest.approx(4, rel=0.1)
             bench.store.trouble["delete_work"] = _never
             await bench.ended(batch)
-            assert told.eta.low - 5 <= bench.time.now - now <= told.eta.high + 5
-            over = await _progress(bench, batch)
-            assert (over.rate, over.eta, over.batch.completed) == (0.0, None, 1000)
+            assert progress.eta.low - 5 <= bench.time.now - now <= progress.eta.high + 5
+            ended = await _progress(bench, batch)
+            assert (ended.rate, ended.eta, ended.batch.completed) == (0.0, None, 1000)
 
         bench.play(scene())
 
@@ -91,10 +93,10 @@ def test_errors_are_counted_by_code_with_the_first_of_each(tmp_path: Path) -> No
             assert json.loads(running.errors[0].sample)["custom_id"] == "line-0"
             await bench.engine.api_role.services.cancellation.cancel(batch.project_id, batch.id)
             ended = await bench.ended(batch)
-            told, records = await _progress(bench, batch), await bench.records(ended)
-            assert _counted(told)["batch_cancelled"] == 2
-            assert sum(_counted(told).values()) == ended.failed
-            for each in told.errors:
+            progress, records = await _progress(bench, batch), await bench.records(ended)
+            assert _counted(progress)["batch_cancelled"] == 2
+            assert sum(_counted(progress).values()) == ended.failed
+            for each in progress.errors:
                 sample = json.loads(each.sample)
                 written = records[sample["custom_id"]]["error"]
                 assert (each.code, sample["message"]) == (written["code"], written["message"])
@@ -103,7 +105,7 @@ def test_errors_are_counted_by_code_with_the_first_of_each(tmp_path: Path) -> No
 
 
 def test_a_batch_waits_for_the_upstream_of_its_models_alone(tmp_path: Path) -> None:
-    """D3: the reason of a pause stands in the progress, with the moment it began, until the upstream is back."""
+    """D3: the progress has the reason of a pause and its beginning, until the upstream is available again."""
     with closing(Bench(tmp_path, **MODELS)) as bench:
         bench.machines["gpu"].down_until = 60
 
@@ -136,9 +138,9 @@ def test_a_batch_that_was_stopped_waits_for_nothing(tmp_path: Path) -> None:
             assert (await _progress(bench, batch)).activity.pause is not None
             bench.store.trouble["record"] = _never
             await bench.engine.api_role.services.cancellation.cancel(batch.project_id, batch.id)
-            told = await _progress(bench, batch)
-            assert told.batch.status is BatchStatus.CANCELLING
-            assert (told.activity.pause, told.eta) == (None, None)
+            progress = await _progress(bench, batch)
+            assert progress.batch.status is BatchStatus.CANCELLING
+            assert (progress.activity.pause, progress.eta) == (None, None)
 
         bench.play(scene())
 

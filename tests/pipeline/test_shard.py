@@ -167,7 +167,7 @@ def test_like_prompts_stand_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefixes", [1, 8, 1000])
 def test_prefixes_make_no_more_shards(tmp_path: Path, prefixes: int) -> None:
-    """They are a matter of order alone: lines that share nothing are cut, and stand, as if nobody had looked."""
+    """They only change the order: lines that share no prefix are divided, and stand, as without prefixes."""
     shards = indexes_by_prefix(tmp_path / "work", [(n % prefixes,) for n in range(1000)], ShardLimits())
     assert [len(shard) for shard in shards] == [
         len(shard) for shard in indexes_by_prefix(tmp_path / "plain", [()] * 1000, ShardLimits())

@@ -1,4 +1,4 @@
-"""Validation of input files: SPEC C2, C3, C5, C7 and C14, message by message."""
+"""Validation of input files, message by message (C2, C3, C5, C7, C14)."""
 
 import json
 import os

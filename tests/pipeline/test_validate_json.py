@@ -1,4 +1,4 @@
-"""What counts as JSON in an input file (SPEC C4), held against the standard library's reader made strict."""
+"""What counts as JSON in an input file (C4), compared with a strict reader of the standard library."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How an input file is read: SPEC C4 on lines and their ends, C6 on memory."""
+"""How an input file is read: lines and their ends (C4), in bounded memory (C6)."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""An upstream that is gone: SPEC D3."""
+"""When an upstream counts as unavailable, how it is probed, and which faults spend nothing (D3, D5)."""
 
 from itertools import cycle, islice, pairwise
 
@@ -11,7 +11,7 @@ from tests.support.clocks import ChosenRandom, SettableClock
 
 PATIENCE = 3600.0
 EVERYTHING = {"refused", "broken", "timeout", "http_429", "http_502", "http_503", "http_504"}
-"""How an upstream behaves that is gone."""
+"""The kinds of faults of an upstream that is unavailable."""
 
 
 class Bench:
@@ -21,7 +21,7 @@ class Bench:
             "gpu", clock=self.clock, random=ChosenRandom(chance), patience_seconds=patience, metrics=self.metrics
         )
 
-    def gone(self, answers: int, *, lines: int) -> None:
+    def unavailable(self, answers: int, *, lines: int) -> None:
         for line in islice(cycle(range(lines)), answers):
             self.breaker.on_unavailable(line, "refused")
 
@@ -56,7 +56,7 @@ class Bench:
 
 def paused(**options: float) -> Bench:
     bench = Bench(**options)
-    bench.gone(16, lines=4)
+    bench.unavailable(16, lines=4)
     assert bench.breaker.paused
     return bench
 
@@ -66,7 +66,7 @@ def paused(**options: float) -> Bench:
 def test_sixteen_gone_answers_from_four_lines_pause_it(lines: int) -> None:
     """D3: the sixteenth does, not the fifteenth."""
     bench = Bench()
-    bench.gone(15, lines=lines)
+    bench.unavailable(15, lines=lines)
     assert not bench.breaker.paused
     bench.breaker.on_unavailable(15 % lines, "refused")
     assert bench.breaker.paused
@@ -77,9 +77,9 @@ def test_a_pause_tells_of_itself_until_it_is_over() -> None:
     bench = Bench()
     assert bench.breaker.pause is None
     began = int(bench.clock.now())
-    bench.gone(16, lines=4)
+    bench.unavailable(16, lines=4)
     bench.clock.advance(100)
-    bench.gone(16, lines=4)
+    bench.unavailable(16, lines=4)
     assert bench.breaker.pause == Pause(upstream="gpu", detail="refused", since=began)
     bench.breaker.on_real_answer()
     assert bench.breaker.pause is None
@@ -89,16 +89,16 @@ def test_a_pause_tells_of_itself_until_it_is_over() -> None:
 def test_three_lines_never_pause_it() -> None:
     """D3: they may be the ones to blame."""
     bench = Bench()
-    bench.gone(200, lines=3)
+    bench.unavailable(200, lines=3)
     assert not bench.breaker.paused
     assert bench.starts()
 
 
 def test_a_real_answer_between_begins_the_count_anew() -> None:
-    """D3: the last sixteen must all be of a gone upstream."""
+    """D3: the last sixteen answers must all say that it is unavailable."""
     bench = Bench()
     for _ in range(5):
-        bench.gone(15, lines=5)
+        bench.unavailable(15, lines=5)
         assert not bench.breaker.paused
         bench.breaker.on_real_answer()
 
@@ -147,7 +147,7 @@ def test_gone_answers_to_probes_leave_it_paused() -> None:
     bench = paused()
     bench.clock.advance(2.0)
     assert bench.starts()
-    bench.gone(40, lines=9)
+    bench.unavailable(40, lines=9)
     assert bench.breaker.paused
     assert bench.breaker.seconds_to_probe == 4.0
 
@@ -160,9 +160,9 @@ def test_the_first_real_answer_ends_the_pause() -> None:
     bench.breaker.on_real_answer()
     assert not bench.breaker.paused
     assert all(bench.starts() for _ in range(100))
-    bench.gone(15, lines=15)
+    bench.unavailable(15, lines=15)
     assert not bench.breaker.paused
-    bench.gone(1, lines=1)
+    bench.unavailable(1, lines=1)
     assert bench.breaker.paused
     assert bench.breaker.seconds_to_probe == 2.0
 
@@ -179,11 +179,11 @@ def test_patience_ends_the_pause() -> None:
     assert bench.starts()
     assert not bench.breaker.paused
     assert bench.forgiven() == set()
-    bench.gone(100, lines=10)
+    bench.unavailable(100, lines=10)
     bench.breaker.on_crash()
     assert not bench.breaker.paused
     bench.breaker.on_real_answer()
-    bench.gone(16, lines=4)
+    bench.unavailable(16, lines=4)
     assert bench.breaker.paused
 
 
@@ -192,7 +192,7 @@ def test_patience_is_for_each_pause() -> None:
     bench = paused(patience=100.0)
     bench.clock.advance(90)
     bench.breaker.on_real_answer()
-    bench.gone(16, lines=4)
+    bench.unavailable(16, lines=4)
     bench.clock.advance(90)
     bench.starts()
     assert bench.breaker.paused
@@ -222,8 +222,8 @@ def test_after_a_crash_only_a_refused_connection_is_forgiven() -> None:
     assert bench.forgiven() == set()
     bench.breaker.on_crash()
     assert bench.forgiven() == {"refused"}
-    bench.gone(16, lines=4)
-    assert bench.forgiven() == EVERYTHING, "it is gone, not crashed: nobody is to blame for that"
+    bench.unavailable(16, lines=4)
+    assert bench.forgiven() == EVERYTHING, "it is unavailable and did not crash, so no line caused it"
 
 
 @pytest.mark.rule("D3", "An upstream that says 429 after a crash is back.")
@@ -237,7 +237,7 @@ def test_an_upstream_that_asks_for_patience_has_not_crashed() -> None:
     bench.breaker.on_unavailable("line", "http_429", throttled=True)
     assert not bench.breaker.paused
     assert bench.reasons() == set()
-    bench.gone(16, lines=4)
+    bench.unavailable(16, lines=4)
     bench.breaker.on_unavailable("line", "http_429", throttled=True)
     assert bench.breaker.paused
 
@@ -247,7 +247,7 @@ def test_an_outage_is_no_crash() -> None:
     bench = Bench()
     bench.breaker.on_crash()
     bench.breaker.on_real_answer()
-    bench.gone(16, lines=4)
+    bench.unavailable(16, lines=4)
     assert bench.forgiven() == EVERYTHING
 
 
@@ -256,7 +256,7 @@ def test_the_reason_stands_in_the_metrics_while_it_lasts() -> None:
     """D3."""
     bench = Bench(patience=50)
     assert bench.reasons() == set()
-    bench.gone(16, lines=4)
+    bench.unavailable(16, lines=4)
     assert bench.reasons() == {"refused"}
     bench.breaker.on_real_answer()
     assert bench.reasons() == set()
@@ -271,7 +271,7 @@ def test_the_log_tells_of_the_pause_and_its_end(caplog: pytest.LogCaptureFixture
     """D3: once each, not once an answer."""
     caplog.set_level("INFO", "batchline")
     bench = paused()
-    bench.gone(20, lines=4)
+    bench.unavailable(20, lines=4)
     bench.breaker.on_real_answer()
     bench.breaker.on_real_answer()
     assert [record.getMessage() for record in caplog.records] == [

@@ -1,4 +1,4 @@
-"""Slots are shared by project, then by earliest deadline: SPEC D8."""
+"""Slots are divided among projects, and within a project by the earliest deadline (D8)."""
 
 import asyncio
 from contextlib import closing
@@ -35,7 +35,7 @@ def test_a_small_batch_beside_a_large_one_is_soon_done(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [40, 200])
 def test_a_batch_takes_at_most_twice_its_time_alone_and_a_line(tmp_path: Path, lines: int) -> None:
-    """D8: whoever else is there, half of the slots are its own."""
+    """D8: beside another project it gets half of the slots."""
 
     def run(folder: Path, *, beside: int) -> float:
         with closing(Bench(folder, latency=0.5, max_concurrency=16)) as bench:

@@ -1,4 +1,4 @@
-"""The engine finds what its upstream takes, and outlives what it does: SPEC D3 and D8, with nothing set."""
+"""The engine finds how much its upstream can take, without any setting, and survives its outages (D3, D8)."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ REFUSAL = Answer(status=429, body=b'{"error":{"message":"too many requests"}}')
 
 
 class Serving:
-    """Serves so many at once and lets the rest wait without a word."""
+    """Serves so many at once and silently queues the rest."""
 
     def __init__(self, inner: Upstream, *, at_once: int) -> None:
         self._inner, self._slots = inner, asyncio.Semaphore(at_once)
@@ -34,7 +34,7 @@ class Serving:
 
 
 class Refusing:
-    """Refuses what is over so many a second, with a second's burst."""
+    """Refuses more than so many per second, with a burst of one second."""
 
     def __init__(self, inner: Upstream, *, rate: float, now: Callable[[], float]) -> None:
         self._inner, self._rate, self._now = inner, rate, now
@@ -63,8 +63,7 @@ def _play(bench: Bench, lines: int) -> tuple[Batch, float]:
 
 @pytest.mark.rule("F2", "Where no cap is set, no more lines are in flight than make the upstream faster.")
 def test_a_server_that_queues_in_silence_is_not_buried(tmp_path: Path) -> None:
-    """Of one that serves 32 at once, 28 to 48 are asked at once after 20 seconds, it is told how many, and it is never
-    idle."""
+    """If it serves 32 at once, it has 28 to 48 in flight after 20 seconds, and is never idle; the progress says so."""
     with closing(Bench(tmp_path, latency=0.2, upstream=lambda inner, _: Serving(inner, at_once=32))) as bench:
 
         async def scene() -> None:
@@ -83,8 +82,10 @@ def test_a_server_that_queues_in_silence_is_not_buried(tmp_path: Path) -> None:
 
 @pytest.mark.rule("D3", "429 makes lines start at a pace that is hardly ever refused.")
 def test_a_server_that_refuses_by_rate_is_used_and_hardly_annoyed(tmp_path: Path) -> None:
-    """Of one that takes 40 a second, 90 % are used and under 5 % of the requests refused, from 30 seconds on; no line
-    fails."""
+    """If it takes 40 per second, 90 % of that is used and less than 5 % of the requests are refused after 30 seconds.
+
+    No line fails.
+    """
     with closing(Bench(tmp_path, latency=0.2, upstream=lambda inner, now: Refusing(inner, rate=40, now=now))) as bench:
 
         async def scene() -> None:
@@ -102,7 +103,7 @@ def test_a_server_that_refuses_by_rate_is_used_and_hardly_annoyed(tmp_path: Path
 
 
 def test_an_upstream_that_is_gone_for_two_minutes_costs_no_line(tmp_path: Path) -> None:
-    """D3: in the middle of 10,000 lines; within 15 seconds of its return they go on."""
+    """D3: in the middle of 10,000 lines, which go on within 15 seconds after its return."""
     with closing(Bench(tmp_path)) as bench:
 
         async def scene() -> None:

@@ -1,4 +1,4 @@
-"""Several upstreams for one model: the least busy is chosen, one that fails is left out and taken back."""
+"""Several upstreams for one model: the least busy is used, and an unavailable one is left out until it is back."""
 
 import asyncio
 from contextlib import closing
@@ -17,8 +17,8 @@ def _shares(bench: Bench) -> list[int]:
     return [sum(machine.starts.values()) for machine in bench.machines.values()]
 
 
-def test_lines_go_to_whoever_is_less_busy(tmp_path: Path) -> None:
-    """Two that are alike get the same, and together they do twice as much."""
+def test_lines_go_to_the_less_busy_upstream(tmp_path: Path) -> None:
+    """Two equal upstreams get the same, and together they do twice as much."""
     with closing(Bench(tmp_path, latency=0.5, max_concurrency=8, **TWO)) as bench:
 
         async def scene() -> None:
@@ -50,7 +50,7 @@ def test_one_that_is_gone_costs_nothing_while_the_other_is_there(tmp_path: Path)
 
 
 def test_one_that_comes_back_is_taken_back(tmp_path: Path) -> None:
-    """It is probed though nothing needs it."""
+    """It is probed even though the other upstream runs everything."""
     with closing(Bench(tmp_path, latency=0.2, max_concurrency=8, **TWO)) as bench:
         bench.machine.down_until = 30
 
@@ -65,7 +65,7 @@ def test_one_that_comes_back_is_taken_back(tmp_path: Path) -> None:
         bench.play(scene())
 
 
-def test_calls_that_somebody_waits_for_take_slots_from_batches(tmp_path: Path) -> None:
+def test_synchronous_calls_take_slots_from_batches(tmp_path: Path) -> None:
     """Batch lines yield as they end: together no more are in flight than there are slots."""
     with closing(Bench(tmp_path, latency=1, max_concurrency=8)) as bench:
 

@@ -1,4 +1,4 @@
-"""Finding the line that kills the upstream: SPEC D5."""
+"""The quarantine finds the line that crashes the upstream (D5)."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def start_all(quarantine: Quarantine, *, in_flight: int = 0) -> list[Job]:
     return started
 
 
-def test_at_first_nobody_is_suspected() -> None:
+def test_at_first_there_are_no_suspects() -> None:
     quarantine = Quarantine()
     assert not quarantine.occupied
     assert not quarantine.window_open

@@ -1,4 +1,4 @@
-"""Whose turn it is among lines that are ready (D8: projects share alike, the earliest deadline first)."""
+"""Which ready line is next: projects take turns, and within a project the earliest deadline is first (D8)."""
 
 from collections import Counter
 
