@@ -1,4 +1,4 @@
-"""Posts that nobody waits for any more: nothing goes on for them, and nothing of theirs meets another."""
+"""Cancelled posts: all work for them stops, and their answers reach no other post."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -24,8 +24,8 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @pytest.mark.parametrize("start", [b"", answer()[:30], answer()[:-1]], ids=["silent", "half a head", "half a body"])
-def test_the_answer_to_a_cancelled_post_meets_nobody(run: Run, start: bytes) -> None:
-    """C12: what is left of it comes while the next post is on its way, which gets its own."""
+def test_the_answer_to_a_cancelled_post_reaches_no_other(run: Run, start: bytes) -> None:
+    """C12: its rest arrives while the next post is in flight, which gets its own answer."""
     asked, cancelled = asyncio.Event(), asyncio.Event()
 
     async def behave(peer: Peer) -> None:
@@ -41,12 +41,12 @@ def test_the_answer_to_a_cancelled_post_meets_nobody(run: Run, start: bytes) -> 
 
     async def main() -> tuple[Reply, int]:
         async with serving(behave) as wire, client(wire.port) as upstream:
-            doomed = upstream.post(PATH, BODY)
+            cancelled_post = upstream.post(PATH, BODY)
             await asked.wait()
-            assert doomed.cancel()
+            assert cancelled_post.cancel()
             following = upstream.post(PATH, BODY)
             cancelled.set()
-            assert doomed.cancelled()
+            assert cancelled_post.cancelled()
             return await following, wire.accepted
 
     assert run(main()) == (FINE, 2)
@@ -54,7 +54,7 @@ def test_the_answer_to_a_cancelled_post_meets_nobody(run: Run, start: bytes) -> 
 
 @pytest.mark.rule("C12", "To cancel what is over ends nothing: its connection serves another by then.")
 def test_cancelling_what_is_done_touches_nobody_else(run: Run) -> None:
-    """C12: the connection is another's by then."""
+    """C12: its connection may already serve another post."""
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def behave(peer: Peer) -> None:
@@ -78,7 +78,7 @@ def test_cancelling_what_is_done_touches_nobody_else(run: Run) -> None:
     assert run(main()) == (FINE, 1)
 
 
-async def shakes_no_hand(peer: Peer, met: asyncio.Event, left: asyncio.Event) -> None:
+async def never_handshakes(peer: Peer, met: asyncio.Event, left: asyncio.Event) -> None:
     met.set()
     await peer.left()
     left.set()
@@ -86,32 +86,32 @@ async def shakes_no_hand(peer: Peer, met: asyncio.Event, left: asyncio.Event) ->
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
 def test_connecting_ends_with_its_post(run: Run, how: str) -> None:
-    """C11: nothing goes on connecting for a line that was cut, or for a client that is closed."""
+    """C11: connecting stops for a line that was cancelled, or for a client that is closed."""
     met, left = asyncio.Event(), asyncio.Event()
 
     async def main() -> Reply | None:
-        behave = partial(shakes_no_hand, met=met, left=left)
+        behave = partial(never_handshakes, met=met, left=left)
         async with serving(behave) as wire, client(wire.port, url="https://127.0.0.1:{port}/v1") as upstream:
-            doomed = upstream.post(PATH, BODY)
+            cancelled_post = upstream.post(PATH, BODY)
             await met.wait()
             (connecting,) = upstream._connecting
             if how == "closed":
                 await upstream.close()
             else:
-                doomed.cancel()
+                cancelled_post.cancel()
             await left.wait()
             assert connecting.cancelled()
             assert not upstream._connecting
-            return None if doomed.cancelled() else doomed.result()
+            return None if cancelled_post.cancelled() else cancelled_post.result()
 
     assert run(main()) == {"cancelled": None, "closed": CLOSED}[how]
 
 
-def test_closing_ends_what_has_only_just_begun(run: Run) -> None:
+def test_closing_ends_a_post_that_has_just_begun(run: Run) -> None:
     async def main() -> tuple[Reply, int]:
         async with serving(Peer.left) as wire, client(wire.port) as upstream:
-            doomed = upstream.post(PATH, BODY)
+            cancelled_post = upstream.post(PATH, BODY)
             await upstream.close()
-            return await doomed, wire.accepted
+            return await cancelled_post, wire.accepted
 
     assert run(main()) == (CLOSED, 0)

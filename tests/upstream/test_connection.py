@@ -1,4 +1,4 @@
-"""The HTTP client's connections: made, kept, given up, and never mixed up."""
+"""The HTTP client's connections: how they are opened, reused and closed, and that answers are never mixed up."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -28,7 +28,7 @@ def kind_of(reply: Reply) -> FaultKind | None:
 
 
 async def post(upstream: HttpUpstream) -> Reply:
-    """Post, and see to it that no fault ever tells the key or the body."""
+    """Post, and check that a fault contains neither the key nor the body."""
     reply = await upstream.post(PATH, BODY)
     if isinstance(reply, Fault):
         assert KEY not in reply.detail
@@ -47,7 +47,7 @@ async def answers_once(peer: Peer) -> None:
 
 
 def answers_then(behave: Behaviour) -> Behaviour:
-    """One answer on the first connection, then something else; later connections work."""
+    """Answer once on the first connection, then do something else; later connections work."""
 
     async def behave_by_number(peer: Peer) -> None:
         await answers_once(peer)
@@ -57,14 +57,14 @@ def answers_then(behave: Behaviour) -> Behaviour:
 
 
 async def post_twice(behave: Behaviour, **options: Any) -> tuple[Reply, int]:
-    """The second reply, and how many connections the two posts took."""
+    """Post twice; return the second reply and the number of connections."""
     async with serving(behave) as wire, client(wire.port, **options) as upstream:
         assert await post(upstream) == FINE
         return await post(upstream), wire.accepted
 
 
 def test_a_connection_is_used_again(run: Run) -> None:
-    """A hundred posts one after the other take one connection."""
+    """A hundred posts one after the other need one connection."""
 
     async def main() -> int:
         async with serving(answers_for_ever) as wire, client(wire.port) as upstream:
@@ -87,7 +87,7 @@ def test_a_connection_the_server_will_close_is_not_used_again(run: Run, wire_byt
 
 
 def test_the_connection_used_last_is_taken_first(run: Run) -> None:
-    """Those that a smaller load does not need grow old: after 60 s idle they are closed, the busy one is not."""
+    """Connections that a smaller load does not need are closed after 60 s idle; the busy one is not."""
     clock = ManualClock()
     served: list[int] = []
     both = asyncio.Barrier(2)
@@ -117,7 +117,7 @@ def test_the_connection_used_last_is_taken_first(run: Run) -> None:
     assert len(set(served)) == 1
 
 
-def test_an_idle_connection_of_over_a_minute_is_not_trusted(run: Run) -> None:
+def test_a_connection_idle_for_over_a_minute_is_not_reused(run: Run) -> None:
     clock = ManualClock()
 
     async def main() -> list[int]:
@@ -133,7 +133,7 @@ def test_an_idle_connection_of_over_a_minute_is_not_trusted(run: Run) -> None:
 
 
 def test_a_connection_closed_while_idle_is_replaced(run: Run) -> None:
-    """A server's idle timeout is no fault of a line."""
+    """A server's idle timeout does not count as an error of the line."""
 
     async def main() -> tuple[Reply, int]:
         async with serving(answers_once) as wire, client(wire.port) as upstream:
@@ -146,7 +146,7 @@ def test_a_connection_closed_while_idle_is_replaced(run: Run) -> None:
 
 @pytest.mark.parametrize("how", ["closed", "reset"])
 def test_a_request_the_server_never_took_is_sent_again(run: Run, how: str) -> None:
-    """A kept-alive connection that ends without a byte as we write: once more, on a fresh connection."""
+    """If a kept-alive connection ends without a byte while we write, the request is sent again on a new one."""
 
     async def ends(peer: Peer) -> None:
         await peer.request()
@@ -156,8 +156,8 @@ def test_a_request_the_server_never_took_is_sent_again(run: Run, how: str) -> No
     assert run(post_twice(answers_then(ends))) == (FINE, 2)
 
 
-def test_it_is_sent_again_only_once_and_only_afresh(run: Run) -> None:
-    """D5: a line that kills servers is not fed to one after the other; the other idle connection is left alone."""
+def test_it_is_sent_again_only_once_and_on_a_new_connection(run: Run) -> None:
+    """D5: a line that kills servers is not sent to one after the other; the other idle connection is not used."""
     requests: list[int] = []
     both = asyncio.Barrier(2)
 
@@ -182,7 +182,7 @@ def test_it_is_sent_again_only_once_and_only_afresh(run: Run) -> None:
 
 @pytest.mark.rule("D5", "A server that is gone after it took a line may have gone down over it.")
 def test_a_server_that_is_gone_after_it_took_a_request_is_broken(run: Run) -> None:
-    """D5: it may have gone down over the line, so this is no refusal of a connection."""
+    """D5: the line may have crashed the server, so the fault is not that of a refused connection."""
 
     async def dies(peer: Peer) -> None:
         await peer.request()
@@ -202,7 +202,7 @@ def test_a_server_that_is_gone_after_it_took_a_request_is_broken(run: Run) -> No
 
 
 def test_a_fresh_connection_that_ends_is_broken(run: Run) -> None:
-    """D2: the first request of a connection is not sent again: the server took it."""
+    """D2: the first request of a connection is not sent again, because the server received it."""
 
     async def ends(peer: Peer) -> None:
         await peer.request()
@@ -215,7 +215,7 @@ def test_a_fresh_connection_that_ends_is_broken(run: Run) -> None:
 
 
 def test_a_server_that_began_to_answer_took_the_request(run: Run) -> None:
-    """D2: one byte of an answer, and it is not sent again."""
+    """D2: after one byte of an answer the request is not sent again."""
 
     async def begins(peer: Peer) -> None:
         await peer.request()
@@ -238,7 +238,7 @@ def test_a_server_that_took_its_time_took_the_request(run: Run) -> None:
 
 
 def test_a_connection_that_is_ending_is_not_sent_to(run: Run) -> None:
-    """D2: if no other can be made either, nothing was sent."""
+    """D2: if no other connection can be opened either, nothing was sent."""
 
     async def main() -> tuple[Reply, int]:
         async with serving(answers_for_ever) as wire, client(wire.port) as upstream:
@@ -252,8 +252,8 @@ def test_a_connection_that_is_ending_is_not_sent_to(run: Run) -> None:
     assert run(main()) == (FINE, 2)
 
 
-def test_an_answer_says_nothing_about_the_next(run: Run) -> None:
-    """D2: one without length or body, and then a line's end and no more: half an answer is never taken for one."""
+def test_an_answer_does_not_affect_the_next(run: Run) -> None:
+    """D2: after one without length or body, a lone line end is not read as an answer."""
 
     async def behave(peer: Peer) -> None:
         await peer.request()
@@ -269,8 +269,8 @@ def test_an_answer_says_nothing_about_the_next(run: Run) -> None:
     assert kind_of(run(main())) is FaultKind.BROKEN
 
 
-def test_a_post_is_on_its_way_before_anybody_waits_for_it(run: Run) -> None:
-    """Over a new connection and over a kept one; and an answer that came early is not lost."""
+def test_a_post_is_sent_before_it_is_awaited(run: Run) -> None:
+    """Over a new connection and over a kept one; and an early answer is not lost."""
     asked: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def behave(peer: Peer) -> None:
@@ -289,8 +289,8 @@ def test_a_post_is_on_its_way_before_anybody_waits_for_it(run: Run) -> None:
     assert run(main()) == 1
 
 
-def test_bytes_nobody_asked_for_end_the_connection(run: Run) -> None:
-    """C12: what comes on an idle connection is never the answer to the next line."""
+def test_unrequested_bytes_close_the_connection(run: Run) -> None:
+    """C12: bytes on an idle connection are never read as the answer to the next line."""
 
     idle = asyncio.Event()
     left = asyncio.Event()
@@ -312,7 +312,7 @@ def test_bytes_nobody_asked_for_end_the_connection(run: Run) -> None:
 
 
 def test_each_post_on_a_kept_connection_has_the_whole_timeout(run: Run) -> None:
-    """D2: though one timer serves them all."""
+    """D2: although one timer serves all of them."""
     waited: list[float] = []
 
     async def scene() -> None:
@@ -336,7 +336,7 @@ async def hangs(peer: Peer) -> None:
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"], ids=["silent", "begun"])
 def test_a_timeout_closes_the_connection(run: Run, start: bytes) -> None:
-    """D2: the whole answer must be there in time, and a late one meets nobody."""
+    """D2: the whole answer must arrive in time, and a late one is not read as another's."""
     left = asyncio.Event()
 
     async def stalls(peer: Peer) -> None:
@@ -354,7 +354,7 @@ def test_a_timeout_closes_the_connection(run: Run, start: bytes) -> None:
     assert kind_of(run(main())) is FaultKind.TIMEOUT
 
 
-def test_sending_again_takes_no_new_time(run: Run) -> None:
+def test_sending_again_does_not_extend_the_timeout(run: Run) -> None:
     """D2: the request timeout is for the post as a whole."""
     clock = ManualClock()
 
@@ -371,7 +371,7 @@ def test_sending_again_takes_no_new_time(run: Run) -> None:
 
 
 def test_cancelling_closes_the_connection(run: Run) -> None:
-    """C11: a line that is cut at the end of the grace leaves no answer behind for the next."""
+    """C11: the answer to a line that is cancelled at the end of the grace period is not read as the next one's."""
     asked = asyncio.Event()
     left = asyncio.Event()
 
@@ -413,7 +413,7 @@ def test_closing_ends_what_is_in_flight(run: Run) -> None:
     assert kind_of(run(main())) is FaultKind.BROKEN
 
 
-def test_nobody_listening_is_refused(run: Run) -> None:
+def test_a_port_without_a_server_is_refused(run: Run) -> None:
     """D2: no connection, and nothing was sent."""
 
     async def main() -> Reply:
@@ -426,7 +426,7 @@ def test_nobody_listening_is_refused(run: Run) -> None:
 
 
 def test_a_name_that_does_not_resolve_is_refused(run: Run) -> None:
-    """What is told ends up in tenants' error files, which shall not name the operator's machines."""
+    """The text gets into tenants' error files, which must not name the operator's machines."""
 
     async def main() -> Reply:
         async with client(1, url="http://batchline.invalid/v1") as upstream:
@@ -440,7 +440,7 @@ def test_a_name_that_does_not_resolve_is_refused(run: Run) -> None:
 
 
 def test_connecting_has_its_own_limit(run: Run) -> None:
-    """D2: a server that takes the connection but never the handshake is left after the connect timeout."""
+    """D2: a server that accepts the connection but not the handshake is abandoned after the connect timeout."""
 
     async def silent(peer: Peer) -> None:
         await peer.left()

@@ -1,4 +1,4 @@
-"""The HTTP client on the wire: whatever a server sends, one reply, bounded memory, and never another line's bytes."""
+"""The HTTP client on the wire: for any bytes from a server one reply, bounded memory, and no other line's bytes."""
 
 import asyncio
 import tracemalloc
@@ -28,22 +28,22 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class Arrivals:
-    """Lets a server go on only when the client has read what was sent, so that pieces arrive as pieces."""
+    """Lets a server continue only after the client has read what was sent, so that pieces arrive separately."""
 
     def __init__(self) -> None:
         self._arrived = asyncio.Event()
-        self._over = False
+        self._closed = False
 
-    def note(self, *, over: bool = False) -> None:
-        self._over = self._over or over
+    def note(self, *, closed: bool = False) -> None:
+        self._closed = self._closed or closed
         self._arrived.set()
 
     async def next(self) -> bool:
-        """Whether the client is still reading."""
+        """Wait for the client to read, and return whether its connection is still open."""
         await self._arrived.wait()
-        if not self._over:
+        if not self._closed:
             self._arrived.clear()
-        return not self._over
+        return not self._closed
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
 
     def connection_lost(connection: UpstreamConnection, exc: Exception | None) -> None:
         lose(connection, exc)
-        arrivals.note(over=True)
+        arrivals.note(closed=True)
 
     monkeypatch.setattr(UpstreamConnection, "data_received", data_received)
     monkeypatch.setattr(UpstreamConnection, "connection_lost", connection_lost)
@@ -70,7 +70,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def sends(*pieces: bytes) -> Behaviour:
-    """Answers its only request with these bytes, then ends the connection."""
+    """Answer the only request with these bytes, then close the connection."""
 
     async def behave(peer: Peer) -> None:
         await peer.request()
@@ -91,7 +91,7 @@ def sends_endlessly(start: bytes, piece: bytes) -> Behaviour:
 
 
 async def post(upstream: HttpUpstream) -> Reply:
-    """Post, and see to it that no fault ever tells the key or the body."""
+    """Post, and check that a fault contains neither the key nor the body."""
     reply = await upstream.post(PATH, BODY)
     if isinstance(reply, Fault):
         assert KEY not in reply.detail
@@ -114,7 +114,7 @@ def kind_of(reply: Reply) -> FaultKind | None:
     [("/v1", PATH), ("/v1/", PATH), ("/x/v1", "/x" + PATH), ("/a b/v1", "/a%20b" + PATH), ("", PATH)],
 )
 def test_what_is_sent(run: Run, base: str, target: str) -> None:
-    """D1: the body as it is, to the path under the base URL, with exactly these headers and no offer to compress."""
+    """D1: the unchanged body, to the path below the base URL, with exactly these headers and no Accept-Encoding."""
     seen: list[bytes] = []
 
     async def behave(peer: Peer) -> None:
@@ -155,7 +155,7 @@ def test_every_path_is_its_own(run: Run) -> None:
     assert [request.partition(b"\r\n\r\n")[2] for request in seen] == [b"", b"x", b"xx"]
 
 
-def test_without_a_key_nothing_is_claimed(run: Run) -> None:
+def test_without_a_key_no_authorization_is_sent(run: Run) -> None:
     seen: list[bytes] = []
 
     async def behave(peer: Peer) -> None:
@@ -167,7 +167,7 @@ def test_without_a_key_nothing_is_claimed(run: Run) -> None:
 
 
 def test_a_large_body_arrives_whole(run: Run) -> None:
-    """C14: a line may have a megabyte."""
+    """C14: a line may be as large as a megabyte."""
     body = b"x" * 1_048_576
     seen: list[bytes] = []
 
@@ -185,7 +185,7 @@ def test_a_large_body_arrives_whole(run: Run) -> None:
 
 @pytest.mark.parametrize("wire_bytes", [PLAIN, CHUNKED, INTERIM + PLAIN], ids=["plain", "chunked", "interim"])
 def test_an_answer_split_anywhere_is_the_same(run: Run, arrivals: Arrivals, wire_bytes: bytes) -> None:
-    """D1: where the network cuts an answer makes no difference: at every boundary, and at all of them at once."""
+    """D1: the reply does not depend on where the network divides an answer: at each byte, or at all of them."""
     splits = [[wire_bytes[:n], wire_bytes[n:]] for n in range(1, len(wire_bytes))]
     splits.append([wire_bytes[n : n + 1] for n in range(len(wire_bytes))])
 
@@ -217,7 +217,7 @@ def test_an_answer_without_a_length_is_complete_at_the_end(run: Run, wire_bytes:
 
 
 def test_a_reset_is_no_end_of_an_answer(run: Run, arrivals: Arrivals) -> None:
-    """D1: where the end of the connection is the end of the answer, a reset still means that some may be missing."""
+    """D1: if an answer ends with its connection, a reset still means that a part may be missing."""
 
     async def behave(peer: Peer) -> None:
         await peer.request()
@@ -236,7 +236,7 @@ def test_an_answer_that_can_have_no_body_is_complete(run: Run, status: int) -> N
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_redirects_are_not_followed(run: Run, status: int) -> None:
-    """D1: the redirect is the answer, and the place it names is not asked."""
+    """D1: the redirect is the answer, and its target gets no request."""
 
     async def main() -> tuple[Reply, int]:
         moved = answer(b"", "Location: /v1/other", status=f"{status} Moved")
@@ -260,7 +260,7 @@ def test_redirects_are_not_followed(run: Run, status: int) -> None:
     ],
 )
 def test_an_answer_that_breaks_off_is_broken(run: Run, wire_bytes: bytes) -> None:
-    """D2: half an answer is never taken for one."""
+    """D2: half an answer is never taken for a whole one."""
     assert kind_of(run(ask(sends(wire_bytes)))) is FaultKind.BROKEN
 
 
@@ -283,7 +283,7 @@ def test_an_answer_that_breaks_off_is_broken(run: Run, wire_bytes: bytes) -> Non
     ],
 )
 def test_what_is_no_answer_is_garbled(run: Run, wire_bytes: bytes) -> None:
-    """D2: things that are not HTTP, or not what was asked for."""
+    """D2: bytes that are not HTTP, or an answer that was not asked for, such as a compressed one."""
     assert kind_of(run(ask(sends(wire_bytes)))) is FaultKind.GARBLED
 
 
@@ -302,22 +302,22 @@ def test_identity_is_no_encoding(run: Run) -> None:
     ],
     ids=["until the end", "chunked", "by its own word"],
 )
-def test_an_oversized_answer_is_left_at_once(run: Run, behave: Behaviour) -> None:
-    """D1: reading stops at the limit (the server would never end), and is not begun when the length says enough."""
+def test_an_oversized_answer_is_abandoned_at_once(run: Run, behave: Behaviour) -> None:
+    """D1: reading stops at the limit (the server would never end), or before the body if the length is known."""
     reply = run(ask(behave, max_answer_bytes=1_000_000))
     assert reply == Fault(kind=FaultKind.GARBLED, detail="answer over 1000000 bytes")
 
 
 @pytest.mark.parametrize("make", [answer, chunked])
 def test_an_answer_of_exactly_the_limit_is_taken(run: Run, make: Callable[[bytes], bytes]) -> None:
-    """D1: *over* the limit is a fault, the limit itself is not."""
+    """D1: only more than the limit is a fault."""
     reply = run(ask(sends(make(b"x" * 1000)), max_answer_bytes=1000))
     assert reply == Answer(status=200, body=b"x" * 1000)
 
 
 @pytest.mark.parametrize("surplus", [answer(b'"surplus"'), b"HTTP/1.1 20", b"H", b"{}"], ids=repr)
 def test_bytes_past_the_announced_length_are_no_part_of_any_answer(run: Run, surplus: bytes) -> None:
-    """C12: a Content-Length that lies costs the connection; the surplus is not read as the next line's answer."""
+    """C12: a wrong Content-Length closes the connection; the surplus is not read as the next line's answer."""
 
     async def behave(peer: Peer) -> None:
         await peer.request()
@@ -332,7 +332,7 @@ def test_bytes_past_the_announced_length_are_no_part_of_any_answer(run: Run, sur
 
 
 def test_tiny_chunks_cost_no_more_than_their_bytes(run: Run) -> None:
-    """D1: memory is bounded by the answer's size, not by the number of pieces it comes in."""
+    """D1: memory is bounded by the answer's size, not by the number of its pieces."""
     size = 400_000
     pieces = chunked(*[b"xx"] * (size // 2))
 
@@ -365,7 +365,7 @@ def test_tiny_chunks_cost_no_more_than_their_bytes(run: Run) -> None:
     ids=["status", "many", "name", "value", "interim", "extension", "trailer"],
 )
 def test_what_surrounds_an_answer_is_bounded(run: Run, arrivals: Arrivals, start: bytes, piece: bytes) -> None:
-    """D2: a server cannot fill memory, or keep us reading, with anything but an answer."""
+    """D2: a server cannot fill memory, or keep us reading, with anything outside of an answer's body."""
 
     async def behave(peer: Peer) -> None:
         await peer.request()
@@ -377,7 +377,7 @@ def test_what_surrounds_an_answer_is_bounded(run: Run, arrivals: Arrivals, start
 
 
 def test_headers_in_one_piece_are_bounded_too(run: Run) -> None:
-    """D2: the bound does not depend on how the network cuts."""
+    """D2: the limit does not depend on how the network divides the bytes."""
     bomb = b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * (HEAD_LIMIT // 6 + 1) + b"Content-Length: 2\r\n\r\n{}"
     assert run(ask(sends(bomb))) == Fault(kind=FaultKind.GARBLED, detail=f"headers over {HEAD_LIMIT} bytes")
 
@@ -398,6 +398,6 @@ def test_headers_of_a_usual_size_are_fine(run: Run) -> None:
     )
 )
 def test_no_bytes_raise(wire_bytes: bytes) -> None:
-    """D2: every way an answer can go wrong is a reply."""
+    """D2: every failure of an answer is a reply, not an exception."""
     reply = uvloop.run(ask(sends(wire_bytes), request_timeout=30))
     assert isinstance(reply, Answer | Fault)

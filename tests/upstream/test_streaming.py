@@ -1,4 +1,4 @@
-"""The HTTP client's streams: handed on as they come, held in bounds, and ended for both sides when either goes."""
+"""The HTTP client's streams: passed on as they arrive, with bounded memory, and ended when either side ends."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -43,7 +43,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def sends(*pieces: bytes) -> Behaviour:
-    """Answers its only request with these bytes, then ends the connection."""
+    """Answer the only request with these bytes, then close the connection."""
 
     async def behave(peer: Peer) -> None:
         await peer.request()
@@ -64,13 +64,13 @@ def streaming(answered: EventStream | Reply) -> EventStream:
 
 
 async def whole(upstream: HttpUpstream) -> bytes:
-    """Everything a stream brings, up to its end."""
+    """Return everything that a stream yields, up to its end."""
     async with upstream.stream(PATH, BODY) as answered:
         return b"".join([piece async for piece in streaming(answered)])
 
 
 async def broken(upstream: HttpUpstream) -> tuple[bytes, str]:
-    """What a stream brought before it broke, and why it did."""
+    """Return what a stream yielded before it broke, and the reason."""
     came = b""
 
     async def read(stream: EventStream) -> None:
@@ -101,7 +101,7 @@ async def reply(upstream: HttpUpstream) -> Reply:
 
 
 def test_what_is_sent(run: Run) -> None:
-    """E1: as a post, asking for events; and a GET asks for JSON and claims to send nothing."""
+    """E1: a stream is a post that accepts events; a GET accepts JSON and has no Content-Type."""
     seen: list[bytes] = []
 
     async def behave(peer: Peer) -> None:
@@ -127,8 +127,8 @@ def test_what_is_sent(run: Run) -> None:
     ]
 
 
-def test_pieces_are_handed_on_as_they_come(run: Run) -> None:
-    """E1: nobody waits for the end to read the beginning."""
+def test_pieces_are_passed_on_as_they_arrive(run: Run) -> None:
+    """E1: the beginning can be read before the end has arrived."""
     taken = asyncio.Event()
 
     async def behave(peer: Peer) -> None:
@@ -165,14 +165,14 @@ def test_pieces_are_handed_on_as_they_come(run: Run) -> None:
     ids=["chunked", "length", "until the end", "interim", "charset", "201"],
 )
 def test_a_stream_is_complete_when_http_says_so(run: Run, wire_bytes: bytes) -> None:
-    """E1: however its length is told, and however the network cuts it."""
+    """E1: for every way to give its length, and for every division by the network."""
     assert run(play(sends(wire_bytes), whole)) == b"data"
     assert run(play(sends(*(wire_bytes[n : n + 1] for n in range(len(wire_bytes)))), whole)) == b"data"
 
 
 @pytest.mark.parametrize("frame", ["chunked", "length"])
 def test_a_stream_may_be_of_any_size(run: Run, frame: str) -> None:
-    """E1: the limit on answers is for those that are held whole."""
+    """E1: the limit on answers only applies to those that are held as a whole."""
     data = b"x" * 10_000
     wire_bytes = HEAD + chunk(data) + END if frame == "chunked" else head("Content-Length: 10000") + data
     assert run(play(sends(wire_bytes), whole, max_answer_bytes=100)) == data
@@ -196,7 +196,7 @@ def test_a_stream_may_be_of_any_size(run: Run, frame: str) -> None:
     ids=["json", "named json", "429", "500 of events", "too large", "compressed", "nothing", "half a head"],
 )
 def test_anything_else_is_a_reply(run: Run, wire_bytes: bytes, expected: Reply) -> None:
-    """E2: what is no 2xx of events is read whole, in the bounds of a post."""
+    """E2: anything but a 2xx of events is read as a whole, within the limits of a post."""
     assert run(play(sends(wire_bytes), reply, max_answer_bytes=100)) == expected
 
 
@@ -208,7 +208,7 @@ def test_a_post_takes_events_as_a_whole(run: Run) -> None:
     assert run(play(sends(HEAD + chunk(b"data") + END), scene)) == expected
 
 
-def test_nobody_listening_is_refused(run: Run) -> None:
+def test_a_port_without_a_server_is_refused(run: Run) -> None:
     async def main() -> Reply:
         async with serving(answers) as wire:
             port = wire.port
@@ -221,7 +221,7 @@ def test_nobody_listening_is_refused(run: Run) -> None:
 
 
 class Flood:
-    """Sends a long stream as fast as it is taken, and knows who waits for whom."""
+    """Sends a long stream as fast as it is read, and notes which side waits for the other."""
 
     def __init__(self) -> None:
         self.size = 64 * 1024 * 1024
@@ -252,7 +252,7 @@ class Flood:
             self.sender_waits.clear()
 
     async def stands_still(self) -> None:
-        """Until the client has stopped reading and the server can send no more; or the server has sent it all."""
+        """Wait until the client has paused and the server can send no more, or the server has sent everything."""
         await self.reader_waits.wait()
         await self.sender_waits.wait()
 
@@ -277,7 +277,7 @@ def flood(monkeypatch: pytest.MonkeyPatch) -> Flood:
 
 @pytest.mark.rule("E1", "A slow reader slows the upstream down.")
 def test_who_reads_slowly_slows_the_upstream_down(run: Run, flood: Flood) -> None:
-    """E1: memory does not grow with the stream: 64 KiB and one read are held, and then the server has to wait."""
+    """E1: memory does not grow with the stream: at most 64 KiB and one read are held, then the server must wait."""
 
     async def scene(upstream: HttpUpstream) -> int:
         async with upstream.stream(PATH, BODY) as answered:
@@ -293,8 +293,8 @@ def test_who_reads_slowly_slows_the_upstream_down(run: Run, flood: Flood) -> Non
     assert run(play(flood.behave, scene)) == flood.size
 
 
-def test_leaving_a_stream_nobody_reads_frees_the_upstream(run: Run, flood: Flood) -> None:
-    """E2: also when the server hangs in its own sending."""
+def test_leaving_an_unread_stream_frees_the_upstream(run: Run, flood: Flood) -> None:
+    """E2: also if the server is blocked while it sends."""
 
     async def scene(upstream: HttpUpstream) -> None:
         async with upstream.stream(PATH, BODY):
@@ -341,7 +341,7 @@ async def leave_by_cancelling(upstream: HttpUpstream) -> None:
 def test_leaving_early_ends_the_upstreams_request(
     run: Run, leave: Callable[[HttpUpstream], Coroutine[Any, Any, None]]
 ) -> None:
-    """E2: the upstream sees that nobody listens any more, and what it still sends meets nobody."""
+    """E2: the upstream sees the closed connection, and what it still sends reaches no other request."""
     left = asyncio.Event()
 
     async def behave(peer: Peer) -> None:
@@ -394,7 +394,7 @@ def test_cancelling_before_the_head_closes_the_connection(run: Run) -> None:
     ids=["between chunks", "before the end", "short", "no chunk", "no line end", "endless extension"],
 )
 def test_a_stream_that_breaks_off_says_so(run: Run, wire_bytes: bytes, why: str) -> None:
-    """E2: half a stream is never taken for a whole one; what came before is still handed on."""
+    """E2: half a stream is never taken for a whole one; the bytes before the break are still passed on."""
     came, told = run(play(sends(wire_bytes), broken))
     assert came == b"data"
     assert told.startswith(why)
@@ -402,7 +402,7 @@ def test_a_stream_that_breaks_off_says_so(run: Run, wire_bytes: bytes, why: str)
 
 @pytest.mark.parametrize("start", [HEAD + chunk(b"data"), head("Connection: close") + b"data"], ids=["chunked", "eof"])
 def test_a_reset_breaks_a_stream(run: Run, start: bytes) -> None:
-    """E2: also one that may end with its connection."""
+    """E2: also a stream that is allowed to end with its connection."""
     taken = asyncio.Event()
 
     async def behave(peer: Peer) -> None:
@@ -423,7 +423,7 @@ def test_a_reset_breaks_a_stream(run: Run, start: bytes) -> None:
 
 @pytest.mark.parametrize("start", [b"", HEAD[:30]], ids=["silent", "half a head"])
 def test_a_head_that_does_not_come_is_a_timeout(run: Run, start: bytes) -> None:
-    """E2: an upstream has the request timeout to begin."""
+    """E2: an upstream must begin its answer within the request timeout."""
 
     async def behave(peer: Peer) -> None:
         await peer.request()
@@ -436,7 +436,7 @@ def test_a_head_that_does_not_come_is_a_timeout(run: Run, start: bytes) -> None:
 
 
 class Timers:
-    """Every timer that is started with ``call_later``; they can be run out by hand."""
+    """Records every timer that is started with ``call_later``; a test can fire them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: asyncio.Queue[tuple[float, asyncio.TimerHandle]] = asyncio.Queue()
@@ -468,8 +468,10 @@ async def broken_piece(stream: EventStream) -> str:
 
 
 def test_a_stall_breaks_a_stream_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E2: an upstream that falls silent is left after the request timeout. Time counts only while somebody waits, anew
-    for each piece: a stream may last, and be read, much longer."""
+    """E2: an upstream that sends nothing is abandoned after the request timeout.
+
+    The time counts only while the reader waits, and starts again with each piece: a stream may last much longer.
+    """
     go_on, left = asyncio.Event(), asyncio.Event()
 
     async def scene(upstream: HttpUpstream) -> None:
@@ -510,7 +512,7 @@ def test_closing_the_client_breaks_its_streams(run: Run) -> None:
 
 @pytest.mark.parametrize("size", [4, HELD_LIMIT * 3], ids=["small", "over what is held"])
 def test_a_connection_is_used_again_after_a_whole_stream(run: Run, size: int) -> None:
-    """E1: streams and posts share connections, also after a stream that had to wait for its reader."""
+    """E1: streams and posts share connections, also after a stream that was paused for its reader."""
 
     async def behave(peer: Peer) -> None:
         while await peer.request():
@@ -529,7 +531,7 @@ def test_a_connection_is_used_again_after_a_whole_stream(run: Run, size: int) ->
 
 
 def test_a_connection_is_used_again_after_a_reply(run: Run) -> None:
-    """E2: an error in place of a stream costs no connection."""
+    """E2: an error in place of a stream does not cost the connection."""
 
     async def main() -> int:
         async with serving(answers) as wire, client(wire.port) as upstream:
@@ -540,7 +542,7 @@ def test_a_connection_is_used_again_after_a_reply(run: Run) -> None:
 
 
 def test_leaving_a_whole_stream_leaves_its_connection_alone(run: Run) -> None:
-    """C12: once its end came, the connection may be another's already."""
+    """C12: after its end, the connection may already serve another request."""
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def behave(peer: Peer) -> None:
@@ -565,7 +567,7 @@ def test_leaving_a_whole_stream_leaves_its_connection_alone(run: Run) -> None:
 
 
 def test_a_whole_stream_left_unread_leaves_a_connection_that_reads(run: Run) -> None:
-    """E1: one that came in a single read and was too much to hold must not go back to the others paused."""
+    """E1: a connection that was paused by a stream in one read must not be returned to the idle ones paused."""
 
     async def behave(peer: Peer) -> None:
         await peer.request()
@@ -582,8 +584,8 @@ def test_a_whole_stream_left_unread_leaves_a_connection_that_reads(run: Run) -> 
     assert run(main()) == (FINE, 1)
 
 
-def test_a_connection_in_a_stream_is_nobody_elses(run: Run) -> None:
-    """C12: while a stream is on, a post goes over another connection."""
+def test_a_connection_with_a_stream_serves_no_other_request(run: Run) -> None:
+    """C12: during a stream, a post uses another connection."""
 
     async def behave(peer: Peer) -> None:
         if peer.number == 1:
@@ -614,7 +616,7 @@ def test_a_server_that_will_close_is_not_used_again(run: Run) -> None:
     assert run(main()) == 2
 
 
-def test_bytes_past_the_end_are_no_part_of_anything(run: Run) -> None:
+def test_bytes_past_the_end_are_discarded(run: Run) -> None:
     """C12: the surplus of a stream is not read as the next answer."""
 
     async def behave(peer: Peer) -> None:
@@ -634,7 +636,7 @@ def test_bytes_past_the_end_are_no_part_of_anything(run: Run) -> None:
 
 @pytest.mark.parametrize("how", ["closed", "reset"])
 def test_a_request_the_server_never_took_is_sent_again(run: Run, how: str) -> None:
-    """E2: a kept-alive connection that ends without a byte as we write is no fault of the call."""
+    """E2: a kept-alive connection that ends without a byte while we write does not fail the call."""
 
     async def behave(peer: Peer) -> None:
         if peer.number == 1:
@@ -655,7 +657,7 @@ def test_a_request_the_server_never_took_is_sent_again(run: Run, how: str) -> No
 
 
 def test_streams_at_once_get_their_own_events(run: Run) -> None:
-    """C12: as with posts, nothing meets the wrong reader."""
+    """C12: as with posts, no reader gets another's events."""
 
     async def behave(peer: Peer) -> None:
         word = b"%d " % peer.number

@@ -20,7 +20,7 @@ async def answers(peer: Peer) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for localhost that signs itself; its key lies beside it."""
+    """Make a self-signed certificate for localhost; its key is in the same folder."""
     path = tmp_path_factory.mktemp("tls") / "localhost.crt"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
     names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(path.with_suffix(".key")), "-out", str(path)]
@@ -54,7 +54,7 @@ def refusal(reply: Reply) -> str:
 def test_a_trusted_server_is_asked_by_its_name(
     monkeypatch: pytest.MonkeyPatch, certificate: Path, server_context: ssl.SSLContext
 ) -> None:
-    """F2: https upstreams work, and servers of many names learn which one is meant."""
+    """F2: https upstreams work, and a server with many names gets the requested one (SNI)."""
     names: list[str | None] = []
 
     def note_name(_: ssl.SSLObject | ssl.SSLSocket, name: str | None, __: ssl.SSLContext) -> Any:
@@ -69,7 +69,7 @@ def test_a_trusted_server_is_asked_by_its_name(
 def test_a_stream_comes_over_tls(
     monkeypatch: pytest.MonkeyPatch, certificate: Path, server_context: ssl.SSLContext
 ) -> None:
-    """E1: more than is held at once, whole, and the connection serves the next request."""
+    """E1: a stream larger than the buffer arrives completely, and the connection serves the next request."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     events = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 1_000_000
 
@@ -89,7 +89,7 @@ def test_a_stream_comes_over_tls(
     assert uvloop.run(main()) == (1_000_000, Answer(status=200, body=b"{}"), 1)
 
 
-def test_a_server_nobody_vouches_for_is_refused(server_context: ssl.SSLContext) -> None:
+def test_a_server_with_an_untrusted_certificate_is_refused(server_context: ssl.SSLContext) -> None:
     """F2: the key is never sent to a server that cannot prove who it is."""
     assert "self-signed certificate" in refusal(ask(server_context, host="localhost")[0])
 
