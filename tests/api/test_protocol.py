@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from batchline.domain.errors import MAX_HEADER_BYTES
+from batchline.domain.limits import MAX_HEADER_BYTES
 from tests.support.api_server import FORM, LINE, Api, Held, field, file_part, form, read_reply, read_to_end
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n"

@@ -14,7 +14,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from batchline.api.request_context import ClientState
 from batchline.api.responses import JSON
 from batchline.domain import ids
-from batchline.domain.errors import MAX_HEADER_BYTES, ApiError, HeadersTooLarge, InvalidRequest, RequestTimeout
+from batchline.domain.errors import ApiError, HeadersTooLarge, InvalidRequest, RequestTimeout
+from batchline.domain.limits import MAX_HEADER_BYTES
 from batchline.domain.wire import ErrorBody
 from batchline.ports import Random
 

@@ -41,7 +41,8 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-MAX_HEADER_BYTES = 64 * 1024
+from batchline.domain.limits import MAX_HEADER_BYTES
+
 _MAX_RETRY_AFTER_SECONDS = 60
 _UNAVAILABLE_RETRY_AFTER_SECONDS = 2
 

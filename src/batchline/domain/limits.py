@@ -7,6 +7,7 @@ from batchline.domain.endpoints import CHAT
 MAX_FAULTS = 100
 """Invalid lines listed for one input file, so that a client can fix them all at once."""
 
+MAX_HEADER_BYTES = 64 * 1024
 MAX_METADATA_BYTES = 64 * 1024
 MAX_JSON_BODY_BYTES = 1024 * 1024
 QUOTED_CHARACTERS = 200
