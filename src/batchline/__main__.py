@@ -1,4 +1,4 @@
-"""``python -m batchline``, for where the command is not on the path."""
+"""``python -m batchline``, for systems on which the command is not on the PATH."""
 
 from batchline.cli import main
 
