@@ -1,13 +1,13 @@
-/* An OpenAI-style upstream that costs a few microseconds a request, so that what is measured is whoever asks.
+/* An OpenAI-style upstream that needs a few microseconds per request, so that the client's cost is what is measured.
  *
- * One thread, one epoll loop, Linux only. It prints "upstream listens on PORT" and ends with whoever started it.
+ * One thread, one epoll loop, Linux only. It prints "upstream listens on PORT" and ends with its parent process.
  *
- *   POST anything   a chat completion that repeats the "[line N]" of the request, after the latency of the plan
- *   GET /plan?...   from now on: latency_ms, and in percent of the tries internal (500), throttled (429 with
- *                   Retry-After: 1) and cut (the connection ends halfway); starts all counters again
- *   GET /seen       the counters
+ *   POST anything   answers with a chat completion that repeats the "[line N]" of the request, after the plan's latency
+ *   GET /plan?...   sets the plan: latency_ms, and in percent of the attempts internal (500), throttled (429 with
+ *                   Retry-After: 1) and cut (the connection is closed halfway); resets all counters
+ *   GET /seen       returns the counters
  *
- * What happens to a try depends on the line and on how often it was tried, and on nothing else.
+ * The outcome of an attempt depends only on the line and the number of its attempts.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -55,7 +55,7 @@ static struct connection connections[MOST_CONNECTIONS];
 static uint8_t tries[MOST_LINES];
 static bool answered[MOST_LINES];
 
-/* The latency is the same for all, so who came first is answered first. A connection waits for one answer at most. */
+/* The latency is the same for all requests, so the first is answered first. A connection waits for one answer at most. */
 static struct pending queue[MOST_CONNECTIONS];
 static uint64_t queue_head, queue_tail;
 
@@ -95,7 +95,7 @@ static void hang_up(int fd) {
     close(fd);
 }
 
-/* False when the connection is gone. */
+/* Returns false if the connection was closed. */
 static bool flush(int fd) {
     struct connection *it = &connections[fd];
     while (it->sent < it->unsent) {
@@ -172,8 +172,8 @@ static uint64_t scramble(uint64_t value) {
     return value ^ (value >> 33);
 }
 
-/* With this one, none of the first 280,000 lines is broken four times in a row by 5 % of 500s and 1 % of cuts: who tries
- * four times has no excuse for a line that failed. */
+/* With this salt, 5 % of 500s and 1 % of cuts never hit one of the first 280,000 lines four times in a row: a client that
+ * makes four attempts must not have a failed line. */
 static const uint64_t SALT = (9ULL << 40) + 1;
 
 static enum fate draw(int64_t line, uint8_t try) {
@@ -251,7 +251,7 @@ static void look_up(int fd, const char *head) {
         refuse(fd, "404 Not Found", "", "not_found_error");
 }
 
-/* One request of what was read, if it is there whole; how many bytes it had. */
+/* Serves one request of the input if it has arrived completely; returns its number of bytes. */
 static size_t serve_one(int fd) {
     struct connection *it = &connections[fd];
     char *end = memmem(it->input, it->filled, "\r\n\r\n", 4);

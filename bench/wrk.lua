@@ -1,4 +1,4 @@
--- The same request as a line's, over and over. It has no number, so the upstream does not take it for a line sent twice.
+-- Sends the same request as a line's again and again. It has no number, so the upstream does not count it as repeated.
 wrk.method = "POST"
 wrk.path = "/v1/chat/completions"
 wrk.headers["content-type"] = "application/json"
