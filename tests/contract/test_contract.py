@@ -1,11 +1,15 @@
-"""The table of the contract is whole, and its mutations can be made. ``make mutations`` makes them."""
+"""Each rule of the contract has its tests, docs/contract.md lists them, and the mutations can be made.
 
-import ast
+``make mutations`` makes them.
+"""
+
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from run import DOCUMENT, PACKAGE, ROOT, Entry, document, entries, mutated
+
+from tests.contract.markers import markers, order_of, path_of_test
+from tests.contract.mutations import Mutation, mutations
+from tests.contract.page import COMMAND, PAGE, page
 
 RULES = {
     *(f"A{n}" for n in range(1, 15)),
@@ -13,43 +17,41 @@ RULES = {
     *(f"C{n}" for n in range(1, 15)),
     *("C9b", "D1", "D2", "D3", "D4", "D5", "D6", "D7", "D8", "E1", "E2", "E3", "F1", "F2", "F3", "F4", "F5"),
 }
-WEIGHTY = {"A3", "A8", "A11", "B2", "C2", "C4", "C11", "C12", "D1", "D2", "D3", "D4", "D5", "D6", "E2"}
-ENTRIES = entries()
-HELD = [entry for entry in ENTRIES if not entry.held_by]
+"""The rules that are built."""
+
+WEIGHTY_RULES = {"A3", "A8", "A11", "B2", "C2", "C4", "C11", "C12", "D1", "D2", "D3", "D4", "D5", "D6", "E2"}
+"""The rules that users rely on most; each needs at least three tests."""
+
+MUTATIONS = mutations()
 
 
-def test_the_document_is_the_table() -> None:
-    """Written anew by ``tests/contract/run.py --write``."""
-    assert DOCUMENT.read_text() == document()
+def test_the_page_is_current() -> None:
+    if PAGE.read_text() != page():
+        pytest.fail(f"{PAGE.name} is not what the markers of the tests say. Write it again with: {COMMAND}")
 
 
-def test_every_rule_has_an_entry() -> None:
-    """And those on which the promise stands have several."""
-    counted = Counter(entry.rule for entry in ENTRIES)
-    assert set(counted) == RULES
-    assert {rule for rule in WEIGHTY if counted[rule] < 3} == set()
+def test_every_rule_that_is_built_has_tests() -> None:
+    counts = Counter(marker.rule for marker in markers())
+    without = sorted(RULES - set(counts), key=order_of)
+    assert without == [], "mark a test of each of these rules with @pytest.mark.rule(number, says)"
+    unknown = sorted(set(counts) - RULES, key=order_of)
+    assert unknown == [], "a marker names a rule that RULES does not have: correct the marker or add the rule"
+    too_few = sorted((rule for rule in WEIGHTY_RULES if counts[rule] < 3), key=order_of)
+    assert too_few == [], "each of these rules needs three markers"
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.rule}: {entry.mutation}")
-def test_an_entry_is_a_test_and_a_mutation_or_says_why_not(entry: Entry) -> None:
-    held = [entry.test, entry.file, entry.find, entry.mutation]
-    assert entry.says
-    assert all(held) is not bool(entry.held_by)
-    assert any(held) is not bool(entry.held_by)
+def test_a_test_says_each_thing_once() -> None:
+    counts = Counter(markers())
+    assert [marker for marker, count in counts.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("entry", HELD, ids=lambda entry: f"{entry.rule}: {entry.mutation}")
-def test_a_mutation_has_exactly_one_place(entry: Entry) -> None:
-    source = (ROOT / PACKAGE / entry.file).read_text()
-    assert mutated(source, entry) != source
-
-
-@pytest.mark.parametrize("path", sorted({entry.test.partition("::")[0] for entry in HELD}))
-def test_every_test_that_is_named_exists(path: str) -> None:
-    named = {entry.test.partition("::")[2] for entry in HELD if entry.test.startswith(f"{path}::")}
-    assert named <= _tests_in(ROOT / path)
-
-
-def _tests_in(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: f"{mutation.rule}: {mutation.effect}")
+def test_a_mutation_can_be_made(mutation: Mutation) -> None:
+    """Its rule and its tests exist, and its code is found exactly once, for each backend."""
+    assert mutation.rule in RULES
+    assert mutation.tests
+    for test in mutation.tests:
+        path_of_test(test)
+    for backend in mutation.backends:
+        edit = mutation.edit(backend)
+        assert edit.text != edit.path.read_text()

@@ -264,10 +264,10 @@ def _rescue_shard(row: Row, *, stopped: bool) -> Script[None]:
         state = ShardState.CLOSED if strikes >= STRIKES else ShardState.OPEN
         yield from _reopen(row, state=state, strikes=strikes, left=left)
     else:
-        yield from _split(row, left)
+        yield from _split_shard(row, left)
 
 
-def _split(row: Row, left: list[int]) -> Script[None]:
+def _split_shard(row: Row, left: list[int]) -> Script[None]:
     """Split a shard into pieces.
 
     All pieces keep the shard's range in the work file; each has the lines of the others marked as settled. However many
