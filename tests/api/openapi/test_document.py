@@ -121,8 +121,8 @@ def test_the_document_and_the_router_know_the_same_operations(api: Api, document
 
 
 def _router(api: Api) -> list[Any]:
-    guard: Any = api.server._uvicorn.config.app
-    routes = guard._app.routes
+    middleware: Any = api.server._uvicorn.config.app
+    routes = middleware._app.routes
     assert all(isinstance(route, Route) for route in routes)
     return list(routes)
 
