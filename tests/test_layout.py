@@ -50,7 +50,6 @@ EXCEPTIONS = {
     "objects/scratch": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),
     "pipeline/inference": Elsewhere("api/test_inference.py", "the endpoint is tested through the API"),
     "pipeline/job": Elsewhere("pipeline/test_claim.py", _PART),
-    "pipeline/upload": Elsewhere("api/test_upload.py", _THROUGH_API),
     "store/claim": Elsewhere("conformance/test_store_shards.py", _STORE),
     "store/postgres/migrate": Elsewhere("store/postgres/test_database.py", _PART),
     "store/postgres/pool": Elsewhere("store/postgres/test_database.py", _PART),
