@@ -33,8 +33,8 @@ _LATE = 100
 """Far more lines than a kill may cost have been answered when this many are on their way."""
 
 _AT_RISK = _CONCURRENCY + 1.6 * _CONCURRENCY / _DELAY
-"""What one kill may cost: the lines in flight, and the answers since the last record. Answers are recorded every second,
-and a busy machine may be late by half of one. Far fewer than ``_LATE``, which is what a service without records costs."""
+"""What one kill may cost: the lines in flight, and the answers since the last record. Answers are recorded once per
+second, or a little later on a busy machine. It is far less than ``_LATE``, the cost in a service that records nothing."""
 
 _KILLS_A_ROUND = 2
 """A line is given up only after more deaths than this, so within a round every line must still succeed."""
