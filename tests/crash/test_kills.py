@@ -34,7 +34,7 @@ _LATE = 100
 
 _AT_RISK = _CONCURRENCY + 1.6 * _CONCURRENCY / _DELAY
 """What one kill may cost: the lines in flight, and the answers since the last record. Answers are recorded once per
-second, or a little later on a busy machine. It is far less than ``_LATE``, the cost in a service that records nothing."""
+second, or a little later on a busy machine. It is far less than ``_LATE``, the cost if nothing is recorded."""
 
 _KILLS_A_ROUND = 2
 """A line is given up only after more deaths than this, so within a round every line must still succeed."""
