@@ -28,17 +28,17 @@ GUARD_SECONDS = 60
 """Only so that a test of what must happen fails instead of hanging when it does not."""
 
 
-_find_alternative: list[Any] = []
+_children_of_others: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
 def _note_children_of_others() -> None:
     """Services that other tests keep running in this process have children too."""
-    _find_alternative[:] = active_children()
+    _children_of_others[:] = active_children()
 
 
 def own_children() -> list[Any]:
-    return [child for child in active_children() if child not in _find_alternative]
+    return [child for child in active_children() if child not in _children_of_others]
 
 
 @asynccontextmanager
@@ -235,14 +235,14 @@ def test_faults_of_the_disk_have_their_names(tmp_path: Path) -> None:
 PARENT = f"""
 import asyncio, sys
 from pathlib import Path
-from batchline.pipeline.validation_pool import ValidationChildren
+from batchline.pipeline.validation_pool import ValidationPool
 from batchline.domain.limits import InputLimits
 
 print("main runs", flush=True)
 
 if __name__ == "__main__":
     source = Path(sys.argv[1])
-    call = ValidationChildren().validate(
+    call = ValidationPool().validate(
         source=source, work=source.with_suffix(".work"), endpoint="{CHAT}", limits=InputLimits()
     )
     asyncio.run(call)

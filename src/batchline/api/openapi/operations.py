@@ -27,13 +27,13 @@ from batchline.api.openapi.schemas import (
     RESPONSE_EXAMPLE,
     STRING,
     TEXT_EXAMPLE,
-    Call,
+    CallRequest,
     ChatCompletion,
-    ChatRequest,
+    ChatCompletionRequest,
     CreateBatch,
     Liveness,
     Readiness,
-    Upload,
+    UploadForm,
     ref,
 )
 from batchline.api.responses import JSON
@@ -82,7 +82,7 @@ _FILE_OPERATIONS = (
         id="createFile",
         summary="Upload a file",
         description="The content is stored unread, and checked when a batch is created from it.",
-        body=body("multipart/form-data", Upload),
+        body=body("multipart/form-data", UploadForm),
         answers={"200": json_answer("The file.", wire.FileObject)},
         errors=(
             InvalidRequest("Content-Type must be multipart/form-data", code="invalid_content_type"),
@@ -298,16 +298,16 @@ _CALL_OPERATIONS = (
         CHAT,
         "createChatCompletion",
         "Complete a chat",
-        ChatRequest,
+        ChatCompletionRequest,
         CHAT_EXAMPLE,
         {JSON: {"schema": ref(ChatCompletion)}} | _EVENTS,
         description="The same request and answer as a line of a batch. With `stream: true` the answer comes as "
         "server-sent events; if the stream breaks, its last event is an error in the envelope.",
     ),
-    _call("/v1/responses", "createResponse", "Respond", Call, RESPONSE_EXAMPLE, _ANYTHING | _EVENTS),
-    _call("/summary", "summarize", "Summarize a text", Call, TEXT_EXAMPLE, _ANYTHING),
-    _call("/usecase/classify/iab", "classifyIab", "Classify by IAB topic", Call, TEXT_EXAMPLE, _ANYTHING),
-    _call("/gliner", "findEntities", "Find entities in a text", Call, LABELS_EXAMPLE, _ANYTHING),
+    _call("/v1/responses", "createResponse", "Respond", CallRequest, RESPONSE_EXAMPLE, _ANYTHING | _EVENTS),
+    _call("/summary", "summarize", "Summarize a text", CallRequest, TEXT_EXAMPLE, _ANYTHING),
+    _call("/usecase/classify/iab", "classifyIab", "Classify by IAB topic", CallRequest, TEXT_EXAMPLE, _ANYTHING),
+    _call("/gliner", "findEntities", "Find entities in a text", CallRequest, LABELS_EXAMPLE, _ANYTHING),
 )
 
 _MODEL_OPERATIONS = (

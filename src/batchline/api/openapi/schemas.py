@@ -42,7 +42,7 @@ NonEmpty = Annotated[str, Meta(min_length=1)]
 Stream = Annotated[bool | None, Meta(description="Answer with server-sent events, if the route can.")]
 
 
-class Upload(Struct):
+class UploadForm(Struct):
     purpose: Literal["batch"]
     file: Annotated[str, Meta(description="JSON lines; see BatchInputLine.", extra_json_schema={"format": "binary"})]
     anchor: Literal["created_at"] | UnsetType = field(name="expires_after[anchor]", default=UNSET)
@@ -122,7 +122,7 @@ class ChatMessage(Struct):
     ] = UNSET
 
 
-class ChatRequest(Struct):
+class ChatCompletionRequest(Struct):
     """Every other field is passed to the upstream unchanged."""
 
     model: Annotated[NonEmpty, Meta(description="A model enabled for the project.")]
@@ -146,7 +146,7 @@ class ChatCompletion(Struct):
     usage: dict[str, Any] | UnsetType | None = UNSET
 
 
-class Call(Struct):
+class CallRequest(Struct):
     """Passed to the upstream that serves the route."""
 
     model: Annotated[
@@ -215,7 +215,7 @@ _EXAMPLES: dict[type[Struct], object] = {
         "completion_window": "24h",
         "metadata": {"job": "nightly"},
     },
-    ChatRequest: CHAT_EXAMPLE,
+    ChatCompletionRequest: CHAT_EXAMPLE,
     ChatCompletion: {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -238,9 +238,9 @@ _BOTH_OR_NEITHER = {
 
 def schemas() -> dict[str, Schema]:
     """Return the schema of every struct, by its name."""
-    described = (*ANSWERS, *_EXAMPLES, Upload, Call, Liveness, Readiness)
+    described = (*ANSWERS, *_EXAMPLES, UploadForm, CallRequest, Liveness, Readiness)
     _, components = msgspec.json.schema_components(dict.fromkeys(described), ref_template=SCHEMA_REF)
     for kind, example in _EXAMPLES.items():
         components[kind.__name__]["example"] = example
-    components[Upload.__name__]["dependentRequired"] = _BOTH_OR_NEITHER
+    components[UploadForm.__name__]["dependentRequired"] = _BOTH_OR_NEITHER
     return components
