@@ -110,7 +110,7 @@ def charge_before_recording() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("fault", "first"),
-    [(no_fence, 144), (commit_before_durable, 211), (publish_before_counting, 1), (charge_before_recording, 12)],
+    [(no_fence, 144), (commit_before_durable, 14), (publish_before_counting, 1), (charge_before_recording, 12)],
 )
 def test_a_planted_fault_is_caught(fault: Any, first: int) -> None:
     """The simulation catches a fault in the code; otherwise a passing run would prove nothing. Each search begins at a
