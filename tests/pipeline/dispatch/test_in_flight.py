@@ -50,12 +50,15 @@ def test_while_answers_are_slow_a_project_leaves_one_slot_free() -> None:
     assert slots.in_flight.project_limit == 15
 
 
-def test_the_expected_ends_follow_from_the_recent_latency() -> None:
-    """Nothing is expected before the first answer."""
+def test_quick_answers_need_more_ready_lines_than_slots() -> None:
+    """Before the first answer, and while answers are slow, one line for each slot is enough."""
     slots = Slots()
-    assert slots.in_flight.expected_ends(1.0) == 0
-    slots.run(make_jobs(1), seconds=0.5)
-    assert slots.in_flight.expected_ends(1.0) == 32
+    assert slots.in_flight.lines_for(1.0) == 16
+    slots.run(make_jobs(1), seconds=5.0)
+    assert slots.in_flight.lines_for(1.0) == 16
+    quick = Slots()
+    quick.run(make_jobs(1), seconds=0.5)
+    assert quick.in_flight.lines_for(1.0) == 32
 
 
 def test_a_throttled_end_sets_a_rate_and_a_broken_one_does_not() -> None:

@@ -1,6 +1,6 @@
 """How many more lines a dispatcher can use, and of which projects; the claim loop is woken when that grows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from batchline.pipeline.dispatch.circuit_breaker import CircuitBreaker
 from batchline.pipeline.dispatch.completion import Completer
@@ -44,17 +44,12 @@ class Demand:
             return 0
         if self._breaker.paused:
             return 0 if self._ready else 1
-        return 2 * self._enough
-
-    @property
-    def _enough(self) -> int:
-        """How many ready lines keep every slot busy until the next claim."""
-        return max(self._in_flight.limit, self._in_flight.expected_ends(_CLAIM_SECONDS))
+        return 2 * self._in_flight.lines_for(_CLAIM_SECONDS)
 
     @property
     def satisfied_projects(self) -> set[str]:
         """The projects that have enough lines here."""
-        return {project_id for project_id in self._completer.bytes_by_project if self._is_satisfied(project_id)}
+        return self._satisfied_of(self._completer.bytes_by_project)
 
     def update(self) -> None:
         """Compare with the last time, and call ``on_demand`` if more is wanted now."""
@@ -65,13 +60,18 @@ class Demand:
 
     def on_lines_taken(self, project_ids: set[str]) -> None:
         """Update after lines of these projects left the ready queue."""
-        if any(not self._is_satisfied(project_id) for project_id in project_ids & self._last_satisfied):
+        satisfied_before = project_ids & self._last_satisfied
+        if satisfied_before and satisfied_before != self._satisfied_of(satisfied_before):
             self.update()
 
     def on_upstream_answer(self) -> None:
         if _ALL_PROJECTS in self._last_satisfied:
             self.update()
 
-    def _is_satisfied(self, project_id: str) -> bool:
-        held_bytes = self._completer.bytes_by_project[project_id]
-        return self._ready.count(project_id) >= self._enough or held_bytes >= _MAX_PROJECT_BYTES
+    def _satisfied_of(self, project_ids: Iterable[str]) -> set[str]:
+        enough, held_bytes = self._in_flight.lines_for(_CLAIM_SECONDS), self._completer.bytes_by_project
+        return {
+            project_id
+            for project_id in project_ids
+            if self._ready.count(project_id) >= enough or held_bytes[project_id] >= _MAX_PROJECT_BYTES
+        }

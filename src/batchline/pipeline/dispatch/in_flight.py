@@ -40,11 +40,6 @@ class InFlight:
         return iter(self._starts)
 
     @property
-    def limit(self) -> int:
-        """How many may be in flight now."""
-        return self._limiter.limit
-
-    @property
     def sync_calls(self) -> int:
         return self._count_sync_calls()
 
@@ -54,9 +49,10 @@ class InFlight:
         calls = self._count_sync_calls()
         return self._limiter.room(beside=max(0, min(calls, self._limiter.limit - 1)) if calls else 0)
 
-    def expected_ends(self, seconds: float) -> int:
-        """Return how many will end in that time, by how long they took lately."""
-        return int(self._limiter.limit * seconds / max(self._typical_seconds, _MIN_LATENCY_SECONDS))
+    def lines_for(self, seconds: float) -> int:
+        """Return how many ready lines keep every slot busy for that time, by how long lines took lately."""
+        limit = self._limiter.limit
+        return max(limit, int(limit * seconds / max(self._typical_seconds, _MIN_LATENCY_SECONDS)))
 
     @property
     def project_limit(self) -> int:
