@@ -349,7 +349,7 @@ def test_metrics_repeat_nothing(drive: _Drive) -> None:
     assert _marked(drive.metrics) == []
 
 
-@pytest.mark.rule("A6", "An upstream's trouble is told without its words.")
+@pytest.mark.rule("A6", "An error of the upstream is returned without the upstream's text.")
 def test_a_fault_of_the_service_repeats_nothing(drive: _Drive) -> None:
     """A6: a 5xx repeats neither the request nor the upstream's answer."""
     for reply in drive.replies:

@@ -99,7 +99,7 @@ def test_an_id_with_dots_is_told_to_stand_in_quotes(file: Path) -> None:
     assert told.endswith('a name with dots must be in quotes, as in [models."small-1.5"]')
 
 
-@pytest.mark.rule("F2", "A model of an upstream that is nowhere is told.")
+@pytest.mark.rule("F2", "A model whose upstream is not configured is refused with a message.")
 def test_a_model_of_an_upstream_that_is_nowhere_is_told(file: Path) -> None:
     """Every table is right by itself, and they do not fit."""
     [told] = _told(file, _UPSTREAM + "[models.small]\nupstream = 'there'\n")

@@ -140,7 +140,7 @@ async def test_usage_of_a_key_model_and_batch_shares_an_entry_an_hour(world: Wor
     assert (first.organization, first.project, first.project_id) == ("default", "alpha", owner.project_id)
 
 
-@pytest.mark.rule("F3", "Usage is told from since on, up to but not with until.")
+@pytest.mark.rule("F3", "Usage includes the time since and excludes the time until.")
 async def test_usage_is_told_for_a_time_and_a_project(world: World) -> None:
     """F3: ``since`` is inclusive, ``until`` is exclusive."""
     alpha, beta = await world.owner("alpha"), await world.owner("beta")
@@ -168,7 +168,7 @@ async def test_charges_made_at_once_all_count(world: World) -> None:
     assert await costs(world) == [1225]
 
 
-@pytest.mark.rule("F3", "And reaches whoever runs its batches.")
+@pytest.mark.rule("F3", "A new balance reaches the workers that run the organization's batches.")
 async def test_whoever_holds_a_batch_hears_what_its_organization_has(world: World) -> None:
     """D4: a worker learns the funds with its lease and with every signal."""
     owner = await world.owner()

@@ -78,7 +78,7 @@ def _envelope(error: ApiError) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.rule("A6", "Every error is told in one envelope.")
+@pytest.mark.rule("A6", "Every error is returned in one envelope.")
 @pytest.mark.parametrize(("error", "status", "kind", "code"), EXAMPLES, ids=lambda value: type(value).__name__)
 def test_every_error_fills_the_envelope(error: ApiError, status: int, kind: str, code: str | None) -> None:
     """A6: message and type are never null, the type is one of the contract's."""

@@ -287,7 +287,7 @@ def test_a_cancelled_batch_starts_nothing_more(plain: Setting) -> None:
     assert client.batches.cancel(batch_id) == batch
 
 
-@pytest.mark.rule("C13", "What never ran is told as batch_expired.")
+@pytest.mark.rule("C13", "Lines that never ran end as batch_expired.")
 def test_an_expired_batch_keeps_what_it_has(tmp_path: Path) -> None:
     """C11, C13: nothing starts after the window, what is in flight at its end counts, the rest is ``batch_expired``."""
     lines = chat_lines(

@@ -26,7 +26,7 @@ def test_at_first_there_are_no_suspects() -> None:
     assert quarantine.start_next(in_flight=0) is None
 
 
-@pytest.mark.rule("D5", "A crash is told from a broken connection.")
+@pytest.mark.rule("D5", "A crash is distinguished from a broken connection.")
 @pytest.mark.parametrize(
     ("in_flight", "broken", "together"),
     [
