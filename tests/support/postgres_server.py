@@ -95,6 +95,18 @@ class Postgres:
 
         return asyncio.run(run())
 
+    def next_transaction_id(self) -> int:
+        """Return a number that grows by one with every transaction that writes something, in any database."""
+
+        async def fetch() -> int:
+            connection = await asyncpg.connect(self.url("postgres"))
+            try:
+                return int(await connection.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text"))
+            finally:
+                await connection.close()
+
+        return asyncio.run(fetch())
+
     def _signal_supervisor(self, number: signal.Signals, *, reply: str) -> None:
         replies = self._supervisor.log.count(reply)
         self._supervisor.send(number)
