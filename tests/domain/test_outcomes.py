@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from batchline.domain.models import ModelKind
 from batchline.domain.outcomes import (
     BATCH_CANCELLED,
     BATCH_EXPIRED,
@@ -18,6 +19,7 @@ from batchline.domain.outcomes import (
     error_line,
     output_line,
 )
+from batchline.domain.rate_limits import Quota, RateLimits
 from batchline.domain.replies import Answer, Fault, FaultKind
 
 CHAT = "/v1/chat/completions"
@@ -46,7 +48,6 @@ def set_back(status: int, body: object = b"", **fields: Any) -> Retryable:
     ("status", "code"),
     [
         (400, "invalid_request_error"),
-        (402, "invalid_request_error"),
         (405, "invalid_request_error"),
         (418, "invalid_request_error"),
         (422, "invalid_request_error"),
@@ -60,6 +61,24 @@ def set_back(status: int, body: object = b"", **fields: Any) -> Retryable:
 def test_a_refusal_is_final(status: int, code: str) -> None:
     """D2: no further attempt, the table's code, and the status as the legacy word."""
     assert refused(status, {"error": {"message": "No."}}) == Failure(code, f"http_{status}", "No.")
+
+
+@pytest.mark.rule("D2", "402 is insufficient_quota, http_420.")
+def test_a_402_is_about_quota() -> None:
+    """D2: whatever it says; and a synchronous caller gets 420."""
+    outcome = refused(402, {"error": {"message": "Insufficient Balance", "type": "unknown_error", "param": None}})
+    assert outcome == Failure("insufficient_quota", "http_420", "Insufficient Balance")
+    assert outcome.status == 420
+    assert refused(402).message == "upstream returned 402"
+
+
+@pytest.mark.rule("D3", "A 401 or 403 says that the upstream is unavailable; other refusals are real answers.")
+@pytest.mark.parametrize("status", range(400, 500))
+def test_a_refusal_of_the_services_credentials_says_unavailable(status: int) -> None:
+    """D3: the line fails all the same, unless its caller holds it because every line is refused."""
+    outcome = judged(status, {"error": {"message": "No.", "code": "insufficient_quota"}})
+    if isinstance(outcome, Failure):
+        assert outcome.unavailable is (status in {401, 403})
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -98,12 +117,13 @@ def test_any_other_429_is_throttling(body: object) -> None:
 
 @pytest.mark.rule("D2", "408, 409, 3xx and 5xx are tried again.")
 @pytest.mark.rule("D2", "After the last attempt: how many there were.")
+@pytest.mark.rule("D3", "500 to 504 and 529 say that the upstream is unavailable.")
 @pytest.mark.parametrize("status", [301, 304, 307, 408, 409, 500, 501, 502, 503, 504, 529, 599])
 def test_trouble_is_worth_another_attempt(status: int) -> None:
     """D2, D3: after the last attempt it is an internal_error with the number of attempts."""
     retryable = set_back(status, {"error": {"message": "later"}}, retry_after=3.0)
     assert (retryable.throttled, retryable.retry_after, retryable.kind) == (False, 3.0, f"http_{status}")
-    assert retryable.unavailable is (status in {502, 503, 504})
+    assert retryable.unavailable is (status in {500, 501, 502, 503, 504, 529})
     failure = Failure(
         "internal_error", "retries_exhausted", f"Line failed after 4 attempts: upstream returned {status}: later"
     )
@@ -269,6 +289,38 @@ def test_a_200_that_is_no_json_is_a_fault_of_the_upstream(body: bytes) -> None:
     """D1: the line is retried, and the upstream does not count as unavailable."""
     reason = "upstream returned 200 with a body that is not JSON"
     assert judged(200, body) == Retryable(kind="not_json", reason=reason)
+
+
+LIMITS = RateLimits(requests=Quota(limit=60, remaining=3, reset_seconds=1.5))
+
+
+@pytest.mark.rule("D9", "What an answer says about rate limits is passed on with its outcome.")
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, {"choices": []}),
+        (200, b"<html></html>"),
+        (200, {"error": {"message": "overloaded"}}),
+        (200, {"error": {"message": "overloaded", "code": 503}}),
+        (429, {"error": {"message": "slow down"}}),
+        (409, b""),
+        (503, b""),
+    ],
+)
+def test_rate_limits_are_passed_on(status: int, body: object) -> None:
+    """D9: of successes too, because they say what is left before the first refusal."""
+    outcome = judged(status, body, rate_limits=LIMITS)
+    assert isinstance(outcome, Success | Retryable)
+    assert outcome.rate_limits is LIMITS
+
+
+@pytest.mark.parametrize("body", [b'{"choices":[{"message":{"content":"{}"}}]}', b'{"choices":[{"message":{}}]}'])
+def test_rate_limits_of_a_classification_are_passed_on(body: bytes) -> None:
+    """D9."""
+    answer = Answer(status=200, body=body, rate_limits=LIMITS)
+    outcome = classify_reply(answer, endpoint=CHAT, kind=ModelKind.CLASSIFICATION)
+    assert isinstance(outcome, Success | Retryable)
+    assert outcome.rate_limits is LIMITS
 
 
 @pytest.mark.rule("D1", "A line of the output file has the contract's fields.")

@@ -5,6 +5,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchline.domain.rate_limits import Quota, RateLimits
 from batchline.domain.replies import Answer, Fault, Reply
 from batchline.upstream.http import HttpUpstream
 from tests.support.raw_server import BODY, ManualClock, Peer, answer, client, serving
@@ -12,10 +13,10 @@ from tests.support.raw_server import BODY, ManualClock, Peer, answer, client, se
 NOW = 784_111_777  # Sun, 06 Nov 1994 08:49:37 GMT
 
 
-def ask(*headers: str) -> Answer:
+def ask(*headers: str, status: str = "429 Too Many Requests") -> Answer:
     async def behave(peer: Peer) -> None:
         await peer.request()
-        await peer.send(answer(b"{}", *headers, status="429 Too Many Requests"))
+        await peer.send(answer(b"{}", *headers, status=status))
 
     async def main() -> Answer:
         async with serving(behave) as wire, client(wire.port, clock=ManualClock(NOW)) as upstream:
@@ -73,6 +74,49 @@ def test_no_retry_after_raises_or_is_negative(value: bytes) -> None:
 
     reply = uvloop.run(main())
     assert isinstance(reply, Fault) or reply.retry_after is None or reply.retry_after >= 0
+
+
+@pytest.mark.rule("D9", "The rate-limit headers of an upstream's answer are read, whatever its status.")
+@pytest.mark.parametrize("status", ["200 OK", "429 Too Many Requests"])
+@pytest.mark.parametrize(
+    ("headers", "limits"),
+    [
+        ([], None),
+        (["Retry-After: 3", "X-Request-Id: req_1"], None),
+        (["X-RateLimit-Remaining-Requests: many"], None),
+        (
+            ["x-ratelimit-remaining-requests: 9", "X-Ratelimit-Reset-Requests: 1m2s", "X-RATELIMIT-LIMIT-TOKENS: 900"],
+            RateLimits(requests=Quota(remaining=9, reset_seconds=62), tokens=Quota(limit=900)),
+        ),
+        (
+            ["X-RateLimit-Remaining: 0", "X-RateLimit-Reset: Sun, 06 Nov 1994 08:50:07 GMT"],
+            RateLimits(requests=Quota(remaining=0, reset_seconds=30)),
+        ),
+        (["RateLimit-Reset: 1994-11-06T08:49:47Z"], RateLimits(requests=Quota(reset_seconds=10))),
+    ],
+)
+def test_rate_limit_headers_are_read(status: str, headers: list[str], limits: RateLimits | None) -> None:
+    """D9: in any spelling of upper and lower case, measured by the client's clock."""
+    assert ask(*headers, status=status).rate_limits == limits
+
+
+@pytest.mark.anyio
+async def test_the_rate_limits_of_one_answer_are_not_those_of_the_next() -> None:
+    """D9: a connection is used again, and the headers of each answer are its own."""
+
+    async def behave(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer(b"{}", "X-RateLimit-Remaining: 3"))
+        await peer.request()
+        await peer.send(answer(b"{}"))
+
+    async with serving(behave) as wire, client(wire.port) as upstream:
+        replies = [await upstream.post("/v1/chat/completions", BODY) for _ in range(2)]
+        assert wire.accepted == 1
+    assert [reply.rate_limits for reply in replies if isinstance(reply, Answer)] == [
+        RateLimits(requests=Quota(remaining=3)),
+        None,
+    ]
 
 
 @pytest.mark.parametrize(

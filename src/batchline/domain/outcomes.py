@@ -4,41 +4,52 @@
 
     upstream                                   outcome
     2xx with JSON                              Success
+    2xx with an error in place of a result     as the status that the error names, else Retryable
     3xx, 408, 409, 5xx, 2xx without JSON or    Retryable  ──after the last attempt──>  internal_error
       with an invalid classification,
       refused, broken, timeout, garbled
     429                                        Retryable (throttled)  ──after the last──>  rate_limit_exceeded
-    420, 429 that says quota                   Failure  insufficient_quota
+    402, 420, 429 that says quota              Failure  insufficient_quota
     401, 403                                   Failure  authentication_error
     404                                        Failure  not_found_error
     413                                        Failure  request_too_large
     400, 422 and other 4xx                     Failure  invalid_request_error, context_length_exceeded
+
+These outcomes are marked ``unavailable``, because an upstream that is down or misconfigured gives them to every line:
+401, 403, 429 that does not say quota, 500 to 504, 529, refused, broken and timeout.
 """
 
-import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Raw, Struct
 
 from batchline.domain.endpoints import CHAT
 from batchline.domain.models import ModelKind
+from batchline.domain.rate_limits import RateLimits
 from batchline.domain.records import escape_line_breaks, json_text
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
+from batchline.domain.upstream_errors import read_error, says_context_overflow, says_quota, status_in, text_of
 from batchline.domain.usage import NOTHING, Usage, usage_in
 
 _CODES = {
     401: "authentication_error",
+    402: "insufficient_quota",
     403: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
     420: "insufficient_quota",
 }
-_UNAVAILABLE_STATUSES = frozenset({429, 502, 503, 504})
-_CONTEXT_OVERFLOW = re.compile(
-    r"context_length_exceeded|exceed_context_size|(maximum|model's) context length|maximum model length", re.IGNORECASE
+_UNAVAILABLE_STATUSES = frozenset({429, 500, 501, 502, 503, 504, 529})
+_RESULT_FIELDS = {CHAT: "choices", "/v1/completions": "choices", "/v1/embeddings": "data"}
+"""The field that holds the result of an endpoint."""
+_ERROR_FIELDS = frozenset(
+    {"error", "code", "message", "type", "param", "detail", "details", "status", "status_code", "success", "object"}
+    | {"id", "created", "model", "provider", "request_id", "user_id", "timestamp", "path", "usage"}
 )
-_MAX_TEXT_CHARACTERS = 500
+"""Fields that are no result. At an endpoint that is not in ``_RESULT_FIELDS`` every other field is one."""
+_EMPTY_VALUES = frozenset({b"null", b"false", b"0", b'""', b"[]", b"{}"})
+_NOT_JSON = ("not_json", "a body that is not JSON")
 _NULL = Raw(b"null")
 _top_level = msgspec.json.Decoder(dict[str, Raw])
 _anything = msgspec.json.Decoder()
@@ -54,15 +65,21 @@ class Success(Struct, frozen=True):
     request_id: str | None
     body: bytes
     usage: Usage = NOTHING
+    rate_limits: RateLimits | None = None
 
 
 class Failure(Struct, frozen=True):
-    """The line failed for good; ``legacy`` is the code in the prefix of the message."""
+    """The line failed for good; ``legacy`` is the code in the prefix of the message.
+
+    ``unavailable`` says that a misconfigured upstream refuses every line like this. While it refuses all of them, the
+    line may be held for another attempt, and ``legacy`` is the kind of the fault.
+    """
 
     code: str
     legacy: str
     message: str
     param: str | None = None
+    unavailable: bool = False
 
     @property
     def status(self) -> int:
@@ -79,9 +96,19 @@ class Retryable(Struct, frozen=True):
     throttled: bool = False
     unavailable: bool = False
     retry_after: float | None = None
+    rate_limits: RateLimits | None = None
+    failure: Failure | None = None
+    """How the line fails after its last attempt, if not as an internal error."""
+
+    @classmethod
+    def from_failure(cls, failure: Failure) -> Self:
+        """Return a failure that may be the upstream's and not the line's as a fault that is worth another attempt."""
+        return cls(failure.legacy, failure.message, unavailable=failure.unavailable, failure=failure)
 
     def as_failure(self, attempts: int) -> Failure:
         """Return how the line fails after its last attempt."""
+        if self.failure is not None:
+            return self.failure
         if self.throttled:
             return Failure("rate_limit_exceeded", "http_429", self.reason)
         return Failure("internal_error", "retries_exhausted", f"Line failed after {attempts} attempts: {self.reason}")
@@ -114,8 +141,9 @@ def classify_reply(reply: Reply, *, endpoint: str, kind: ModelKind = ModelKind.C
     if 200 <= reply.status < 300:
         result = read_result(reply.body, endpoint=endpoint)
         if result is None:
-            return Retryable("not_json", f"upstream returned {reply.status} with a body that is not JSON")
-        success = Success(reply.status, reply.request_id, *result)
+            return _classify_without_result(reply)
+        body, usage = result
+        success = Success(reply.status, reply.request_id, body, usage, reply.rate_limits)
         if kind is ModelKind.CLASSIFICATION and endpoint == CHAT:
             return _classify_document(success)
         return success
@@ -123,7 +151,10 @@ def classify_reply(reply: Reply, *, endpoint: str, kind: ModelKind = ModelKind.C
 
 
 def read_result(answer: bytes, *, endpoint: str) -> tuple[bytes, Usage] | None:
-    """Return the answer as one line of JSON, values unchanged, and the usage it reports; None if it is not JSON."""
+    """Return the answer as one line of JSON, values unchanged, and the usage it reports.
+
+    None if it is not JSON, or has an error in place of a result.
+    """
     try:
         if not answer.isascii():
             answer.decode()
@@ -132,6 +163,8 @@ def read_result(answer: bytes, *, endpoint: str) -> tuple[bytes, Usage] | None:
         return None
     usage = NOTHING
     if isinstance(document, dict):
+        if "error" in document and _has_only_error(document, endpoint):
+            return None
         if "usage" in document:
             usage = usage_in(document["usage"])
         if endpoint == CHAT:
@@ -143,11 +176,31 @@ def read_result(answer: bytes, *, endpoint: str) -> tuple[bytes, Usage] | None:
     return escape_line_breaks(answer.strip()), usage
 
 
+def _has_only_error(document: dict[str, Raw], endpoint: str) -> bool:
+    if bytes(document["error"]) in _EMPTY_VALUES:
+        return False
+    if field := _RESULT_FIELDS.get(endpoint):
+        return bytes(document.get(field, _NULL)) in _EMPTY_VALUES
+    return document.keys() <= _ERROR_FIELDS
+
+
+def _classify_without_result(answer: Answer) -> Outcome:
+    """Classify a 2xx that is no result: it is not JSON, or it is the error of a gateway that sends errors as 200."""
+    error = read_error(answer.body)
+    status = status_in(error)
+    if status is not None:
+        return _classify_refusal(msgspec.structs.replace(answer, status=status))
+    kind, what = ("error_in_200", f"an error: {text_of(answer.body, error)}") if error else _NOT_JSON
+    reason = f"upstream returned {answer.status} with {what}"
+    return Retryable(kind, reason, retry_after=answer.retry_after, rate_limits=answer.rate_limits)
+
+
 def _classify_document(success: Success) -> Outcome:
     try:
         classified = _with_document_as_text(success.body)
     except (msgspec.DecodeError, RecursionError, KeyError):
-        return Retryable("not_json", f"upstream returned {success.status} with a classification that is not JSON")
+        reason = f"upstream returned {success.status} with a classification that is not JSON"
+        return Retryable("not_json", reason, rate_limits=success.rate_limits)
     return msgspec.structs.replace(success, body=escape_line_breaks(classified))
 
 
@@ -192,48 +245,30 @@ def error_line(line_id: str, custom_id: bytes, failure: Failure) -> bytes:
 
 
 def _classify_refusal(answer: Answer) -> Outcome:
-    status, error = answer.status, _error_of(answer.body)
-    text = _text_of(answer.body, error)
-    if status == 429 and "insufficient_quota" not in (error.get("code"), error.get("type")):
-        reason = text or "upstream returned 429"
-        return Retryable("http_429", reason, throttled=True, unavailable=True, retry_after=answer.retry_after)
+    status, error = answer.status, read_error(answer.body)
+    text = text_of(answer.body, error)
+    if status == 429 and not says_quota(answer.body, error):
+        return _retryable(answer, text or "upstream returned 429", throttled=True)
     if status in (408, 409) or not 400 <= status < 500:
-        reason = f"upstream returned {status}" + (f": {text}" if text else "")
-        return Retryable(
-            f"http_{status}", reason, unavailable=status in _UNAVAILABLE_STATUSES, retry_after=answer.retry_after
-        )
-    code = _CODES.get(status, "invalid_request_error")
-    if status == 429:
-        code = "insufficient_quota"
-    elif code == "invalid_request_error" and _says_context_overflow(error, text):
+        return _retryable(answer, f"upstream returned {status}" + (f": {text}" if text else ""))
+    code = "insufficient_quota" if status == 429 else _CODES.get(status, "invalid_request_error")
+    if code == "invalid_request_error" and says_context_overflow(text, error):
         code = "context_length_exceeded"
     if code == "authentication_error":
         # The upstream refused the service's credentials, not the client's, so its text is not shown to the client.
-        return Failure(code, f"http_{status}", f"upstream returned {status}: it does not accept this service")
+        message = f"upstream returned {status}: it does not accept this service"
+        return Failure(code, f"http_{status}", message, unavailable=True)
     param = error.get("param")
-    return Failure(
-        code, f"http_{status}", text or f"upstream returned {status}", param if isinstance(param, str) else None
+    legacy = f"http_{420 if status == 402 else status}"
+    return Failure(code, legacy, text or f"upstream returned {status}", param if isinstance(param, str) else None)
+
+
+def _retryable(answer: Answer, reason: str, *, throttled: bool = False) -> Retryable:
+    return Retryable(
+        f"http_{answer.status}",
+        reason,
+        throttled=throttled,
+        unavailable=answer.status in _UNAVAILABLE_STATUSES,
+        retry_after=answer.retry_after,
+        rate_limits=answer.rate_limits,
     )
-
-
-def _says_context_overflow(error: dict[str, Any], text: str) -> bool:
-    return _CONTEXT_OVERFLOW.search(f"{error.get('code')} {error.get('type')} {text}") is not None
-
-
-def _error_of(body: bytes) -> dict[str, Any]:
-    """Return the error object of an answer, in the shapes that OpenAI-style servers use."""
-    try:
-        document = _anything.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    if not isinstance(document, dict):
-        return {}
-    error = document.get("error", document)
-    return error if isinstance(error, dict) else {"message": error}
-
-
-def _text_of(body: bytes, error: dict[str, Any]) -> str:
-    message = error.get("message") or error.get("detail")
-    if not isinstance(message, str):
-        message = body[: 4 * _MAX_TEXT_CHARACTERS].decode("utf-8", "replace")
-    return " ".join(message.split())[:_MAX_TEXT_CHARACTERS]

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from batchline.domain.rate_limits import RateLimits
+
 
 class FaultKind(StrEnum):
     REFUSED = "refused"
@@ -22,6 +24,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     body: bytes
     request_id: str | None = None
     retry_after: float | None = None
+    rate_limits: RateLimits | None = None
+    """What the headers say; None if they say nothing, or if the upstream has no headers."""
 
 
 class Fault(Struct, frozen=True, kw_only=True):

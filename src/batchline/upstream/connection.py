@@ -9,16 +9,14 @@ exchange's ``EventReceiver`` as it arrives, and the receiver limits how much of 
 """
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Callable
-from datetime import UTC
-from email.utils import parsedate_to_datetime
-from math import isfinite
 from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+from msgspec.structs import replace
 
+from batchline.domain.rate_limits import RATE_LIMIT_HEADERS, RETRY_AFTER_HEADERS, read_rate_limits, read_retry_after
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock
 
@@ -26,15 +24,7 @@ _MAX_HEAD_BYTES = 64 * 1024
 _IDLE_CLOSE_RACE_SECONDS = 1.0
 """If the connection closes later than this after the request was sent, no idle timeout of the server explains it."""
 
-_READ_HEADERS = (
-    b"content-length",
-    b"content-type",
-    b"content-encoding",
-    b"transfer-encoding",
-    b"retry-after",
-    b"retry-after-ms",
-    b"x-request-id",
-)
+_READ_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"x-request-id")
 _HEADERS = {
     spelling: name if name in _READ_HEADERS else b""
     for name in (*_READ_HEADERS, b"date", b"server", b"connection")
@@ -42,9 +32,11 @@ _HEADERS = {
 }
 """The most frequent headers, in both spellings, and the name to keep each under; empty if it is not kept."""
 
+_LIMIT_HEADERS = RETRY_AFTER_HEADERS | RATE_LIMIT_HEADERS
+"""Kept apart from the other headers, so that an answer without them costs only a test for an empty dict."""
+
 CLOSED = Fault(kind=FaultKind.BROKEN, detail="the connection was closed on this side")
 _EVENT_STREAM = b"text/event-stream"
-_NUMBER = re.compile(rb"\d{1,20}(\.\d{0,20})?", re.ASCII)
 
 
 class EventReceiver(Protocol):
@@ -114,6 +106,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._answer_begun = False
         self._bytes_since_body = self._head_bytes = self._status = 0
         self._headers: dict[bytes, bytes] = {}
+        self._limit_headers: dict[bytes, bytes] = {}
         self._body: bytes | bytearray = b""
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.reusable = True
@@ -198,6 +191,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.reusable = self._busy
         self._headers = {}
         self._head_bytes = 0
+        if self._limit_headers:
+            self._limit_headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value) + 4
@@ -205,7 +200,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail_oversized_head()
         key = _HEADERS.get(name)
         if key is None:
-            key = _HEADERS.get(name.lower())
+            name = name.lower()
+            key = _HEADERS.get(name)
+            if key is None and name in _LIMIT_HEADERS:
+                self._limit_headers[name] = value
         if key:
             self._headers[key] = value
 
@@ -257,13 +255,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _build_answer(self) -> Answer:
         headers, body = self._headers, self._body
-        has_retry_after = b"retry-after" in headers or b"retry-after-ms" in headers
-        return Answer(
+        answer = Answer(
             status=self._status,
             body=body if isinstance(body, bytes) else bytes(body),
             request_id=_request_id(headers[b"x-request-id"]) if b"x-request-id" in headers else None,
-            retry_after=_retry_after(headers, self._clock) if has_retry_after else None,
         )
+        return _with_limits(answer, self._limit_headers, self._clock.now()) if self._limit_headers else answer
 
     def _ends_at_close(self) -> bool:
         return self._status >= 200 and self._headers.keys().isdisjoint({b"content-length", b"transfer-encoding"})
@@ -336,19 +333,5 @@ def _request_id(value: bytes) -> str | None:
     return text if 0 < len(text) <= 200 and text.isascii() and text.isprintable() else None
 
 
-def _retry_after(headers: dict[bytes, bytes], clock: Clock) -> float | None:
-    """Return the seconds to wait, from Retry-After-Ms if it is valid, else from the seconds or date of Retry-After."""
-    milliseconds = headers.get(b"retry-after-ms", b"").strip()
-    if _NUMBER.fullmatch(milliseconds):
-        return float(milliseconds) / 1000
-    seconds = headers.get(b"retry-after", b"").strip()
-    return float(seconds) if _NUMBER.fullmatch(seconds) else _seconds_until(seconds.decode("latin-1"), clock)
-
-
-def _seconds_until(date: str, clock: Clock) -> float | None:
-    try:
-        at = parsedate_to_datetime(date)
-        stamp = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
-    return max(0.0, stamp - clock.now()) if isfinite(stamp) else None
+def _with_limits(answer: Answer, headers: dict[bytes, bytes], now: float) -> Answer:
+    return replace(answer, retry_after=read_retry_after(headers, now), rate_limits=read_rate_limits(headers, now))
