@@ -6,7 +6,7 @@ A process has one or both of two roles. `WorkerRole` runs batches. `ApiRole` tak
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from batchline.api.services import ApiServices
@@ -28,7 +28,7 @@ from batchline.pipeline.progress import ProgressReader, Workers
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.pipeline.upload import Upload
-from batchline.ports import Clock, Fleet, Objects, Random, Store, SyncUpstream, Validator
+from batchline.ports import Clock, EngineQueue, Fleet, Objects, Random, Store, SyncUpstream, Validator
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -52,7 +52,11 @@ class Intervals:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The settings and adapters that every part of a process uses; ``owner`` is the name of the process in leases."""
+    """The settings and adapters that every part of a process uses.
+
+    ``owner`` is the name of the process in leases. ``engine_queues`` has, by name, a reader for each upstream whose
+    engine may report its queue length.
+    """
 
     settings: Settings
     store: Store
@@ -64,6 +68,7 @@ class Context:
     random: Random
     metrics: Metrics
     owner: str
+    engine_queues: Mapping[str, EngineQueue] = field(default_factory=dict)
     intervals: Intervals = Intervals()
 
 
@@ -172,6 +177,7 @@ def new_worker(context: Context, *, on_shard_done: Callable[[], None]) -> Worker
         settings=context.settings,
         metrics=context.metrics,
         on_shard_done=on_shard_done,
+        engine_queues=context.engine_queues,
     )
 
 

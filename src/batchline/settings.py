@@ -149,6 +149,10 @@ class Settings(BaseSettings):
         ge=1,
         description="Maximum number of parallel requests to one upstream; if not set, found by measuring throughput.",
     )
+    upstream_metrics: bool = Field(
+        default=True,
+        description="Read the queue length of an inference engine (vLLM, SGLang, llama.cpp, TGI) from its /metrics.",
+    )
     worker_processes: int | None = Field(
         default=None,
         ge=1,

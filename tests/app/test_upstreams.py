@@ -3,8 +3,8 @@
 import pytest
 
 from batchline.app.startup import StartupError
-from batchline.app.upstreams import open_upstreams
-from batchline.settings import Settings, UpstreamSettings
+from batchline.app.upstreams import engine_queues_for, open_upstreams
+from batchline.settings import ModelSettings, Settings, UpstreamSettings
 from batchline.upstream.http import HttpUpstream
 
 pytestmark = pytest.mark.anyio
@@ -47,3 +47,20 @@ async def test_an_upstream_that_cannot_be_used_is_named_by_its_setting(
         given = given.model_copy(update={"upstream_url": None})
     with pytest.raises(StartupError, match=f"{name} cannot be used: a header has a line break"):
         await open_upstreams(given, _ignore)
+
+
+def test_each_upstream_with_a_url_has_a_reader_of_its_engines_queue() -> None:
+    """D9: but the embedded model and the classifier have none."""
+    second = {"second": UpstreamSettings(url="http://127.0.0.1:2/v1")}
+    classifier = {"labels": ModelSettings(upstream=("classifier",))}
+    assert set(engine_queues_for(Settings(upstream_url="http://127.0.0.1:1/v1", upstreams=second))) == {
+        *("default", "second")
+    }
+    assert set(engine_queues_for(Settings(upstreams=second, models=classifier))) == {"second"}
+    assert engine_queues_for(Settings()) == {}
+
+
+@pytest.mark.rule("D9", "The operator can turn off the reading of engines' queues.")
+def test_no_engine_is_asked_for_its_queue_if_the_setting_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHLINE_UPSTREAM_METRICS", "off")
+    assert engine_queues_for(Settings(upstream_url="http://127.0.0.1:1/v1")) == {}

@@ -46,6 +46,7 @@ def _serve() -> None:
     params = parameters(engine, weights=str(weights), secret="", slots=2)
     # Tests send no key, and want short answers.
     params.api_keys, params.n_predict = [], 16
+    params.endpoint_metrics = True
     server = engine.Server(params)
     # In one write, including the line end, because llama.cpp's own threads write to the same pipe.
     os.write(1, f"llama listens on {server.listening_address}\n".encode())

@@ -23,7 +23,7 @@ from batchline.app.startup import (
     url_of,
     write_lock,
 )
-from batchline.app.upstreams import AnyUpstream, open_upstreams, token_limit_for
+from batchline.app.upstreams import AnyUpstream, engine_queues_for, open_upstreams, token_limit_for
 from batchline.app.workers.autoscaler import Autoscaler
 from batchline.app.workers.pool import MemoryFleet, WorkerPool, max_worker_processes
 from batchline.domain.money import nano
@@ -65,6 +65,7 @@ def new_context(
         objects=objects,
         upstreams=upstreams,
         token_limit=token_limit_for(upstreams),
+        engine_queues=engine_queues_for(settings),
         router=SyncRouter(clock=clock),
         clock=clock,
         random=SystemRandom(),

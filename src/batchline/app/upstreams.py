@@ -7,6 +7,7 @@ from pathlib import Path
 from batchline.app.startup import StartupError
 from batchline.domain.models import CLASSIFIER_UPSTREAM, DEFAULT_UPSTREAM
 from batchline.pipeline.token_limit import TokenLimit
+from batchline.ports import EngineQueue
 from batchline.settings import Settings, UpstreamSettings
 from batchline.system import SystemClock, SystemRandom, ThreadPool
 from batchline.upstream.classifier.upstream import VOCABULARY, ClassifierUpstream, check_classifier
@@ -21,6 +22,7 @@ from batchline.upstream.embedded.download import (
 )
 from batchline.upstream.embedded.process import check_engine
 from batchline.upstream.embedded.upstream import EmbeddedUpstream
+from batchline.upstream.engine_queue import EngineQueueReader
 from batchline.upstream.http import HttpUpstream
 from batchline.upstream.tokens import UpstreamTokens
 
@@ -49,8 +51,8 @@ def _http_upstream(name: str, upstream: UpstreamSettings, settings: Settings) ->
     try:
         return HttpUpstream(
             upstream.url,
-            api_key=upstream.api_key.get_secret_value() if upstream.api_key else None,
-            headers={name: value.get_secret_value() for name, value in upstream.headers.items()},
+            api_key=_api_key(upstream),
+            headers=_headers(upstream),
             connect_timeout=settings.connect_timeout_seconds,
             request_timeout=settings.request_timeout_seconds,
             max_answer_bytes=settings.max_answer_bytes,
@@ -59,6 +61,14 @@ def _http_upstream(name: str, upstream: UpstreamSettings, settings: Settings) ->
     except ValueError as error:
         setting = "BATCHLINE_UPSTREAM_URL" if name == DEFAULT_UPSTREAM else f"upstreams.{name}"
         raise StartupError(f"{setting} cannot be used: {error}") from error
+
+
+def _api_key(upstream: UpstreamSettings) -> str | None:
+    return upstream.api_key.get_secret_value() if upstream.api_key else None
+
+
+def _headers(upstream: UpstreamSettings) -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in upstream.headers.items()}
 
 
 async def _embedded_model(settings: Settings, progress: Progress) -> EmbeddedUpstream:
@@ -97,3 +107,17 @@ def token_limit_for(upstreams: Mapping[str, AnyUpstream]) -> TokenLimit:
     """Return the token limit, which counts with the upstream that a line goes to."""
     clock = SystemClock()
     return TokenLimit(tokens={name: UpstreamTokens(upstream, clock=clock) for name, upstream in upstreams.items()})
+
+
+def engine_queues_for(settings: Settings) -> dict[str, EngineQueue]:
+    """Return the reader of the engine's queue for each upstream with a URL, or no reader if the settings say so.
+
+    The settings must have been accepted by ``open_upstreams``. The embedded model and the classifier have no reader.
+    """
+    if not settings.upstream_metrics:
+        return {}
+    clock = SystemClock()
+    return {
+        name: EngineQueueReader(upstream.url, api_key=_api_key(upstream), headers=_headers(upstream), clock=clock)
+        for name, upstream in settings.all_upstreams.items()
+    }

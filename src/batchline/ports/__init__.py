@@ -19,7 +19,7 @@ from batchline.ports.store import (
     ShardStore,
     Store,
 )
-from batchline.ports.upstream import Stream, SyncUpstream, Tokens, Upstream
+from batchline.ports.upstream import EngineQueue, Stream, SyncUpstream, Tokens, Upstream
 
 __all__ = [
     "Accounts",
@@ -30,6 +30,7 @@ __all__ = [
     "Claim",
     "Clock",
     "CreateRecord",
+    "EngineQueue",
     "Files",
     "FinalizeLease",
     "Fleet",

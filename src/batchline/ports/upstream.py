@@ -1,10 +1,11 @@
-"""Defines what the pipeline needs of an upstream: answers, streams, and token counts."""
+"""Defines what the pipeline needs of an upstream: answers, streams, token counts, and the engine's queue length."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from batchline.domain.engine_queue import QueueLength
 from batchline.domain.replies import Reply
 
 
@@ -45,3 +46,13 @@ class Tokens(Protocol):
 
     async def count(self, body: bytes) -> int | Reply:
         """Return the number of input tokens of a chat request, or the reply of an upstream that failed to count."""
+
+
+class EngineQueue(Protocol):
+    """Reads the queue length of the inference engine behind an upstream."""
+
+    async def read(self) -> QueueLength | Reply | None:
+        """Return the queue length, the reply of an engine that is failing, or None if the engine does not report one.
+
+        None means that there is nothing to wait for; a reply means that a later read may succeed.
+        """
