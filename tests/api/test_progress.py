@@ -1,7 +1,8 @@
-"""``GET /v1/batches/{id}/progress``: shape, states, and who may see it. A8, A12, C8, C11."""
+"""``GET /v1/batches/{id}/progress``: shape, states, and who may see it. A8, A12, C8, C11, D11."""
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from batchline.domain.outcomes import TOO_LONG, error_line
 from batchline.domain.progress import count_errors
 from batchline.domain.records import Segment, Shard, ShardProgress
 from batchline.domain.usage import Usage
-from tests.support.api_server import CHAT, LINE, Api
+from tests.support.api_server import CHAT, LINE, TIMEOUT_SECONDS, Api, Held
 
 NOTHING: dict[str, Any] = {"rate": 0, "eta": None, "waiting_for": None, "in_flight": 0, "errors": []}
 
@@ -63,10 +64,31 @@ def _moved_on(shard: Shard, *, failed: int) -> ShardProgress:
     )
 
 
-def test_a_batch_that_has_just_begun_has_nothing_to_tell_yet(api: Api) -> None:
+@pytest.mark.rule("D11", "A batch that no worker has taken yet says so, with the number of workers.")
+def test_a_batch_that_has_just_begun_waits_for_a_worker(api: Api) -> None:
     told = _progress(api, _created(api, LINE))
     assert told["status"] == "in_progress"
-    assert {name: told[name] for name in NOTHING} == NOTHING
+    assert {name: told[name] for name in NOTHING} == NOTHING | {"waiting_for": {"reason": "queued", "workers": 0}}
+
+
+@pytest.mark.rule("D11", "A batch whose input is validated waits for that.")
+def test_a_batch_that_is_validated_waits(serve: Callable[..., Api]) -> None:
+    held: list[Held] = []
+
+    def hold(validator: Any) -> Held:
+        held.append(Held(validator))
+        return held[0]
+
+    api = serve(wrap_validator=hold)
+    file_id = api.upload(LINE).json["id"]
+    with ThreadPoolExecutor(1) as pool:
+        creating = pool.submit(lambda: api.create(input_file_id=file_id, endpoint=CHAT))
+        assert held[0].entered.wait(TIMEOUT_SECONDS)
+        (batch,) = api.call("GET", "/v1/batches").json["data"]
+        told = _progress(api, batch["id"])
+        api.await_(held[0].drop())
+        creating.result(TIMEOUT_SECONDS)
+    assert (told["status"], told["waiting_for"]) == ("validating", {"reason": "queued", "workers": 0})
 
 
 def test_progress_tells_of_rate_end_errors_and_tokens(serve: Callable[..., Api]) -> None:

@@ -18,6 +18,7 @@ from batchline.client.errors import (
     RequestRefused,
     Unreachable,
 )
+from batchline.client.models import RemoteWait
 from tests.support.scripted_server import ScriptedServer, answering, reply
 
 _BATCH = b'{"id": "batch_1", "status": "in_progress", "request_counts": {"total": 3, "completed": 1, "failed": 1}}'
@@ -195,15 +196,15 @@ def test_a_server_that_ignores_the_range_gets_the_download_begun_anew() -> None:
     assert into.getvalue() == b"0123456789"
 
 
-def test_the_reason_of_a_pause_is_read_from_the_metrics() -> None:
-    """D3: why nothing moves. A server that does not tell is no failure."""
-    metrics = (
-        b"# HELP batchline_upstream_paused 1 while gone.\n"
-        b'batchline_upstream_paused{reason="timeout",upstream="other"} 0.0\n'
-        b'batchline_upstream_paused{reason="refused",upstream="default"} 1.0\n'
-    )
-    with answering(reply(200, metrics), reply(200, b"x 1\n"), reply(401, b"")) as server, _client(server.url) as client:
-        assert [client.pause_reason() for _ in range(3)] == ["refused", None, None]
+@pytest.mark.rule("D11", "A client reads why lines wait; a server that does not say is no failure.")
+def test_why_lines_wait_is_read_from_the_progress() -> None:
+    waits = b'{"waiting_for":{"reason":"slots","limit":4,"in_flight":3,"new":1},"more":2}'
+    answers = [reply(200, waits), reply(200, b'{"waiting_for":null}'), reply(200, b"x 1\n"), reply(404, b"")]
+    with answering(*answers) as server, _client(server.url) as client:
+        first, *others = [client.waiting_for("batch_1") for _ in answers]
+    assert first == RemoteWait(reason="slots", limit=4, in_flight=3)
+    assert others == [None] * 3
+    assert server.asked[0].head.startswith("GET /v1/batches/batch_1/progress ")
 
 
 def test_a_connection_is_reused_for_the_next_request() -> None:

@@ -1,13 +1,9 @@
-"""The shares of a cap, and what all processes together do for a batch."""
+"""The shares of a cap."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchline.domain.fleet import Report, UpstreamLoad, activity_of, share_of
-from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model
-from batchline.domain.progress import Pause
-
-CATALOG = Catalog([Model(id="m", name="m"), Model(id="pair", name="pair", upstreams=("east", "west"))])
+from batchline.domain.fleet import share_of
 
 
 @given(
@@ -52,32 +48,3 @@ def test_after_everybody_spoke_twice_shares_are_even() -> None:
 def test_calls_that_somebody_waits_for_leave_less() -> None:
     share = share_of(10, workers=["a", "b"], owner="a", in_flight=0, reserved_by_others=0, sync_calls=4)
     assert share.allowed == 3
-
-
-GONE = Pause(upstream="east", detail="refused", since=5)
-
-
-def _report(batches: dict[str, int] | None = None, **upstream_loads: UpstreamLoad) -> Report:
-    return Report(owner="a", runs_batches=True, upstream_loads=upstream_loads, batches=batches or {})
-
-
-def test_what_all_do_for_a_batch_is_summed() -> None:
-    reports = [
-        _report({"batch_1": 3}, **{DEFAULT_UPSTREAM: UpstreamLoad(limit=8)}),
-        _report(
-            {"batch_1": 2, "batch_2": 7}, **{DEFAULT_UPSTREAM: UpstreamLoad(limit=4), "east": UpstreamLoad(limit=100)}
-        ),
-        Report(owner="api", runs_batches=False, upstream_loads={DEFAULT_UPSTREAM: UpstreamLoad(sync_calls=1)}),
-    ]
-    seen = activity_of("batch_1", ["m"], catalog=CATALOG, reports=reports)
-    assert (seen.in_flight, seen.concurrency, seen.pause) == (5, 12, None)
-
-
-def test_a_batch_waits_when_nobody_finds_any_upstream_of_a_model_there() -> None:
-    """D3: one worker that sees one of them, and its lines run."""
-    away, there = UpstreamLoad(pause=GONE), UpstreamLoad()
-    both = [_report(east=away, west=away), _report(east=away, west=away)]
-    assert activity_of("batch_1", ["pair"], catalog=CATALOG, reports=both).pause == GONE
-    one = [_report(east=away, west=away), _report(east=away, west=there)]
-    assert activity_of("batch_1", ["pair"], catalog=CATALOG, reports=one).pause is None
-    assert activity_of("batch_1", [], catalog=CATALOG, reports=both).pause is None

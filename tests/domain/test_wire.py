@@ -4,9 +4,10 @@ import pytest
 from msgspec.json import encode
 
 from batchline.domain.errors import InvalidInput, MissingCredentials
-from batchline.domain.progress import Activity, Eta, LineErrors, Pause, Progress
+from batchline.domain.progress import Activity, Eta, LineErrors, Progress
 from batchline.domain.records import Batch, File, InputFault
 from batchline.domain.states import BatchStatus
+from batchline.domain.waiting import UpstreamPause
 from batchline.domain.wire import (
     BatchList,
     BatchObject,
@@ -112,18 +113,18 @@ def _full_batch() -> Batch:
 
 
 def _running() -> Progress:
-    pause = Pause(upstream="default", detail="refused", since=50)
+    pause = UpstreamPause(upstream="default", detail="refused", since=50, model=None)
     return Progress(
         batch=_full_batch(),
         rate=0.12345,
         eta=Eta(seconds=3, low=2, high=4),
-        activity=Activity(in_flight=1, concurrency=16, pause=pause),
+        activity=Activity(in_flight=1, concurrency=16, waiting_for=pause),
         errors=[LineErrors(code="c", count=2, sample=b'{"custom_id":"x","message":"y"}')],
     )
 
 
 def _idle() -> Progress:
-    activity = Activity(in_flight=0, concurrency=0, pause=None)
+    activity = Activity(in_flight=0, concurrency=0, waiting_for=None)
     return Progress(batch=_full_batch(), rate=0.0, eta=None, activity=activity, errors=[])
 
 
@@ -146,7 +147,7 @@ _PROGRESS_START = (
         (
             BatchProgress.from_progress(_running()),
             f'{_PROGRESS_START}"rate":0.123,"eta":{{"seconds":3,"low":2,"high":4}},'
-            '"waiting_for":{"reason":"upstream_paused","upstream":"default","detail":"refused","since":50},'
+            '"waiting_for":{"reason":"upstream_paused","upstream":"default","detail":"refused","since":50,"model":null},'
             '"in_flight":1,"concurrency":16,'
             f'"errors":[{{"code":"c","count":2,"sample":{{"custom_id":"x","message":"y"}}}}],{_USAGE}}}',
         ),

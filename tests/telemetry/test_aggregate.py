@@ -86,12 +86,12 @@ def test_no_count_falls_when_a_process_is_over_and_no_gauge_outlives_it() -> Non
 def test_an_upstream_is_gone_once_whoever_finds_it_gone() -> None:
     service, hand = Metrics(), Metrics()
     for metrics in (service, hand):
-        metrics.upstream_paused.labels("default", "refused").set(1)
-    hand.upstream_paused.labels("east", "timeout").set(1)
+        metrics.upstream_paused.labels("default", "", "refused").set(1)
+    hand.upstream_paused.labels("east", "m", "timeout").set(1)
     _tell(service, "hand", hand)
     told = _samples(service)
-    assert told["batchline_upstream_paused", "refused", "default"] == 1
-    assert told["batchline_upstream_paused", "timeout", "east"] == 1
+    assert told["batchline_upstream_paused", "", "refused", "default"] == 1
+    assert told["batchline_upstream_paused", "m", "timeout", "east"] == 1
 
 
 def test_a_rate_without_a_bound_stays_so() -> None:

@@ -20,10 +20,10 @@ _LABELS = {
     "lines_in_flight": ("upstream",),
     "upstream_limit": ("upstream",),
     "upstream_rate_limit": ("upstream",),
-    "lines_waiting": (),
+    "lines_waiting": ("upstream", "reason"),
     "shards_held": (),
     "held_bytes": (),
-    "upstream_paused": ("upstream", "reason"),
+    "upstream_paused": ("upstream", "model", "reason"),
     "upstream_seconds": (),
     "flush_seconds": (),
 }
@@ -69,12 +69,12 @@ def test_watched_gauges_tell_the_state_of_the_moment_they_are_rendered() -> None
     metrics, state = Metrics(), {"in_flight": 0}
     metrics.watch("default", lines_in_flight=lambda: state["in_flight"])
     metrics.watch("other", lines_in_flight=lambda: 7)
-    metrics.watch(lines_waiting=lambda: 2, shards_held=lambda: 3)
+    metrics.watch(held_bytes=lambda: 2, shards_held=lambda: 3)
     assert _samples(metrics)["batchline_lines_in_flight", "default"] == 0
     state["in_flight"] = 1
     samples = _samples(metrics)
     assert [samples["batchline_lines_in_flight", name] for name in ("default", "other")] == [1, 7]
-    assert [samples[f"batchline_{name}",] for name in ("lines_waiting", "shards_held")] == [2, 3]
+    assert [samples[f"batchline_{name}",] for name in ("held_bytes", "shards_held")] == [2, 3]
 
 
 def test_two_sets_live_in_one_process() -> None:

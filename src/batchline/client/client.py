@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from msgspec.json import Decoder
 
 from batchline import __version__
 from batchline.client.errors import BrokenOff, ClientError, InputChanged, RequestRefused, Unreachable, refusal
-from batchline.client.models import RemoteBatch, batch_decoder, file_decoder
+from batchline.client.models import RemoteBatch, RemoteWait, batch_decoder, file_decoder, progress_decoder
 
 T = TypeVar("T")
 
@@ -29,7 +28,6 @@ _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """The limit for answers that are not a file."""
 
 _NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
-_PAUSED = re.compile(r'^batchline_upstream_paused\{(?=.*\breason="([^"]*)").*\} 1(?:\.0)?$', re.MULTILINE)
 
 
 class Client:
@@ -92,14 +90,13 @@ class Client:
                 target.write(chunk)
                 on_progress(target.tell(), total)
 
-    def pause_reason(self) -> str | None:
-        """Return why the server has paused an upstream, or None if none is paused or /metrics is not open to us."""
+    def waiting_for(self, batch_id: str) -> RemoteWait | None:
+        """Return why lines of a batch wait; None if none do, or if the server does not say."""
         try:
-            metrics = self._call("GET", "/metrics")
+            answer = self._call("GET", f"/v1/batches/{quote(batch_id, safe='')}/progress")
+            return _decode(progress_decoder, answer).waiting_for
         except ClientError:
             return None
-        paused = _PAUSED.search(metrics.decode(errors="replace"))
-        return paused[1] if paused else None
 
     def _call(self, method: str, path: str, **options: Any) -> bytes:
         """Return the body of a successful answer. Raise ClientError."""

@@ -68,6 +68,29 @@ class RemoteBatch(Struct, frozen=True):
         return _tokens.decode(self.usage) or TokenCounts()
 
 
+class RemoteWait(Struct, frozen=True):
+    """Why lines of a batch wait. Which fields are set depends on the reason."""
+
+    reason: str
+    upstream: str = ""
+    model: str | None = None
+    detail: str = ""
+    until: int = 0
+    rate: float | None = None
+    in_flight: int = 0
+    limit: int = 0
+    by_other_projects: int = 0
+    lines: int = 0
+    workers: int = 0
+
+
+class RemoteProgress(Struct, frozen=True):
+    """The progress of a batch on the server."""
+
+    waiting_for: RemoteWait | None = None
+
+
 _tokens = Decoder(TokenCounts | None)
 file_decoder = Decoder(RemoteFile)
 batch_decoder = Decoder(RemoteBatch)
+progress_decoder = Decoder(RemoteProgress)

@@ -1,14 +1,33 @@
 """The reports that processes exchange: how busy each is, and each worker's share of an upstream's cap."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from batchline.domain.models import Catalog
-from batchline.domain.progress import Activity, Pause
+from batchline.domain.progress import Pause
+
+MAX_REPORTED_MODELS = 100
+MAX_REPORTED_BATCHES = 1000
+"""A report stays small, however many models and batches there are."""
 
 
-class UpstreamLoad(Struct, frozen=True, kw_only=True):
+class ModelQueue(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The lines of one model that could start at an upstream but for one reason."""
+
+    reason: str
+    """A WaitReason. It is text, so that an older process can read what a newer one reports."""
+    lines: int
+    until: int | None = None
+    """When the next one may start, in Unix seconds, for `retry_after`."""
+    rate: float | None = None
+    """How many start in a second, for `rate_limit`, if that is known."""
+    limit: int | None = None
+    """How many of the model may be in flight, for `slots`; None if it is the limit of the upstream that holds."""
+    projects: Mapping[str, int] = {}
+    """Lines of the model in flight by project, if ``limit`` is set."""
+
+
+class UpstreamLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One upstream as a process sees it."""
 
     in_flight: int = 0
@@ -17,10 +36,17 @@ class UpstreamLoad(Struct, frozen=True, kw_only=True):
     """Synchronous calls in flight."""
     limit: int = 0
     """How many lines the process may have in flight, as its limiter measured."""
-    pause: Pause | None = None
+    pauses: Sequence[Pause] = ()
+    """The pauses of the upstream and of its models."""
+    hold: str | None = None
+    """Why no line starts at all although the upstream is available: a WaitReason, or None."""
+    queues: Mapping[str, ModelQueue] = {}
+    """The lines that wait by model, of at most ``MAX_REPORTED_MODELS`` models."""
+    projects: Mapping[str, int] = {}
+    """Lines in flight by project, if ``queues`` is not empty."""
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class Report(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a process reports about itself."""
 
     owner: str
@@ -29,6 +55,10 @@ class Report(Struct, frozen=True, kw_only=True):
     upstream_loads: Mapping[str, UpstreamLoad] = {}
     batches: Mapping[str, int] = {}
     """Lines in flight by batch."""
+    retrying: Mapping[str, int] = {}
+    """Lines that wait for their next attempt, by batch, of at most ``MAX_REPORTED_BATCHES`` batches."""
+    unrecorded: Mapping[str, int] = {}
+    """Lines that have an outcome which is not recorded yet, in the same way."""
 
 
 class Member(Struct, frozen=True, kw_only=True):
@@ -78,29 +108,3 @@ def share_of(
     even = shared // len(workers) + (rank < shared % len(workers))
     allowed = max(0, min(even, cap - reserved_by_others))
     return Share(allowed=allowed, reserved=max(allowed, in_flight))
-
-
-def activity_of(batch_id: str, models: Iterable[str], *, catalog: Catalog, reports: Sequence[Report]) -> Activity:
-    """Return what all processes do for a batch, and what its lines of these models wait for."""
-    upstreams_by_model = [catalog.upstreams_of(model) for model in models]
-    loads_by_worker = [report.upstream_loads for report in reports if report.runs_batches]
-    return Activity(
-        in_flight=sum(report.batches.get(batch_id, 0) for report in reports),
-        concurrency=sum(
-            load.limit
-            for loads in loads_by_worker
-            for name, load in loads.items()
-            if any(name in upstreams for upstreams in upstreams_by_model)
-        ),
-        pause=_longest(_pause_of(upstreams, loads_by_worker) for upstreams in upstreams_by_model),
-    )
-
-
-def _pause_of(upstreams: Iterable[str], loads_by_worker: Sequence[Mapping[str, UpstreamLoad]]) -> Pause | None:
-    """Return why lines of these upstreams wait, or None if a worker finds one of them available."""
-    pauses = [loads[name].pause for loads in loads_by_worker for name in upstreams if name in loads]
-    return _longest(pauses) if all(pauses) else None
-
-
-def _longest(pauses: Iterable[Pause | None]) -> Pause | None:
-    return min((pause for pause in pauses if pause is not None), key=lambda pause: pause.since, default=None)

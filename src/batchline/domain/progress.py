@@ -11,6 +11,7 @@ from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
 from batchline.domain.records import Batch
+from batchline.domain.waiting import Wait
 
 BUCKET_SECONDS = 5
 KEPT_SECONDS = 60 * BUCKET_SECONDS
@@ -43,9 +44,10 @@ class LineErrors(Struct, frozen=True, kw_only=True):
 
 
 class Pause(Struct, frozen=True, kw_only=True):
-    """An upstream that is unavailable: why, and since when."""
+    """An upstream that is unavailable, or one model of it: why, and since when."""
 
     upstream: str
+    model: str | None = None
     detail: str
     since: int
 
@@ -56,8 +58,8 @@ class Activity(Struct, frozen=True, kw_only=True):
     in_flight: int
     concurrency: int
     """How many lines the upstreams of its models take in parallel, as measured so far."""
-    pause: Pause | None
-    """The pause that its lines wait for, if any."""
+    waiting_for: Wait | None
+    """Why some of its lines wait; None if none do."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):

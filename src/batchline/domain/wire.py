@@ -11,17 +11,16 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.json import encode as encode_json
 
 from batchline.domain.errors import ApiError, ErrorType
-from batchline.domain.progress import Eta, LineErrors, Pause, Progress
+from batchline.domain.progress import Eta, LineErrors, Progress
 from batchline.domain.records import BATCH, BATCH_OUTPUT, Batch, File, InputFault
 from batchline.domain.states import BatchStatus
 from batchline.domain.usage import Usage
+from batchline.domain.waiting import Count, Time, Wait
 
 SCHEMA_REF = "#/components/schemas/{name}"
 _NULL = Raw(b"null")
 
 T = TypeVar("T")
-Count = Annotated[int, Meta(ge=0)]
-Time = Annotated[int, Meta(description="Unix seconds.")]
 
 
 def _ref(name: str) -> dict[str, Any]:
@@ -182,17 +181,6 @@ class BatchObject(_Object):
         )
 
 
-class UpstreamPause(_Object):
-    reason: Literal["upstream_paused"]
-    upstream: str
-    detail: Annotated[str, Meta(description="Why the upstream is unavailable, such as `refused` or `timeout`.")]
-    since: Time
-
-    @classmethod
-    def from_pause(cls, pause: Pause) -> Self:
-        return cls(reason="upstream_paused", upstream=pause.upstream, detail=pause.detail, since=pause.since)
-
-
 class LineErrorSample(_Object):
     """The first line that failed with a code, both texts cut to 300 characters."""
 
@@ -216,8 +204,16 @@ class BatchProgress(_Object):
     status: BatchStatus
     request_counts: RequestCounts
     rate: Annotated[float, Meta(ge=0, description="Lines per second over the last minute.")]
-    eta: Annotated[Eta | None, Meta(description="Null if there is no rate or no line is left.")]
-    waiting_for: Annotated[UpstreamPause | None, Meta(description="What keeps the lines from running.")]
+    eta: Annotated[
+        Eta | None, Meta(description="Null if there is no rate, if no line is left, or while the lines are paused.")
+    ]
+    waiting_for: Annotated[
+        Wait | None,
+        Meta(
+            description="Why lines that are not in flight wait; null if none do. If there are several reasons, the "
+            "most important one is given."
+        ),
+    ]
     in_flight: Annotated[Count, Meta(description="Lines that were sent to an upstream and have no answer yet.")]
     concurrency: Annotated[
         Count, Meta(description="How many lines the upstreams of the models take in parallel, as measured so far.")
@@ -235,7 +231,7 @@ class BatchProgress(_Object):
             request_counts=RequestCounts.from_record(batch),
             rate=round(progress.rate, 3),
             eta=progress.eta,
-            waiting_for=None if activity.pause is None else UpstreamPause.from_pause(activity.pause),
+            waiting_for=activity.waiting_for,
             in_flight=activity.in_flight,
             concurrency=activity.concurrency,
             errors=[LineErrorCount.from_errors(errors) for errors in progress.errors],

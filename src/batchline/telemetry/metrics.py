@@ -38,13 +38,19 @@ class Metrics:
             "Current limit for requests per second to the upstream; +Inf if there is none.",
             "upstream",
         )
-        self.lines_waiting = self._gauge("lines_waiting", "Lines that wait for a free slot or for their next attempt.")
+        self.lines_waiting = self._gauge(
+            "lines_waiting",
+            "Lines that a worker holds and that are not in flight, by what they wait for.",
+            "upstream",
+            "reason",
+        )
         self.shards_held = self._gauge("shards_held", "Shards that this process has leased.")
         self.held_bytes = self._gauge("held_bytes", "Size in bytes of answers that are not recorded yet.")
         self.upstream_paused = self._gauge(
             "upstream_paused",
-            "1 while requests to the upstream are paused because it is unavailable.",
+            "1 while requests to the upstream, or of one model to it, are paused because it is unavailable.",
             "upstream",
+            "model",
             "reason",
         )
 

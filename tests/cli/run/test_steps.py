@@ -1,10 +1,13 @@
 """The steps of `batchline run` that need no server (F4)."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from batchline.cli.run.steps import digest_of, endpoint_of
+from batchline.cli.run.steps import WaitMonitor, digest_of, endpoint_of
+from batchline.client.models import Counts, RemoteWait
+from tests.support.clocks import SettableClock
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,36 @@ def test_the_digest_changes_with_the_content(tmp_path: Path) -> None:
     assert digest_of(path) == first
     path.write_bytes(b"two")
     assert digest_of(path) != first
+
+
+class _ClientStub:
+    """Gives the same reason each time, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.wait: RemoteWait | None = None
+        self.asked = 0
+
+    def waiting_for(self, batch_id: str) -> RemoteWait | None:
+        self.asked += 1
+        return self.wait
+
+
+@pytest.mark.rule("D11", "`batchline run` says why lines wait if that is unusual or nothing moves.")
+def test_a_run_says_why_lines_wait_if_nothing_moves() -> None:
+    client, clock = _ClientStub(), SettableClock()
+    untyped_client: Any = client
+    monitor = WaitMonitor(untyped_client, clock, "batch_1")
+
+    def problem(done: int, *, after: float) -> str | None:
+        clock.advance(after)
+        return monitor.problem(Counts(total=100, completed=done))
+
+    client.wait = RemoteWait(reason="slots", limit=4, in_flight=4)
+    assert [problem(done, after=1) for done in range(1, 11)] == [None] * 10
+    assert client.asked == 5
+    assert problem(10, after=6) == "waiting for a slot: all 4 are taken"
+    client.wait = RemoteWait(reason="rate_limit", upstream="default", model="m", rate=5)
+    assert problem(11, after=3) == "waiting: the upstream accepts 5 lines a second of model m"
+    assert problem(100, after=1) is None
+    client.wait = None
+    assert problem(12, after=3) is None

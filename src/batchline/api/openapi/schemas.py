@@ -16,9 +16,10 @@ from batchline.domain.chat import Role
 from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import MissingCredentials
 from batchline.domain.outcomes import BATCH_CANCELLED, TOO_LONG, Success, error_line, output_line
-from batchline.domain.progress import Activity, Eta, Pause, Progress, count_errors
+from batchline.domain.progress import Activity, Eta, Progress, count_errors
 from batchline.domain.records import BATCH, Batch, File
 from batchline.domain.states import BatchStatus
+from batchline.domain.waiting import RateLimitWait
 from batchline.domain.wire import ANSWERS, SCHEMA_REF, BatchObject, BatchProgress, ErrorBody, FileObject, ModelObject
 
 Schema = dict[str, Any]
@@ -199,7 +200,9 @@ _PROGRESS = Progress(
     batch=replace(_BATCH, completed=40, failed=2),
     rate=0.7,
     eta=Eta(seconds=83, low=61, high=113),
-    activity=Activity(in_flight=1, concurrency=16, pause=Pause(upstream="default", detail="refused", since=_AT + 50)),
+    activity=Activity(
+        in_flight=1, concurrency=16, waiting_for=RateLimitWait(upstream="default", model=MODEL_ID, rate=0.7)
+    ),
     errors=count_errors([error_line(_LINE_ID, b'"line-1"', TOO_LONG)] * 2),
 )
 

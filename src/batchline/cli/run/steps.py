@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from batchline import durable
 from batchline.cli.run.display import Display, format_count
 from batchline.cli.run.journal import Journal, JournalEntry
+from batchline.cli.run.waiting import describe_wait, is_unusual
 from batchline.client.client import Client
 from batchline.client.errors import RequestRefused
-from batchline.client.models import Counts, RemoteBatch
+from batchline.client.models import Counts, RemoteBatch, RemoteWait
 from batchline.client.retry import TRANSIENT, Retrier
 from batchline.domain.endpoints import CHAT
 from batchline.pipeline.create import INTERRUPTED
@@ -21,6 +22,8 @@ from batchline.ports import Clock, Random
 
 _FIRST_POLL_SECONDS, _POLL_GROWTH, _MAX_POLL_SECONDS = 0.05, 1.5, 1.0
 _STALL_SECONDS = 5.0
+"""A batch without a new result for this time makes no progress."""
+_ASK_SECONDS = 2.0
 _MAX_LINE_BYTES = 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -67,10 +70,10 @@ class Steps:
 
     def follow(self, batch_id: str) -> RemoteBatch:
         """Wait until the batch has ended, also while the server cannot be reached."""
-        poll, stall = _FIRST_POLL_SECONDS, _StallDetector(self._client, self._clock)
+        poll, waits = _FIRST_POLL_SECONDS, WaitMonitor(self._client, self._clock, batch_id)
         while True:
             batch = self._retrier.forever(lambda: self._client.batch(batch_id))
-            self._display.lines(batch.request_counts, problem=stall.problem(batch.request_counts))
+            self._display.lines(batch.request_counts, problem=waits.problem(batch.request_counts))
             if batch.is_terminal:
                 return batch
             self._pause(poll)
@@ -146,21 +149,26 @@ class Steps:
         return "run-" + self._random.bytes(16).hex()
 
 
-class _StallDetector:
-    """Asks the server for the reason once the counts have not changed for a while."""
+class WaitMonitor:
+    """Asks the server from time to time why lines wait, and says so if that is not the usual course of things."""
 
-    def __init__(self, client: Client, clock: Clock) -> None:
-        self._client, self._clock = client, clock
+    def __init__(self, client: Client, clock: Clock, batch_id: str) -> None:
+        self._client, self._clock, self._batch_id = client, clock, batch_id
         self._done, self._changed_at = 0, clock.steady()
+        self._asked_at = clock.steady()
+        self._wait: RemoteWait | None = None
 
     def problem(self, counts: Counts) -> str | None:
+        """Return why lines wait, in words; None if nothing is unusual. That a batch makes no progress is unusual."""
         now = self._clock.steady()
         if counts.done != self._done:
             self._done, self._changed_at = counts.done, now
-        if now - self._changed_at < _STALL_SECONDS:
+        if now - self._asked_at >= _ASK_SECONDS:
+            self._asked_at, self._wait = now, self._client.waiting_for(self._batch_id)
+        if self._wait is None or counts.done == counts.total:
             return None
-        reason = self._client.pause_reason()
-        return f"the upstream is paused: {reason}" if reason else None
+        stalled = now - self._changed_at >= _STALL_SECONDS
+        return describe_wait(self._wait) if stalled or is_unusual(self._wait) else None
 
 
 class _FirstLine(Struct):

@@ -1,0 +1,117 @@
+"""Why the lines of a dispatcher do not start, for the progress of their batches and for the metrics (D11)."""
+
+from collections import Counter
+from collections.abc import Mapping
+from math import ceil
+
+from batchline.domain.fleet import MAX_REPORTED_MODELS, ModelQueue
+from batchline.domain.waiting import WaitReason
+from batchline.pipeline.dispatch.circuit_breaker import Breakers
+from batchline.pipeline.dispatch.in_flight import InFlight
+from batchline.pipeline.dispatch.limiter import Limiter
+from batchline.pipeline.dispatch.quarantine import Quarantine
+from batchline.pipeline.dispatch.queues import ReadyQueue, RetryQueue
+from batchline.pipeline.record import Recorder
+from batchline.ports import Clock
+
+_LONGEST_RATE_WAIT_SECONDS = 2.0
+"""A rate is never below one line a second. A longer wait than this is one that the upstream announced."""
+
+DISPATCH_REASONS = tuple(reason for reason in WaitReason if reason is not WaitReason.QUEUED)
+"""The reasons for which lines wait in a dispatcher. Queued lines are in none."""
+
+
+class Waiting:
+    """The lines of one dispatcher that wait, and their reasons."""
+
+    def __init__(
+        self,
+        *,
+        ready: ReadyQueue,
+        retries: RetryQueue,
+        quarantine: Quarantine,
+        in_flight: InFlight,
+        limiter: Limiter,
+        breakers: Breakers,
+        recorder: Recorder,
+        clock: Clock,
+    ) -> None:
+        self._ready, self._retries, self._quarantine = ready, retries, quarantine
+        self._in_flight, self._limiter, self._breakers = in_flight, limiter, breakers
+        self._recorder, self._clock = recorder, clock
+
+    @property
+    def hold(self) -> WaitReason | None:
+        """The reason for which no line starts at all, if there is one beside a pause."""
+        if self._recorder.full:
+            return WaitReason.STORAGE
+        return WaitReason.QUARANTINE if self._quarantine.occupied else None
+
+    @property
+    def queues(self) -> dict[str, ModelQueue]:
+        """The lines that wait by model, without paused models. Of many models those with limits of their own remain."""
+        models = dict.fromkeys([*self._ready.by_model, *self._retries.by_model])
+        found = {model: queue for model in models if (queue := self._queue_of(model)) is not None}
+        if len(found) <= MAX_REPORTED_MODELS:
+            return found
+        ordered = sorted(found.items(), key=lambda item: item[1].reason == WaitReason.SLOTS)
+        return dict(ordered[:MAX_REPORTED_MODELS])
+
+    def count(self, reason: WaitReason) -> int:
+        """Return how many lines wait for a reason."""
+        return self._counts[reason]
+
+    @property
+    def _counts(self) -> Counter[WaitReason]:
+        counts = Counter({WaitReason.RETRYING: len(self._retries), WaitReason.QUARANTINE: len(self._quarantine)})
+        for model, lines in self._ready.by_model.items():
+            counts[self._reason_of(model)] += lines
+        return counts
+
+    def _reason_of(self, model: str) -> WaitReason:
+        """Return why the ready lines of a model wait."""
+        if self._breakers.is_paused(model):
+            return WaitReason.UPSTREAM_PAUSED
+        queue = self._queue_of(model)
+        return self.hold or (WaitReason.SLOTS if queue is None else WaitReason(queue.reason))
+
+    def _queue_of(self, model: str) -> ModelQueue | None:
+        """Return the ready lines of a model with the limit that they wait for.
+
+        If the upstream said when the model may be asked again, that holds for lines that are not ready too.
+        """
+        if self._breakers.is_paused(model):
+            return None
+        lines, now = self._ready.by_model[model], self._clock.steady()
+        limit = self._limiter.model(model)
+        blocked_seconds = self._blocked_seconds(model, now)
+        if blocked_seconds > 0:
+            until = ceil(self._clock.now() + blocked_seconds)
+            return ModelQueue(reason=WaitReason.RETRY_AFTER, lines=lines, until=until)
+        if not lines:
+            return None
+        if self._is_paced(model, now):
+            return ModelQueue(reason=WaitReason.RATE_LIMIT, lines=lines, rate=limit.rate(now))
+        if self._is_at_ceiling(model):
+            projects = self._in_flight_of(model)
+            return ModelQueue(reason=WaitReason.SLOTS, lines=lines, limit=limit.ceiling, projects=projects)
+        return ModelQueue(reason=WaitReason.SLOTS, lines=lines)
+
+    def _blocked_seconds(self, model: str, now: float) -> float:
+        """Return how long no line of a model may start because its upstream said so."""
+        blocked, wait = self._limiter.model(model).blocked_until - now, self._limiter.wait(model, now)
+        return blocked if blocked > 0 else wait if wait > _LONGEST_RATE_WAIT_SECONDS else 0.0
+
+    def _is_paced(self, model: str, now: float) -> bool:
+        """Return whether a rate holds back a model, also at a moment at which the next line may just start."""
+        if self._limiter.wait(model, now) > 0:
+            return True
+        return self._limiter.model(model).rate(now) is not None and self._in_flight.room > 0
+
+    def _is_at_ceiling(self, model: str) -> bool:
+        ceiling = self._limiter.model(model).ceiling
+        return ceiling is not None and sum(self._in_flight_of(model).values()) >= ceiling
+
+    def _in_flight_of(self, model: str) -> Mapping[str, int]:
+        """Return the lines of a model that are in flight, by project."""
+        return Counter(job.batch.project_id for job in self._in_flight if job.model.id == model)
