@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from batchline.domain.records import Batch
+from batchline.domain.replies import Answer, Reply
+from batchline.ports import Upstream
 from batchline.upstream.mock.script import Plan
-from tests.support.engine_harness import Bench
+from tests.support.engine_harness import CHAT, Bench
 
 LEASE = 30
 
@@ -155,6 +157,65 @@ def test_an_upstream_that_is_away_keeps_no_other_models_lines_waiting(tmp_path: 
             assert (await bench.ended(free)).completed == 200
             assert bench.time.now < 60
             assert (await bench.ended(stuck)).completed == 2000
+
+        bench.play(scene())
+
+
+class _OneModelGone:
+    """Answers everything but the model "gone", with a status that says so."""
+
+    def __init__(self, inner: Upstream, *, status: int) -> None:
+        self._inner, self._status = inner, status
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        if b'"gone"' not in body:
+            return await self._inner.post(path, body)
+        await asyncio.sleep(0.01)
+        return Answer(status=self._status, body=b'{"error":{"message":"not now"}}')
+
+
+@pytest.mark.rule("D9", "Lines of a model that is refused are held in the store, and those of others are claimed.")
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("settings", [{}, {"models": {"gone": {}, "there": {}}}], ids=["any model", "named models"])
+def test_a_model_that_is_unavailable_keeps_no_other_model_of_its_upstream_waiting(
+    tmp_path: Path, status: int, settings: dict[str, Any]
+) -> None:
+    """D3, D9: also of the same project, and whether models are configured or not."""
+
+    def upstream(inner: Upstream, _: object) -> _OneModelGone:
+        return _OneModelGone(inner, status=status)
+
+    with closing(Bench(tmp_path, upstream=upstream, max_concurrency=8, **settings)) as bench:
+
+        async def scene() -> None:
+            gone = await bench.batch((f"gone {n}" for n in range(2000)), model="gone")
+            await asyncio.sleep(30)
+            began = bench.time.now
+            there = await bench.batch((f"there {n}" for n in range(200)), model="there")
+            assert (await bench.ended(there)).completed == 200
+            assert bench.time.now - began < 10
+            assert (await bench.seen(gone.id)).failed == 0
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("D3", "An answer to a synchronous call ends a pause too.")
+def test_an_answer_to_a_synchronous_call_lets_the_lines_of_a_paused_upstream_start(tmp_path: Path) -> None:
+    """D3: the next probe may be 15 seconds away."""
+    with closing(Bench(tmp_path, max_concurrency=8)) as bench:
+        bench.machine.script.follow(Plan(status={503: 100}))
+
+        async def scene() -> None:
+            batch = await bench.batch(f"line {n}" for n in range(20))
+            await asyncio.sleep(120)
+            bench.machine.script.follow(Plan())
+            before = bench.attempts("line")
+            inference = bench.engine.api_role.services.inference
+            body = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+            await inference.answer(inference.prepare(await bench.owner("alpha"), CHAT, body))
+            await asyncio.sleep(0.01)
+            assert bench.attempts("line") > before
+            assert await bench.failures(await bench.ended(batch)) == {}
 
         bench.play(scene())
 

@@ -164,6 +164,20 @@ def test_lines_of_a_lost_shard_are_left_out_and_the_others_recorded(harness: Har
     assert lost[0].batch.budget._unrecorded_cost == 0
 
 
+def test_unrecorded_lines_are_counted_by_batch_until_they_are_recorded(harness: Harness) -> None:
+    """D11: they do not wait. A segment that is being recorded counts too, and so do lines that come meanwhile."""
+    first, second = make_jobs(10), make_jobs(10)
+    harness.storage.errors = [StoreDown("away")]
+    harness.add(first[:3])
+    harness.add(second[:1])
+    assert harness.recorder.unrecorded == {first[0].batch.id: 3, second[0].batch.id: 1}
+    harness.advance(1.5)
+    harness.add(first[3:5])
+    assert harness.recorder.unrecorded == {first[0].batch.id: 5}
+    harness.advance(5)
+    assert harness.recorder.unrecorded == {}
+
+
 def test_too_many_unrecorded_bytes_stop_the_start_of_lines(harness: Harness) -> None:
     harness.storage.errors = [StoreDown("away")] * 100
     jobs = make_jobs(2)

@@ -36,10 +36,19 @@ def test_the_end_of_a_call_is_reported_once_it_is_counted() -> None:
     """The dispatcher starts a line in the slot that is free again; a call that fails frees it too."""
     router = SyncRouter(clock=SettableClock())
     left: list[int] = []
-    router.watch("first", lambda: left.append(router.calls("first")))
+    router.watch("first", on_call_ended=lambda: left.append(router.calls("first")), on_answer=lambda _: None)
     with router.call("second"):
         pass
     assert left == []
     with pytest.raises(ZeroDivisionError), router.call("first"), router.call("first"):
         print(1 / 0)
     assert left == [1, 0]
+
+
+def test_an_answer_is_reported_with_its_model_to_who_watches_the_upstream() -> None:
+    """D3: it ends a pause of the upstream, and nobody need watch one."""
+    router, answered = SyncRouter(clock=SettableClock()), list[str]()
+    router.watch("first", on_call_ended=lambda: None, on_answer=answered.append)
+    router.on_answer("first", "m")
+    router.on_answer("second", "n")
+    assert answered == ["m"]

@@ -80,8 +80,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
         ("status=422", "invalid_request_error", "http_422"),
         ("status=418", "invalid_request_error", "http_418"),
         ("error=context_length_exceeded", "context_length_exceeded", "http_400"),
-        ("status=401", "authentication_error", "http_401"),
-        ("status=403", "authentication_error", "http_403"),
         ("status=404", "not_found_error", "http_404"),
         ("status=413", "request_too_large", "http_413"),
         ("status=420", "insufficient_quota", "http_420"),
@@ -96,6 +94,16 @@ def test_a_refusal_is_final(faulty: Setting, directive: str, code: str, legacy: 
     assert record["error"]["message"].startswith(f"[legacy:{legacy}] ")
     assert record["error"]["param"] == ("messages" if "error=" in directive else None)
     assert faulty.mock.stats()["requests"] - asked == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_line_whose_credentials_are_refused_fails_after_its_attempts(faulty: Setting, status: int) -> None:
+    """D2, D3: it may be the service's own key that is wrong, and then no line must fail at once."""
+    asked = faulty.mock.stats()["requests"]
+    [record] = run(faulty.service, f"[[status={status}]]")
+    assert record["error"]["code"] == "authentication_error"
+    assert record["error"]["message"].startswith(f"[legacy:http_{status}] ")
+    assert faulty.mock.stats()["requests"] - asked == _ATTEMPTS
 
 
 _FAULTS = {
@@ -176,7 +184,7 @@ def test_a_storm_of_429_fails_nothing(tmp_path: Path) -> None:
         batch_id = submit(client, lines).id
         service.program.wait_for_log("(upstream unavailable, pausing dispatch)")
         told = service.call("GET", "/metrics").body.decode().splitlines()
-        assert 'batchline_upstream_paused{reason="http_429",upstream="default"} 1.0' in told
+        assert 'batchline_upstream_paused{model="",reason="http_429",upstream="default"} 1.0' in told
         asked = mock.stats()["requests"]
         wait_until(lambda: mock.stats()["requests"] > asked, what="a probe")
         mock.follow()

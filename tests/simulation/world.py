@@ -80,7 +80,9 @@ class World:
             for process in (*self.processes, *self.dead):
                 process.discard()
             self.processes, self.dead = [], []
-            gc.collect()
+            # A coroutine that is collected closes, which may leave another cycle with an open file behind.
+            for _ in range(3):
+                gc.collect()
 
     def _start(self) -> None:
         self.processes.append(Process(self))

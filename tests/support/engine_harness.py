@@ -137,6 +137,7 @@ class Bench:
         self.router = SyncRouter(clock=clock)
         upstreams = {name: self._upstream(machine) for name, machine in self.machines.items()}
         self.upstream = upstreams[DEFAULT_UPSTREAM]
+        self.metrics = Metrics()
         context = Context(
             settings=self._settings,
             store=self.store,
@@ -146,7 +147,7 @@ class Bench:
             router=self.router,
             clock=clock,
             random=chance,
-            metrics=Metrics(),
+            metrics=self.metrics,
             owner=chance.bytes(8).hex(),
         )
         self.engine = Engine(context, validator=InlineValidator(threads))

@@ -4,26 +4,29 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
 
+from batchline.domain.engine_queue import QueueLength
 from batchline.domain.errors import ObjectsDown, StoreDown
-from batchline.domain.fleet import Report
+from batchline.domain.fleet import MAX_REPORTED_BATCHES, Report
 from batchline.domain.models import DEFAULT_UPSTREAM, lanes_of
 from batchline.domain.records import Lane
 from batchline.domain.states import Stop
+from batchline.loops.engine_queue_watch import EngineQueueWatch
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.claim import Claims
-from batchline.pipeline.dispatch.circuit_breaker import CircuitBreaker
+from batchline.pipeline.dispatch.circuit_breaker import Breakers
 from batchline.pipeline.dispatch.dispatcher import Dispatcher
 from batchline.pipeline.dispatch.limiter import Limiter
+from batchline.pipeline.dispatch.waiting import DISPATCH_REASONS
 from batchline.pipeline.job import HeldBatch, HeldShard, Job
 from batchline.pipeline.record import Recorder
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
-from batchline.ports import BatchSignal, Clock, Objects, Random, ShardStore, Upstream
+from batchline.ports import BatchSignal, Clock, EngineQueue, Objects, Random, ShardStore, Upstream
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -58,6 +61,7 @@ class Worker:
         settings: Settings,
         metrics: Metrics,
         on_shard_done: Callable[[], None],
+        engine_queues: Mapping[str, EngineQueue] = {},
     ) -> None:
         self._store, self._clock, self._random = store, clock, random
         self._owner = owner
@@ -96,7 +100,7 @@ class Worker:
                 token_limit=token_limit,
                 tariff=settings.tariff,
                 recorder=self._recorder,
-                breaker=CircuitBreaker(
+                breakers=Breakers(
                     name,
                     clock=clock,
                     random=random,
@@ -115,11 +119,21 @@ class Worker:
             )
             for name, upstream in upstreams.items()
         }
+        self._queue_watches = [
+            EngineQueueWatch(
+                name,
+                queue=queue,
+                clock=clock,
+                is_busy=partial(self._is_busy, name),
+                on_queue_length=self._on_queue_length,
+            )
+            for name, queue in engine_queues.items()
+            if name in self._dispatchers
+        ]
         for name, dispatcher in self._dispatchers.items():
-            router.watch(name, dispatcher.pump)
+            router.watch(name, on_call_ended=dispatcher.pump, on_answer=dispatcher.on_real_answer)
             _register_gauges(name, dispatcher, metrics)
         metrics.watch(
-            lines_waiting=lambda: sum(dispatcher.waiting for dispatcher in self._dispatchers.values()),
             shards_held=lambda: len(self._claims.shards),
             held_bytes=lambda: self._recorder.held_bytes,
         )
@@ -132,15 +146,22 @@ class Worker:
             claiming = group.create_task(self._claim_loop())
             polling = group.create_task(self._poll_signals())
             renewing = group.create_task(self._renew_leases())
+            watching = [group.create_task(watch.run()) for watch in self._queue_watches]
             await self._stopping.wait()
             await claiming
             await self._wait_for_in_flight()
             for task in dispatching:
                 task.cancel()
             await self._wait_for_recorder(recording)
-            polling.cancel()
-            renewing.cancel()
+            for task in (polling, renewing, *watching):
+                task.cancel()
             await self._release_all()
+
+    def _is_busy(self, upstream: str) -> bool:
+        return self._dispatchers[upstream].in_flight > 0
+
+    def _on_queue_length(self, upstream: str, length: QueueLength) -> None:
+        self._dispatchers[upstream].on_queue_length(length)
 
     def stop(self) -> None:
         """Claim and start nothing more; ``run`` ends when what is in flight is recorded."""
@@ -175,6 +196,8 @@ class Worker:
             runs_batches=True,
             upstream_loads={name: dispatcher.upstream_load for name, dispatcher in self._dispatchers.items()},
             batches=sum((dispatcher.in_flight_by_batch for dispatcher in self._dispatchers.values()), Counter()),
+            retrying=_largest(dispatcher.retrying_by_batch for dispatcher in self._dispatchers.values()),
+            unrecorded=_largest([self._recorder.unrecorded]),
         )
 
     def set_cap(self, upstream: str, cap: int) -> None:
@@ -244,9 +267,8 @@ class Worker:
             if not demanding:
                 lanes += lanes_of(model)
             else:
-                satisfied = set.intersection(*(dispatcher.satisfied_projects for dispatcher in demanding))
-                named = None if model is None else model.id
-                lanes += [Lane(model=named, project_id=project_id) for project_id in satisfied]
+                satisfied = set.intersection(*(dispatcher.satisfied_lanes for dispatcher in demanding))
+                lanes += satisfied if model is None else _lanes_of_model(satisfied, model.id)
         return lanes
 
     def _distribute(self, jobs: list[Job]) -> None:
@@ -268,7 +290,7 @@ class Worker:
         """Return the least busy of the other upstreams that serve a job's model and are not paused."""
         others = [self._dispatchers[other] for other in job.model.upstreams if other != name]
         return min(
-            (dispatcher for dispatcher in others if not dispatcher.paused),
+            (dispatcher for dispatcher in others if not dispatcher.is_paused(job.model.id)),
             key=lambda dispatcher: dispatcher.load,
             default=None,
         )
@@ -362,6 +384,16 @@ class Worker:
             log.warning("failed to release leases, leaving them to expire", extra={"reason": str(error)})
 
 
+def _lanes_of_model(lanes: Iterable[Lane], model_id: str) -> list[Lane]:
+    """Return the lanes of a model among those of all models."""
+    return [Lane(model=model_id, project_id=lane.project_id) for lane in lanes if lane.model in (None, model_id)]
+
+
+def _largest(counts_by_batch: Iterable[Counter[str]]) -> dict[str, int]:
+    """Return the sum of counts by batch, without the smallest if there are too many for a report."""
+    return dict(sum(counts_by_batch, Counter[str]()).most_common(MAX_REPORTED_BATCHES))
+
+
 def _register_gauges(name: str, dispatcher: Dispatcher, metrics: Metrics) -> None:
     metrics.watch(
         name,
@@ -369,3 +401,5 @@ def _register_gauges(name: str, dispatcher: Dispatcher, metrics: Metrics) -> Non
         upstream_limit=lambda: dispatcher.limit,
         upstream_rate_limit=lambda: math.inf if dispatcher.rate_limit is None else dispatcher.rate_limit,
     )
+    for reason in DISPATCH_REASONS:
+        metrics.watch(name, reason, lines_waiting=partial(dispatcher.count_waiting, reason))

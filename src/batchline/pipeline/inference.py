@@ -124,6 +124,7 @@ class Inference:
                     if isinstance(opened, Answer | Fault):
                         yield await self._charge_answer(call, opened)
                     else:
+                        self._note_answer(call)
                         meter = _Meter(body)
                         async with aclosing(_relay(opened, call, meter)) as events:
                             yield events
@@ -167,8 +168,12 @@ class Inference:
         outcome = classify_reply(reply, endpoint=call.path, kind=kind)
         if not isinstance(outcome, Success):
             raise _refusal(reply, outcome)
+        self._note_answer(call)
         await self._charge(call, outcome.usage)
         return outcome if call.path == CHAT else replace(outcome, body=reply.body)
+
+    def _note_answer(self, call: Call) -> None:
+        self._router.on_answer(call.upstream, "" if call.model is None else call.model.id)
 
     async def _charge(self, call: Call, usage: Usage) -> None:
         model, price = ("", Price()) if call.model is None else (call.model.id, call.model.price)

@@ -63,6 +63,7 @@ class Job:
         "line",
         "model",
         "position",
+        "probes",
         "shard",
         "suspect",
         "throttles",
@@ -80,5 +81,7 @@ class Job:
         self.batch = shard.batch
         self.attempts = 0
         self.throttles = 0
+        self.probes = 0
+        """How often it was refused while its upstream was paused, which spends no attempt."""
         self.last_fault: Retryable | None = None
         self.suspect = False

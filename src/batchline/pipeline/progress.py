@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from batchline.domain.activity import activity_of
 from batchline.domain.errors import BatchNotFound
-from batchline.domain.fleet import Report, activity_of
+from batchline.domain.fleet import Report
 from batchline.domain.models import Catalog
 from batchline.domain.progress import Eta, Progress, eta_of, rate_of
 from batchline.domain.records import Batch
 from batchline.domain.states import TERMINAL, BatchStatus
+from batchline.domain.waiting import stops_all_lines
 from batchline.ports import Batches, BatchSnapshot, Clock
 
 
@@ -30,11 +32,12 @@ class ProgressReader:
             raise BatchNotFound(batch_id)
         batch = snapshot.batch
         models = snapshot.models if _starts_lines(batch) else []
+        activity = activity_of(batch, models, catalog=self._catalog, reports=await self._workers.reports())
         return Progress(
             batch=batch,
             rate=self._rate(snapshot),
-            eta=self._eta(snapshot),
-            activity=activity_of(batch_id, models, catalog=self._catalog, reports=await self._workers.reports()),
+            eta=None if stops_all_lines(activity.waiting_for) else self._eta(snapshot),
+            activity=activity,
             errors=snapshot.errors,
         )
 

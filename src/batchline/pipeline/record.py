@@ -133,6 +133,8 @@ class _Buffer:
     def __init__(self, batch: HeldBatch) -> None:
         self.batch = batch
         self.segments: deque[SegmentBuilder] = deque()
+        self.lines = 0
+        """The lines of all segments, with the one that is being recorded."""
 
     def seconds_to_flush(self, now: float) -> float:
         segment = self.segments[0]
@@ -181,6 +183,11 @@ class Recorder:
     def held_bytes(self) -> int:
         return self._held_bytes
 
+    @property
+    def unrecorded(self) -> Counter[str]:
+        """How many lines of each batch have an outcome that is not recorded yet."""
+        return Counter({batch_id: buffer.lines for batch_id, buffer in self._buffers.items()})
+
     def holds(self, batch: HeldBatch) -> bool:
         return batch.id in self._buffers
 
@@ -192,6 +199,7 @@ class Recorder:
         builder = buffer.segments[-1]
         builder.add(job, line, usage=usage, cost=cost)
         self._held_bytes += len(line)
+        buffer.lines += 1
         if cost:
             job.batch.budget.add_cost(cost)
         if job.batch.pending_lines == 0 or builder.lines == FAST_FLUSH_LINES or builder.bytes >= FLUSH_BYTES:
@@ -233,7 +241,7 @@ class Recorder:
 
     async def _flush_batch(self, buffer: _Buffer) -> None:
         builder, budget = buffer.segments.popleft(), buffer.batch.budget
-        started, size, cost = self._clock.steady(), builder.bytes, builder.cost
+        started, size, lines, cost = self._clock.steady(), builder.bytes, builder.lines, builder.cost
         await self._record_held(buffer.batch, builder)
         budget.remove_cost(cost - builder.cost)
         builder.mark_settled()
@@ -242,6 +250,7 @@ class Recorder:
                 self._claims.forget(shard)
                 self._on_shard_done()
         self._held_bytes -= size
+        buffer.lines -= lines
         if not buffer.segments:
             del self._buffers[buffer.batch.id]
         self._metrics.flush_seconds.observe(self._clock.steady() - started)

@@ -19,14 +19,18 @@ class SyncRouter:
         self._calls: Counter[str] = Counter()
         self._failed_at: dict[str, float] = {}
         self._watchers: dict[str, Callable[[], None]] = {}
+        self._answer_watchers: dict[str, Callable[[str], None]] = {}
 
     def calls(self, upstream: str) -> int:
         """Return how many calls to an upstream are in progress."""
         return self._calls[upstream]
 
-    def watch(self, upstream: str, on_call_ended: Callable[[], None]) -> None:
-        """Call ``on_call_ended`` after each call to an upstream: a slot is free again."""
-        self._watchers[upstream] = on_call_ended
+    def watch(self, upstream: str, *, on_call_ended: Callable[[], None], on_answer: Callable[[str], None]) -> None:
+        """Call ``on_call_ended`` after each call to an upstream: a slot is free again.
+
+        ``on_answer`` is called with the model of each call that was answered: the upstream is available.
+        """
+        self._watchers[upstream], self._answer_watchers[upstream] = on_call_ended, on_answer
 
     def choose(self, upstreams: Sequence[str]) -> str:
         """Return the upstream with the fewest calls, and one that failed lately only if all did."""
@@ -36,6 +40,11 @@ class SyncRouter:
             return now - self._failed_at.get(name, -math.inf) < _EJECTION_SECONDS, self._calls[name]
 
         return min(upstreams, key=rank)
+
+    def on_answer(self, upstream: str, model: str) -> None:
+        """Tell who watches an upstream that it answered a call of a model."""
+        if (on_answer := self._answer_watchers.get(upstream)) is not None:
+            on_answer(model)
 
     def on_failure(self, upstream: str) -> None:
         """Avoid an upstream for a while, because a call to it failed."""

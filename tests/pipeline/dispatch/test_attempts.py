@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from batchline.domain.models import Model
 from batchline.domain.outcomes import Outcome, Success
 from batchline.domain.replies import Answer
 from batchline.pipeline.dispatch.attempts import Attempts
@@ -24,13 +23,13 @@ class Scene:
     """Two hundred attempts that were sent."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
-        self.upstream = PendingUpstream(asyncio.get_running_loop().create_future)
+        self.upstream = PendingUpstream()
         self.attempts = Attempts(
             self.upstream, name="default", token_limit=TokenLimit(tokens={}), clock=SystemClock(), group=group
         )
         self.jobs = make_jobs(200)
         for job in self.jobs:
-            job.model, job.within_limit = Model(id="m", name="m"), True
+            job.within_limit = True
             self.attempts.send(job)
 
 

@@ -1,15 +1,16 @@
-"""When an upstream counts as unavailable, how it is probed, and which faults spend nothing (D3, D5)."""
+"""When an upstream or a model counts as unavailable, how it is probed, and which faults spend nothing (D3, D5)."""
 
 from itertools import cycle, islice, pairwise
 
 import pytest
 
 from batchline.domain.progress import Pause
-from batchline.pipeline.dispatch.circuit_breaker import CircuitBreaker
+from batchline.pipeline.dispatch.circuit_breaker import Breakers, CircuitBreaker
 from batchline.telemetry.metrics import Metrics
 from tests.support.clocks import ChosenRandom, SettableClock
 
 PATIENCE = 3600.0
+LANE = ("project", "model")
 EVERYTHING = {"refused", "broken", "timeout", "http_429", "http_502", "http_503", "http_504"}
 """The kinds of faults of an upstream that is unavailable."""
 
@@ -23,7 +24,11 @@ class Bench:
 
     def unavailable(self, answers: int, *, lines: int) -> None:
         for line in islice(cycle(range(lines)), answers):
-            self.breaker.on_unavailable(line, "refused")
+            self.fault(line)
+
+    def fault(self, line: object, reason: str = "refused", *, throttled: bool = False) -> None:
+        self.breaker.on_unavailable(line, reason, throttled=throttled)
+        self.breaker.pause_if_unavailable(self.breaker.answers_to_pause)
 
     def starts(self) -> bool:
         """Start an attempt if one may start now, as the dispatcher does, and return whether it did."""
@@ -31,7 +36,7 @@ class Bench:
         if self.breaker.paused and self.breaker.seconds_to_probe:
             return False
         if self.breaker.paused:
-            self.breaker.begin_probe()
+            self.breaker.begin_probe(LANE)
         return True
 
     def probes(self, seconds: float, *, step: float = 0.05) -> list[float]:
@@ -68,7 +73,7 @@ def test_sixteen_gone_answers_from_four_lines_pause_it(lines: int) -> None:
     bench = Bench()
     bench.unavailable(15, lines=lines)
     assert not bench.breaker.paused
-    bench.breaker.on_unavailable(15 % lines, "refused")
+    bench.fault(15 % lines)
     assert bench.breaker.paused
 
 
@@ -107,7 +112,7 @@ def test_only_the_last_sixteen_count() -> None:
     """D3: lines that were tried long ago do not make four of two."""
     bench = Bench()
     for line in ("long ago", "before", *["now"] * 15, "and now"):
-        bench.breaker.on_unavailable(line, "refused")
+        bench.fault(line)
     assert not bench.breaker.paused
 
 
@@ -160,6 +165,7 @@ def test_the_first_real_answer_ends_the_pause() -> None:
     bench.breaker.on_real_answer()
     assert not bench.breaker.paused
     assert all(bench.starts() for _ in range(100))
+    bench.clock.advance(60)
     bench.unavailable(15, lines=15)
     assert not bench.breaker.paused
     bench.unavailable(1, lines=1)
@@ -192,6 +198,7 @@ def test_patience_is_for_each_pause() -> None:
     bench = paused(patience=100.0)
     bench.clock.advance(90)
     bench.breaker.on_real_answer()
+    bench.clock.advance(60)
     bench.unavailable(16, lines=4)
     bench.clock.advance(90)
     bench.starts()
@@ -232,13 +239,13 @@ def test_an_upstream_that_asks_for_patience_has_not_crashed() -> None:
     outage it does not: that may be all that is left of the upstream."""
     bench = Bench()
     bench.breaker.on_crash()
-    bench.breaker.on_unavailable("line", "http_503")
+    bench.fault("line", "http_503")
     assert bench.breaker.paused, "a proxy answers like this while the upstream starts again"
-    bench.breaker.on_unavailable("line", "http_429", throttled=True)
+    bench.fault("line", "http_429", throttled=True)
     assert not bench.breaker.paused
     assert bench.reasons() == set()
     bench.unavailable(16, lines=4)
-    bench.breaker.on_unavailable("line", "http_429", throttled=True)
+    bench.fault("line", "http_429", throttled=True)
     assert bench.breaker.paused
 
 
@@ -247,7 +254,7 @@ def test_an_outage_is_no_crash() -> None:
     bench = Bench()
     bench.breaker.on_crash()
     bench.breaker.on_real_answer()
-    bench.unavailable(16, lines=4)
+    bench.unavailable(64, lines=4)
     assert bench.forgiven() == EVERYTHING
 
 
@@ -279,3 +286,195 @@ def test_the_log_tells_of_the_pause_and_its_end(caplog: pytest.LogCaptureFixture
         "upstream available again, resuming dispatch",
     ]
     assert vars(caplog.records[0])["reason"] == "refused"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_the_log_says_what_to_check_if_the_credentials_are_wrong(caplog: pytest.LogCaptureFixture, status: int) -> None:
+    """D3: nobody else can end this pause."""
+    bench = Bench()
+    for line in range(16):
+        bench.fault(line, f"http_{status}")
+    (record,) = caplog.records
+    assert "check its API key" in record.getMessage()
+    assert bench.reasons() == {f"http_{status}"}
+
+
+@pytest.mark.rule("D3", "After a pause the next one, within a minute, needs four times as many answers.")
+def test_soon_after_a_pause_the_next_one_needs_four_times_as_many_answers() -> None:
+    """D3: the upstream answers now and then, and each pause costs its lines the time until the next probe."""
+    bench = Bench()
+    for needed in (16, 64, 256, 1024, 1024):
+        bench.unavailable(needed - 1, lines=5)
+        assert not bench.breaker.paused
+        bench.unavailable(1, lines=1)
+        assert bench.breaker.paused
+        bench.breaker.on_real_answer()
+        bench.clock.advance(59)
+    bench.clock.advance(1)
+    bench.unavailable(16, lines=5)
+    assert bench.breaker.paused, "a minute after the last pause"
+
+
+@pytest.mark.rule("D3", "The probes come from each waiting project and model in turn.")
+def test_the_one_that_waits_longest_is_probed_next() -> None:
+    bench, lanes = paused(), [("a", "m"), ("a", "n"), ("b", "m")]
+    probed = []
+    for _ in range(7):
+        bench.clock.advance(bench.breaker.seconds_to_probe)
+        lane = bench.breaker.next_lane(lanes)
+        assert lane is not None
+        bench.breaker.begin_probe(lane)
+        probed.append(lane)
+        bench.clock.advance(0.1)
+        assert bench.breaker.next_lane(lanes[:2]) is None, "it is not time"
+    assert probed[:3] == lanes
+    assert probed == [*lanes, *lanes, lanes[0]]
+
+
+def test_who_was_not_probed_yet_waits_a_second_and_not_for_the_next_regular_probe() -> None:
+    """D3: the others may be refused for what they send, and then probes are rare."""
+    bench = paused()
+    assert bench.breaker.next_lane([LANE, ("b", "m")]) is None, "nobody is probed before the first probe is due"
+    bench.probes(100)
+    bench.clock.advance(bench.breaker.seconds_to_probe)
+    assert bench.starts()
+    bench.clock.advance(0.9)
+    assert bench.breaker.next_lane([LANE, ("b", "m")]) is None
+    bench.clock.advance(0.1)
+    assert bench.breaker.next_lane([LANE]) is None
+    assert bench.breaker.next_lane([LANE, ("b", "m")]) == ("b", "m")
+
+
+def test_a_new_pause_forgets_who_was_probed() -> None:
+    bench = paused()
+    bench.clock.advance(2)
+    bench.starts()
+    bench.breaker.on_real_answer()
+    bench.unavailable(64, lines=4)
+    bench.clock.advance(bench.breaker.seconds_to_probe)
+    assert bench.breaker.next_lane([LANE]) == LANE
+
+
+def test_429s_pause_only_after_a_second() -> None:
+    """D3: in the first second the limiter learns from them what the upstream accepts."""
+    bench = Bench()
+    for line in range(32):
+        bench.fault(line, throttled=True)
+    assert not bench.breaker.paused
+    bench.clock.advance(1.0)
+    bench.fault(32, throttled=True)
+    assert bench.breaker.paused
+
+
+@pytest.mark.parametrize(("throttled", "longest"), [(False, 15.0), (True, 5.0)])
+def test_an_upstream_that_says_429_is_probed_more_often(throttled: bool, longest: float) -> None:
+    bench = Bench()
+    for line in range(16):
+        bench.fault(line, throttled=throttled)
+        bench.clock.advance(0.1)
+    probes = bench.probes(100)
+    assert probes[-1] - probes[-2] == pytest.approx(longest, abs=0.11)
+
+
+class Models:
+    """The circuit breakers of an upstream and its models."""
+
+    def __init__(self, *, patience: float = PATIENCE) -> None:
+        self.clock, self.metrics = SettableClock(), Metrics()
+        self.breakers = Breakers(
+            "gpu", clock=self.clock, random=ChosenRandom(), patience_seconds=patience, metrics=self.metrics
+        )
+
+    def unavailable(self, *models: str, answers: int = 16) -> None:
+        for line in range(answers):
+            for model in models:
+                self.breakers.on_unavailable(model, line, "refused")
+
+    def pauses(self) -> set[str | None]:
+        """The models that are paused; None stands for the whole upstream."""
+        return {pause.model for pause in self.breakers.pauses}
+
+
+@pytest.mark.rule("D3", "If other models of an upstream answer, only the unavailable one is paused.")
+def test_a_model_is_paused_alone_if_others_answer() -> None:
+    scene = Models()
+    for line in range(16):
+        scene.breakers.on_unavailable("gone", line, "http_503")
+        scene.breakers.on_real_answer("there")
+    assert scene.pauses() == {"gone"}
+    assert [scene.breakers.is_paused(model) for model in ("gone", "there", "new")] == [True, False, False]
+    assert [scene.breakers.forgives(model, "http_503") for model in ("gone", "there")] == [True, False]
+    (pause,) = scene.breakers.pauses
+    assert pause == Pause(upstream="gpu", model="gone", detail="http_503", since=int(scene.clock.now()))
+    scene.breakers.on_real_answer("gone")
+    assert scene.pauses() == set()
+
+
+def test_the_whole_upstream_is_paused_if_no_model_answers() -> None:
+    """D3: and the pause is shown once, though each of its models is unavailable."""
+    scene = Models()
+    scene.unavailable("a", "b")
+    assert scene.pauses() == {None}
+    assert scene.breakers.paused
+    assert all(scene.breakers.is_paused(model) for model in ("a", "b", "new"))
+
+
+def test_an_answer_of_one_model_leaves_the_others_paused_that_had_none() -> None:
+    """D3: they were as unavailable as the whole upstream seemed to be. The answer of each ends its own pause."""
+    scene = Models()
+    scene.unavailable("a", "b")
+    scene.unavailable("seldom", answers=3)
+    scene.breakers.on_real_answer("a")
+    assert scene.pauses() == {"b"}
+    scene.breakers.on_real_answer("b")
+    assert scene.pauses() == set()
+
+
+def test_patience_with_an_upstream_is_not_followed_by_patience_with_its_models() -> None:
+    """D3: after it faults count again, whatever they are about."""
+    scene = Models(patience=100)
+    scene.unavailable("a", "b")
+    scene.clock.advance(100)
+    scene.breakers.end_overdue_pauses()
+    scene.unavailable("a", "b", answers=100)
+    assert scene.pauses() == set()
+    assert not scene.breakers.forgives("a", "refused")
+    scene.breakers.on_real_answer("b")
+    scene.unavailable("b")
+    assert scene.pauses() == {None}
+
+
+def test_a_single_model_is_paused_no_more_easily_than_its_upstream() -> None:
+    """D3: what is known of an upstream that answers now and then holds for its models too."""
+    scene = Models()
+    scene.unavailable("m")
+    scene.breakers.on_real_answer("m")
+    scene.unavailable("m", answers=63)
+    assert scene.pauses() == set()
+    scene.unavailable("m", answers=1)
+    assert scene.pauses() == {None}
+
+
+@pytest.mark.rule(
+    "D3", "No line fails for good while the last 16 answers were all faults, however often it was paused."
+)
+def test_before_a_line_fails_sixteen_answers_are_enough() -> None:
+    """D3: an upstream that is gone soon after a pause must not fail the few lines that a worker holds."""
+    scene = Models()
+    scene.unavailable("m")
+    scene.breakers.on_real_answer("m")
+    scene.unavailable("m", answers=14)
+    for paused in (False, True):
+        scene.breakers.on_unavailable("m", "line", "refused", last_attempt=True)
+        assert scene.breakers.forgives("m", "refused") is paused
+
+
+def test_the_metrics_name_the_model_that_is_paused() -> None:
+    """D3."""
+    scene = Models()
+    for line in range(16):
+        scene.breakers.on_unavailable("gone", line, "http_503")
+        scene.breakers.on_real_answer("there")
+    family = next(one for one in scene.metrics.registry.collect() if one.name == "batchline_upstream_paused")
+    (sample,) = family.samples
+    assert sample.labels == {"upstream": "gpu", "model": "gone", "reason": "http_503"}

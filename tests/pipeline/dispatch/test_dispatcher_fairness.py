@@ -8,7 +8,26 @@ from typing import Any
 import pytest
 
 from batchline.domain.records import Batch
+from batchline.domain.replies import Answer, Reply
+from tests.support.dispatchers import Request, ScriptedHarness
 from tests.support.engine_harness import Bench
+from tests.support.jobs import FAR_FUTURE, make_jobs
+
+ANSWER = Answer(status=200, body=b'{"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}')
+
+
+async def _hang_or_answer(request: Request) -> Reply:
+    """Answer after a second, but never a project that is called hanging."""
+    await asyncio.sleep(10_000 if request.project.startswith("hanging") else 1.0)
+    return ANSWER
+
+
+def _hanging(*, cap: int | None) -> ScriptedHarness:
+    """Return a dispatcher with 400 hanging lines of one project that had every slot to itself."""
+    harness = ScriptedHarness(_hang_or_answer, cap=cap)
+    harness.add(make_jobs(400, project_id="hanging", expires_at=FAR_FUTURE))
+    harness.advance(20.0)
+    return harness
 
 
 async def _timed(bench: Bench, batch: Batch) -> float:
@@ -70,6 +89,53 @@ def test_lines_that_hang_keep_nobody_from_starting(tmp_path: Path) -> None:
             return started
 
         assert bench.play(scene()) <= 1
+
+
+@pytest.mark.parametrize("cap", [None, 16, 8])
+def test_beside_hundreds_of_hanging_lines_those_of_another_project_start_at_once(cap: int | None) -> None:
+    """D8, D9: beyond the limit, or in the slot that is kept below a cap. The cap is never exceeded."""
+    with closing(_hanging(cap=cap)) as harness:
+        harness.add(make_jobs(5, project_id="other", expires_at=FAR_FUTURE))
+        assert harness.requests[-1].project == "other"
+        assert cap is None or harness.dispatcher.in_flight == cap
+        harness.advance(5.5)
+        assert harness.succeeded(project="other") == 5
+
+
+@pytest.mark.parametrize("cap", [None, 16])
+def test_lines_of_two_projects_that_hang_keep_no_third_waiting(cap: int | None) -> None:
+    """D8: both leave the same slot free, though they came together."""
+    with closing(ScriptedHarness(_hang_or_answer, cap=cap)) as harness:
+        projects = ("hanging", "hanging too")
+        harness.add([job for name in projects for job in make_jobs(200, project_id=name, expires_at=FAR_FUTURE)])
+        harness.advance(20.0)
+        harness.add(make_jobs(5, project_id="other", expires_at=FAR_FUTURE))
+        assert harness.requests[-1].project == "other"
+
+
+@pytest.mark.rule("D8", "A project gets its share of the slots while the lines of another hang.")
+def test_a_project_gets_its_share_while_the_lines_of_another_hang() -> None:
+    """D8: half of 32, in steps, though all of them are taken."""
+    with closing(_hanging(cap=None)) as harness:
+        assert harness.dispatcher.in_flight == 32
+        harness.add(make_jobs(3000, project_id="other", expires_at=FAR_FUTURE))
+        assert harness.dispatcher.in_flight == 33, "one at first"
+        harness.advance(6.0)
+        before = harness.succeeded(project="other")
+        harness.advance(5.0)
+        assert harness.succeeded(project="other") - before >= 0.9 * 16 * 5
+
+
+def test_two_projects_get_their_shares_while_the_lines_of_a_third_hang() -> None:
+    """D8: a third of 32 each."""
+    with closing(_hanging(cap=None)) as harness:
+        for project in ("a", "b"):
+            harness.add(make_jobs(3000, project_id=project, expires_at=FAR_FUTURE))
+        harness.advance(6.0)
+        before = [harness.succeeded(project=project) for project in ("a", "b")]
+        harness.advance(5.0)
+        gained = [harness.succeeded(project=project) - count for project, count in zip("ab", before, strict=True)]
+        assert all(count >= 0.9 * 10 * 5 for count in gained), gained
 
 
 def test_in_a_project_the_earliest_deadline_is_first(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How many jobs may start beside those in flight, and how many of one project (D8)."""
+"""How many jobs may start beside those in flight, and who may exceed the limit (D8, D9)."""
 
 import pytest
 
@@ -11,17 +11,25 @@ from tests.support.jobs import make_jobs
 
 
 class Slots:
-    """Jobs in flight under a limit of 16, with as many synchronous calls as the test says."""
+    """Jobs in flight below a cap, with as many synchronous calls as the test says. Without a cap the limit is 32."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, cap: int | None = 16) -> None:
         self.clock, self.sync_calls = SettableClock(), 0
-        self.in_flight = InFlight(Limiter(cap=16), clock=self.clock, count_sync_calls=lambda: self.sync_calls)
+        self.in_flight = InFlight(Limiter(cap=cap), clock=self.clock, count_sync_calls=lambda: self.sync_calls)
+
+    def start(self, lines: int, project_id: str = "p") -> list[Job]:
+        jobs = make_jobs(lines, project_id=project_id)
+        self.in_flight.start(jobs)
+        return jobs
 
     def run(self, jobs: list[Job], *, seconds: float) -> None:
         self.in_flight.start(jobs)
         self.clock.advance(seconds)
         for job in jobs:
             assert self.in_flight.finish(job, None, self.clock.steady()) == pytest.approx(seconds)
+
+    def end(self, job: Job) -> None:
+        self.in_flight.finish(job, None, self.clock.steady())
 
 
 def test_every_start_takes_a_slot_and_every_end_frees_one() -> None:
@@ -40,14 +48,79 @@ def test_synchronous_calls_go_first_but_leave_a_slot_to_batches(calls: int, room
     assert slots.in_flight.room == room
 
 
-def test_while_answers_are_slow_a_project_leaves_one_slot_free() -> None:
+@pytest.mark.rule("D8", "While answers are slow one slot below the cap stays free for projects that have none.")
+def test_while_answers_are_slow_one_slot_stays_free() -> None:
     """D8: lines that hang must not keep another project's from starting. At first answers count as slow."""
     slots = Slots()
-    assert slots.in_flight.project_limit == 15
+    assert slots.in_flight.limit_of("p") == 15
     slots.run(make_jobs(1), seconds=0.1)
-    assert slots.in_flight.project_limit == 16
+    assert slots.in_flight.limit_of("p") == 16
     slots.run(make_jobs(16), seconds=5.0)
-    assert slots.in_flight.project_limit == 15
+    assert slots.in_flight.limit_of("p") == 15
+
+
+def test_a_project_whose_lines_hang_leaves_the_slot_to_those_with_quick_answers() -> None:
+    """D8: also if most answers are quick."""
+    slots = Slots()
+    slots.start(8, "hanging")
+    slots.clock.advance(10.0)
+    slots.run(make_jobs(8, project_id="quick"), seconds=0.1)
+    assert [slots.in_flight.limit_of(project) for project in ("hanging", "quick")] == [7, 8]
+
+
+@pytest.mark.parametrize(("cap", "limit"), [(7, 7), (8, 7), (None, 32)])
+def test_no_slot_stays_free_below_a_small_cap_or_below_none(cap: int | None, limit: int) -> None:
+    """D8: one of few slots is much, and without a cap the limit may be exceeded."""
+    assert Slots(cap=cap).in_flight.limit_of("p") == limit
+
+
+@pytest.mark.rule("D9", "A project that has nothing in flight may exceed the limit, but never the cap.")
+def test_a_project_that_has_nothing_in_flight_may_exceed_the_limit() -> None:
+    """D8, D9: by one, so a project whose lines hang keeps no other from starting."""
+    slots, capped = Slots(cap=None), Slots(cap=16)
+    slots.start(32, "hanging")
+    assert slots.in_flight.room == 0
+    assert slots.in_flight.may_exceed(["hanging", "a", "b"]) == {"a", "b"}
+    slots.start(1, "a")
+    assert slots.in_flight.may_exceed(["hanging", "a", "b"]) == {"b"}
+    capped.start(15, "hanging")
+    assert capped.in_flight.may_exceed(["hanging", "a"]) == {"a"}
+    capped.start(1, "a")
+    assert capped.in_flight.may_exceed(["hanging", "b"]) == set()
+
+
+def test_synchronous_calls_leave_nothing_below_the_cap_to_exceed_with() -> None:
+    slots = Slots()
+    slots.start(10, "hanging")
+    slots.sync_calls = 6
+    assert slots.in_flight.may_exceed(["a"]) == set()
+
+
+def test_a_project_that_is_answered_beyond_the_limit_gets_its_share_of_it() -> None:
+    """D8: its lines end while those of another hang, so the upstream has enough for it."""
+    slots = Slots(cap=None)
+    slots.start(32, "hanging")
+    allowed = []
+    for _ in range(6):
+        while "live" in slots.in_flight.may_exceed(["live"]):
+            slots.start(1, "live")
+        allowed.append(slots.in_flight.by_project["live"])
+        slots.clock.advance(2.0)
+        slots.end(next(job for job in slots.in_flight if job.batch.project_id == "live"))
+    assert allowed == [1, 2, 4, 8, 16, 16]
+
+
+def test_the_limit_is_not_exceeded_further_while_the_lines_of_others_end() -> None:
+    """D8: then a slot is free soon, and a project with fewer in flight is first."""
+    slots = Slots(cap=None)
+    others = slots.start(32, "others")
+    (live,) = slots.start(1, "live")
+    slots.clock.advance(2.0)
+    slots.end(others[0])
+    slots.start(1, "others")
+    slots.end(live)
+    slots.start(1, "live")
+    assert slots.in_flight.may_exceed(["live"]) == set()
 
 
 def test_quick_answers_need_more_ready_lines_than_slots() -> None:
@@ -61,13 +134,15 @@ def test_quick_answers_need_more_ready_lines_than_slots() -> None:
     assert quick.in_flight.lines_for(1.0) == 32
 
 
-def test_a_throttled_end_sets_a_rate_and_a_broken_one_does_not() -> None:
-    """D3: a broken connection says nothing about how much the upstream can take."""
-    for kind, throttled, limited in (("broken", False, False), ("http_429", True, True)):
-        limiter, clock = Limiter(cap=16), SettableClock()
-        in_flight = InFlight(limiter, clock=clock, count_sync_calls=lambda: 0)
-        (job,) = make_jobs(1)
-        in_flight.start([job])
-        clock.advance(0.1)
+@pytest.mark.parametrize(("kind", "throttled"), [("broken", False), ("http_429", True)])
+def test_a_throttled_end_limits_its_model_and_a_broken_one_does_not(kind: str, throttled: bool) -> None:
+    """D3, D9: a broken connection says nothing about how much the upstream can take."""
+    limiter, clock = Limiter(cap=16), SettableClock()
+    in_flight = InFlight(limiter, clock=clock, count_sync_calls=lambda: 0)
+    jobs = make_jobs(4)
+    in_flight.start(jobs)
+    clock.advance(0.1)
+    for job in jobs:
         in_flight.finish(job, Retryable(kind, "reason", throttled=throttled), clock.steady())
-        assert (limiter.rate is not None) is limited
+    assert limiter.model("m").is_limited is throttled
+    assert not limiter.model("other").is_limited

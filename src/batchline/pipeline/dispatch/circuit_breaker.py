@@ -1,15 +1,20 @@
-"""Pauses an upstream that is unavailable, probes it, and lets no line pay for the outage.
+"""Pauses an upstream that is unavailable, or one model of it, probes it, and lets no line pay for the outage.
 
 In the words of the circuit breaker pattern, *flowing* is closed, *paused* is open, and a probe is its half-open try::
 
     flowing ──(the last 16 answers, from 4 lines or more, all say unavailable; or it crashed)──> paused
     paused  ──(the first real answer; after a crash a 429 too)──> flowing
     paused  ──(patience ran out)──> impatient: lines run and faults count ──(the first real answer)──> flowing
+
+The upstream is paused if all its models are unavailable, and a model if others answer. If faults follow soon after a
+pause, the upstream is not gone but answers now and then, and the next pause needs four times as many answers. Before a
+line fails for good, 16 are always enough.
 """
 
 import logging
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from math import inf
 
 from batchline.domain.progress import Pause
 from batchline.domain.replies import FaultKind
@@ -20,38 +25,85 @@ log = logging.getLogger(__name__)
 
 _ANSWERS_TO_PAUSE = 16
 _LINES_TO_PAUSE = 4
+_THROTTLED_SECONDS = 1.0
+"""Answers of 429 pause an upstream only after this time: before, the limiter is learning what it accepts."""
+_FLAPPING_FACTOR, _MAX_ANSWERS_TO_PAUSE = 4, 1024
+_FLAPPING_SECONDS = 60.0
+"""Faults within this time after a pause show an upstream that answers now and then."""
 _FIRST_PROBE_SECONDS = 2.0
 _LONGEST_PROBE_SECONDS = 15.0
+_LONGEST_PROBE_SECONDS_IF_THROTTLED = 5.0
+"""An upstream that answers 429 can be asked more often than one that does not answer."""
+_NEW_LANE_SECONDS = 1.0
+"""The time between the probes of projects and models that were not probed yet in this pause."""
+_CREDENTIALS = frozenset({"http_401", "http_403"})
+
+Lane = tuple[str, str]
+"""A project and a model."""
 
 
 class CircuitBreaker:
-    """The availability of one upstream, and when to probe it. Longer than ``patience_seconds`` no pause lasts."""
+    """The availability of one upstream, or of one model there. Longer than ``patience_seconds`` no pause lasts."""
 
     def __init__(
-        self, upstream: str, *, clock: Clock, random: Random, patience_seconds: float, metrics: Metrics
+        self,
+        upstream: str,
+        *,
+        model: str = "",
+        clock: Clock,
+        random: Random,
+        patience_seconds: float,
+        metrics: Metrics,
     ) -> None:
-        self._upstream = upstream
+        self._upstream, self._model = upstream, model
         self._clock, self._random, self._metrics = clock, random, metrics
         self._patience_seconds = patience_seconds
-        self._recent: deque[Hashable] = deque(maxlen=_ANSWERS_TO_PAUSE)
+        self._unavailable = 0
+        """How many answers in a row said that it is unavailable."""
+        self._unavailable_since = 0.0
+        self._lines: deque[Hashable] = deque(maxlen=_ANSWERS_TO_PAUSE)
+        self._last_fault = ("", False)
         self.paused = False
         self._paused_at = 0.0
+        self._ended_at = -inf
+        """When an answer ended the last pause."""
+        self._answers_needed = _ANSWERS_TO_PAUSE
+        """How many answers the last pause needed."""
         self._since = 0
         self._reason = ""
+        self._throttled = False
         self._crashed = self._impatient = False
-        self._next_probe = 0.0
+        self._next_probe = self._last_probe = 0.0
         self._interval = _FIRST_PROBE_SECONDS
+        self._probed: dict[Lane, float] = {}
+        """When each project and model was probed last in this pause."""
 
     @property
     def pause(self) -> Pause | None:
-        return Pause(upstream=self._upstream, detail=self._reason, since=self._since) if self.paused else None
+        if not self.paused:
+            return None
+        return Pause(upstream=self._upstream, model=self._model or None, detail=self._reason, since=self._since)
+
+    @property
+    def flowing(self) -> bool:
+        """Whether it is not paused, and was not for so long that faults count again."""
+        return not self.paused and not self._impatient
+
+    @property
+    def answers_to_pause(self) -> int:
+        """How many answers in a row must say that it is unavailable before it is paused."""
+        if self._clock.steady() - self._ended_at >= _FLAPPING_SECONDS:
+            return _ANSWERS_TO_PAUSE
+        return min(_MAX_ANSWERS_TO_PAUSE, _FLAPPING_FACTOR * self._answers_needed)
 
     def on_real_answer(self) -> None:
         """End a pause: the upstream is available."""
-        self._recent.clear()
-        if not self.paused and not self._impatient:
+        self._unavailable = 0
+        if self.flowing:
             return
-        log.info("upstream available again, resuming dispatch", extra={"upstream": self._upstream})
+        log.info("upstream available again, resuming dispatch", extra=self._labels)
+        if self.paused:
+            self._ended_at = self._clock.steady()
         self._end_pause()
         self._impatient = False
 
@@ -59,14 +111,26 @@ class CircuitBreaker:
         """Count an answer of an unavailable upstream. A 429 after a crash shows that it has restarted."""
         if self._crashed and throttled:
             self._end_pause()
-        self._recent.append(line)
-        if len(self._recent) == _ANSWERS_TO_PAUSE and len(set(self._recent)) >= _LINES_TO_PAUSE:
-            self._pause(reason)
-            self._crashed = False
+        if not self._unavailable:
+            self._unavailable_since = self._clock.steady()
+        self._unavailable += 1
+        self._lines.append(line)
+        self._last_fault = reason, throttled
+
+    def pause_if_unavailable(self, answers: int = _ANSWERS_TO_PAUSE) -> None:
+        """Pause if so many answers in a row, from several lines, said that it is unavailable."""
+        if self._unavailable < answers or len(set(self._lines)) < _LINES_TO_PAUSE:
+            return
+        reason, throttled = self._last_fault
+        if throttled and self._clock.steady() - self._unavailable_since < _THROTTLED_SECONDS:
+            return
+        self._throttled = throttled
+        self._pause(reason)
+        self._crashed = False
 
     def on_crash(self) -> None:
         """Pause at once: the upstream broke every connection together, and is probably restarting."""
-        if not self.paused and not self._impatient:
+        if self.flowing:
             self._pause("crashed")
             self._crashed = True
 
@@ -79,17 +143,23 @@ class CircuitBreaker:
         return self.paused and (not self._crashed or kind == FaultKind.REFUSED)
 
     def _pause(self, reason: str) -> None:
-        if self.paused or self._impatient:
+        if not self.flowing:
             return
+        now = self._clock.steady()
+        self._answers_needed = self.answers_to_pause
         self.paused = True
-        self._paused_at, self._since = self._clock.steady(), int(self._clock.now())
+        self._paused_at, self._since = now, int(self._clock.now())
         self._reason = reason
-        self._metrics.upstream_paused.labels(self._upstream, reason).set(1)
+        self._metrics.upstream_paused.labels(self._upstream, self._model, reason).set(1)
         self._interval = _FIRST_PROBE_SECONDS
+        self._probed.clear()
+        self._last_probe = now
         self._schedule_probe()
         log.warning(
-            "upstream unavailable, pausing dispatch",
-            extra={"upstream": self._upstream, "reason": reason, "retry_in": round(self.seconds_to_probe, 1)},
+            "upstream does not accept the credentials, pausing dispatch: check its API key"
+            if reason in _CREDENTIALS
+            else "upstream unavailable, pausing dispatch",
+            extra=self._labels | {"reason": reason, "retry_in": round(self.seconds_to_probe, 1)},
         )
 
     def end_pause_if_overdue(self) -> None:
@@ -100,7 +170,7 @@ class CircuitBreaker:
         self._impatient = True
         log.warning(
             "upstream still unavailable, resuming attempts",
-            extra={"upstream": self._upstream, "paused_seconds": int(self._patience_seconds)},
+            extra=self._labels | {"paused_seconds": int(self._patience_seconds)},
         )
 
     @property
@@ -108,16 +178,112 @@ class CircuitBreaker:
         """The time until the next probe is due, while paused."""
         return max(0.0, self._next_probe - self._clock.steady())
 
-    def begin_probe(self) -> None:
+    def next_lane(self, lanes: Iterable[Lane]) -> Lane | None:
+        """Return which of the waiting projects and models to probe with now: the one that waits longest for its turn.
+
+        One that was not probed in this pause need not wait for the next regular probe.
+        """
+        lane = min(lanes, key=lambda lane: self._probed.get(lane, -inf), default=None)
+        if lane is None or not self.seconds_to_probe:
+            return lane
+        is_new = bool(self._probed) and lane not in self._probed
+        return lane if is_new and self._clock.steady() - self._last_probe >= _NEW_LANE_SECONDS else None
+
+    def begin_probe(self, lane: Lane) -> None:
         """Schedule the next probe, later than the last time, because one has started."""
-        self._interval = min(_LONGEST_PROBE_SECONDS, self._interval * 2)
+        longest = _LONGEST_PROBE_SECONDS_IF_THROTTLED if self._throttled else _LONGEST_PROBE_SECONDS
+        self._interval = min(longest, self._interval * 2)
+        self._probed[lane] = self._last_probe = self._clock.steady()
         self._schedule_probe()
 
     def _end_pause(self) -> None:
         if self.paused:
-            self._metrics.upstream_paused.remove(self._upstream, self._reason)
+            self._metrics.upstream_paused.remove(self._upstream, self._model, self._reason)
         self.paused = False
         self._crashed = False
 
     def _schedule_probe(self) -> None:
         self._next_probe = self._clock.steady() + self._random.uniform(0.5, 1.0) * self._interval
+
+    @property
+    def _labels(self) -> dict[str, object]:
+        labels: dict[str, object] = {"upstream": self._upstream}
+        return labels | {"model": self._model} if self._model else labels
+
+
+class Breakers:
+    """The circuit breaker of an upstream, and one for each of its models."""
+
+    def __init__(
+        self, upstream: str, *, clock: Clock, random: Random, patience_seconds: float, metrics: Metrics
+    ) -> None:
+        self._upstream, self._clock, self._random = upstream, clock, random
+        self._patience_seconds, self._metrics = patience_seconds, metrics
+        self.upstream = self._new("")
+        self._models: dict[str, CircuitBreaker] = {}
+
+    @property
+    def paused(self) -> bool:
+        """Whether the whole upstream is paused."""
+        return self.upstream.paused
+
+    @property
+    def paused_models(self) -> dict[str, CircuitBreaker]:
+        return {model: breaker for model, breaker in self._models.items() if breaker.paused}
+
+    @property
+    def pauses(self) -> list[Pause]:
+        return [pause for breaker in (self.upstream, *self._models.values()) if (pause := breaker.pause) is not None]
+
+    def is_paused(self, model: str) -> bool:
+        return self.upstream.paused or (model in self._models and self._models[model].paused)
+
+    def on_real_answer(self, model: str) -> None:
+        """End the pauses that an answer of a model contradicts.
+
+        Models that were as unavailable as the whole upstream seemed to be stay paused.
+        """
+        whole_was_paused = self.upstream.paused
+        self.upstream.on_real_answer()
+        if model in self._models:
+            self._models[model].on_real_answer()
+        if whole_was_paused:
+            for breaker in self._models.values():
+                breaker.pause_if_unavailable()
+
+    def on_unavailable(
+        self, model: str, line: Hashable, reason: str, *, throttled: bool = False, last_attempt: bool = False
+    ) -> None:
+        """Count an answer of an unavailable upstream, and pause it or the model if there were enough of them.
+
+        ``last_attempt`` says that the line would fail for good.
+        """
+        if model not in self._models:
+            self._models[model] = self._new(model)
+        breaker = self._models[model]
+        # The probes of a model that is paused alone say nothing new about the others.
+        for each in (breaker,) if breaker.paused and not self.upstream.paused else (self.upstream, breaker):
+            each.on_unavailable(line, reason, throttled=throttled)
+        needed = _ANSWERS_TO_PAUSE if last_attempt else self.upstream.answers_to_pause
+        self.upstream.pause_if_unavailable(needed)
+        if self.upstream.flowing:
+            # A model alone is no reason to forget that the whole upstream answers now and then.
+            breaker.pause_if_unavailable(needed if last_attempt else max(needed, breaker.answers_to_pause))
+
+    def forgives(self, model: str, kind: str) -> bool:
+        """Return whether a fault of this kind spends no attempt."""
+        return self.upstream.forgives(kind) or (model in self._models and self._models[model].forgives(kind))
+
+    def end_overdue_pauses(self) -> None:
+        for breaker in (self.upstream, *self._models.values()):
+            breaker.end_pause_if_overdue()
+
+    def _new(self, model: str) -> CircuitBreaker:
+        return CircuitBreaker(
+            self._upstream,
+            model=model,
+            clock=self._clock,
+            random=self._random,
+            patience_seconds=self._patience_seconds,
+            metrics=self._metrics,
+        )

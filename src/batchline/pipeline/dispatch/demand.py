@@ -1,23 +1,32 @@
-"""How many more lines a dispatcher can use, and of which projects; the claim loop is woken when that grows."""
+"""How many more lines a dispatcher can use, and of which lanes; the claim loop is woken when that grows."""
 
 from collections.abc import Callable, Iterable
 
-from batchline.pipeline.dispatch.circuit_breaker import CircuitBreaker
+from batchline.domain.records import Lane
+from batchline.pipeline.dispatch.circuit_breaker import Breakers
 from batchline.pipeline.dispatch.completion import Completer
 from batchline.pipeline.dispatch.in_flight import InFlight
+from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.queues import ReadyQueue, RetryQueue
+from batchline.ports import Clock
 
 _CLAIM_SECONDS = 0.025
 """The time a claim may take. Lines are claimed ahead for that long, since one claim costs as much as many lines."""
 
 _MAX_WAITING_LINES = 4096
-"""Lines that may wait for their next attempt before no more are claimed."""
+"""Lines of one project that may wait for their next attempt before no more of them are claimed."""
 
 _MAX_PROJECT_BYTES = 32 * 1024 * 1024
 """Bytes of one project's lines that may be held before no more of them are claimed."""
 
-_ALL_PROJECTS = ""
-"""Stands for every project in a set of satisfied ones, while nothing at all is wanted."""
+_LINES_TO_PROBE = 16
+"""Lines to claim while the upstream is paused: one of each project and model, to probe with."""
+
+_LIMITED_SECONDS, _MIN_LIMITED_LINES = 1.0, 8
+"""A model with a limited rate is claimed ahead for this time."""
+
+_EVERYTHING = Lane(model=None, project_id=None)
+"""Stands for all lanes in a set of satisfied ones, while nothing at all is wanted."""
 
 
 class Demand:
@@ -29,49 +38,74 @@ class Demand:
         ready: ReadyQueue,
         retries: RetryQueue,
         in_flight: InFlight,
-        breaker: CircuitBreaker,
+        limiter: Limiter,
+        breakers: Breakers,
         completer: Completer,
+        clock: Clock,
         on_demand: Callable[[], None],
     ) -> None:
         self._ready, self._retries, self._in_flight = ready, retries, in_flight
-        self._breaker, self._completer, self._on_demand = breaker, completer, on_demand
-        self._last_satisfied: set[str] = set()
+        self._limiter, self._breakers, self._completer = limiter, breakers, completer
+        self._clock, self._on_demand = clock, on_demand
+        self._last_satisfied: set[Lane] = set()
 
     @property
     def wanted_lines(self) -> int:
-        """How many more lines may be claimed. A paused upstream needs one ready line, to be probed with."""
-        if self._completer.draining or len(self._retries) >= _MAX_WAITING_LINES:
+        """How many more lines may be claimed."""
+        if self._completer.draining:
             return 0
-        if self._breaker.paused:
-            return 0 if self._ready else 1
-        return 2 * self._in_flight.lines_for(_CLAIM_SECONDS)
+        return _LINES_TO_PROBE if self._breakers.paused else 2 * self._in_flight.lines_for(_CLAIM_SECONDS)
 
     @property
-    def satisfied_projects(self) -> set[str]:
-        """The projects that have enough lines here."""
+    def satisfied_lanes(self) -> set[Lane]:
+        """The lanes that have enough lines here."""
         return self._satisfied_of(self._completer.bytes_by_project)
 
     def update(self) -> None:
         """Compare with the last time, and call ``on_demand`` if more is wanted now."""
-        satisfied = self.satisfied_projects if self.wanted_lines else {_ALL_PROJECTS}
+        satisfied = self.satisfied_lanes if self.wanted_lines else {_EVERYTHING}
         if self._last_satisfied - satisfied:
             self._on_demand()
         self._last_satisfied = satisfied
 
     def on_lines_taken(self, project_ids: set[str]) -> None:
         """Update after lines of these projects left the ready queue."""
-        satisfied_before = project_ids & self._last_satisfied
-        if satisfied_before and satisfied_before != self._satisfied_of(satisfied_before):
+        satisfied_before = {lane for lane in self._last_satisfied if lane.project_id in project_ids}
+        if satisfied_before and not satisfied_before <= self._satisfied_of(project_ids):
             self.update()
 
     def on_upstream_answer(self) -> None:
-        if _ALL_PROJECTS in self._last_satisfied:
+        if _EVERYTHING in self._last_satisfied:
             self.update()
 
-    def _satisfied_of(self, project_ids: Iterable[str]) -> set[str]:
-        enough, held_bytes = self._in_flight.lines_for(_CLAIM_SECONDS), self._completer.bytes_by_project
-        return {
-            project_id
-            for project_id in project_ids
-            if self._ready.count(project_id) >= enough or held_bytes[project_id] >= _MAX_PROJECT_BYTES
-        }
+    def _satisfied_of(self, project_ids: Iterable[str]) -> set[Lane]:
+        enough = 1 if self._breakers.paused else self._in_flight.lines_for(_CLAIM_SECONDS)
+        held_bytes, retrying = self._completer.bytes_by_project, self._retries.by_project
+        lanes = set[Lane]()
+        for project_id in project_ids:
+            if held_bytes[project_id] >= _MAX_PROJECT_BYTES or retrying[project_id] >= _MAX_WAITING_LINES:
+                lanes.add(Lane(model=None, project_id=project_id))
+            else:
+                lanes |= self._satisfied_of_project(project_id, enough)
+        return lanes
+
+    def _satisfied_of_project(self, project_id: str, enough: int) -> set[Lane]:
+        """Return the lanes of a project that have enough: all of them, if lines that may start now are enough."""
+        lanes, free = set[Lane](), 0
+        for model, count in self._ready.count_by_model(project_id).items():
+            needed = self._needed_of(model, enough)
+            if needed is None:
+                free += count
+            elif count >= needed:
+                lanes.add(Lane(model=model, project_id=project_id))
+        return {Lane(model=None, project_id=project_id)} if free >= enough else lanes
+
+    def _needed_of(self, model: str, enough: int) -> int | None:
+        """Return how many lines of a limited model are enough; None if it is not limited."""
+        if self._breakers.is_paused(model):
+            return 1
+        limit = self._limiter.model(model)
+        if not limit.is_limited:
+            return None
+        rate = limit.rate(self._clock.steady())
+        return enough if rate is None else min(enough, max(_MIN_LIMITED_LINES, int(rate * _LIMITED_SECONDS)))

@@ -6,25 +6,29 @@ overdue. It leaves with an outcome for the recorder, or without one if its batch
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from batchline.domain.chat import check_request, with_upstream_name
 from batchline.domain.endpoints import CHAT
-from batchline.domain.fleet import UpstreamLoad
+from batchline.domain.engine_queue import QueueLength
+from batchline.domain.fleet import MAX_REPORTED_MODELS, UpstreamLoad
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
 from batchline.domain.outcomes import KEY_UNAVAILABLE, Failure, Outcome, Retryable, Success
+from batchline.domain.records import Lane
 from batchline.domain.replies import FaultKind
 from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
+from batchline.domain.waiting import WaitReason
 from batchline.pipeline.dispatch.attempts import Attempts
-from batchline.pipeline.dispatch.circuit_breaker import CircuitBreaker
+from batchline.pipeline.dispatch.circuit_breaker import Breakers, CircuitBreaker
 from batchline.pipeline.dispatch.completion import Completer, Failover, JobTarget
 from batchline.pipeline.dispatch.demand import Demand
 from batchline.pipeline.dispatch.in_flight import InFlight
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.quarantine import WINDOW_SECONDS, Quarantine
 from batchline.pipeline.dispatch.queues import ReadyQueue, RetryQueue
+from batchline.pipeline.dispatch.waiting import Waiting
 from batchline.pipeline.job import HeldBatch, Job
 from batchline.pipeline.record import Recorder
 from batchline.pipeline.token_limit import TokenLimit
@@ -36,6 +40,13 @@ _SHORTEST_RATE_WAIT_SECONDS = 0.001
 
 _SHORTEST_PROBE_WAIT_SECONDS = 0.1
 """A probe may be due while nothing can start, and must not be waited for in a busy loop."""
+
+_LANE_CHECK_SECONDS = 1.0
+"""How often it is checked, during a pause, whether another project or model came that can be probed with."""
+
+_PROBES_IN_A_ROW = 4
+"""How often one line probes before another one of its project and model does. An upstream may want several attempts for
+each line, and a line may be one that it never answers."""
 
 
 class Dispatcher:
@@ -54,7 +65,7 @@ class Dispatcher:
         token_limit: TokenLimit,
         tariff: Tariff,
         recorder: Recorder,
-        breaker: CircuitBreaker,
+        breakers: Breakers,
         policy: RetryPolicy,
         limiter: Limiter,
         clock: Clock,
@@ -65,12 +76,13 @@ class Dispatcher:
         on_demand: Callable[[], None],
         find_alternative: Callable[[Job], JobTarget | None],
     ) -> None:
-        self._recorder, self._breaker, self._limiter = recorder, breaker, limiter
+        self._recorder, self._breakers, self._limiter = recorder, breakers, limiter
         self._catalog, self._policy = catalog, policy
         self._clock, self._random, self._metrics = clock, random, metrics
         self._quarantine = Quarantine()
         self._ready = ReadyQueue()
         self._retries = RetryQueue()
+        self._paused_models: Mapping[str, CircuitBreaker] = {}
         self._overdue: list[Job] = []
         """Jobs past their batch's window. They do not start, and end when the store says that the batch expired."""
         self._rate_timer: asyncio.TimerHandle | None = None
@@ -84,9 +96,21 @@ class Dispatcher:
             ready=self._ready,
             retries=self._retries,
             in_flight=self._in_flight,
-            breaker=breaker,
+            limiter=limiter,
+            breakers=breakers,
             completer=self._completer,
+            clock=clock,
             on_demand=on_demand,
+        )
+        self._waiting = Waiting(
+            ready=self._ready,
+            retries=self._retries,
+            quarantine=self._quarantine,
+            in_flight=self._in_flight,
+            limiter=limiter,
+            breakers=breakers,
+            recorder=recorder,
+            clock=clock,
         )
 
     async def run(self) -> None:
@@ -103,13 +127,18 @@ class Dispatcher:
         return self._demand.wanted_lines
 
     @property
-    def satisfied_projects(self) -> set[str]:
-        """The projects that need no more lines."""
-        return self._demand.satisfied_projects
+    def satisfied_lanes(self) -> set[Lane]:
+        """The projects and models that need no more lines."""
+        return self._demand.satisfied_lanes
 
     @property
     def paused(self) -> bool:
-        return self._breaker.paused
+        """Whether the whole upstream is paused."""
+        return self._breakers.paused
+
+    def is_paused(self, model: str) -> bool:
+        """Return whether a model of the upstream is paused, or all of it."""
+        return self._breakers.is_paused(model)
 
     @property
     def needs_probe_job(self) -> bool:
@@ -138,16 +167,34 @@ class Dispatcher:
     @property
     def rate_limit(self) -> float | None:
         """How many may start in a second now; None while that is not limited."""
-        return self._limiter.rate
+        return self._limiter.rate(self._clock.steady())
 
     @property
     def upstream_load(self) -> UpstreamLoad:
+        queues = self._waiting.queues
         return UpstreamLoad(
             in_flight=self.in_flight,
             sync_calls=self._in_flight.sync_calls,
             limit=self.limit,
-            pause=self._breaker.pause,
+            pauses=self._breakers.pauses[:MAX_REPORTED_MODELS],
+            hold=self._waiting.hold,
+            queues=queues,
+            projects=dict(self._in_flight.by_project) if queues else {},
         )
+
+    @property
+    def retrying_by_batch(self) -> Counter[str]:
+        """How many lines of each batch wait for their next attempt."""
+        return self._retries.by_batch
+
+    def count_waiting(self, reason: WaitReason) -> int:
+        """Return how many of the lines here wait for a reason."""
+        return self._waiting.count(reason)
+
+    def on_queue_length(self, length: QueueLength) -> None:
+        """Use what the engine behind the upstream says about its queue."""
+        self._limiter.on_queue_length(length, self._clock.steady())
+        self.pump()
 
     def set_cap(self, cap: int) -> None:
         self._limiter.set_cap(cap)
@@ -193,55 +240,92 @@ class Dispatcher:
     def pump(self) -> None:
         """Start ready jobs, as many as may start now."""
         touched: set[str] = set()
-        while jobs := self._take(self._room()):
+        while jobs := self._take():
             now = self._clock.now()
             started = [job for job in jobs if self._start_or_park(job, now)]
-            if started and self._breaker.paused:
-                self._breaker.begin_probe()
+            for job in started:
+                self._note_probe(job)
             self._in_flight.start(started)
             for job in started:
                 self._attempts.send(job)
             touched.update([job.batch.project_id for job in jobs])
+        self._set_rate_timer()
         self._demand.on_lines_taken(touched)
 
     @property
     def _some_could_start(self) -> bool:
         return not self._completer.draining and (bool(self._ready) or self._quarantine.occupied)
 
-    def _room(self) -> int:
-        """Return how many jobs may start now. Under a rate limit that is one at a time, when its time has come."""
+    def _take(self) -> list[Job]:
+        """Take jobs that may start now. While suspects are in quarantine, only they and probes may."""
         if not self._some_could_start or self._recorder.full or self._quarantine.crash_seen:
-            return 0
+            return []
+        if self._breakers.paused or self._paused_models:
+            self._end_overdue_pauses()
+        if self._breakers.paused and self._ready:
+            return self._take_probe(self._breakers.upstream)
+        if self._quarantine.occupied:
+            return self._take_suspect()
+        for model, breaker in self._paused_models.items():
+            if jobs := self._take_probe(breaker, model):
+                return jobs
         room = self._in_flight.room
-        return room if room <= 0 or self._limiter.rate is None else self._room_by_rate()
+        if room > 0 and (jobs := self._take_ready(room, self._in_flight.limit_of)):
+            return jobs
+        exceeding = self._in_flight.may_exceed(self._ready.projects)
+        return self._take_ready(1, lambda name: int(name in exceeding)) if exceeding else []
 
-    def _room_by_rate(self) -> int:
-        wait = self._limiter.wait(self._clock.steady())
-        if wait and self._rate_timer is None:
-            wait = max(wait, _SHORTEST_RATE_WAIT_SECONDS)
+    def _end_overdue_pauses(self) -> None:
+        self._breakers.end_overdue_pauses()
+        self._paused_models = self._breakers.paused_models
+
+    def _take_ready(self, limit: int, limit_of: Callable[[str], int]) -> list[Job]:
+        now = self._clock.steady()
+
+        def allowance_of(model: str) -> int:
+            return 0 if model in self._paused_models else self._limiter.allowance(model, now)
+
+        return self._ready.take(
+            limit, in_flight=self._in_flight.by_project, limit_of=limit_of, allowance_of=allowance_of
+        )
+
+    def _take_probe(self, breaker: CircuitBreaker, model: str | None = None) -> list[Job]:
+        """Take a job to probe a paused upstream or model with, from the project and model whose turn it is."""
+        lane = breaker.next_lane(
+            lane
+            for lane in self._ready.lanes()
+            if model in (None, lane[1]) and self._in_flight.may_start_one_of(lane[0])
+        )
+        return [] if lane is None else self._ready.take_lane(*lane)
+
+    def _take_suspect(self) -> list[Job]:
+        """Take a suspect that may start now. While the upstream is paused, it is a probe."""
+        if self._in_flight.room <= 0 or (self._breakers.paused and self._breakers.upstream.seconds_to_probe):
+            return []
+        suspect = self._quarantine.start_next(in_flight=self.in_flight)
+        return [] if suspect is None else [suspect]
+
+    def _note_probe(self, job: Job) -> None:
+        """Schedule the next probe, if this job is one."""
+        lane = job.batch.project_id, job.model.id
+        if self._breakers.paused:
+            self._breakers.upstream.begin_probe(lane)
+        elif job.model.id in self._paused_models:
+            self._paused_models[job.model.id].begin_probe(lane)
+
+    def _set_rate_timer(self) -> None:
+        """Look again when the rate lets the next job start, if that is what the ready jobs wait for."""
+        if self._rate_timer is not None or not self._some_could_start or self._breakers.paused:
+            return
+        now = self._clock.steady()
+        waits = [wait for model in self._ready.by_model if (wait := self._limiter.wait(model, now)) > 0]
+        if waits:
+            wait = max(min(waits), _SHORTEST_RATE_WAIT_SECONDS)
             self._rate_timer = asyncio.get_running_loop().call_later(wait, self._on_rate_timer)
-        return 0 if wait else 1
 
     def _on_rate_timer(self) -> None:
         self._rate_timer = None
         self.pump()
-
-    def _take(self, room: int) -> list[Job]:
-        """Take jobs out of the queues. While suspects are in quarantine nothing else runs, except a probe."""
-        if room <= 0:
-            return []
-        if self._breaker.paused:
-            self._breaker.end_pause_if_overdue()
-        probing = self._breaker.paused
-        if probing and self._breaker.seconds_to_probe:
-            return []
-        if self._ready and (probing or not self._quarantine.occupied):
-            limit = 1 if probing else room
-            return self._ready.take(
-                limit, in_flight=self._in_flight.by_project, project_limit=self._in_flight.project_limit
-            )
-        suspect = self._quarantine.start_next(in_flight=self.in_flight)
-        return [] if suspect is None else [suspect]
 
     def _start_or_park(self, job: Job, now: float) -> bool:
         """Return whether a job may start. One that may not is ended, or parked because its batch is overdue."""
@@ -262,7 +346,7 @@ class Dispatcher:
 
     def _finish_attempt(self, job: Job, outcome: Outcome, now: float) -> None:
         # The answers of an unavailable upstream say nothing about how much it can take.
-        evidence = None if self._breaker.paused else outcome
+        evidence = None if self._breakers.is_paused(job.model.id) else outcome
         self._metrics.upstream_seconds.observe(self._in_flight.finish(job, evidence, now))
         if job.suspect:
             self._quarantine.finish(job)
@@ -270,6 +354,8 @@ class Dispatcher:
             self._end(job, outcome, "success")
         elif isinstance(outcome, Retryable):
             (self._on_break if outcome.kind == FaultKind.BROKEN else self._on_fault)(job, outcome)
+        elif outcome.unavailable:
+            self._on_fault(job, Retryable.from_failure(outcome))
         elif job.within_limit:
             self._end(job, outcome, "refused")
         else:
@@ -286,7 +372,7 @@ class Dispatcher:
         if not self._in_flight:
             # If the upstream crashed, this line alone can be the cause.
             job.suspect = True
-            self._breaker.on_crash()
+            self._breakers.upstream.on_crash()
         self._on_fault(job, fault)
 
     async def _decide_breaks(self) -> None:
@@ -294,7 +380,7 @@ class Dispatcher:
         await self._clock.sleep(WINDOW_SECONDS)
         broken, together = self._quarantine.close_window()
         if together:
-            self._breaker.on_crash()
+            self._breakers.upstream.on_crash()
             self._timers_changed.set()
             self._quarantine.suspect([job for job in broken if not self._completer.end_if_stopped(job)])
         else:
@@ -310,36 +396,59 @@ class Dispatcher:
     def _on_fault(self, job: Job, fault: Retryable) -> None:
         self._metrics.attempts.counts["throttled" if fault.throttled else "fault"] += 1
         if fault.unavailable:
-            was_paused = self._breaker.paused
-            line = (job.batch.id, job.line.index)
-            self._breaker.on_unavailable(line, fault.kind, throttled=fault.throttled)
-            if self._breaker.paused and not was_paused:
-                self._failover.move_all()
+            self._on_unavailable(job, fault)
         else:
             self._on_upstream_answer(job)
         self._retry_or_fail(job, fault)
-        if self._breaker.paused:
+        if self._breakers.is_paused(job.model.id):
             self._timers_changed.set()
+
+    def _on_unavailable(self, job: Job, fault: Retryable) -> None:
+        model, was_paused = job.model.id, self._breakers.is_paused(job.model.id)
+        line = (job.batch.id, job.line.index)
+        self._breakers.on_unavailable(
+            model, line, fault.kind, throttled=fault.throttled, last_attempt=self._is_last_attempt(job, fault)
+        )
+        if self._breakers.is_paused(model) and not was_paused:
+            self._paused_models = self._breakers.paused_models
+            self._failover.move_all()
 
     def _on_upstream_answer(self, job: Job) -> None:
         job.suspect = False
-        self._breaker.on_real_answer()
-        self._demand.on_upstream_answer()
+        self.on_real_answer(job.model.id)
+
+    def on_real_answer(self, model: str) -> None:
+        """Note that the upstream answered a line or a synchronous call of a model: it is available."""
+        was_paused = self._breakers.is_paused(model)
+        self._breakers.on_real_answer(model)
+        if was_paused:
+            self._paused_models = self._breakers.paused_models
+            self._limiter.on_outage_over(self._clock.steady())
+            self._timers_changed.set()
+            self._demand.update()
+        else:
+            self._demand.on_upstream_answer()
 
     def _retry_or_fail(self, job: Job, fault: Retryable) -> None:
         job.last_fault = fault
-        forgiven = fault.unavailable and self._breaker.forgives(fault.kind)
+        forgiven = fault.unavailable and self._breakers.forgives(job.model.id, fault.kind)
         if not forgiven:
             job.throttles += fault.throttled
             job.attempts += not fault.throttled
         if self._completer.end_if_stopped(job):
             return
         if forgiven:
-            self._make_ready(job)
+            job.probes += 1
+            self._make_ready(job, first=job.probes % _PROBES_IN_A_ROW != 0)
         elif job.throttles > self._policy.max_throttles or job.attempts >= self._policy.max_attempts:
             self._completer.complete(job, fault.as_failure(job.attempts))
         else:
             self._wait_for_retry(job, fault)
+
+    def _is_last_attempt(self, job: Job, fault: Retryable) -> bool:
+        if fault.throttled:
+            return job.throttles >= self._policy.max_throttles
+        return job.attempts + 1 >= self._policy.max_attempts
 
     def _wait_for_retry(self, job: Job, fault: Retryable) -> None:
         self._metrics.retries.labels("throttled" if fault.throttled else "fault").inc()
@@ -364,16 +473,17 @@ class Dispatcher:
         job.within_limit = checked.max_tokens is None or job.batch.endpoint != CHAT
         self._make_ready(job)
 
-    def _make_ready(self, job: Job) -> None:
+    def _make_ready(self, job: Job, *, first: bool = False) -> None:
         if self._completer.end_if_stopped(job):
             return
-        if self._breaker.paused and self._failover.move(job):
+        paused = self._breakers.is_paused(job.model.id)
+        if paused and self._failover.move(job):
             return
         if job.suspect:
             self._quarantine.suspect([job])
         else:
-            self._ready.add(job)
-        if self._breaker.paused:
+            self._ready.add(job, first=first)
+        if paused:
             self._timers_changed.set()
 
     def accept(self, job: Job) -> None:
@@ -405,13 +515,24 @@ class Dispatcher:
             self.pump()
             self._demand.update()
             waits = [] if self._retries.next_due is None else [self._retries.next_due - now]
-            if self._breaker.paused and self._some_could_start:
-                waits.append(max(self._breaker.seconds_to_probe, _SHORTEST_PROBE_WAIT_SECONDS))
+            if self._some_could_start:
+                waits += self._waits_for_probes()
             try:
                 async with asyncio.timeout(min(waits, default=None)):
                     await self._timers_changed.wait()
             except TimeoutError:
                 continue
+
+    def _waits_for_probes(self) -> list[float]:
+        """Return the seconds until each paused part of the upstream is probed next, or looked at again."""
+        if self._breakers.paused:
+            breakers = [self._breakers.upstream]
+        else:
+            breakers = [breaker for model, breaker in self._paused_models.items() if self._ready.by_model[model]]
+        return [
+            min(_LANE_CHECK_SECONDS, max(breaker.seconds_to_probe, _SHORTEST_PROBE_WAIT_SECONDS))
+            for breaker in breakers
+        ]
 
 
 def _last_fault(job: Job) -> Retryable:

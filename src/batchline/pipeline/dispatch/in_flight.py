@@ -2,9 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 
-from batchline.domain.outcomes import Outcome, Retryable
+from batchline.domain.outcomes import Outcome, Retryable, Success
 from batchline.domain.replies import FaultKind
 from batchline.pipeline.dispatch.limiter import Limiter, Sign, Start
 from batchline.pipeline.job import Job
@@ -17,6 +18,8 @@ _FEW_SLOTS = 8
 """With fewer slots than this none is left free for other projects."""
 _LATENCY_SMOOTHING = 0.1
 """The weight of the newest latency in the typical one."""
+_STALLED_SECONDS = 1.0
+"""A project none of whose requests ended for this time gives no slot to others."""
 _OVERLOADS = frozenset({"http_502", "http_503", "http_504", FaultKind.TIMEOUT})
 
 
@@ -29,6 +32,10 @@ class InFlight:
         self._starts: dict[Job, Start] = {}
         self._typical_seconds = math.inf
         self.by_project: Counter[str] = Counter()
+        self._last_end: dict[str, float] = {}
+        """When a request of a project ended last, or its first one started, of projects with something in flight."""
+        self._beyond: dict[str, int] = {}
+        """How many of a project may be in flight even if that is beyond the limit; 1 if it is not named here."""
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -46,44 +53,104 @@ class InFlight:
     @property
     def room(self) -> int:
         """How many more may start, whatever the rate. Synchronous calls go first, but leave one slot to batches."""
-        calls = self._count_sync_calls()
-        return self._limiter.room(beside=max(0, min(calls, self._limiter.limit - 1)) if calls else 0)
+        return self._limiter.room - self._slots_of_sync_calls
+
+    def limit_of(self, project_id: str) -> int:
+        """Return how many may start in all while one of a project still may.
+
+        The last slot below the cap is left to projects that have nothing in flight, or that soon free it again.
+        """
+        room = self.room
+        below_cap = self._limiter.room_below_cap - self._slots_of_sync_calls
+        if below_cap > room or self._limiter.cap < _FEW_SLOTS or not self._is_slow(project_id):
+            return room
+        return min(room, below_cap - 1)
+
+    def may_exceed(self, project_ids: Iterable[str]) -> set[str]:
+        """Return the projects of which one may start although the limit is reached.
+
+        The requests of others may take any time, so a project that has nothing in flight does not wait for them. The
+        cap is never exceeded.
+        """
+        if self._limiter.room_below_cap - self._slots_of_sync_calls <= 0:
+            return set()
+        return {name for name in project_ids if self.by_project[name] < self._beyond.get(name, 1)}
+
+    def may_start_one_of(self, project_id: str) -> bool:
+        """Return whether one of a project may start, below the limit or beyond it."""
+        return self.limit_of(project_id) > 0 or bool(self.may_exceed([project_id]))
 
     def lines_for(self, seconds: float) -> int:
         """Return how many ready lines keep every slot busy for that time, by how long lines took lately."""
         limit = self._limiter.limit
         return max(limit, int(limit * seconds / max(self._typical_seconds, _MIN_LATENCY_SECONDS)))
 
-    @property
-    def project_limit(self) -> int:
-        """How many slots one project may take.
-
-        While answers are slow one slot stays free, so that lines that hang do not keep another project's from starting.
-        """
-        slow = self._typical_seconds > _QUICK_SECONDS and self._limiter.limit >= _FEW_SLOTS
-        return self._limiter.most - slow
-
     def start(self, jobs: list[Job]) -> None:
-        self._starts.update(zip(jobs, self._limiter.started(self._clock.steady(), len(jobs)), strict=True))
+        now = self._clock.steady()
+        for model, group in groupby(jobs, key=lambda job: job.model.id):
+            started = list(group)
+            self._starts.update(zip(started, self._limiter.start(model, len(started), now), strict=True))
         for job in jobs:
-            self.by_project[job.batch.project_id] += 1
+            project_id = job.batch.project_id
+            if not self.by_project[project_id]:
+                self._last_end[project_id] = now
+            self.by_project[project_id] += 1
 
     def finish(self, job: Job, outcome: Outcome | None, now: float) -> float:
         """Remove a job whose attempt ended, and return its latency. An outcome of None does not affect the limiter."""
         start = self._starts.pop(job)
-        self._limiter.ended(start, _sign_of(outcome), now)
-        self.by_project[job.batch.project_id] -= 1
+        if isinstance(outcome, Retryable):
+            self._limiter.end(
+                start,
+                _sign_of(outcome),
+                now,
+                line=job,
+                again=job.throttles > 0,
+                retry_after=outcome.retry_after,
+                rate_limits=outcome.rate_limits,
+            )
+        elif isinstance(outcome, Success):
+            self._limiter.end(start, Sign.ANSWERED, now, again=job.throttles > 0, rate_limits=outcome.rate_limits)
+        else:
+            self._limiter.end(start, Sign.OTHER if outcome is None else Sign.ANSWERED, now, again=job.throttles > 0)
+        self._count_end(job.batch.project_id, now)
         seconds = now - start.at
         before = seconds if self._typical_seconds == math.inf else self._typical_seconds
         self._typical_seconds = before + _LATENCY_SMOOTHING * (seconds - before)
         return seconds
 
+    @property
+    def _slots_of_sync_calls(self) -> int:
+        calls = self._count_sync_calls()
+        return max(0, min(calls, self._limiter.limit - 1)) if calls else 0
 
-def _sign_of(outcome: Outcome | None) -> Sign:
-    if outcome is None:
-        return Sign.OTHER
-    if not isinstance(outcome, Retryable):
-        return Sign.ANSWERED
+    def _is_slow(self, project_id: str) -> bool:
+        now = self._clock.steady()
+        return self._typical_seconds > _QUICK_SECONDS or now - self._last_end.get(project_id, now) > _QUICK_SECONDS
+
+    def _count_end(self, project_id: str, now: float) -> None:
+        share = max(1, self._limiter.limit // len(self._last_end))
+        if self._limiter.room <= 0 and self._another_stalls(project_id, share, now):
+            # It was answered beyond the limit while others hang: it may have more, up to its share.
+            self._beyond[project_id] = min(share, 2 * self._beyond.get(project_id, 1))
+        self.by_project[project_id] -= 1
+        if self.by_project[project_id]:
+            self._last_end[project_id] = now
+        else:
+            del self._last_end[project_id], self.by_project[project_id]
+            if self._limiter.room > 0:
+                self._beyond.pop(project_id, None)
+
+    def _another_stalls(self, project_id: str, share: int, now: float) -> bool:
+        """Return whether another project has more than its share, and none of its requests ends."""
+        return any(
+            now - last_end > _STALLED_SECONDS and self.by_project[name] > share
+            for name, last_end in self._last_end.items()
+            if name != project_id
+        )
+
+
+def _sign_of(outcome: Retryable) -> Sign:
     if outcome.throttled:
         return Sign.THROTTLED
     return Sign.OVERLOADED if outcome.kind in _OVERLOADS else Sign.OTHER

@@ -28,6 +28,10 @@ class Quarantine:
         self._at_risk: set[Job] = set()
         self._broken: list[Job] = []
 
+    def __len__(self) -> int:
+        """Return how many suspects wait to be tried."""
+        return len(self._group) + sum(map(len, self._groups))
+
     @property
     def occupied(self) -> bool:
         """Whether there are suspects. While there are, nothing else may start."""

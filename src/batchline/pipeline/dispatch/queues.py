@@ -1,7 +1,7 @@
 """The jobs that do not run: ready for a slot, or waiting for their next attempt."""
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, KeysView, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -9,41 +9,75 @@ from batchline.pipeline.job import Job
 
 
 class ReadyQueue:
-    """Jobs that may start now. Projects take turns; within a project the earliest deadline goes first."""
+    """Jobs that may start now, by project and model.
+
+    Projects take turns. Within a project the earliest deadline goes first; models with the same one take turns.
+    """
 
     def __init__(self) -> None:
-        self._queues: dict[str, _Queue] = {}
-        self._order = count()
+        self._queues: dict[str, _ProjectQueue] = {}
+        self._order = count(1)
         self._served: dict[str, int] = {}
         self._size = 0
+        self.by_model: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return self._size
 
-    def count(self, project_id: str) -> int:
+    @property
+    def projects(self) -> KeysView[str]:
+        """The projects that have jobs here."""
+        return self._queues.keys()
+
+    def count_by_model(self, project_id: str) -> Mapping[str, int]:
         queue = self._queues.get(project_id)
-        return 0 if queue is None else queue.size
+        return {} if queue is None else queue.by_model
 
-    def add(self, job: Job) -> None:
-        queue = self._queues.get(job.batch.project_id)
+    def add(self, job: Job, *, first: bool = False) -> None:
+        """Add a job after the others of its project, model and deadline, or before them if it shall be ``first``."""
+        project_id = job.batch.project_id
+        queue = self._queues.get(project_id)
         if queue is None:
-            queue = self._queues[job.batch.project_id] = _Queue()
-        queue.add(job)
+            queue = self._queues[project_id] = _ProjectQueue()
+        queue.add(job, first=first)
         self._size += 1
+        self.by_model[job.model.id] += 1
 
-    def take(self, limit: int, *, in_flight: Counter[str], project_limit: int) -> list[Job]:
-        """Take the next jobs, each from the project with the fewest in flight, up to ``project_limit`` of a project."""
+    def take(
+        self,
+        limit: int,
+        *,
+        in_flight: Counter[str],
+        limit_of: Callable[[str], int],
+        allowance_of: Callable[[str], int],
+    ) -> list[Job]:
+        """Take the next jobs, each from the project with the fewest in flight.
+
+        ``limit_of`` returns how many may be taken in all while one of a project still may, and ``allowance_of`` how
+        many of a model.
+        """
+        allowances = _Allowances(allowance_of)
         if len(self._queues) == 1:
             project_id = next(iter(self._queues))
-            return self._take_of(project_id, min(limit, project_limit - in_flight[project_id]))
+            return self._take_of(project_id, min(limit, limit_of(project_id)), allowances)
         counts, taken = in_flight.copy(), list[Job]()
-        while self._queues and len(taken) < limit:
-            project_id = min(self._queues, key=lambda name: (counts[name], self._served.get(name, 0)))
-            if counts[project_id] >= project_limit:
-                break
-            taken += self._take_of(project_id, 1)
-            counts[project_id] += 1
+        limits = {project_id: min(limit, limit_of(project_id)) for project_id in self._queues}
+        while able := [project_id for project_id in self._queues if len(taken) < limits[project_id]]:
+            project_id = min(able, key=lambda name: (counts[name], self._served.get(name, 0)))
+            jobs = self._take_of(project_id, 1, allowances)
+            if not jobs:
+                limits[project_id] = 0
+            counts[project_id] += len(jobs)
+            taken += jobs
         return taken
+
+    def lanes(self) -> list[tuple[str, str]]:
+        """Return the projects and models that have jobs here."""
+        return [(project_id, model) for project_id, queue in self._queues.items() for model in queue.by_model]
+
+    def take_lane(self, project_id: str, model: str) -> list[Job]:
+        """Take one job of a project and a model."""
+        return self._take_of(project_id, 1, _Allowances(lambda name: int(name == model)))
 
     def withdraw(self, condition: Callable[[Job], bool], *, limit: int | None = None) -> list[Job]:
         withdrawn: list[Job] = []
@@ -51,17 +85,22 @@ class ReadyQueue:
             withdrawn += queue.withdraw(condition, limit=None if limit is None else limit - len(withdrawn))
             if not queue.size:
                 self._forget(project_id)
-        self._size -= len(withdrawn)
+        self._count_out(withdrawn)
         return withdrawn
 
-    def _take_of(self, project_id: str, limit: int) -> list[Job]:
+    def _take_of(self, project_id: str, limit: int, allowances: "_Allowances") -> list[Job]:
         queue = self._queues[project_id]
-        taken = queue.take(limit)
-        self._size -= len(taken)
-        self._served[project_id] = next(self._order)
-        if not queue.size:
-            self._forget(project_id)
+        taken = queue.take(limit, allowances)
+        if taken:
+            self._count_out(taken)
+            self._served[project_id] = next(self._order)
+            if not queue.size:
+                self._forget(project_id)
         return taken
+
+    def _count_out(self, jobs: list[Job]) -> None:
+        self._size -= len(jobs)
+        _subtract(self.by_model, jobs)
 
     def _forget(self, project_id: str) -> None:
         del self._queues[project_id]
@@ -69,42 +108,99 @@ class ReadyQueue:
             self._served.clear()
 
 
-class _Queue:
-    """The jobs of one project, by the deadlines of their batches and else in the order they came."""
+class _Allowances(dict[str, int]):
+    """How many more of each model may start. A model is asked for once."""
+
+    def __init__(self, allowance_of: Callable[[str], int]) -> None:
+        self._allowance_of = allowance_of
+
+    def __missing__(self, model: str) -> int:
+        allowance = self[model] = max(0, self._allowance_of(model))
+        return allowance
+
+
+class _ProjectQueue:
+    """The jobs of one project, by the deadlines of their batches, and by model."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._jobs: dict[int, deque[Job]] = {}
+        self.by_model: Counter[str] = Counter()
+        self._jobs: dict[int, dict[str, deque[Job]]] = {}
         self._deadlines: list[int] = []
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, *, first: bool) -> None:
         deadline = job.batch.expires_at
-        jobs = self._jobs.get(deadline)
-        if jobs is None:
-            jobs = self._jobs[deadline] = deque()
+        models = self._jobs.get(deadline)
+        if models is None:
+            models = self._jobs[deadline] = {}
             heappush(self._deadlines, deadline)
-        jobs.append(job)
+        jobs = models.get(job.model.id)
+        if jobs is None:
+            jobs = models[job.model.id] = deque()
+        (jobs.appendleft if first else jobs.append)(job)
         self.size += 1
+        self.by_model[job.model.id] += 1
 
-    def take(self, limit: int) -> list[Job]:
+    def take(self, limit: int, allowances: _Allowances) -> list[Job]:
         taken: list[Job] = []
-        while self._deadlines and len(taken) < limit:
-            jobs = self._jobs[self._deadlines[0]]
-            taken += [jobs.popleft() for _ in range(min(len(jobs), limit - len(taken)))]
-            if not jobs:
-                del self._jobs[heappop(self._deadlines)]
-        self.size -= len(taken)
+        for deadline in self._deadlines if len(self._deadlines) < 2 else sorted(self._deadlines):
+            if len(taken) >= limit:
+                break
+            taken += self._take_of(self._jobs[deadline], limit - len(taken), allowances)
+        if taken:
+            self._count_out(taken)
+            self._forget_empty()
         return taken
 
     def withdraw(self, condition: Callable[[Job], bool], *, limit: int | None) -> list[Job]:
-        found = [job for jobs in self._jobs.values() for job in jobs if condition(job)][:limit]
+        queues = [jobs for models in self._jobs.values() for jobs in models.values()]
+        found = [job for jobs in queues for job in jobs if condition(job)][:limit]
         removed = set(found)
-        kept = {deadline: deque(job for job in jobs if job not in removed) for deadline, jobs in self._jobs.items()}
-        self._jobs = {deadline: jobs for deadline, jobs in kept.items() if jobs}
-        self._deadlines = list(self._jobs)
-        heapify(self._deadlines)
-        self.size -= len(found)
+        for models in self._jobs.values():
+            for model, jobs in models.items():
+                models[model] = deque(job for job in jobs if job not in removed)
+        self._count_out(found)
+        self._jobs = {
+            deadline: {model: jobs for model, jobs in models.items() if jobs} for deadline, models in self._jobs.items()
+        }
+        self._forget_empty()
         return found
+
+    @staticmethod
+    def _take_of(models: dict[str, deque[Job]], limit: int, allowances: _Allowances) -> list[Job]:
+        taken: list[Job] = []
+        for model in list(models):
+            number = min(limit - len(taken), allowances[model], len(models[model]))
+            if number <= 0:
+                continue
+            jobs = models.pop(model)
+            taken += [jobs.popleft() for _ in range(number)]
+            allowances[model] -= number
+            if jobs:
+                # Behind the other models, so that each of them has its turn.
+                models[model] = jobs
+            if len(taken) >= limit:
+                break
+        return taken
+
+    def _count_out(self, jobs: list[Job]) -> None:
+        self.size -= len(jobs)
+        _subtract(self.by_model, jobs)
+
+    def _forget_empty(self) -> None:
+        if not all(self._jobs.values()):
+            self._jobs = {deadline: models for deadline, models in self._jobs.items() if models}
+            self._deadlines = list(self._jobs)
+            heapify(self._deadlines)
+
+
+def _subtract(counts: Counter[str], jobs: list[Job]) -> None:
+    for job in jobs:
+        model = job.model.id
+        if counts[model] == 1:
+            del counts[model]
+        else:
+            counts[model] -= 1
 
 
 class RetryQueue:
@@ -113,6 +209,9 @@ class RetryQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Job]] = []
         self._order = count()
+        self.by_project: Counter[str] = Counter()
+        self.by_batch: Counter[str] = Counter()
+        self.by_model: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -124,12 +223,16 @@ class RetryQueue:
 
     def add(self, job: Job, *, until: float) -> None:
         heappush(self._heap, (until, next(self._order), job))
+        self.by_project[job.batch.project_id] += 1
+        self.by_batch[job.batch.id] += 1
+        self.by_model[job.model.id] += 1
 
     def take_due(self, now: float) -> list[Job]:
         """Take the jobs whose wait is over."""
         jobs = []
         while self._heap and self._heap[0][0] <= now:
             jobs.append(heappop(self._heap)[2])
+        self._count_out(jobs)
         return jobs
 
     def withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
@@ -137,4 +240,10 @@ class RetryQueue:
         if withdrawn:
             self._heap = [entry for entry in self._heap if not condition(entry[2])]
             heapify(self._heap)
+            self._count_out(withdrawn)
         return withdrawn
+
+    def _count_out(self, jobs: list[Job]) -> None:
+        self.by_project -= Counter(job.batch.project_id for job in jobs)
+        self.by_batch -= Counter(job.batch.id for job in jobs)
+        self.by_model -= Counter(job.model.id for job in jobs)

@@ -1,339 +1,341 @@
-"""Finds how many requests to keep in flight to an upstream: as many as raise its answers per second.
-
-Most servers queue requests silently, so the point from which more in flight only wait is found by trying.
+"""Finds how many requests an upstream should have in flight: the fewest that reach its best throughput.
 
 ::
 
-    ramp ──(a stride brought too little)──> hold, where the last stride stopped paying
-    hold ──(now and then)──> probe, an eighth more or less ──> compare with before and after ──> hold
-    compare ──(worth more beyond doubt)──> ramp upward in growing strides; downward one step
-    hold ──(twice far from the usual)──> ramp
-    any ──(overloaded)──> recover from far below to near the former level ──> hold
+    ramp ──(a higher limit brought little)──> hold ──(now and then)──> probe ──> recheck ──> hold
+      ^                                         │ ^                                │
+      └──(throughput grew, or a probe was better)┘ └──(timeouts and 503s: half)     └──(fewer were enough: hold those)
+
+Every arrow but the last follows a complete round (`rounds.py`). The idea is that of gradient limiters such as Netflix's
+concurrency-limits and of BBR's probing: compare throughput at neighbouring limits, and prefer the lower one.
 """
 
-from collections.abc import Callable
-from functools import partial
-from math import ceil, log, sqrt
+from collections import deque
+from enum import Enum
+from math import log, sqrt
 
-from msgspec import structs
+from batchline.domain.engine_queue import QueueLength
+from batchline.pipeline.dispatch.limiter.rounds import Measure, Round
 
-from batchline.pipeline.dispatch.limiter.throughput import Measure, Window, gain, mean, spread
+FIRST_LIMIT = 32
+"""Enough for two measurements on a small server, and few enough to be queued by any."""
+_FIRST_FACTOR = 4.0
+"""The first step of the ramp. The next ones are shorter, the less the last one brought."""
+_RAMP_PART, _HOLD_PART = 0.6, 0.9
+"""The part of a round that must have ended. A ramp is in a hurry, and compares rounds with the same part missing."""
+_MIN_ROUND = 16
+_QUICK_SECONDS = 1.0
+"""If answers are quicker than this, time is spent on better measurements."""
+_LEAST_ELASTICITY = 0.2
+"""A ramp ends when throughput grew by less than the limit to this power: ten times as many, 1.6 times as fast."""
+_LONGER = 2.0
+"""When answers take so many times as long as at the start of a ramp, it goes on in small steps."""
+_NEAR_BEST = 0.97
+"""A limit with this part of the best throughput is as good as the best."""
+_CLIMB_FACTOR = 1.5
+"""The first step of a ramp that starts from a limit known to work."""
+_UP_FACTOR, _DOWN_FACTOR, _FAR_DOWN_FACTOR = 1.33, 0.8, 0.6
+"""How far a probe goes. The first ones down go far if the upstream seems to queue."""
+_QUEUES, _FEW = 1.5, 16
+"""An upstream seems to queue if answers take so many times as long as at the lowest limit. If few are in flight, a far
+probe would cost more than it shows."""
+_MIN_GAIN, _TOLERATED_LOSS = 0.04, 0.02
+"""The change of throughput, as a logarithm, that a higher limit must bring and a lower limit may cost."""
+_SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 2.0, 30.0
+"""The time between probes. It doubles while they change nothing."""
+_MOVED = 0.3
+"""The change of throughput, as a logarithm and in two rounds in a row, that shows another upstream than before."""
+_MOST_ROUNDS = 6
+_RAMP_ERROR, _HOLD_ERROR = 0.1, 0.04
+"""The relative errors that rounds are made long enough for, up to so many requests for each slot."""
+_EVEN, _QUEUED = 0.25, 0.6
+"""Latencies that vary less than this are about equal; if they correlate more than this with the number in flight, some
+requests queued behind others."""
+_QUEUE_LENGTH_SECONDS = 15.0
+"""How long the queue length that an engine tells is believed."""
+_READINGS = 4
+_LONG_QUEUE = 0.25
+"""A queue of this part of what is processed is long enough to keep the engine busy."""
 
-_FIRST_LIMIT = 16
-_MIN_PAY_FIRST_RAMP, _MIN_PAY, _MIN_PAY_TO_LENGTHEN = 0.5, 0.35, 0.7
-"""The part of a stride that must show in the rate: for another stride of the first ramp, for another stride of a later
-one, and for a longer stride."""
-_ABOVE_KNEE = 1.05
-"""How far above the point where queueing seems to begin the limit is held: too few in flight lose answers, too many
-only wait."""
-_PROBE_FACTOR, _STRIDE_FACTOR, _STRIDE_DOWN_FACTOR = 1.125, 1.2, 0.67
-_MAX_STRIDE_FACTOR, _MAX_FIRST_STRIDE_FACTOR = 1.5, 2.0
-_MIN_REST_SECONDS, _MAX_REST_SECONDS, _REST_AT_CAP_SECONDS = 2.0, 10.0, 20.0
-"""The time between two probes."""
-_OVERLOAD_FACTOR, _RECOVERY_FACTOR = 0.6, 0.875
-"""What an overload leaves of the limit, and the part of the former level at which recovery ends."""
-_MIN_JUMP, _MIN_JUMP_STANDARD_ERRORS = 0.3, 5.0
-"""How far from the usual rate a measurement must be to count as a jump: as a logarithm, and in standard errors."""
-_STALE_SECONDS = 30.0
-"""The age at which the base of a ramp is no longer compared with."""
-_TARGET_STANDARD_ERROR = 0.025
-"""The standard error of a rate for which enough answers are awaited."""
-_DESCENTS_BEFORE_RAMP = 3
-"""Steps down in a row after which strides are taken."""
+
+class _Phase(Enum):
+    RAMP = "ramp"
+    HOLD = "hold"
+    PROBE = "probe"
+    RECHECK = "recheck"
 
 
 class ConcurrencyLimit:
-    """The limit on requests in flight, and the search for it."""
+    """The limit on the requests in flight, and the search for it."""
 
     def __init__(self, *, cap: int) -> None:
         self._cap = cap
-        self.limit = self._level = min(_FIRST_LIMIT, cap)
-        self._former = 0
-        """The level before an overload, which recovery aims at."""
-        self._step: Callable[[Measure], None] = self._ramp
-        self._eager = True
-        """Whether measurements are short and strides long, because at first there is nothing to lose."""
-        self._factor = 2.0
-        self._base: Measure | None = None
-        self._doubted, self._strode = False, False
-        self._fell = False
-        """Whether to try fewer in flight if more do not pay, since the rate has fallen."""
-        self._noise, self._evidence = Noise(), Evidence()
-        self._usual: float | None = None
-        self._far = 0
-        self._before: Measure | None = None
-        self._probing, self._upward = False, False
-        self._descents = 0
-        self._rest, self._probe_at = _MIN_REST_SECONDS, 0.0
-
-    @property
-    def window(self) -> Window:
-        """The window of the next measurement."""
-        if self._eager:
-            return Window(round=self.limit, rounds=ceil(4 / self.limit) * (1 + self._doubted), settle=False)
-        rounds = max(3, ceil(16 / self.limit))
-        return Window(
-            round=self.limit, rounds=rounds, seconds=0.5, precise=self._noise.variance / _TARGET_STANDARD_ERROR**2
-        )
-
-    def measured(self, measure: Measure) -> None:
-        """Take the next step, by a complete measurement."""
-        self._step(measure)
-
-    def disturbed(self, now: float) -> None:
-        """Ignore a measurement that says nothing, because there was too little to do or too much was refused."""
-        if self._probing:
-            self.limit, self._before = self._level, None
-            self._step, self._probing = self._hold, False
-        if self._base is not None and now - self._base.at > _STALE_SECONDS:
-            self._base = None
+        self.limit = min(FIRST_LIMIT, cap)
+        self._wanted = 0
+        """The limit that a lower cap replaced."""
+        self._phase = _Phase.RAMP
+        self._factor = _FIRST_FACTOR
+        """The next step of the ramp."""
+        self._points: list[Measure] = []
+        """The measurements of this ramp."""
+        self._round: Round | None = None
+        self._probe = Probe()
+        self._expected: float | None = None
+        """The throughput at this limit, as a logarithm."""
+        self._rounds_off = 0
+        """How many rounds in a row had another throughput than expected."""
+        self._variation = 0.0
+        """The variation of the latencies in the last round."""
+        self._is_quick = False
+        self._again = False
+        """Whether a limit of the ramp is measured a second time, more precisely."""
+        self._queue_empty_until = 0.0
+        """Until when the engine's word counts that its queue is empty."""
+        self._running: deque[float] = deque(maxlen=_READINGS)
+        """How many requests the engine said it processes, in the last readings with a queue."""
 
     def set_cap(self, cap: int) -> None:
-        """Set the cap. A limit that was held back by the former cap is searched for again."""
-        was_at_cap, self._cap = max(self.limit, self._level) >= self._cap, cap
-        if self._level > cap:
-            self.limit = self._level = cap
-        elif was_at_cap:
-            self.limit = self._level = max(self.limit, min(_FIRST_LIMIT, cap))
-            self._eager, self._factor, self._base = True, 2.0, None
-            self._doubted = self._probing = self._fell = False
-            self._step = self._ramp
-        self.limit = min(self.limit, cap)
+        """Set the most that the limit may be. A limit that the former cap had lowered is restored."""
+        before, self._cap = self._cap, cap
+        if self.limit > cap:
+            self._wanted = max(self._wanted, self.limit)
+            self._hold(cap)
+        elif self.limit >= before:
+            self._points, self._factor = [], _FIRST_FACTOR
+            self._set_limit(max(self._wanted, FIRST_LIMIT), _Phase.RAMP)
+            self._wanted = 0
 
-    def overloaded(self) -> None:
-        """Reduce the limit at once, and recover step by step to near the level before."""
-        self._former = max(self._former, self._level)
-        self.limit = max(1, int(self.limit * _OVERLOAD_FACTOR))
-        self._eager, self._doubted, self._probing, self._base = True, False, False, None
-        self._step = self._recover
+    def on_start(self, in_flight: int) -> Round | None:
+        """Return the round that a request belongs to, if it does, with so many in flight including itself."""
+        if self._round is None:
+            self._round = self._new_round()
+        return self._round if self._round.add(in_flight) else None
 
-    def refused(self, level: int, now: float) -> None:
-        """Hold below a level: so many in flight were refused, and fewer never were."""
-        self._settle(level - 1, now)
-        self._rest_from(now, _MAX_REST_SECONDS)
-
-    def _recover(self, measure: Measure) -> None:
-        goal = max(1, int(self._former * _RECOVERY_FACTOR))
-        self.limit = min(goal, 2 * self.limit)
-        if self.limit == goal:
-            self._settle(goal, measure.at)
-
-    def _ramp(self, measure: Measure) -> None:
-        base = self._base
-        if base is None:
-            self._base = self._as_base(measure)
-            self._stride(measure.at)
+    def on_answer(self, round_: Round, *, in_flight: int, latency: float, now: float) -> None:
+        """Count an answer to a request of a round."""
+        if round_ is not self._round:
             return
-        upward = measure.load > base.load
-        small, large = (base, measure) if upward else (measure, base)
-        pays = gain(small, large) / max(spread(small, large), 0.01)
-        if (pays > self._least_pay) == upward:
-            self._doubted = False
-            self._base = self._as_base(measure)
-            self._level, self._strode, self._fell = self.limit, True, False
-            if not WORTH < pays < _MIN_PAY_TO_LENGTHEN:
-                self._lengthen()
-            self._stride(measure.at)
-        elif not self._doubted:
-            self._doubted = True
+        if round_.end(in_flight, latency):
+            self._round = None
+            self._consider(round_, now)
+
+    def on_no_answer(self, round_: Round) -> None:
+        """Take a request that had no answer out of its round."""
+        if round_ is self._round:
+            round_.remove()
+
+    def set_limit(self, limit: int, now: float) -> None:
+        """Hold a limit that something else than throughput suggests."""
+        self._hold(limit)
+        self._probe.rest(now)
+
+    def on_queue_length(self, length: QueueLength, *, in_flight: int, now: float) -> None:
+        """Believe an engine that tells its queue: an empty one asks for more, a long one for less."""
+        if in_flight < self.limit:
+            return
+        if not length.waiting:
+            self._queue_empty_until = now + _QUEUE_LENGTH_SECONDS
+            if self._phase is _Phase.HOLD:
+                self._probe.schedule_up()
+            return
+        # Between two steps an engine may process fewer for a moment, so the most of the last readings counts.
+        self._running.append(max(length.running or 0.0, in_flight - length.waiting))
+        running = max(self._running)
+        if self._phase is _Phase.HOLD and length.waiting > _LONG_QUEUE * running:
+            self._hold(int((1 + _LONG_QUEUE / 2) * running) + 1)
+
+    def _new_round(self) -> Round:
+        limit = self.limit
+        if self._phase is _Phase.RAMP and not self._again:
+            return Round(limit, size=max(_MIN_ROUND // 2, limit), full=False, part=_RAMP_PART)
+        size = max(_MIN_ROUND, 2 * limit) if self._is_quick else max(_MIN_ROUND // 2, limit)
+        precise = (self._variation / (_RAMP_ERROR if self._again else _HOLD_ERROR)) ** 2
+        return Round(limit, size=int(max(size, min(_MOST_ROUNDS * limit, precise))), full=True, part=_HOLD_PART)
+
+    def _consider(self, round_: Round, now: float) -> None:
+        measure = round_.measure
+        self._variation, self._is_quick = measure.variation, measure.latency < _QUICK_SECONDS
+        if self._phase is _Phase.RAMP:
+            self._consider_first(round_, measure, now)
+        elif self._phase is _Phase.PROBE:
+            self._probe.during = measure
+            self._set_limit(self._probe.home, _Phase.RECHECK)
+        elif self._phase is _Phase.RECHECK:
+            self._end_probe(measure, now)
         else:
-            self._end_ramp(small, large)
+            self._consider_hold(measure, now)
 
-    def _as_base(self, measure: Measure) -> Measure:
-        """Return a measurement to compare the next one with.
+    def _consider_first(self, round_: Round, measure: Measure, now: float) -> None:
+        """Consider the first round at a limit of the ramp, whose requests started together, or the second.
 
-        In the first round after a stride most answers are still to come. As long as nothing queues, the latency shows
-        what rate they will have.
+        If all took about equally long, or as long whether they started early or late, each had all the others beside
+        it. If those that started later took longer, some queued, and those that started last show the throughput. If
+        it takes little time, a second round is measured, whose requests start with all slots taken.
         """
-        if not self._eager:
-            return measure
-        return structs.replace(measure, rate=measure.load / measure.latency)
-
-    @property
-    def _least_pay(self) -> float:
-        if self._factor < 1:
-            return WORTH
-        return _MIN_PAY_FIRST_RAMP if self._eager else _MIN_PAY
-
-    def _lengthen(self) -> None:
-        longest = _MAX_FIRST_STRIDE_FACTOR if self._eager else _MAX_STRIDE_FACTOR
-        self._factor = min(longest, max(_STRIDE_DOWN_FACTOR, 1 + 2 * (self._factor - 1)))
-
-    def _stride(self, now: float) -> None:
-        target = round(self.limit * self._factor)
-        target = max(self.limit + 1, target) if self._factor > 1 else min(self.limit - 1, target)
-        target = min(self._cap, max(1, target))
-        if target == self.limit:
-            self._settle(target, now)
-            # More paid all the way up to the cap, so the next try of fewer can wait for long.
-            self._rest_from(now, _REST_AT_CAP_SECONDS)
-        else:
-            self.limit = target
-
-    def _end_ramp(self, small: Measure, large: Measure) -> None:
-        eager, upward, fell, strode = self._eager, self._factor > 1, self._fell, self._strode
-        knee = small.load * large.rate / small.rate * _ABOVE_KNEE
-        self._settle(round(min(max(knee, small.load), large.load)), max(small.at, large.at))
-        if eager:
-            # Short measurements were good enough to come near. Now measure precisely, and try fewer if no stride paid.
-            self._factor, self._step, self._fell = _STRIDE_FACTOR, self._ramp, not strode
-        elif fell and upward:
-            self._begin_ramp(large, _STRIDE_DOWN_FACTOR)
-
-    def _settle(self, level: int, now: float) -> None:
-        self.limit = self._level = min(self._cap, max(1, level))
-        self._eager = self._doubted = self._probing = self._fell = False
-        self._former = 0
-        self._base = self._before = None
-        self._usual, self._far = None, 0
-        self._evidence = Evidence()
-        self._rest_from(now, _MIN_REST_SECONDS)
-        self._step = self._hold
-
-    def _rest_from(self, now: float, seconds: float) -> None:
-        self._rest = seconds
-        self._probe_at = now + seconds
-
-    def _hold(self, measure: Measure) -> None:
-        if self._is_far(measure):
+        if not round_.is_used:
             return
-        if self._before is not None:
-            self._noise.learn(self._before, measure)
-        self._before = measure
-        if measure.at >= self._probe_at:
+        if self._again:
+            self._consider_ramp(measure, now, queued=False)
+            return
+        uneven = measure.variation >= _EVEN
+        queued = uneven and round_.correlation > _QUEUED
+        if queued:
+            measure = round_.last_measure
+        elif uneven and round_.extend(_HOLD_PART):
+            # The first to end are the quickest. All would seem quicker than they are.
+            self._round = round_
+            return
+        else:
+            measure.load = measure.limit
+        is_worse = queued and any(measure.rate < _NEAR_BEST * point.rate for point in self._points)
+        if self._is_quick and uneven and not is_worse:
+            self._again = True
+        else:
+            self._consider_ramp(measure, now, queued=queued)
+
+    def _consider_ramp(self, measure: Measure, now: float, *, queued: bool) -> None:
+        self._points.append(measure)
+        if queued:
+            self._factor = _CLIMB_FACTOR
+        if len(self._points) > 1:
+            elasticity = _elasticity(*self._points[-2:])
+            if elasticity < _LEAST_ELASTICITY:
+                self._end_ramp(now)
+                return
+            self._factor = 1 + (_FIRST_FACTOR - 1) * max(0.3, min(1.0, elasticity)) ** 2
+            if queued or measure.latency > _LONGER * min(point.latency for point in self._points):
+                self._factor = min(self._factor, _UP_FACTOR)
+        if self.limit >= self._cap:
+            self._end_ramp(now)
+        else:
+            self._set_limit(max(self.limit + 1, int(self.limit * self._factor)), _Phase.RAMP)
+
+    def _end_ramp(self, now: float) -> None:
+        """Hold the lowest limit that was as good as the best, and look from there for a lower one."""
+        points = sorted(self._points, key=lambda point: point.limit)
+        best = max(point.rate for point in points)
+        at = next(index for index, point in enumerate(points) if point.rate >= _NEAR_BEST * best)
+        self._hold(points[at].limit)
+        queues = points[at].latency > _QUEUES * min(point.latency for point in points)
+        self._probe.begin_descent(now, far=queues or not at)
+
+    def _consider_hold(self, measure: Measure, now: float) -> None:
+        rate = log(measure.rate)
+        if self._expected is None:
+            self._expected = rate
+        change = rate - self._expected
+        if abs(change) > max(_MOVED, 3 * measure.error):
+            self._rounds_off += 1
+            if self._rounds_off > 1:
+                self._on_moved(measure, now, faster=change > 0)
+                return
+        else:
+            self._rounds_off = 0
+            self._expected += 0.3 * change
+        if self._probe.is_due(now):
             self._begin_probe(measure)
 
-    def _is_far(self, measure: Measure) -> bool:
-        """Return whether a rate is far from the usual one, and search again after the second in a row.
-
-        One may be a pause of the upstream. After two its capacity has changed.
-        """
-        rate = log(measure.rate)
-        if self._usual is None:
-            self._usual = rate
-            return False
-        apart = rate - self._usual
-        if abs(apart) < self._far_from(measure):
-            self._usual += 0.2 * apart
-            self._far = 0
-            return False
-        self._far += 1
-        if self._far > 1:
-            # Fewer answers mean that fewer are served at once, or that each takes longer and more in flight are needed.
-            self._begin_ramp(measure, _STRIDE_FACTOR)
-            self._fell = apart < 0
-        return True
-
-    def _far_from(self, measure: Measure) -> float:
-        return max(_MIN_JUMP, _MIN_JUMP_STANDARD_ERRORS * sqrt(self._noise.variance / measure.answers))
-
-    def _begin_ramp(self, base: Measure, factor: float) -> None:
-        self._base, self._doubted, self._factor, self._strode = base, False, factor, True
-        self._usual, self._far, self._before = None, 0, None
-        self._step = self._ramp
-        self._stride(base.at)
-
-    def _begin_probe(self, before: Measure) -> None:
-        if not 1 <= self._next_level <= self._cap:
-            self._turn()
-        if 1 <= self._next_level <= self._cap:
-            self.limit = self._next_level
-            self._step, self._probing = partial(self._probe, before), True
-
-    @property
-    def _next_level(self) -> int:
-        if self._upward:
-            return max(self._level + 1, round(self._level * _PROBE_FACTOR))
-        return min(self._level - 1, round(self._level / _PROBE_FACTOR))
-
-    def _probe(self, before: Measure, probed: Measure) -> None:
-        self.limit = self._level
-        self._step = partial(self._compare, before, probed)
-
-    def _compare(self, before: Measure, probed: Measure, after: Measure) -> None:
-        self._step, self._probing = self._hold, False
-        if abs(gain(before, after)) > self._far_from(after):
-            self._before = None
-            self._hold(after)
-            return
-        self._noise.learn(before, after)
-        self._before = after
-        usual = mean(before, after)
-        self._evidence.add(usual, probed, self._noise)
-        self._decide(usual)
-
-    def _decide(self, usual: Measure) -> None:
-        if self._evidence.sure:
-            self._move(usual)
-        elif self._evidence.unlikely:
-            self._descents = 0
-            self._rest_from(usual.at, min(_MAX_REST_SECONDS, 2 * self._rest))
-            self._turn()
-
-    def _move(self, usual: Measure) -> None:
-        self._descents = 0 if self._upward else self._descents + 1
-        self._evidence = Evidence()
-        if self._upward:
-            self._begin_ramp(usual, _STRIDE_FACTOR)
-        elif self._descents >= _DESCENTS_BEFORE_RAMP:
-            self._begin_ramp(usual, 1 / _STRIDE_FACTOR)
+    def _on_moved(self, measure: Measure, now: float, *, faster: bool) -> None:
+        if faster:
+            self._climb(measure)
         else:
-            self._settle(self._next_level, usual.at)
+            self._hold(self.limit)
+            self._probe.begin_descent(now, far=True)
+            self._begin_probe(measure)
 
-    def _turn(self) -> None:
-        self._upward = not self._upward
-        self._evidence = Evidence()
+    def _climb(self, measure: Measure) -> None:
+        self._points, self._factor = [measure], _CLIMB_FACTOR
+        self._set_limit(max(self.limit + 1, int(self.limit * self._factor)), _Phase.RAMP)
+
+    def _begin_probe(self, measure: Measure) -> None:
+        self._probe.begin(measure, cap=self._cap)
+        self._set_limit(self._probe.limit, _Phase.PROBE)
+
+    def _end_probe(self, measure: Measure, now: float) -> None:
+        probe = self._probe
+        change, error = probe.change(measure)
+        self._hold(probe.home)
+        if probe.upwards:
+            least = 0.0 if now < self._queue_empty_until else max(_MIN_GAIN, error)
+            if change > least:
+                probe.rest(now)
+                self._climb(measure)
+            else:
+                probe.on_nothing_changed(now)
+        elif change > error - _TOLERATED_LOSS:
+            self._hold(probe.limit)
+            probe.on_fewer_enough(now)
+        else:
+            probe.on_nothing_changed(now)
+
+    def _hold(self, limit: int) -> None:
+        self._points, self._expected, self._rounds_off = [], None, 0
+        self._set_limit(limit, _Phase.HOLD)
+
+    def _set_limit(self, limit: int, phase: _Phase) -> None:
+        self.limit, self._phase = max(1, min(self._cap, limit)), phase
+        self._round, self._again = None, False
 
 
-WORTH = 0.25
-"""A level is worth ``rate / load ** WORTH``: 10 % more in flight must bring 2.5 % more answers."""
-
-_SURE_STANDARD_ERRORS, _UNLIKELY_STANDARD_ERRORS = 3.0, 1.0
-"""The evidence needed for a move, and against one: a needless move costs more than another probe."""
-_MAX_PROBES = 12
-_MIN_VARIANCE, _FIRST_VARIANCE = 0.02, 0.5
-_MIN_SAMPLE_WEIGHT, _MAX_SAMPLE_FACTOR = 0.15, 9.0
-"""The least weight of a new sample in the variance, and how many times the variance it may be at most."""
-
-
-class Noise:
-    """The variance of the logarithm of a rate, times the number of answers it was measured by."""
+class Probe:
+    """A look at another limit: a round before it, one at it, and one after it, when to look, and in which direction."""
 
     def __init__(self) -> None:
-        self.variance = _FIRST_VARIANCE
-        self._samples = 1
+        self.upwards = True
+        self.home = self.limit = 1
+        """The limit to return to, and the one to look at."""
+        self.during: Measure | None = None
+        self._before: Measure | None = None
+        self._rest_seconds = _SHORTEST_REST_SECONDS
+        self._due = 0.0
+        self._down_factor = _FAR_DOWN_FACTOR
 
-    def learn(self, one: Measure, other: Measure) -> None:
-        """Update the variance by two measurements of the same load."""
-        sample = gain(one, other) ** 2 / (1 / one.answers + 1 / other.answers)
-        # A jump is a change of the upstream and not noise. It must not hide the next one.
-        sample = min(sample, _MAX_SAMPLE_FACTOR * max(self.variance, _MIN_VARIANCE))
-        self._samples += 1
-        self.variance += max(_MIN_SAMPLE_WEIGHT, 1 / self._samples) * (sample - self.variance)
+    def is_due(self, now: float) -> bool:
+        return now >= self._due
 
-    def between(self, one: Measure, other: Measure) -> float:
-        """Return the variance of the gain from one measurement to the other."""
-        return max(self.variance, _MIN_VARIANCE) * (1 / one.answers + 1 / other.answers)
+    def schedule_up(self) -> None:
+        self.upwards, self._due = True, 0.0
+
+    def begin_descent(self, now: float, *, far: bool) -> None:
+        """Look downwards first."""
+        self.upwards, self._down_factor, self._due = False, _FAR_DOWN_FACTOR if far else _DOWN_FACTOR, now
+        self._rest_seconds = _SHORTEST_REST_SECONDS
+
+    def begin(self, before: Measure, *, cap: int) -> None:
+        self._before, self.home = before, before.limit
+        if self.home <= 1:
+            self.upwards = True
+        elif self.home >= cap:
+            self.upwards = False
+        if self.upwards:
+            self.limit = max(self.home + 1, int(self.home * _UP_FACTOR))
+        else:
+            factor = self._down_factor if self.home >= _FEW else _DOWN_FACTOR
+            self.limit = max(1, min(self.home - 1, int(self.home * factor)))
+
+    def change(self, after: Measure) -> tuple[float, float]:
+        """Return by how much the throughput differed from that before and after, as a logarithm, and its error."""
+        if self._before is None or self.during is None:
+            raise RuntimeError("a probe ended that had not begun")
+        usual = sqrt(self._before.rate * after.rate)
+        error = sqrt(self.during.error**2 + (self._before.error**2 + after.error**2) / 4)
+        return log(self.during.rate / usual), error
+
+    def on_nothing_changed(self, now: float) -> None:
+        """Rest, longer after each look in both directions, and look in the other direction then."""
+        if self.upwards:
+            self._rest_seconds = min(_LONGEST_REST_SECONDS, 2 * self._rest_seconds)
+        self.upwards, self._down_factor = not self.upwards, _DOWN_FACTOR
+        self.rest(now)
+
+    def on_fewer_enough(self, now: float) -> None:
+        """Look further down, soon."""
+        self._rest_seconds, self._due = _SHORTEST_REST_SECONDS, now
+
+    def rest(self, now: float) -> None:
+        self._due = now + self._rest_seconds
 
 
-class Evidence:
-    """What the probes of one direction have shown so far."""
-
-    def __init__(self) -> None:
-        self._sum = self._variance = 0.0
-        self._probes = 0
-
-    def add(self, usual: Measure, probed: Measure, noise: Noise) -> None:
-        self._sum += gain(usual, probed) - WORTH * spread(usual, probed)
-        self._variance += noise.between(usual, probed)
-        self._probes += 1
-
-    @property
-    def sure(self) -> bool:
-        """Whether the probed level is worth more beyond doubt."""
-        return self._sum > _SURE_STANDARD_ERRORS * sqrt(self._variance)
-
-    @property
-    def unlikely(self) -> bool:
-        """Whether the probed level is probably not worth more, or was probed often enough."""
-        return self._sum < -_UNLIKELY_STANDARD_ERRORS * sqrt(self._variance) or self._probes >= _MAX_PROBES
+def _elasticity(before: Measure, after: Measure) -> float:
+    """Return the power of the load that the throughput grew by: 1 for as much as the load, 0 for not at all."""
+    return log(after.rate / before.rate) / max(0.05, log(after.load / before.load)) if after.load > before.load else 1.0

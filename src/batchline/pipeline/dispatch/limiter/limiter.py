@@ -3,144 +3,147 @@
 The dispatcher asks before every start and reports every start and end. The time is always a parameter.
 """
 
-from enum import Enum
+from collections.abc import Hashable
 
+from batchline.domain.engine_queue import QueueLength
+from batchline.domain.rate_limits import RateLimits
 from batchline.pipeline.dispatch.limiter.concurrency import ConcurrencyLimit
-from batchline.pipeline.dispatch.limiter.rate import RateLimit
-from batchline.pipeline.dispatch.limiter.throughput import Measure, Start, ThroughputMeter
+from batchline.pipeline.dispatch.limiter.load import Load, Start
+from batchline.pipeline.dispatch.limiter.model import ModelLimit
+from batchline.pipeline.dispatch.limiter.overload import Overload
+from batchline.pipeline.dispatch.limiter.sign import Sign
 
 _DEFAULT_CAP = 1024
-_MIN_USED_PART = 0.9
-"""If less than this part of the limit was in flight, there was too little to do, and a measurement says nothing."""
-_MAX_REFUSED_PART = 0.05
-"""A measurement with more refusals than this per answer says nothing either."""
-_OVERLOADED_PART = 0.25
-"""The part of the last ends that makes an overload, out of one round of them but at least ``_MIN_ENDS``."""
-_MIN_ENDS = 8
-
-
-class Sign(Enum):
-    """What the end of a request says about how much its upstream can take."""
-
-    ANSWERED = "answered"
-    """The upstream processed it, whatever the answer says."""
-    THROTTLED = "throttled"
-    """429."""
-    OVERLOADED = "overloaded"
-    """502, 503, 504 and timeouts. A few of them are no overload."""
-    OTHER = "other"
-    """It says nothing: a broken connection, a 500, or the request was never sent."""
+_MAX_MODELS = 1000
+"""Models to remember. A file may name any number of them."""
 
 
 class Limiter:
-    """Combines a limit on the requests in flight with a limit on the starts per second."""
+    """Combines a limit on the requests in flight with limits for each model."""
 
     def __init__(self, *, cap: int | None) -> None:
         self._cap = _DEFAULT_CAP if cap is None else cap
-        self._concurrency = ConcurrencyLimit(cap=self._cap)
-        self._rate = RateLimit()
-        self._throughput = ThroughputMeter(self._concurrency.window)
-        self._refusals = 0
-        self._ends = self._overloads = 0
-        self._cut_at = 0.0
-        self._accepted = self._most_accepted = 0
-        self._accepted_since = 0.0
-        """The time of the last refusal. Since then ``_accepted`` were accepted, at most ``_most_accepted`` at once."""
+        self._concurrency = ConcurrencyLimit(cap=max(1, self._cap))
+        self._load = Load()
+        self._models: dict[str, ModelLimit] = {}
+        self._overload = Overload()
 
     def set_cap(self, cap: int) -> None:
         """Set how many may be in flight at most. It may be 0."""
         if cap != self._cap:
             self._cap = cap
             self._concurrency.set_cap(max(1, cap))
-            self._measure_anew()
+
+    @property
+    def cap(self) -> int:
+        return self._cap
 
     @property
     def limit(self) -> int:
         """How many may be in flight now."""
-        return min(self._cap, self._concurrency.limit)
+        limit, accepted = min(self._cap, self._concurrency.limit), 0
+        for model in self._load.by_model:
+            ceiling = self._models[model].ceiling
+            if ceiling is None:
+                return limit
+            accepted += ceiling
+        return min(limit, accepted) if accepted else limit
+
+    def rate(self, now: float) -> float | None:
+        """Return how many may start in a second, of all models; None while that is not limited."""
+        rates = [model.rate(now) for model in self._models.values()]
+        return None if not rates or None in rates else sum(rate for rate in rates if rate is not None)
 
     @property
-    def rate(self) -> float | None:
-        """How many may start in a second now; None while that is not limited."""
-        return self._rate.rate
+    def room(self) -> int:
+        """How many more may start, whatever their model. Slow ones count for the cap alone."""
+        taken = self._load.in_flight
+        return min(self._concurrency.limit - taken, self._cap - self._load.slow - taken)
 
     @property
-    def most(self) -> int:
-        """How many may be in flight now, including the slow ones, which ``limit`` does not count."""
-        return min(self._cap, self._concurrency.limit + self._throughput.slow)
+    def room_below_cap(self) -> int:
+        return self._cap - self._load.slow - self._load.in_flight
 
-    def room(self, *, beside: int = 0) -> int:
-        """Return how many more may start, if ``beside`` others are in flight that were not reported here."""
-        taken = self._throughput.in_flight + beside
-        return min(self._concurrency.limit - taken, self._cap - self._throughput.slow - taken)
+    def model(self, name: str) -> ModelLimit:
+        limit = self._models.get(name)
+        if limit is None:
+            if len(self._models) >= _MAX_MODELS:
+                self._forget_idle_models()
+            limit = self._models[name] = ModelLimit()
+        return limit
 
-    def wait(self, now: float) -> float:
-        """Return the seconds until the rate lets the next one start."""
-        return 0.0 if self._rate.rate is None else self._rate.wait(now)
+    def _forget_idle_models(self) -> None:
+        self._models = {
+            name: limit for name, limit in self._models.items() if limit.is_limited or self._load.by_model[name]
+        }
 
-    def started(self, now: float, count: int) -> list[Start]:
-        """Report that so many start now. Each of the returned values is passed to ``ended`` later."""
-        self._rate.started(now, count)
-        return self._throughput.started(now, count)
+    def allowance(self, model: str, now: float) -> int:
+        """Return how many of a model may start now."""
+        return self.model(model).allowance(self._load.by_model[model], now)
 
-    def ended(self, start: Start, sign: Sign, now: float) -> None:
-        """Report that one has ended."""
-        self._throughput.ended(start, now)
-        self._ends += 1
+    def wait(self, model: str, now: float) -> float:
+        """Return the seconds until the rate lets one of a model start; 0 if something else holds it back."""
+        limit = self._models.get(model)
+        return limit.wait(now) if limit is not None and limit.is_limited else 0.0
+
+    def start(self, model: str, count: int, now: float) -> list[Start]:
+        """Report that so many of a model start now. Each of the returned values is passed to ``end`` later."""
+        limit = self.model(model)
+        load, concurrency, starts = self._load, self._concurrency, list[Start]()
+        limit.on_start(now, count)
+        for order in range(limit.started - count + 1, limit.started + 1):
+            start = load.start(model, now, order=order, limit=concurrency.limit)
+            start.round = concurrency.on_start(start.in_flight)
+            starts.append(start)
+        return starts
+
+    def end(
+        self,
+        start: Start,
+        sign: Sign,
+        now: float,
+        *,
+        line: Hashable = None,
+        again: bool = False,
+        retry_after: float | None = None,
+        rate_limits: RateLimits | None = None,
+    ) -> None:
+        """Report that one has ended. ``line`` identifies what it was for, and ``again`` says it was refused before."""
+        self._load.end(start)
+        self._note_overload(start, sign, now)
+        if rate_limits is not None:
+            self._models[start.model].on_announcement(rate_limits, start, now)
         if sign is Sign.ANSWERED:
-            self._answered(start, now)
-        elif sign is Sign.THROTTLED:
-            self._throttled(start, now)
-        elif sign is Sign.OVERLOADED and start.at >= self._cut_at:
-            self._overloaded(now)
+            self._load.on_answer()
+            self._models[start.model].on_answer(start, now, again=again)
+            if start.round is not None:
+                latency = now - start.at
+                self._concurrency.on_answer(start.round, in_flight=start.in_flight, latency=latency, now=now)
+            return
+        if start.round is not None:
+            self._concurrency.on_no_answer(start.round)
+        if sign is Sign.THROTTLED:
+            self._models[start.model].on_refusal(
+                start,
+                now,
+                line=line,
+                again=again,
+                retry_after=retry_after,
+                all_refused=not self._load.by_model[start.model],
+            )
 
-    def _answered(self, start: Start, now: float) -> None:
-        if self._rate.recent_refusals:
-            self._rate.accepted()
-        if start.at >= self._accepted_since:
-            self._accepted += 1
-            self._most_accepted = max(self._most_accepted, start.in_flight)
-        measure = self._throughput.answered(start)
-        if measure is not None:
-            self._consider(measure, now)
+    def on_outage_over(self, now: float) -> None:
+        """Return quickly to the last good rates: the upstream is available again."""
+        for model in self._models.values():
+            model.on_outage_over(now)
 
-    def _consider(self, measure: Measure, now: float) -> None:
-        few = (_MAX_REFUSED_PART + 2 * self._rate.background) * measure.answers
-        if self._refusals > few or measure.load < _MIN_USED_PART * self._concurrency.limit:
-            self._concurrency.disturbed(now)
-        else:
-            self._concurrency.measured(measure)
-        self._measure_anew()
+    def on_queue_length(self, length: QueueLength, now: float) -> None:
+        """Report how many requests the engine says it processes and queues."""
+        self._concurrency.on_queue_length(length, in_flight=self._load.in_flight, now=now)
 
-    def _throttled(self, start: Start, now: float) -> None:
-        self._refusals += 1
-        if self._rate.careful and self._blames_number(start):
-            self._concurrency.refused(start.in_flight, now)
-            self._measure_anew()
-        else:
-            self._rate.refused(started=start.at, now=now)
-        self._accepted = self._most_accepted = 0
-        self._accepted_since = now
-
-    def _blames_number(self, start: Start) -> bool:
-        """Return whether a 429 may be about the number in flight and not about the rate.
-
-        It may if many were accepted since the last one, but never with so many in flight. If latency is even, a limit
-        on the rate looks the same, and then the remedy is the same too.
-        """
-        return self._accepted > 4 * start.in_flight > 4 * self._most_accepted and 2 * start.in_flight >= self.limit
-
-    def _overloaded(self, now: float) -> None:
-        recent = max(_MIN_ENDS, self._concurrency.limit)
-        if self._ends > recent:
-            self._ends = self._overloads = 0
-        self._overloads += 1
-        if self._overloads >= _OVERLOADED_PART * recent:
-            self._concurrency.overloaded()
-            self._cut_at = now
-            self._ends = self._overloads = 0
-            self._measure_anew()
-
-    def _measure_anew(self) -> None:
-        self._refusals = 0
-        self._throughput.open(self._concurrency.window)
+    def _note_overload(self, start: Start, sign: Sign, now: float) -> None:
+        limit = self._concurrency.limit
+        overloaded = sign is Sign.OVERLOADED
+        changed = self._overload.on_end(start.at, now, overloaded=overloaded, limit=limit)
+        if changed is not None:
+            self._concurrency.set_limit(changed, now)

@@ -1,0 +1,130 @@
+"""Holds back starts by what an upstream announces in its headers: how many more it accepts, and until when.
+
+Two kinds of limits are announced with the same headers. In a *window* the time of the reset stays and the remaining
+number falls until then. In a *bucket* the number grows all the time, and the reset is when the bucket will be full::
+
+    remaining ──┐                     remaining ──╲  ╱╲╱╲
+                └─┐      ┌─ full                   ╲╱     refilled by (limit - remaining) / reset each second
+    window        └──────┘ reset      bucket
+"""
+
+from math import inf
+
+from batchline.domain.rate_limits import Quota, RateLimits
+from batchline.pipeline.dispatch.limiter.load import Start
+
+_LONGEST_BLOCK_SECONDS = 300.0
+"""As long as a Retry-After may hold up a line (D3). A limit per day is asked again after this time."""
+_TELLING_PART, _STAYED_PART = 0.1, 0.3
+"""When this part of the limit was used up, the reset of a bucket has moved by what refilling that part takes. If it
+moved by less than the second part of that, it stayed."""
+_COST_WEIGHT = 0.2
+
+
+class Announced:
+    """What an upstream said last about the requests and tokens of a model that it still accepts."""
+
+    def __init__(self) -> None:
+        self._requests = _Remaining()
+        self._tokens = _Remaining(cost=None)
+
+    @property
+    def is_limiting(self) -> bool:
+        return self._requests.known or self._tokens.known
+
+    def on_announcement(self, limits: RateLimits, start: Start, *, started: int, now: float) -> None:
+        """Note what the answer to a request says, after so many of the model were started in all."""
+        if limits.requests is not None:
+            self._requests.on_quota(limits.requests, order=start.order, started=started, now=now)
+        if limits.tokens is not None:
+            self._tokens.on_quota(limits.tokens, order=start.order, started=started, now=now)
+
+    def allowance(self, now: float) -> float:
+        """Return how many may start now."""
+        return min(self._requests.allowance(now), self._tokens.allowance(now))
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until one may start."""
+        return max(self._requests.wait(now), self._tokens.wait(now))
+
+    def on_start(self, count: int) -> None:
+        self._requests.on_start(count)
+        self._tokens.on_start(count)
+
+
+class _Remaining:
+    """One announced limit, counted in requests. A request costs 1 of it, or what requests cost lately."""
+
+    def __init__(self, *, cost: float | None = 1.0) -> None:
+        self._cost = cost
+        self._fixed_cost = cost is not None
+        self._order = 0
+        self._remaining = 0.0
+        self._reset_at = -inf
+        self._in_window = False
+        self._anchor: tuple[float, float] | None = None
+        """What remained, and the time of the reset, at an earlier answer."""
+        self._refill = 0.0
+        """How much a bucket gains in a second."""
+        self._left = inf
+        """How many requests may start, as of ``_counted_at``."""
+        self._counted_at = 0.0
+
+    @property
+    def known(self) -> bool:
+        return self._left < inf
+
+    def on_quota(self, quota: Quota, *, order: int, started: int, now: float) -> None:
+        if quota.remaining is None or order < self._order:
+            return
+        reset = min(_LONGEST_BLOCK_SECONDS, quota.reset_seconds or 0.0)
+        self._learn_cost(quota.remaining, order)
+        self._learn_kind(quota, now + reset, reset)
+        self._order, self._remaining, self._reset_at = order, quota.remaining, now + reset
+        if self._cost is not None:
+            # Those that were started after the answered request are not counted in what remains.
+            self._left = quota.remaining / self._cost - (started - order)
+            self._counted_at = now
+
+    def allowance(self, now: float) -> float:
+        if self._left == inf:
+            return inf
+        if now >= self._reset_at:
+            # Nothing was announced since the reset, so nothing is known any more.
+            self._left = inf
+        elif self._refill and self._cost:
+            self._left += (now - self._counted_at) * self._refill / self._cost
+        self._counted_at = now
+        return self._left
+
+    def wait(self, now: float) -> float:
+        left = self.allowance(now)
+        if left >= 1:
+            return 0.0
+        until_reset = self._reset_at - now
+        return min(until_reset, (1 - left) * self._cost / self._refill) if self._refill and self._cost else until_reset
+
+    def on_start(self, count: int) -> None:
+        self._left -= count
+
+    def _learn_cost(self, remaining: float, order: int) -> None:
+        if self._fixed_cost or order <= self._order or remaining >= self._remaining:
+            return
+        cost = (self._remaining - remaining) / (order - self._order)
+        self._cost = cost if self._cost is None else self._cost + _COST_WEIGHT * (cost - self._cost)
+
+    def _learn_kind(self, quota: Quota, reset_at: float, reset: float) -> None:
+        """Tell a window from a bucket: as more is used, the reset of a bucket moves on, and that of a window stays."""
+        if quota.limit is None or quota.remaining is None or reset <= 0:
+            self._refill = 0.0
+            return
+        used = quota.limit - quota.remaining
+        refill = max(0.0, used) / reset
+        if self._anchor is None or quota.remaining > self._anchor[0]:
+            self._anchor = quota.remaining, reset_at
+        dropped = self._anchor[0] - quota.remaining
+        if refill and dropped >= _TELLING_PART * quota.limit:
+            moved, expected = reset_at - self._anchor[1], dropped / refill
+            self._in_window = moved < _STAYED_PART * expected
+            self._anchor = quota.remaining, reset_at
+        self._refill = 0.0 if self._in_window else refill

@@ -1,0 +1,51 @@
+"""Tells from timeouts and 502, 503 and 504 whether an upstream has too much to do.
+
+::
+
+    fine ──(a quarter of the last answers say so)──> cut in half ──┬─(fewer say so)──> fine
+                                                                   └─(as many)──> as before: it is not about the load
+"""
+
+_OVERLOADED_PART = 0.25
+"""The part of the last ends that makes an overload."""
+_MIN_ENDS = 16
+_SAME_PART = 0.7
+"""If at half the load this part of the overloads is left, they are not about the load."""
+_TOLERANCE = 1.3
+
+
+class Overload:
+    """Counts overloads in groups of about as many ends as may be in flight."""
+
+    def __init__(self) -> None:
+        self._ends = self._overloads = 0
+        self._since = 0.0
+        self._part_before: float | None = None
+        """The part that made the last cut, until it is known whether the cut helped."""
+        self._limit_before = 0
+        self._tolerated = 0.0
+
+    def on_end(self, started: float, now: float, *, overloaded: bool, limit: int) -> int | None:
+        """Count the end of a request, and return the limit to set, if it is to be changed."""
+        if started < self._since:
+            return None
+        self._ends += 1
+        self._overloads += overloaded
+        if self._ends < max(_MIN_ENDS, limit):
+            return None
+        part = self._overloads / self._ends
+        self._ends = self._overloads = 0
+        if self._part_before is None:
+            return self._cut(part, limit, now)
+        helped, self._part_before = part < _SAME_PART * self._part_before, None
+        if helped:
+            return None
+        self._tolerated, self._since = _TOLERANCE * part, now
+        return max(limit, self._limit_before)
+
+    def _cut(self, part: float, limit: int, now: float) -> int | None:
+        if part < _OVERLOADED_PART or part <= self._tolerated:
+            self._tolerated = min(self._tolerated, _TOLERANCE * part) if part else 0.0
+            return None
+        self._part_before, self._limit_before, self._since = part, limit, now
+        return max(1, limit // 2)

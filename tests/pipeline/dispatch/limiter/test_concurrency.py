@@ -1,0 +1,301 @@
+"""How many requests an upstream should have in flight, found by throughput.
+
+``pytest -m proof -s`` runs every kind of upstream with many seeds.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from batchline.domain.engine_queue import QueueLength
+from batchline.domain.outcomes import Retryable
+from batchline.pipeline.dispatch.limiter.concurrency import FIRST_LIMIT, ConcurrencyLimit
+from tests.support.zoo.dispatcher import SimulatedDispatcher, Work
+from tests.support.zoo.upstreams import (
+    OVERLOAD,
+    TIMEOUT,
+    Engine,
+    Overloading,
+    Queueing,
+    Refusing,
+    Seconds,
+    Upstream,
+    about,
+    always,
+    changing,
+    lognormal,
+)
+from tests.support.zoo.world import World
+
+_SAMPLE_SECONDS = 0.1
+SEEDS = range(1, 9)
+KINDS: dict[str, Callable[[float], Seconds]] = {
+    "steady": lambda seconds: about(seconds, noise=0.0),
+    "almost steady": lambda seconds: about(seconds, noise=0.05),
+    "noisy": lambda seconds: about(seconds, noise=0.5),
+    "lognormal": lambda seconds: lognormal(0.88 * seconds, 0.5, most=20 * seconds),
+}
+
+
+class Span(NamedTuple):
+    """What happened in some time: answers per second, and the limits."""
+
+    rate: float
+    limits: list[int]
+
+    @property
+    def usual_limit(self) -> float:
+        return sum(self.limits) / len(self.limits)
+
+
+class Drive:
+    """A dispatcher with lines enough, or as many as a test adds, and the limits that its limiter sets."""
+
+    def __init__(self, upstream: Upstream, *, lines: int = 20_000, cap: int | None = None) -> None:
+        self.world = upstream.world
+        self.dispatcher = SimulatedDispatcher(self.world, upstream, cap=cap)
+        self.works: list[Work] = [self.dispatcher.add(lines)] if lines else []
+
+    def run(self, seconds: float) -> Span:
+        answered, limits, end = -self._open, list[int](), self.world.time + seconds
+        while self.world.time < end - 1e-9:
+            self.world.run_until(lambda: False, limit_seconds=_SAMPLE_SECONDS)
+            limits.append(self.dispatcher.limiter.limit)
+        return Span((answered + self._open) / -seconds, limits)
+
+    def settle(self, seconds: float) -> "Drive":
+        self.run(seconds)
+        return self
+
+    @property
+    def _open(self) -> int:
+        return sum(work.open for work in self.works)
+
+
+def check_queue(kind: str, seconds: float, seed: int, *, settling: float, measured: float) -> None:
+    """Check an upstream that serves 32 at once and queues the rest without a word."""
+    world = World(seed)
+    lines = int(1.2 * 32 / seconds * (settling + measured))
+    drive = Drive(Queueing(world, KINDS[kind](seconds), slots=always(32)), lines=lines)
+    span = drive.settle(settling).run(measured)
+    print(f"32 at once, {seconds} s {kind}, seed {seed}: {span.rate:.1f}/s, {min(span.limits)}..{max(span.limits)}")
+    assert min(span.limits) >= 24
+    assert max(span.limits) <= 64
+    assert 30 <= span.usual_limit <= 44
+    assert span.rate >= 0.95 * 32 / seconds
+
+
+@pytest.mark.rule("F2", "Where no cap is set, few more lines are in flight than are needed for the best throughput.")
+@pytest.mark.parametrize(("seconds", "settling"), [(0.2, 20.0), (1.0, 60.0)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue_that_nobody_tells_of_is_found_and_kept_short(kind: str, seconds: float, settling: float) -> None:
+    check_queue(kind, seconds, 2, settling=settling, measured=30.0)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("seconds", "settling"), [(0.02, 20.0), (0.2, 20.0), (1.0, 60.0)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue_is_kept_short_for_ten_minutes(kind: str, seconds: float, settling: float) -> None:
+    """As above, with many seeds."""
+    for seed in SEEDS:
+        check_queue(kind, seconds, seed, settling=settling, measured=600.0 if seconds > 0.1 else 60.0)
+
+
+_TOO_LONG = "a round takes as long as its whole queue, so the way down from 128 takes minutes"
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        16,
+        pytest.param(4, marks=pytest.mark.xfail(reason=_TOO_LONG)),
+        pytest.param(1, marks=pytest.mark.xfail(reason=_TOO_LONG)),
+    ],
+)
+def test_a_first_limit_that_is_too_high_is_left(slots: int) -> None:
+    """A server of few slots gets few more than it has, after 40 s."""
+    world = World(1)
+    span = Drive(Queueing(world, about(0.2, noise=0.3), slots=always(slots)), lines=6000).settle(40.0).run(20.0)
+    assert span.rate >= 0.95 * slots / 0.2
+    assert span.usual_limit <= 1.5 * slots + 4
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_of_limits_with_the_same_throughput_the_lowest_is_held(seed: int) -> None:
+    """An engine of 16 slots has about 16 in flight in the end, though 128 would be as fast."""
+    world = World(seed)
+    engine = Engine(world, slots=16, tokens=32, step_seconds=0.0018, request_seconds=0.00023, noise=0.15)
+    span = Drive(engine).settle(80.0).run(20.0)
+    assert 14 <= span.usual_limit <= 26
+
+
+def test_an_upstream_that_gets_less_done_with_more_is_not_overloaded() -> None:
+    world = World(1)
+    span = Drive(Overloading(world, 0.1, slots=32)).settle(10.0).run(20.0)
+    assert span.rate >= 0.95 * 320
+    assert span.usual_limit <= 40
+
+
+def test_waves_are_not_taken_for_a_change_of_throughput() -> None:
+    """An engine answers all of its 64 slots at about the same time; the limit stays about there."""
+    world = World(1)
+    engine = Engine(world, slots=64, tokens=64, step_seconds=0.01, request_seconds=0.0001, noise=0.01)
+    span = Drive(engine).settle(20.0).run(30.0)
+    assert min(span.limits) >= 48
+    assert max(span.limits) <= 130
+    assert span.rate >= 0.9 * 64 / (64 * 0.0164)
+
+
+def test_without_any_limit_it_soon_has_hundreds_in_flight_and_never_over_1024() -> None:
+    drive = Drive(Upstream(World(1), about(0.2)), lines=15_000)
+    assert min(drive.settle(2.0).run(2.0).limits) >= 300
+    assert max(drive.run(1.0).limits) <= 1024
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cap_is_reached_quickly(kind: str) -> None:
+    """If nothing but the cap limits, 95 % of what it allows is done in the first 20 s."""
+    drive = Drive(Upstream(World(1), KINDS[kind](0.2)), lines=8000, cap=64)
+    assert drive.run(20.0).rate >= 0.95 * 64 / 0.2
+
+
+def test_a_small_batch_does_not_crawl() -> None:
+    """200 lines of 100 ms on a fresh process need few rounds."""
+    drive = Drive(Upstream(World(1), about(0.1)), lines=200)
+    drive.world.run_until(lambda: drive.works[0].is_done, limit_seconds=10.0)
+    assert drive.world.time <= 0.4
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_it_follows_a_capacity_that_halves_and_one_that_doubles(seed: int) -> None:
+    """20 seconds later it uses what there is, and the queue is about as long as what is processed."""
+    for before, after in ((32, 16), (16, 32)):
+        world = World(seed)
+        upstream = Queueing(world, about(0.2, noise=0.3), slots=changing(before, after, at=20.0))
+        span = Drive(upstream).settle(40.0).run(20.0)
+        assert span.rate >= 0.93 * after / 0.2
+        assert span.usual_limit <= 2.3 * after
+
+
+def test_it_follows_answers_that_take_twice_as_long() -> None:
+    """Half the answers a second are no reason to send fewer, if the server still takes as many."""
+    world = World(1)
+    slower = changing(0.2, 0.4, at=20.0)
+    span = Drive(Queueing(world, lambda world: slower(world.time), slots=always(32))).settle(40.0).run(20.0)
+    assert span.rate >= 0.9 * 32 / 0.4
+
+
+@pytest.mark.parametrize("fault", [TIMEOUT, OVERLOAD], ids=["timeouts", "503"])
+def test_a_few_faults_are_no_overload(fault: Retryable) -> None:
+    """With 2 % of them, within 10 % of the full throughput of a server of 64."""
+    world = World(1)
+    upstream = Refusing(
+        Queueing(world, about(0.2, noise=0.3), slots=always(64)),
+        lambda _, attempt: attempt < 3 and world.random.random() < 0.02,
+        fault=fault,
+        seconds=5.0,
+    )
+    assert Drive(upstream).settle(20.0).run(20.0).rate >= 0.9 * 64 / 0.2
+
+
+def test_with_few_lines_the_limit_stays_as_it_is() -> None:
+    """Free slots say nothing about the upstream, and nothing of the limit is lost."""
+    world = World(1)
+    drive = Drive(Queueing(world, about(0.2, noise=0.3), slots=always(32)), lines=3200)
+    before = drive.settle(15.0).run(4.0).usual_limit
+    drive.world.run_until(lambda: drive.works[0].is_done, limit_seconds=10.0)
+    for _ in range(60):
+        drive.works.append(drive.dispatcher.add(5))
+        drive.run(0.5)
+    drive.works.append(drive.dispatcher.add(4000))
+    span = drive.run(20.0)
+    assert span.limits[0] >= 0.75 * before
+    assert span.rate >= 0.95 * 32 / 0.2
+
+
+def test_an_engine_that_tells_its_queue_is_believed() -> None:
+    """Its queue is short within 20 s, and its slots are busy."""
+    world = World(1)
+    engine = Engine(world, slots=64, tokens=256, step_seconds=0.0018, request_seconds=0.00015, noise=0.15)
+    drive = Drive(engine, lines=3000)
+    drive.dispatcher.read_queue_length(engine.queue_length)
+    drive.settle(20.0)
+    waiting, running = list[float](), list[float]()
+    for _ in range(100):
+        drive.run(0.2)
+        length = engine.queue_length()
+        waiting.append(length.waiting)
+        running.append(length.running or 0.0)
+    assert sum(running) / 100 >= 60
+    assert sum(waiting) / 100 <= 20
+
+
+class Rounds:
+    """Answers rounds of requests by hand: each takes as long as the function of the number in flight says."""
+
+    def __init__(self, limit: ConcurrencyLimit, latency: Callable[[int], float]) -> None:
+        self.limit, self.latency, self.now = limit, latency, 0.0
+
+    def run(self, rounds: int) -> list[int]:
+        """Return the limits."""
+        limits = []
+        for _ in range(rounds):
+            number = self.limit.limit
+            limits.append(number)
+            started = [(in_flight, self.limit.on_start(in_flight)) for in_flight in [number] * 2 * number]
+            self.now += self.latency(number)
+            for in_flight, round_ in started:
+                if round_ is not None:
+                    self.limit.on_answer(round_, in_flight=in_flight, latency=self.latency(number), now=self.now)
+        return limits
+
+
+def test_the_first_limit_is_the_cap_if_that_is_lower() -> None:
+    assert ConcurrencyLimit(cap=1024).limit == FIRST_LIMIT
+    assert ConcurrencyLimit(cap=4).limit == 4
+
+
+def test_a_ramp_goes_on_while_more_in_flight_means_more_answers() -> None:
+    limits = Rounds(ConcurrencyLimit(cap=1000), lambda _: 1.0).run(20)
+    assert limits[:3] == sorted(limits[:3])
+    assert limits[3] == 1000
+    assert min(limits[3:]) >= 800
+
+
+def test_a_ramp_ends_when_more_in_flight_only_take_longer() -> None:
+    """Beyond 64 each more makes all others wait."""
+    limits = Rounds(ConcurrencyLimit(cap=1000), lambda number: max(1.0, number / 64)).run(60)
+    assert max(limits) <= 512
+    assert 64 <= sum(limits[20:]) / 40 <= 80
+
+
+@pytest.mark.rule("F2", "The limit is never above the cap, also when the cap changes.")
+def test_the_cap_bounds_the_limit_and_what_it_lowered_is_restored() -> None:
+    limit = ConcurrencyLimit(cap=1000)
+    rounds = Rounds(limit, lambda _: 1.0)
+    rounds.run(5)
+    limit.set_cap(10)
+    assert max(rounds.run(20)) <= 10
+    limit.set_cap(500)
+    assert limit.limit == 500
+
+
+def test_an_empty_queue_asks_for_more_and_a_long_one_for_less() -> None:
+    limit = ConcurrencyLimit(cap=100)
+    rounds = Rounds(limit, lambda _: 1.0)
+    rounds.run(10)
+    limit.set_limit(50, rounds.now)
+    limit.on_queue_length(QueueLength(running=50, waiting=0), in_flight=50, now=rounds.now)
+    assert max(rounds.run(4)) > 50
+    limit.set_limit(50, rounds.now)
+    limit.on_queue_length(QueueLength(running=20, waiting=30), in_flight=50, now=rounds.now)
+    assert 20 < limit.limit <= 25
+
+
+def test_a_queue_length_beside_free_slots_says_nothing() -> None:
+    """The engine is idle because there is little to do, or it is busy with the requests of others."""
+    limit = ConcurrencyLimit(cap=100)
+    limit.set_limit(50, 0.0)
+    limit.on_queue_length(QueueLength(running=1, waiting=500), in_flight=10, now=0.0)
+    assert limit.limit == 50

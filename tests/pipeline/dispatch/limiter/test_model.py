@@ -1,0 +1,160 @@
+"""What refusals of one model mean: for a line, for the number in flight, or for the rate (D9)."""
+
+import pytest
+
+from batchline.domain.rate_limits import Quota, RateLimits
+from batchline.pipeline.dispatch.limiter.load import Start
+from batchline.pipeline.dispatch.limiter.model import ModelLimit
+
+MANY = 1_000_000
+LATENCY_SECONDS = 0.1
+
+
+class Drive:
+    """Reports starts, answers and refusals, a hundredth of a second after each other."""
+
+    def __init__(self) -> None:
+        self.model, self.now = ModelLimit(), 0.0
+
+    def start(self, in_flight: int) -> Start:
+        self.now += 0.01
+        self.model.on_start(self.now, 1)
+        return Start(self.now, "m", in_flight, in_flight, self.model.started, MANY)
+
+    def answer(self, in_flight: int, *, again: bool = False, times: int = 1) -> None:
+        for _ in range(times):
+            self.model.on_answer(self.start(in_flight), self.now + LATENCY_SECONDS, again=again)
+
+    def refuse(
+        self,
+        in_flight: int,
+        line: object,
+        *,
+        again: bool = False,
+        retry_after: float | None = None,
+        all_refused: bool = False,
+    ) -> None:
+        start = self.start(in_flight)
+        self.model.on_refusal(
+            start, self.now + 0.002, line=line, again=again, retry_after=retry_after, all_refused=all_refused
+        )
+
+
+def test_a_model_that_was_never_refused_is_not_limited() -> None:
+    drive = Drive()
+    drive.answer(500, times=10)
+    assert not drive.model.is_limited
+    assert drive.model.allowance(500, drive.now) > 1000
+    assert (drive.model.ceiling, drive.model.rate(drive.now), drive.model.wait(drive.now)) == (None, None, 0.0)
+
+
+@pytest.mark.rule("D9", "A single refusal slows nothing down.")
+def test_a_single_refusal_is_no_evidence() -> None:
+    """A line may be refused for what it contains."""
+    drive = Drive()
+    drive.answer(20, times=100)
+    drive.refuse(20, "a")
+    drive.answer(20, times=200)
+    drive.refuse(20, "b")
+    assert not drive.model.is_limited
+
+
+@pytest.mark.rule("D9", "However often one line is refused, its model keeps its rate.")
+def test_refusals_of_the_same_line_are_no_evidence() -> None:
+    drive = Drive()
+    for attempt in range(13):
+        drive.answer(20, times=3)
+        drive.refuse(20, "poison", again=attempt > 0)
+    assert not drive.model.is_limited
+
+
+@pytest.mark.rule("D9", "Lines that are refused again and again while others pass are refused for what they contain.")
+def test_lines_that_never_pass_are_no_evidence_while_others_do() -> None:
+    """After some of their refusals it is clear that no rate would help them."""
+    drive = Drive()
+    for _ in range(10):
+        for line in ("a", "b", "c"):
+            drive.answer(20, times=150)
+            drive.refuse(20, line, again=True)
+    for line in ("a", "b", "c", "a", "b", "c"):
+        drive.answer(20)
+        drive.refuse(20, line, again=True)
+    assert not drive.model.is_limited
+
+
+def test_two_lines_that_are_refused_together_are_evidence() -> None:
+    drive = Drive()
+    drive.answer(20, times=100)
+    drive.refuse(20, "a")
+    drive.refuse(20, "b")
+    assert drive.model.is_limited
+
+
+@pytest.mark.rule("D9", "Refusals about the number in flight limit the number, and leave the rate alone.")
+def test_refusals_of_a_number_that_was_never_accepted_are_about_the_number() -> None:
+    drive = Drive()
+    drive.answer(8, times=100)
+    drive.refuse(10, "a")
+    drive.refuse(9, "b")
+    assert drive.model.ceiling == 8
+    assert drive.model.rate(drive.now) is None
+    assert drive.model.allowance(5, drive.now) == 3
+    assert drive.model.allowance(8, drive.now) == 0
+    assert drive.model.wait(drive.now) == 0.0
+
+
+@pytest.mark.rule("D9", "Refusals about the rate limit the rate, and leave the number in flight alone.")
+def test_refusals_of_a_number_that_was_accepted_are_about_the_rate() -> None:
+    drive = Drive()
+    drive.answer(50, times=100)
+    drive.refuse(8, "a")
+    drive.refuse(9, "b")
+    assert drive.model.ceiling is None
+    assert drive.model.rate(drive.now) is not None
+    assert drive.model.wait(drive.now) > 0.0
+
+
+def test_refusals_of_everything_are_about_the_rate() -> None:
+    """If nothing was ever accepted, no number is known to be accepted."""
+    drive = Drive()
+    for line in range(20, 0, -1):
+        drive.refuse(line, line, all_refused=line == 1)
+    assert drive.model.ceiling is None
+    assert drive.model.rate(drive.now) is not None
+
+
+@pytest.mark.rule("D9", "Announced limits hold back a model that was never refused.")
+def test_an_announced_limit_is_believed_before_any_refusal() -> None:
+    drive = Drive()
+    limits = RateLimits(requests=Quota(remaining=3, reset_seconds=10.0))
+    drive.model.on_announcement(limits, drive.start(1), drive.now)
+    assert drive.model.is_limited
+    assert drive.model.allowance(1, drive.now) == 3
+    drive.model.on_start(drive.now, 3)
+    assert drive.model.allowance(4, drive.now) == 0
+    assert drive.model.wait(drive.now) == pytest.approx(10.0)
+    assert drive.model.allowance(4, drive.now + 10.1) > 1000
+    assert not drive.model.is_limited
+
+
+def test_the_end_of_a_block_is_known() -> None:
+    """It is shown to users who ask why lines wait (D11)."""
+    drive = Drive()
+    drive.answer(20, times=20)
+    for line in range(10):
+        drive.refuse(20, line, retry_after=7.0)
+    assert drive.model.blocked_until == pytest.approx(drive.now + 7.0, abs=0.2)
+    assert drive.model.allowance(0, drive.now + 5.0) == 0
+    assert drive.model.wait(drive.now + 5.0) == pytest.approx(2.0, abs=0.2)
+
+
+@pytest.mark.rule("D9", "After an outage a model is not held back by what was refused in it.")
+def test_after_an_outage_nothing_of_it_is_left() -> None:
+    drive = Drive()
+    drive.answer(20, times=100)
+    for line in range(40):
+        drive.refuse(40 - line, line, retry_after=30.0)
+    assert drive.model.is_limited
+    drive.model.on_outage_over(drive.now)
+    assert drive.model.ceiling is None
+    assert drive.model.allowance(0, drive.now) > 1000

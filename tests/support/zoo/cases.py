@@ -1,0 +1,395 @@
+"""The upstreams that the limiter is tested with, each with the time that an all-knowing client needs for its lines.
+
+The all-knowing client knows all capacities in advance, and when they change. It does not know what is in a line, it
+waits before it tries a line again, and it sends 3,500 lines a second at most, as one process of batchline does.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import pi, sin
+from zlib import crc32
+
+from batchline.domain.outcomes import Retryable
+from batchline.pipeline.job import Job
+from tests.support.zoo.dispatcher import LINES_PER_SECOND
+from tests.support.zoo.runs import (
+    Case,
+    beside_a_limited_model,
+    beside_hanging_lines,
+    beside_refused_lines,
+    lines,
+    lines_of_models,
+    lines_with_metrics,
+)
+from tests.support.zoo.upstreams import (
+    OVERLOAD,
+    Backlog,
+    Bucket,
+    ByModel,
+    Capacity,
+    Engine,
+    HardLimit,
+    Overloading,
+    Queueing,
+    RateLimited,
+    Refusing,
+    RequestsPerWindow,
+    TokensPerSecond,
+    TokensPerWindow,
+    Upstream,
+    Window,
+    about,
+    always,
+    changing,
+    lognormal,
+    refusal,
+)
+from tests.support.zoo.world import World
+
+_OUTAGE = (10.0, 70.0)
+_OUTAGE_SECONDS = _OUTAGE[1] - _OUTAGE[0]
+_UNLUCKY = "a line that is refused four times while the limit is found waits longer than all others take"
+
+
+def seconds_to_answer(number: float, rate: Callable[[float], float]) -> float:
+    """Return the time for so many lines at a rate that changes with time."""
+    time, step = 0.0, 0.01
+    while number > 0:
+        number -= rate(time) * step
+        time += step
+    return time
+
+
+def _is_always_refused(job: Job, attempt: int) -> bool:
+    return job.batch.project_id == "two" or job.line.index == 7
+
+
+def _is_refused_first(job: Job, attempt: int) -> bool:
+    return attempt <= 1 + crc32(job.line.custom_id) % 3
+
+
+def _is_long(job: Job) -> bool:
+    return crc32(job.line.custom_id) % 10 == 0
+
+
+def _long_prompts(world: World) -> Upstream:
+    inner = Upstream(world, about(0.1))
+    return Refusing(inner, lambda job, _: _is_long(job) and inner.in_flight >= 64)
+
+
+def _by_chance(world: World, part: float) -> Callable[[Job, int], bool]:
+    """Return what refuses a part of the requests, but no line more than twice: how long it waits would be chance."""
+    return lambda _, attempt: attempt <= 2 and world.random.random() < part
+
+
+def _outage(inner: Upstream, *, fault: Retryable | None = None) -> Upstream:
+    begin, end = _OUTAGE
+    return Refusing(inner, lambda *_: begin <= inner.world.time < end, fault=fault)
+
+
+def _day(time: float) -> float:
+    """Return the slots that are left in a day of 40 seconds, in which others come and go."""
+    return round(32 * (0.6 + 0.4 * sin(2 * pi * time / 40)))
+
+
+def _engine(world: World, slots: int, *, tokens: int = 32, request_seconds: float) -> Engine:
+    return Engine(world, slots=slots, tokens=tokens, step_seconds=0.0018, request_seconds=request_seconds, noise=0.15)
+
+
+def _waves(number: int, *, slots: int, tokens: int, step_seconds: float, request_seconds: float) -> float:
+    """Return the time that an engine needs if its slots are always taken. Half of the answers take a step more."""
+    return number / slots * (step_seconds + request_seconds * slots) * tokens * 33 / 32
+
+
+def _at_rate(rate: Capacity, seconds: float) -> Callable[[float], float]:
+    return lambda time: rate(time) / seconds
+
+
+_GROWING, _HALVING = changing(16, 160, at=10), changing(32, 16, at=10)
+
+CASES = {
+    "clean": Case(upstream=Upstream, script=lines(6000), ideal_seconds=6000 / LINES_PER_SECOND, goal=0.9),
+    "hard 8": Case(
+        upstream=lambda world: HardLimit(world, about(0.1), slots=always(8)),
+        script=lines(1600),
+        ideal_seconds=20.0,
+        goal=0.9,
+    ),
+    "hard 200": Case(
+        upstream=lambda world: HardLimit(world, about(0.2), slots=always(200)),
+        script=lines(15_000),
+        ideal_seconds=15.0,
+        goal=0.9,
+        shortfall="refusals after a ramp that went too far are taken for a limit on the rate for some seconds",
+    ),
+    "hard 64, slow": Case(
+        upstream=lambda world: HardLimit(world, about(1.0), slots=always(64)),
+        script=lines(1920),
+        ideal_seconds=30.0,
+        goal=0.8,
+        shortfall="with some seeds the refusals of a ramp are put down to neither number nor rate, and are tolerated",
+    ),
+    "hard 40, very slow": Case(
+        upstream=lambda world: HardLimit(world, about(3.0), slots=always(40)),
+        script=lines(1200),
+        ideal_seconds=90.0,
+        goal=0.8,
+        shortfall="as above",
+    ),
+    "hard 32, Retry-After": Case(
+        upstream=lambda world: HardLimit(world, about(0.2), slots=always(32), retry_after=1.0),
+        script=lines(4000),
+        ideal_seconds=25.0,
+        goal=0.8,
+    ),
+    "growing 16 to 160": Case(
+        upstream=lambda world: HardLimit(world, about(0.1), slots=_GROWING),
+        script=lines(12_000),
+        ideal_seconds=seconds_to_answer(12_000, _at_rate(_GROWING, 0.1)),
+        goal=0.85,
+        shortfall=_UNLUCKY,
+    ),
+    "hard, halving": Case(
+        upstream=lambda world: HardLimit(world, about(0.1), slots=_HALVING),
+        script=lines(5600),
+        ideal_seconds=25.0,
+        goal=0.85,
+    ),
+    "queue 256": Case(
+        upstream=lambda world: Queueing(world, about(0.5, noise=0.3), slots=always(256)),
+        script=lines(8000),
+        ideal_seconds=8000 / 512,
+        goal=0.9,
+    ),
+    "queue 256, very slow": Case(
+        upstream=lambda world: Queueing(world, about(6.0, noise=0.1), slots=always(256)),
+        script=lines(2000),
+        ideal_seconds=48.0,
+        goal=0.7,  # Two steps of the ramp take 6 s each.
+    ),
+    "queue 64, heavy tail": Case(
+        upstream=lambda world: Queueing(world, lognormal(0.2, 1.2, most=8.0), slots=always(64)),
+        script=lines(6000),
+        ideal_seconds=41.0,
+        goal=0.85,
+    ),
+    "short and long answers": Case(
+        upstream=lambda world: Upstream(
+            world, lambda world: about(0.05 if world.random.random() < 0.5 else 2.0)(world)
+        ),
+        script=lines(8000),
+        ideal_seconds=8000 / 1024 * 1.025 + 1,
+        goal=0.7,  # Three steps of the ramp take 2 s each.
+        shortfall="a round of which 60 % have ended is compared with one of which 90 % have, and shows a higher rate",
+    ),
+    "queue, halving": Case(
+        upstream=lambda world: Queueing(world, about(0.1), slots=_HALVING),
+        script=lines(5600),
+        ideal_seconds=25.0,
+        goal=0.85,
+    ),
+    "queue, ten times as slow": Case(
+        upstream=lambda world: Queueing(
+            world, lambda world: about(0.1 if world.time < 8 else 1.0)(world), slots=always(64)
+        ),
+        script=lines(5888),
+        ideal_seconds=20.0,
+        goal=0.85,
+    ),
+    "queue, daily curve": Case(
+        upstream=lambda world: Queueing(world, about(0.1), slots=_day),
+        script=lines(7500),
+        ideal_seconds=seconds_to_answer(7500, _at_rate(_day, 0.1)),
+        goal=0.85,
+    ),
+    "4 connections": Case(
+        upstream=lambda world: Backlog(Queueing(world, about(0.2), slots=always(4)), length=128),
+        script=lines(600),
+        ideal_seconds=30.0,
+        goal=0.85,
+    ),
+    "overloading 32": Case(
+        upstream=lambda world: Overloading(world, 0.1, slots=32),
+        script=lines(6000),
+        ideal_seconds=18.75,
+        goal=0.9,
+    ),
+    "overloading 12, slow": Case(
+        upstream=lambda world: Overloading(world, 1.0, slots=12),
+        script=lines(1200),
+        ideal_seconds=100.0,
+        goal=0.7,  # The first rounds, with 32 and 48 in flight, take 4 to 8 s each.
+    ),
+    "bucket 5": Case(
+        upstream=lambda world: RateLimited(world, Bucket(5, 5)), script=lines(300), ideal_seconds=59.0, goal=0.85
+    ),
+    "bucket 500": Case(
+        upstream=lambda world: RateLimited(world, Bucket(500, 50)),
+        script=lines(5000),
+        ideal_seconds=10.0,
+        goal=0.9,
+        shortfall=_UNLUCKY,
+    ),
+    "bucket 100, Retry-After": Case(
+        upstream=lambda world: RateLimited(world, Bucket(100, 10), retry_after=1.0),
+        script=lines(2000),
+        ideal_seconds=20.0,
+        goal=0.9,
+        shortfall="with some seeds a second block follows the first one",
+    ),
+    "window, Retry-After": Case(
+        upstream=lambda world: RequestsPerWindow(world, Window(1000, 10.0)),
+        script=lines(4000),
+        ideal_seconds=30.5,
+        goal=0.9,
+    ),
+    "tokens, window": Case(
+        upstream=lambda world: TokensPerWindow(world, Window(100_000, 10.0), tokens=about(100, noise=0.5)),
+        script=lines(3900),
+        ideal_seconds=30.5,
+        goal=0.85,
+    ),
+    "tokens, bucket": Case(
+        upstream=lambda world: TokensPerSecond(world, Bucket(10_000, 60_000), tokens=about(100, noise=0.5)),
+        script=lines(2600),
+        ideal_seconds=20.0,
+        goal=0.85,
+    ),
+    "tokens, small bucket": Case(
+        upstream=lambda world: TokensPerSecond(world, Bucket(10_000, 6000), tokens=about(100, noise=0.5)),
+        script=lines(2000),
+        ideal_seconds=19.4,
+        goal=0.85,
+    ),
+    "limited model": Case(
+        upstream=lambda world: ByModel(world, {"m": Upstream(world), "limited": RateLimited(world, Bucket(5, 5))}),
+        script=beside_a_limited_model,
+        ideal_seconds=4000 / LINES_PER_SECOND,
+        goal=0.9,
+    ),
+    "two models": Case(
+        upstream=lambda world: ByModel(
+            world, {"quick": Upstream(world, about(0.05)), "slow": Upstream(world, about(2.0))}
+        ),
+        script=lines_of_models(quick=10_000, slow=1000),
+        ideal_seconds=4.4,
+        goal=0.8,
+        shortfall="the mean latency of two models shows a throughput that depends on their part of the starts",
+    ),
+    "two models, two queues": Case(
+        upstream=lambda world: ByModel(
+            world,
+            {
+                "quick": Queueing(world, about(0.05), slots=always(32)),
+                "slow": Queueing(world, about(2.0), slots=always(32)),
+            },
+        ),
+        script=lines_of_models(quick=4800, slow=160),
+        ideal_seconds=10.0,
+        goal=0.8,
+    ),
+    "hanging lines": Case(
+        upstream=lambda world: ByModel(
+            world, {"m": Upstream(world, about(0.001)), "slow": Upstream(world, about(25.0))}
+        ),
+        script=beside_hanging_lines,
+        ideal_seconds=50 / LINES_PER_SECOND + 0.001,
+        goal=0.8,
+    ),
+    "refused line": Case(
+        upstream=lambda world: Refusing(Upstream(world), _is_always_refused),
+        script=beside_refused_lines,
+        ideal_seconds=4000 / LINES_PER_SECOND,
+        goal=0.9,
+    ),
+    "refused at first": Case(
+        upstream=lambda world: Refusing(Upstream(world), _is_refused_first),
+        script=lines(1500),
+        ideal_seconds=6.9,
+        goal=0.8,
+        shortfall="for some seconds the refusals are taken for a limit on the number, and then for one on the rate",
+    ),
+    "refused long prompts": Case(
+        upstream=_long_prompts,
+        script=lines(6000),
+        ideal_seconds=6000 / 640,
+        goal=0.7,  # The limit is found by refusals, and a line that is refused three times waits for up to 7 s.
+        shortfall=_UNLUCKY,
+    ),
+    "random 429": Case(
+        upstream=lambda world: Refusing(Upstream(world), _by_chance(world, 0.05), seconds=0.02),
+        script=lines(6000),
+        ideal_seconds=4.2,
+        goal=0.7,  # The last line that is refused twice waits for up to 3 s.
+    ),
+    "random 429, queue 32": Case(
+        upstream=lambda world: Refusing(
+            Queueing(world, about(0.2), slots=always(32)), _by_chance(world, 0.05), seconds=0.02
+        ),
+        script=lines(4000),
+        ideal_seconds=25.5,
+        goal=0.8,
+    ),
+    "random 429, Retry-After": Case(
+        upstream=lambda world: Refusing(
+            Upstream(world, about(0.1)), _by_chance(world, 0.05), fault=refusal(retry_after=1.0), seconds=0.02
+        ),
+        script=lines(8000),
+        ideal_seconds=6.5,
+        goal=0.7,  # The last line that is refused twice waits for up to 5 s.
+        shortfall="chance sets a ceiling of about 33, which further refusals keep there",
+    ),
+    "random 503": Case(
+        upstream=lambda world: Refusing(Upstream(world), _by_chance(world, 0.05), fault=OVERLOAD, seconds=0.02),
+        script=lines(6000),
+        ideal_seconds=4.2,
+        goal=0.7,  # The last line that is refused twice waits for up to 3 s.
+    ),
+    "outage of 429": Case(
+        upstream=lambda world: _outage(Queueing(world, about(0.1), slots=always(16))),
+        script=lines(4800),
+        outage_seconds=_OUTAGE_SECONDS,
+        ideal_seconds=30.0,
+        goal=0.8,
+    ),
+    "outage of 429, bucket": Case(
+        upstream=lambda world: _outage(RateLimited(world, Bucket(150, 15))),
+        script=lines(4500),
+        outage_seconds=_OUTAGE_SECONDS,
+        ideal_seconds=30.0,
+        goal=0.8,
+    ),
+    "outage of 503": Case(
+        upstream=lambda world: _outage(Queueing(world, about(0.1), slots=always(16)), fault=OVERLOAD),
+        script=lines(4800),
+        outage_seconds=_OUTAGE_SECONDS,
+        ideal_seconds=30.0,
+        goal=0.65,  # An upstream that was unavailable for a minute is probed every 15 s (D3).
+    ),
+    "engine 16": Case(
+        upstream=lambda world: _engine(world, 16, request_seconds=0.00023),
+        script=lines(4000),
+        ideal_seconds=_waves(4000, slots=16, tokens=32, step_seconds=0.0018, request_seconds=0.00023),
+        goal=0.85,
+    ),
+    "engine 64": Case(
+        upstream=lambda world: _engine(world, 64, request_seconds=0.00015),
+        script=lines(6000),
+        ideal_seconds=_waves(6000, slots=64, tokens=32, step_seconds=0.0018, request_seconds=0.00015),
+        goal=0.85,
+    ),
+    "engine 64, queue length": Case(
+        upstream=lambda world: _engine(world, 64, tokens=256, request_seconds=0.00015),
+        script=lines_with_metrics(2000),
+        ideal_seconds=_waves(2000, slots=64, tokens=256, step_seconds=0.0018, request_seconds=0.00015),
+        goal=0.85,
+    ),
+    "engine 384": Case(
+        upstream=partial(
+            Engine, slots=384, tokens=64, step_seconds=0.095, request_seconds=0.000335, noise=0.02, crowd=512
+        ),
+        script=lines(6000),
+        ideal_seconds=_waves(6000, slots=384, tokens=64, step_seconds=0.095, request_seconds=0.000335),
+        goal=0.8,
+    ),
+}

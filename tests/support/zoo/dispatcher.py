@@ -1,0 +1,203 @@
+"""What the dispatcher does about starts, refusals and pauses, in virtual time and without tasks, sockets and storage.
+
+It takes a third of the time of the real one. The limiter, the ready queue, the slots of the projects, the retry policy
+and the circuit breakers are the real ones.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from functools import partial
+
+from batchline.domain.engine_queue import QueueLength
+from batchline.domain.outcomes import Outcome, Retryable
+from batchline.domain.retry import RetryPolicy
+from batchline.pipeline.dispatch.circuit_breaker import Breakers, CircuitBreaker
+from batchline.pipeline.dispatch.in_flight import InFlight
+from batchline.pipeline.dispatch.limiter import Limiter
+from batchline.pipeline.dispatch.queues import ReadyQueue
+from batchline.pipeline.job import Job
+from batchline.telemetry.metrics import Metrics
+from tests.support.jobs import FAR_FUTURE, make_jobs
+from tests.support.zoo.upstreams import Upstream
+from tests.support.zoo.world import World
+
+LINES_PER_SECOND = 3500.0
+"""As many as one process of batchline sends. The upstreams that are quicker than that are limited by it."""
+_CLAIMED_LINES = 64
+_PATIENCE_SECONDS = 3600.0
+_SHORTEST_RATE_WAIT_SECONDS = 0.001
+_PROBES_IN_A_ROW = 4
+_PROBE_CHECK_SECONDS = 0.1
+_QUEUE_LENGTH_SECONDS = 5.0
+
+
+class Work:
+    """The lines of one batch, and how many of them failed. It does not wait for lines that are hopeless."""
+
+    def __init__(self, lines: int, *, hopeless: int) -> None:
+        self.open, self._hopeless = lines, hopeless
+        self.failed = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.open <= max(0, self._hopeless - self.failed)
+
+
+class SimulatedDispatcher:
+    def __init__(self, world: World, upstream: Upstream, *, cap: int | None = None) -> None:
+        self._world, self._upstream = world, upstream
+        self.limiter = Limiter(cap=cap)
+        self._ready = ReadyQueue()
+        self._unclaimed: dict[tuple[str, str], deque[Job]] = defaultdict(deque)
+        """The lines of each project and model that wait in the store."""
+        self._in_flight = InFlight(self.limiter, clock=world, count_sync_calls=lambda: 0)
+        self._breakers = Breakers(
+            "default", clock=world, random=world, patience_seconds=_PATIENCE_SECONDS, metrics=Metrics()
+        )
+        self._paused_models: dict[str, CircuitBreaker] = {}
+        self._policy = RetryPolicy()
+        self._work: dict[str, Work] = {}
+        self._sent_at = 0.0
+        """When the last line that was started is sent: each of them takes some time."""
+        self._rate_timer = self._probe_timer = False
+        self.refused = self.peak = 0
+
+    def add(self, lines: int, *, project: str = "one", model: str = "m", hopeless: int = 0) -> Work:
+        """Add the lines of a new batch. So many of them are hopeless."""
+        work = Work(lines, hopeless=hopeless)
+        jobs = make_jobs(lines, project_id=project, model=model, expires_at=FAR_FUTURE)
+        self._work[jobs[0].batch.id] = work
+        self._unclaimed[project, model] += jobs
+        self._world.after(0.0, self.pump)
+        return work
+
+    def read_queue_length(self, read: Callable[[], QueueLength]) -> None:
+        """Read the queue of the engine now, and again every few seconds."""
+        if self._in_flight:
+            self.limiter.on_queue_length(read(), self._world.time)
+            self.pump()
+        self._world.after(_QUEUE_LENGTH_SECONDS, lambda: self.read_queue_length(read))
+
+    def pump(self) -> None:
+        """Start what may start now."""
+        self._claim()
+        while jobs := self._take():
+            self._in_flight.start(jobs)
+            for job in jobs:
+                self._send(job)
+            self._claim()
+        self.peak = max(self.peak, len(self._in_flight))
+        self._set_rate_timer()
+
+    def _claim(self) -> None:
+        """Claim few lines ahead, so that a line that is tried again need not wait for all that were never tried."""
+        for (project, model), jobs in self._unclaimed.items():
+            if jobs and self._ready.count_by_model(project).get(model, 0) < _CLAIMED_LINES // 2:
+                for _ in range(min(_CLAIMED_LINES, len(jobs))):
+                    self._ready.add(jobs.popleft())
+
+    def _take(self) -> list[Job]:
+        if not self._ready:
+            return []
+        if self._breakers.paused:
+            return self._take_probe(self._breakers.upstream, None)
+        for model, breaker in self._paused_models.items():
+            if jobs := self._take_probe(breaker, model):
+                return jobs
+        room = self._in_flight.room
+        if room > 0 and (jobs := self._take_ready(room, self._in_flight.limit_of)):
+            return jobs
+        exceeding = self._in_flight.may_exceed(self._ready.projects)
+        return self._take_ready(1, lambda name: int(name in exceeding)) if exceeding else []
+
+    def _take_ready(self, limit: int, limit_of: Callable[[str], int]) -> list[Job]:
+        return self._ready.take(
+            limit, in_flight=self._in_flight.by_project, limit_of=limit_of, allowance_of=self._allowance_of
+        )
+
+    def _allowance_of(self, model: str) -> int:
+        return 0 if model in self._paused_models else self.limiter.allowance(model, self._world.time)
+
+    def _take_probe(self, breaker: CircuitBreaker, model: str | None) -> list[Job]:
+        lane = breaker.next_lane(
+            lane
+            for lane in self._ready.lanes()
+            if model in (None, lane[1]) and self._in_flight.may_start_one_of(lane[0])
+        )
+        if lane is None:
+            return []
+        breaker.begin_probe(lane)
+        return self._ready.take_lane(*lane)
+
+    def _set_rate_timer(self) -> None:
+        if self._rate_timer or not self._ready or self._breakers.paused:
+            return
+        now = self._world.time
+        waits = [wait for model in self._ready.by_model if (wait := self.limiter.wait(model, now)) > 0]
+        if waits:
+            self._rate_timer = True
+            self._world.after(max(min(waits), _SHORTEST_RATE_WAIT_SECONDS), self._on_rate_timer)
+
+    def _on_rate_timer(self) -> None:
+        self._rate_timer = False
+        self.pump()
+
+    def _set_probe_timer(self) -> None:
+        if not self._probe_timer and self._breakers.pauses:
+            self._probe_timer = True
+            self._world.after(_PROBE_CHECK_SECONDS, self._on_probe_timer)
+
+    def _on_probe_timer(self) -> None:
+        self._probe_timer = False
+        self.pump()
+        self._set_probe_timer()
+
+    def _send(self, job: Job) -> None:
+        now = self._world.time
+        self._sent_at = max(now, self._sent_at) + 1 / LINES_PER_SECOND
+        self._world.after(self._sent_at - now, lambda: self._upstream.receive(job, partial(self._finish, job)))
+
+    def _finish(self, job: Job, outcome: Outcome) -> None:
+        model = job.model.id
+        evidence = None if self._breakers.is_paused(model) else outcome
+        self._in_flight.finish(job, evidence, self._world.time)
+        if isinstance(outcome, Retryable):
+            self.refused += 1
+            self._on_fault(job, outcome)
+            self._set_probe_timer()
+        else:
+            self._work[job.batch.id].open -= 1
+            self._on_answer(model)
+        self.pump()
+
+    def _on_answer(self, model: str) -> None:
+        was_paused = self._breakers.is_paused(model)
+        self._breakers.on_real_answer(model)
+        if was_paused:
+            self._paused_models = self._breakers.paused_models
+            self.limiter.on_outage_over(self._world.time)
+
+    def _on_fault(self, job: Job, fault: Retryable) -> None:
+        model, policy = job.model.id, self._policy
+        last = job.throttles >= policy.max_throttles if fault.throttled else job.attempts + 1 >= policy.max_attempts
+        line = job.batch.id, job.line.index
+        self._breakers.on_unavailable(model, line, fault.kind, throttled=fault.throttled, last_attempt=last)
+        self._paused_models = self._breakers.paused_models
+        if self._breakers.forgives(model, fault.kind):
+            job.probes += 1
+            self._ready.add(job, first=job.probes % _PROBES_IN_A_ROW != 0)
+            return
+        job.throttles += fault.throttled
+        job.attempts += not fault.throttled
+        if last:
+            work = self._work[job.batch.id]
+            work.open -= 1
+            work.failed += 1
+            return
+        tries = max(1, job.throttles if fault.throttled else job.attempts)
+        wait = policy.wait(tries=tries, retry_after=fault.retry_after, jitter=self._world.uniform(0, 1))
+        self._world.after(wait, lambda: self._make_ready(job))
+
+    def _make_ready(self, job: Job) -> None:
+        self._ready.add(job)
+        self.pump()
