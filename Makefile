@@ -13,7 +13,7 @@ CURL := $(shell command -v curl 2>/dev/null)
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
-.PHONY: setup serve demo check test test-node simulate contract mutations proof bench lock format clean
+.PHONY: setup serve demo check test test-node simulate contract mutations proof bench zoo lock format clean
 
 setup: $(INSTALLED)
 
@@ -58,6 +58,11 @@ proof: setup
 # Measures batchline and its alternatives in about 45 minutes. BENCH=--quick takes four.
 bench: setup
 	$(BIN)/python -m bench $(BENCH)
+
+# Compares batchline with an all-knowing client on upstreams of many kinds, in about ten minutes. KINDS="hard8 window"
+# does so for some kinds.
+zoo: setup
+	$(BIN)/python -m bench.zoo $(KINDS)
 
 # Keeps the versions that are already locked. To update to the newest, remove the lock files first.
 lock:
