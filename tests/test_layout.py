@@ -48,6 +48,7 @@ EXCEPTIONS = {
     "objects/keys": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),
     "objects/s3_errors": Elsewhere("objects/test_bucket_down.py", _PART),
     "objects/scratch": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),
+    "pipeline/dispatch/waiting": Elsewhere("pipeline/test_progress.py", "it shows in the progress of a batch"),
     "pipeline/inference": Elsewhere("api/test_inference.py", "the endpoint is tested through the API"),
     "pipeline/job": Elsewhere("pipeline/test_claim.py", _PART),
     "store/claim": Elsewhere("conformance/test_store_shards.py", _STORE),

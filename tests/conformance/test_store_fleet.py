@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
-from batchline.domain.fleet import Report, UpstreamLoad
+from batchline.domain.fleet import ModelQueue, Report, UpstreamLoad
+from batchline.domain.progress import Pause
+from batchline.domain.waiting import WaitReason
 from tests.support.stores import LEASE, World
 
 pytestmark = pytest.mark.anyio
@@ -48,8 +50,21 @@ async def test_calls_of_others_that_somebody_waits_for_go_first(world: World) ->
 
 
 async def test_reports_are_told_as_they_were_given_while_they_hold(world: World) -> None:
+    load = UpstreamLoad(
+        in_flight=3,
+        limit=8,
+        pauses=[Pause(upstream="gpu", model="n", detail="refused", since=5)],
+        hold=WaitReason.QUARANTINE,
+        queues={"m": ModelQueue(reason=WaitReason.RATE_LIMIT, lines=4, rate=2.5)},
+        projects={"p": 3},
+    )
     report = Report(
-        owner="a", runs_batches=True, upstream_loads={"gpu": UpstreamLoad(in_flight=3, limit=8)}, batches={"batch_1": 3}
+        owner="a",
+        runs_batches=True,
+        upstream_loads={"gpu": load, "idle": UpstreamLoad()},
+        batches={"batch_1": 3},
+        retrying={"batch_1": 2},
+        unrecorded={"batch_2": 1},
     )
     await _heartbeat(world, report)
     assert await world.store.reports() == [report]
