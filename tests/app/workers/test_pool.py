@@ -17,7 +17,7 @@ from tests.support.service import (
 )
 from tests.support.worker_pool import RESCUED, is_connected_to, running_pool, start_worker_process, worker_processes_of
 
-_CAP = 16
+_CAP = 12
 
 
 def test_lines_of_many_batches_run_in_both_and_count_once(tmp_path: Path) -> None:

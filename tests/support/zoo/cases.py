@@ -154,6 +154,7 @@ CASES = {
         script=lines(5600),
         ideal_seconds=25.0,
         goal=0.85,
+        shortfall="with some seeds the limit stays above the lower number, and the refusals are tolerated",
     ),
     "queue 256": Case(
         upstream=lambda world: Queueing(world, about(0.5, noise=0.3), slots=always(256)),
@@ -172,6 +173,7 @@ CASES = {
         script=lines(6000),
         ideal_seconds=41.0,
         goal=0.85,
+        shortfall="with some seeds a few of the slowest lines start last",
     ),
     "short and long answers": Case(
         upstream=lambda world: Upstream(
@@ -358,6 +360,7 @@ CASES = {
         outage_seconds=_OUTAGE_SECONDS,
         ideal_seconds=30.0,
         goal=0.8,
+        shortfall="with some seeds the refusals after the outage are tolerated for a while",
     ),
     "outage of 503": Case(
         upstream=lambda world: _outage(Queueing(world, about(0.1), slots=always(16)), fault=OVERLOAD),
