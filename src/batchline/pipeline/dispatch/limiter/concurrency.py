@@ -37,8 +37,8 @@ _CLIMB_FACTOR = 1.5
 _UP_FACTOR, _DOWN_FACTOR, _FAR_DOWN_FACTOR = 1.33, 0.8, 0.6
 """How far a probe goes. The first ones down go far if the upstream seems to queue."""
 _QUEUES, _FEW = 1.5, 16
-"""An upstream seems to queue if answers take so many times as long as at the lowest limit. If few are in flight, a far
-probe would cost more than it shows."""
+"""An upstream seems to queue if answers take so many times as long as at the lowest limit. If no more than a few are in
+flight, no lower limit is looked for."""
 _MIN_GAIN, _TOLERATED_LOSS = 0.04, 0.02
 """The change of throughput, as a logarithm, that a higher limit must bring and a lower limit may cost."""
 _SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 2.0, 30.0
@@ -232,7 +232,8 @@ class ConcurrencyLimit:
         else:
             self._rounds_off = 0
             self._expected += 0.3 * change
-        if self._probe.is_due(now):
+        # A few in flight are no burden, and a lower limit would cost more than it shows.
+        if self._probe.is_due(now) and not self._cap <= self.limit <= _FEW:
             self._begin_probe(measure)
 
     def _on_moved(self, measure: Measure, now: float, *, faster: bool) -> None:
@@ -303,15 +304,14 @@ class Probe:
 
     def begin(self, before: Measure, *, cap: int) -> None:
         self._before, self.home = before, before.limit
-        if self.home <= 1:
+        if self.home <= _FEW:
             self.upwards = True
         elif self.home >= cap:
             self.upwards = False
         if self.upwards:
             self.limit = max(self.home + 1, int(self.home * _UP_FACTOR))
         else:
-            factor = self._down_factor if self.home >= _FEW else _DOWN_FACTOR
-            self.limit = max(1, min(self.home - 1, int(self.home * factor)))
+            self.limit = min(self.home - 1, int(self.home * self._down_factor))
 
     def change(self, after: Measure) -> tuple[float, float]:
         """Return by how much the throughput differed from that before and after, as a logarithm, and its error."""
