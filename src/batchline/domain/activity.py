@@ -78,7 +78,7 @@ def _wait_of(batch: Batch, servers: Sequence[_Server], workers: Sequence[Report]
         _pause(servers)
         or _hold(servers)
         or _retry_after(servers)
-        # What follows holds back only lines that could start now.
+        # The next reasons hold back only lines that could start now.
         or (_rate_limit(servers) or _slots(servers, batch.project_id) if retrying < waiting else None)
         or (RetryWait(lines=retrying) if retrying else QueueWait(workers=len(workers)))
     )

@@ -47,7 +47,7 @@ _MAX_TIME_BYTES = 64
 
 
 class Quota(Struct, frozen=True, kw_only=True):
-    """What is left of one rate limit, and in how many seconds it is whole again. None is what was not said."""
+    """One rate limit: how much of it is left, and in how many seconds it is whole again. None was not said."""
 
     limit: float | None = None
     remaining: float | None = None
@@ -55,7 +55,7 @@ class Quota(Struct, frozen=True, kw_only=True):
 
 
 class RateLimits(Struct, frozen=True, kw_only=True):
-    """What an answer says about the rate limits of its upstream. None is a limit that it does not mention."""
+    """The rate limits of an upstream, as an answer mentions them. None is a limit that it does not mention."""
 
     requests: Quota | None = None
     tokens: Quota | None = None

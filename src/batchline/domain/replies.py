@@ -25,7 +25,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     retry_after: float | None = None
     rate_limits: RateLimits | None = None
-    """What the headers say; None if they say nothing, or if the upstream has no headers."""
+    """The rate limits that the headers mention; None if they mention none, or if the upstream has no headers."""
 
 
 class Fault(Struct, frozen=True, kw_only=True):

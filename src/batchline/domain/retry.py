@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 _MAX_BACKOFF_SECONDS = 60.0
-_MAX_RETRY_AFTER_SECONDS = 300.0
+MAX_RETRY_AFTER_SECONDS = 300.0
 _MAX_DOUBLINGS = 64
 
 
@@ -20,4 +20,4 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
         ``jitter`` is uniform in 0..1.
         """
         backoff = jitter * min(_MAX_BACKOFF_SECONDS, self.base_seconds * 2.0 ** min(tries - 1, _MAX_DOUBLINGS))
-        return backoff if retry_after is None else min(retry_after, _MAX_RETRY_AFTER_SECONDS) + backoff
+        return backoff if retry_after is None else min(retry_after, MAX_RETRY_AFTER_SECONDS) + backoff

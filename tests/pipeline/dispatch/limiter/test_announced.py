@@ -112,7 +112,6 @@ def test_the_tighter_of_two_limits_counts() -> None:
     assert announced.wait(1.0) == pytest.approx(30.0)
 
 
-@pytest.mark.xfail(reason="the bucket is taken to be full after five minutes too, so one starts every three seconds")
 def test_a_limit_per_day_is_asked_again_after_five_minutes() -> None:
     """D3: as long as a Retry-After may hold up a line."""
     announced = Announced()

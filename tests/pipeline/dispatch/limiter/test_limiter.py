@@ -148,7 +148,6 @@ def test_the_rate_of_all_models_is_known_only_if_each_is_limited() -> None:
     assert limiter.rate(now + 1.1) is None
 
 
-@pytest.mark.xfail(reason="the block is as long as the header says")
 @pytest.mark.rule("D3", "No Retry-After holds up a model for more than 300 seconds.")
 def test_a_retry_after_of_a_day_blocks_for_five_minutes() -> None:
     limiter = Limiter(cap=None)

@@ -11,10 +11,9 @@ number falls until then. In a *bucket* the number grows all the time, and the re
 from math import inf
 
 from batchline.domain.rate_limits import Quota, RateLimits
+from batchline.domain.retry import MAX_RETRY_AFTER_SECONDS
 from batchline.pipeline.dispatch.limiter.load import Start
 
-_LONGEST_BLOCK_SECONDS = 300.0
-"""As long as a Retry-After may hold up a line (D3). A limit per day is asked again after this time."""
 _TELLING_PART, _STAYED_PART = 0.1, 0.3
 """When this part of the limit was used up, the reset of a bucket has moved by what refilling that part takes. If it
 moved by less than the second part of that, it stayed."""
@@ -22,7 +21,7 @@ _COST_WEIGHT = 0.2
 
 
 class Announced:
-    """What an upstream said last about the requests and tokens of a model that it still accepts."""
+    """Remembers what an upstream said last about the requests and tokens of a model that it still accepts."""
 
     def __init__(self) -> None:
         self._requests = _Remaining()
@@ -63,7 +62,7 @@ class _Remaining:
         self._reset_at = -inf
         self._in_window = False
         self._anchor: tuple[float, float] | None = None
-        """What remained, and the time of the reset, at an earlier answer."""
+        """An earlier answer said that so much remained, and that the reset would be at this time."""
         self._refill = 0.0
         """How much a bucket gains in a second."""
         self._left = inf
@@ -77,10 +76,12 @@ class _Remaining:
     def on_quota(self, quota: Quota, *, order: int, started: int, now: float) -> None:
         if quota.remaining is None or order < self._order:
             return
-        reset = min(_LONGEST_BLOCK_SECONDS, quota.reset_seconds or 0.0)
+        reset = quota.reset_seconds or 0.0
         self._learn_cost(quota.remaining, order)
         self._learn_kind(quota, now + reset, reset)
-        self._order, self._remaining, self._reset_at = order, quota.remaining, now + reset
+        # A limit per day is asked again after the longest time that a Retry-After may hold up a line.
+        self._order, self._remaining = order, quota.remaining
+        self._reset_at = now + min(MAX_RETRY_AFTER_SECONDS, reset)
         if self._cost is not None:
             # Those that were started after the answered request are not counted in what remains.
             self._left = quota.remaining / self._cost - (started - order)

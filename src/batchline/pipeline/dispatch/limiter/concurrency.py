@@ -90,7 +90,7 @@ class ConcurrencyLimit:
         self._again = False
         """Whether a limit of the ramp is measured a second time, more precisely."""
         self._queue_empty_until = 0.0
-        """Until when the engine's word counts that its queue is empty."""
+        """The engine said that its queue is empty, and that counts until this time."""
         self._running: deque[float] = deque(maxlen=_READINGS)
         """How many requests the engine said it processes, in the last readings with a queue."""
 

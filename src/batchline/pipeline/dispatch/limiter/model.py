@@ -17,7 +17,7 @@ _SELDOM = 0.15
 
 
 class ModelLimit:
-    """What limits one model: what is announced, the number in flight that is accepted, and the rate."""
+    """Holds back one model by what is announced, by the number in flight that is accepted, and by the rate."""
 
     def __init__(self) -> None:
         self._ceiling = Ceiling()

@@ -15,6 +15,8 @@ good rate, slow near it, faster again the longer nothing is refused beyond it.
 from collections import deque
 from math import inf, log, sqrt
 
+from batchline.domain.retry import MAX_RETRY_AFTER_SECONDS
+
 _KEPT = 0.98
 """After a refusal the rate is this part of what was accepted."""
 _DOUBLING_SECONDS = 0.5
@@ -370,6 +372,7 @@ class RateLimit:
 
     def _heed(self, retry_after: float, started: float, now: float) -> None:
         """Block all starts until the time that the upstream names, unless slightly fewer starts are enough."""
+        retry_after = min(MAX_RETRY_AFTER_SECONDS, retry_after)
         if self._cycle.blocked_at is not None:
             self.blocked_until = max(self.blocked_until, now + retry_after)
             return

@@ -13,7 +13,7 @@ from statistics import StatisticsError, correlation, fmean, pstdev
 _USED_PART = 0.85
 """A request that starts with less than this part of the limit in flight shows nothing about the limit."""
 _LAST_PART = 2 / 3
-"""Of requests that queued, those that started with more than this part of the most in flight show the throughput."""
+"""If requests queued, those that started with more than this part of the most in flight show the throughput."""
 _MIN_LATENCY_SECONDS = 1e-6
 
 

@@ -1,4 +1,4 @@
-"""What the end of a request says about how much its upstream can take."""
+"""Names what the end of a request says about how much its upstream can take."""
 
 from enum import Enum
 
