@@ -131,7 +131,7 @@ def test_trouble_is_worth_another_attempt(status: int) -> None:
     assert set_back(status).reason == f"upstream returned {status}"
 
 
-@pytest.mark.parametrize("kind", list(FaultKind))
+@pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind is not FaultKind.UNREADABLE])
 def test_a_fault_is_worth_another_attempt(kind: FaultKind) -> None:
     """D2, D3: what is no HTTP answer, or too large a one, still comes from an upstream that is there."""
     retryable = classify_reply(Fault(kind=kind, detail="what happened"), endpoint=CHAT)
@@ -349,3 +349,51 @@ def test_an_error_line_has_the_contracts_fields() -> None:
     assert len(line.decode().splitlines()) == line.count(b"\n") == 1
     bare = json.loads(error_line("id", b'"c"', Failure("c", "l", "m")))
     assert bare["error"] == {"code": "c", "message": "[legacy:l] m", "param": None}
+
+
+@pytest.mark.rule("D1", "An answer with a surrogate that has no partner is kept, byte for byte.")
+@pytest.mark.parametrize("escape", [rb"\ud83d", rb"\uDE00", rb"\\\ud800\ud801\""])
+@pytest.mark.parametrize("endpoint", [CHAT, "/v1/embeddings"])
+def test_a_lone_surrogate_is_kept(endpoint: str, escape: bytes) -> None:
+    """D1: RFC 8259 allows it, the answer is paid for, and another attempt would be paid for again."""
+    answer = b'{"choices":[{"text":"cut %b"}],"%b":1,"usage":{"prompt_tokens":3}}' % (escape, escape)
+    outcome = classify_reply(Answer(status=200, body=answer), endpoint=endpoint)
+    assert isinstance(outcome, Success)
+    assert outcome.usage.input_tokens == 3
+    kept = answer[:-1] + b',"system_fingerprint":null}' if endpoint == CHAT else answer
+    assert outcome.body == kept
+    json.loads(output_line("id", b'"c"', outcome))
+
+
+def test_a_surrogate_in_three_bytes_is_kept_as_an_escape() -> None:
+    """D1: these bytes are not UTF-8, and no client could read a file with them."""
+    outcome = classify_reply(Answer(status=200, body=b'{"data":["\xed\xa0\xbd"]}'), endpoint="/v1/embeddings")
+    assert isinstance(outcome, Success)
+    assert outcome.body == rb'{"data":["\ud83d"]}'
+
+
+@pytest.mark.parametrize("body", [rb'{"a":"\ud800}', rb'{"a":\ud800}', b'{"a":"\\\xed\xa0\x80"}', b"\xed\xa0\x80 {}"])
+def test_a_surrogate_makes_nothing_json_that_is_none(body: bytes) -> None:
+    outcome = classify_reply(Answer(status=200, body=body), endpoint=CHAT)
+    assert isinstance(outcome, Retryable)
+    assert outcome.kind == "not_json"
+
+
+def test_an_error_with_a_surrogate_is_read() -> None:
+    """D1: a gateway's error in a 200 counts as the status that it names."""
+    body = rb'{"error":{"code":400,"message":"bad \ud83d text"}}'
+    outcome = classify_reply(Answer(status=200, body=body), endpoint=CHAT)
+    assert outcome == Failure("invalid_request_error", "http_400", "bad \ufffd text")
+
+
+def test_a_classification_with_a_surrogate_is_kept() -> None:
+    body = rb'{"choices":[{"message":{"content":"{\"a\":\"x\"}","note":"\ud83d"}}]}'
+    outcome = classify_reply(Answer(status=200, body=body), endpoint=CHAT, kind=ModelKind.CLASSIFICATION)
+    assert isinstance(outcome, Success)
+    assert rb'"note":"\ud83d"' in outcome.body
+
+
+@pytest.mark.rule("D1", "A compressed answer that cannot be read costs one attempt.")
+def test_an_unreadable_answer_is_final() -> None:
+    outcome = classify_reply(Fault(kind=FaultKind.UNREADABLE, detail="the encoding 'br'"), endpoint=CHAT)
+    assert outcome == Retryable("unreadable", "the encoding 'br'", final=True)

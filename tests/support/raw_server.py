@@ -138,6 +138,13 @@ def answer(body: bytes = b"{}", *headers: str, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\n{fields}\r\n".encode() + body
 
 
+def chunked_with(body: bytes, *headers: str) -> bytes:
+    """Return the bytes of an answer in two chunks, with these headers."""
+    fields = "".join(f"{header}\r\n" for header in headers).encode()
+    middle = len(body) // 2
+    return chunked(body[:middle], body[middle:]).replace(b"\r\n\r\n", b"\r\n" + fields + b"\r\n", 1)
+
+
 def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
     """Return the bytes of an answer in chunks."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -1,6 +1,7 @@
 """The HTTP client on the wire: for any bytes from a server one reply, bounded memory, and no other line's bytes."""
 
 import asyncio
+import gzip
 import tracemalloc
 from collections.abc import Callable, Coroutine
 from itertools import repeat
@@ -15,7 +16,7 @@ from batchline import __version__
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.connection import UpstreamConnection
 from batchline.upstream.http import HttpUpstream
-from tests.support.raw_server import BODY, KEY, Behaviour, Peer, answer, chunked, client, serving
+from tests.support.raw_server import BODY, KEY, Behaviour, Peer, answer, chunked, chunked_with, client, serving
 
 PATH = "/v1/chat/completions"
 EXPECTED = Answer(status=200, body=b'{"a":"b"}', request_id="req_1")
@@ -114,7 +115,7 @@ def kind_of(reply: Reply) -> FaultKind | None:
     [("/v1", PATH), ("/v1/", PATH), ("/x/v1", "/x" + PATH), ("/a b/v1", "/a%20b" + PATH), ("", PATH)],
 )
 def test_what_is_sent(run: Run, base: str, target: str) -> None:
-    """D1: the unchanged body, to the path below the base URL, with exactly these headers and no Accept-Encoding."""
+    """D1: the unchanged body, to the path below the base URL, with exactly these headers."""
     seen: list[bytes] = []
 
     async def behave(peer: Peer) -> None:
@@ -129,7 +130,8 @@ def test_what_is_sent(run: Run, base: str, target: str) -> None:
     port = run(main())
     assert seen == [
         f"POST {target} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-        f"Accept: application/json\r\nUser-Agent: batchline/{__version__}\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Accept: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: batchline/{__version__}\r\n"
+        f"Authorization: Bearer {KEY}\r\n"
         f"Content-Length: {len(BODY)}\r\n\r\n".encode()
         + BODY
     ]
@@ -275,7 +277,6 @@ def test_an_answer_that_breaks_off_is_broken(run: Run, wire_bytes: bytes) -> Non
         b"HTTP/1.1 101 Switching\r\n\r\n",
         answer(b"{}", "Content-Length: 3"),
         answer(b"{}", "Transfer-Encoding: chunked"),
-        answer(b"\x1f\x8b", "Content-Encoding: gzip"),
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n",
@@ -283,12 +284,60 @@ def test_an_answer_that_breaks_off_is_broken(run: Run, wire_bytes: bytes) -> Non
     ],
 )
 def test_what_is_no_answer_is_garbled(run: Run, wire_bytes: bytes) -> None:
-    """D2: bytes that are not HTTP, or an answer that was not asked for, such as a compressed one."""
+    """D2: bytes that are not HTTP, or an answer that was not asked for."""
     assert kind_of(run(ask(sends(wire_bytes)))) is FaultKind.GARBLED
 
 
 def test_identity_is_no_encoding(run: Run) -> None:
     assert run(ask(sends(answer(b"{}", "Content-Encoding: identity")))) == Answer(status=200, body=b"{}")
+
+
+@pytest.mark.rule("D1", "An answer that is compressed although it should not be is decompressed, within the limit.")
+@pytest.mark.parametrize("make", [answer, chunked_with], ids=["plain", "chunked"])
+def test_a_compressed_answer_is_decompressed(run: Run, make: Callable[..., bytes]) -> None:
+    """D1: the upstream was paid for it, and the connection serves the next line too."""
+
+    async def behave(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            await peer.send(make(gzip.compress(EXPECTED.body), "Content-Encoding: GZIP", "X-Request-Id: req_1"))
+
+    async def main() -> tuple[list[Reply], int]:
+        async with serving(behave) as wire, client(wire.port) as upstream:
+            return [await post(upstream), await post(upstream)], wire.accepted
+
+    assert run(main()) == ([EXPECTED, EXPECTED], 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "detail"),
+    [
+        (gzip.compress(bytes(10_000_000)), "gzip", "answer over 1048576 bytes"),
+        (gzip.compress(b"{}")[:-1], "gzip", "the compressed answer ends early"),
+        (b"{}", "gzip", "the answer cannot be decompressed"),
+        (b"{}", "br", "the answer has the encoding 'br', and identity was asked for"),
+        (b"{}", "gzip, gzip", "the answer has the encoding 'gzip, gzip', and identity was asked for"),
+    ],
+    ids=["bomb", "cut", "not gzip", "unknown", "twice"],
+)
+def test_a_success_that_cannot_be_decompressed_is_unreadable(run: Run, body: bytes, encoding: str, detail: str) -> None:
+    """D1: the fault says that another attempt is of no use."""
+    reply = run(ask(sends(answer(body, f"Content-Encoding: {encoding}"))))
+    assert reply == Fault(kind=FaultKind.UNREADABLE, detail=detail)
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip"])
+def test_a_refusal_that_cannot_be_decompressed_keeps_its_status(run: Run, encoding: str) -> None:
+    """D2: the error page of a gateway may be compressed in any way, and a 429 stays a 429."""
+    reply = run(ask(sends(answer(b"?", f"Content-Encoding: {encoding}", "Retry-After: 7", status="429 Slow"))))
+    assert isinstance(reply, Answer)
+    assert (reply.status, reply.retry_after, reply.body) == (429, 7, b"")
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_an_encoding_of_no_body_is_no_fault(run: Run, status: int) -> None:
+    reply = run(ask(sends(f"HTTP/1.1 {status} None\r\nContent-Encoding: gzip\r\n\r\n".encode())))
+    assert reply == Answer(status=status, body=b"")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@
     3xx, 408, 409, 5xx, 2xx without JSON or    Retryable  ──after the last attempt──>  internal_error
       with an invalid classification,
       refused, broken, timeout, garbled
+    2xx, compressed in an unknown way          Retryable (final)  ──at once──>  internal_error
     429                                        Retryable (throttled)  ──after the last──>  rate_limit_exceeded
     402, 420, 429 that says quota              Failure  insufficient_quota
     401, 403                                   Failure  authentication_error
@@ -29,6 +30,7 @@ from batchline.domain.models import ModelKind
 from batchline.domain.rate_limits import RateLimits
 from batchline.domain.records import escape_line_breaks, json_text
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
+from batchline.domain.surrogates import Hidden
 from batchline.domain.upstream_errors import read_error, says_context_overflow, says_quota, status_in, text_of
 from batchline.domain.usage import NOTHING, Usage, usage_in
 
@@ -40,6 +42,8 @@ _CODES = {
     413: "request_too_large",
     420: "insufficient_quota",
 }
+_READ_FAULTS = frozenset({FaultKind.GARBLED, FaultKind.UNREADABLE})
+"""Faults of an upstream that did answer."""
 _UNAVAILABLE_STATUSES = frozenset({429, 500, 501, 502, 503, 504, 529})
 _RESULT_FIELDS = {CHAT: "choices", "/v1/completions": "choices", "/v1/embeddings": "data"}
 """The field that holds the result of an endpoint."""
@@ -95,6 +99,8 @@ class Retryable(Struct, frozen=True):
     reason: str
     throttled: bool = False
     unavailable: bool = False
+    final: bool = False
+    """Whether another attempt would cost as much and end in the same way, so that none is made."""
     retry_after: float | None = None
     rate_limits: RateLimits | None = None
     failure: Failure | None = None
@@ -137,17 +143,35 @@ BATCH_EXPIRED = Failure("batch_expired", "batch_expired", "The batch expired bef
 def classify_reply(reply: Reply, *, endpoint: str, kind: ModelKind = ModelKind.CHAT) -> Outcome:
     """Return what the reply to an attempt means for its line."""
     if isinstance(reply, Fault):
-        return Retryable(reply.kind, reply.detail, unavailable=reply.kind is not FaultKind.GARBLED)
-    if 200 <= reply.status < 300:
-        result = read_result(reply.body, endpoint=endpoint)
-        if result is None:
-            return _classify_without_result(reply)
-        body, usage = result
-        success = Success(reply.status, reply.request_id, body, usage, reply.rate_limits)
-        if kind is ModelKind.CLASSIFICATION and endpoint == CHAT:
-            return _classify_document(success)
-        return success
-    return _classify_refusal(reply)
+        unavailable = reply.kind not in _READ_FAULTS
+        return Retryable(reply.kind, reply.detail, unavailable=unavailable, final=reply.kind is FaultKind.UNREADABLE)
+    if not 200 <= reply.status < 300:
+        return _classify_refusal(reply)
+    outcome = _classify_success(reply, endpoint, kind)
+    if isinstance(outcome, Retryable) and outcome.kind == _NOT_JSON[0] and (hidden := Hidden.hide(reply.body)):
+        answer = msgspec.structs.replace(reply, body=hidden.text)
+        return _restore(hidden, _classify_success(answer, endpoint, kind))
+    return outcome
+
+
+def _classify_success(answer: Answer, endpoint: str, kind: ModelKind) -> Outcome:
+    result = read_result(answer.body, endpoint=endpoint)
+    if result is None:
+        return _classify_without_result(answer)
+    body, usage = result
+    success = Success(answer.status, answer.request_id, body, usage, answer.rate_limits)
+    if kind is ModelKind.CLASSIFICATION and endpoint == CHAT:
+        return _classify_document(success)
+    return success
+
+
+def _restore(hidden: Hidden, outcome: Outcome) -> Outcome:
+    """Return an outcome with the surrogates that were hidden from the parser."""
+    if isinstance(outcome, Success):
+        return msgspec.structs.replace(outcome, body=hidden.restore(outcome.body))
+    if isinstance(outcome, Failure):
+        return msgspec.structs.replace(outcome, message=hidden.restore_readable(outcome.message))
+    return msgspec.structs.replace(outcome, reason=hidden.restore_readable(outcome.reason))
 
 
 def read_result(answer: bytes, *, endpoint: str) -> tuple[bytes, Usage] | None:

@@ -15,6 +15,8 @@ class FaultKind(StrEnum):
     TIMEOUT = "timeout"
     GARBLED = "garbled"
     """The bytes received are not an HTTP answer, or the answer is too large."""
+    UNREADABLE = "unreadable"
+    """The upstream answered with success, but compressed, and it cannot be decompressed. It would do so again."""
 
 
 class Answer(Struct, frozen=True, kw_only=True):

@@ -295,4 +295,5 @@ _FAULTS = {
     FaultKind.REFUSED: "The upstream cannot be reached",
     FaultKind.BROKEN: "The upstream's connection ended before its answer did",
     FaultKind.GARBLED: "The upstream's answer cannot be read, or is too large",
+    FaultKind.UNREADABLE: "The upstream's answer has an encoding that was not asked for",
 }

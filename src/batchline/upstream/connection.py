@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from batchline.domain.rate_limits import RATE_LIMIT_HEADERS, RETRY_AFTER_HEADERS, read_rate_limits, read_retry_after
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock
+from batchline.upstream.encoding import Undecodable, decode, is_plain, is_readable
 
 _MAX_HEAD_BYTES = 64 * 1024
-_IDLE_CLOSE_RACE_SECONDS = 1.0
-"""If the connection closes later than this after the request was sent, no idle timeout of the server explains it."""
+_MAX_SHOWN_BYTES = 50
 
 _READ_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"x-request-id")
 _HEADERS = {
@@ -87,13 +87,11 @@ class UpstreamConnection(asyncio.Protocol):
         clock: Clock,
         max_answer_bytes: int,
         idle: deque["UpstreamConnection"],
-        on_stale: Callable[[UpstreamExchange], None],
     ) -> None:
         self._clock = clock
         self._max_bytes = max_answer_bytes
         self._max_bytes_digits = len(str(max_answer_bytes))
         self._idle = idle
-        self._on_stale = on_stale
         self._loop = asyncio.get_running_loop()
         self._parser = HttpResponseParser(self)
         self._busy = False
@@ -212,8 +210,8 @@ class UpstreamConnection(asyncio.Protocol):
         headers = self._headers
         if not 100 <= status < 600 or status == 101:
             self._fail(FaultKind.GARBLED, f"not an HTTP answer: status {status}")
-        if b"content-encoding" in headers and _token(headers[b"content-encoding"]) not in {b"identity", b""}:
-            self._fail(FaultKind.GARBLED, "the answer is compressed, which was not asked for")
+        if b"content-encoding" in headers:
+            self._check_encoding(headers[b"content-encoding"])
         if b"transfer-encoding" in headers and _token(headers[b"transfer-encoding"]) != b"chunked":
             self._fail(FaultKind.GARBLED, "the answer has an unknown transfer encoding")
         exchange = self._exchange
@@ -244,7 +242,17 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._busy and self._status >= 200:
             self.reusable = self._parser.should_keep_alive()
-            self._resolve(self._build_answer())
+            self._resolve(self._build_reply())
+
+    def _check_encoding(self, encoding: bytes) -> None:
+        """Fail at once if this is the head of a success that cannot be read. A refusal is explained by its status.
+
+        Events are not decompressed: a few bytes of them could become more than may be held.
+        """
+        streams = _is_event_stream(self._headers.get(b"content-type", b""))
+        if 200 <= self._status < 300 and not is_plain(encoding) and (streams or not is_readable(encoding)):
+            name = encoding[:_MAX_SHOWN_BYTES].decode("ascii", "replace")
+            self._fail(FaultKind.UNREADABLE, f"the answer has the encoding {name!r}, and identity was asked for")
 
     def _begin_events(self, exchange: UpstreamExchange, events: EventReceiver) -> None:
         self._exchange = None
@@ -252,6 +260,18 @@ class UpstreamConnection(asyncio.Protocol):
         head = self._build_answer()
         events.begin(head, self)
         exchange.set_result(head)
+
+    def _build_reply(self) -> Reply:
+        encoding = self._headers.get(b"content-encoding", b"")
+        if not encoding or is_plain(encoding) or not self._body:
+            return self._build_answer()
+        try:
+            self._body = decode(self._body, encoding, max_bytes=self._max_bytes)
+        except Undecodable as error:
+            if 200 <= self._status < 300:
+                return Fault(kind=FaultKind.UNREADABLE, detail=str(error))
+            self._body = b""
+        return self._build_answer()
 
     def _build_answer(self) -> Answer:
         headers, body = self._headers, self._body
@@ -266,19 +286,11 @@ class UpstreamConnection(asyncio.Protocol):
         return self._status >= 200 and self._headers.keys().isdisjoint({b"content-length", b"transfer-encoding"})
 
     def _resolve_lost(self, *, clean: bool) -> None:
-        exchange = self._exchange
         if self._answer_begun:
             if clean and self._ends_at_close():
-                self._resolve(self._build_answer())
+                self._resolve(self._build_reply())
             else:
                 self._fail(FaultKind.BROKEN, "the connection ended in the middle of the answer")
-        elif (
-            exchange is not None
-            and self._exchanges > 1
-            and self._clock.steady() - exchange.started <= _IDLE_CLOSE_RACE_SECONDS
-        ):
-            self._exchange = None
-            self._on_stale(exchange)
         else:
             self._fail(FaultKind.BROKEN, "the connection ended before an answer came")
 

@@ -85,7 +85,7 @@ class EngineQueueReader:
             # Many servers close a connection that was idle for 5 s, which is also the time between two reads.
             await self._upstream.close()
         if isinstance(reply, Fault):
-            return None if reply.kind is FaultKind.GARBLED else reply
+            return None if reply.kind in {FaultKind.GARBLED, FaultKind.UNREADABLE} else reply
         if reply.status in {408, 429} or (reply.status >= 500 and reply.status != 501):
             return reply
         return parse_queue_length(reply.body) if reply.status == 200 else None

@@ -23,13 +23,18 @@ from batchline.ports import Clock
 from batchline.upstream.connection import CLOSED, EventReceiver, UpstreamConnection, UpstreamExchange
 from batchline.upstream.streaming import EventStream
 
-_MAX_IDLE_SECONDS = 60.0
+_MAX_IDLE_SECONDS = 4.0
+"""Many servers close a connection that was idle for 5 s. A request that is written at that moment is lost, and that
+spends an attempt of its line."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-_RESERVED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-type", "accept"})
+_RESERVED_HEADERS = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "content-type", "accept", "accept-encoding", "expect"}
+)
 _PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
 _SEND_JSON = "Content-Type: application/json"
 _ACCEPT_JSON = "Accept: application/json"
 _ACCEPT_EVENTS = "Accept: text/event-stream"
+_ACCEPT_PLAIN = "Accept-Encoding: identity"
 
 
 class HttpUpstream:
@@ -112,28 +117,23 @@ class HttpUpstream:
         exchange.started = self._clock.steady()
         connection = self._take_idle(exchange.started)
         if connection is None:
-            self._connect_for(exchange, FaultKind.REFUSED)
+            self._connect_for(exchange)
         else:
             connection.send(exchange, timeout=self._request_timeout)
         return exchange
 
-    def _resend(self, exchange: UpstreamExchange) -> None:
-        # The request's connection was just closed. If connecting fails too, this request may have crashed the server,
-        # so the fault is BROKEN and not REFUSED.
-        self._connect_for(exchange, FaultKind.BROKEN)
-
-    def _connect_for(self, exchange: UpstreamExchange, refusal: FaultKind) -> None:
-        connecting = asyncio.get_running_loop().create_task(self._connect_and_send(exchange, refusal))
+    def _connect_for(self, exchange: UpstreamExchange) -> None:
+        connecting = asyncio.get_running_loop().create_task(self._connect_and_send(exchange))
         exchange.on_cancel = connecting.cancel
         self._connecting.add(connecting)
         connecting.add_done_callback(partial(self._end_connecting, exchange))
 
-    async def _connect_and_send(self, exchange: UpstreamExchange, refusal: FaultKind) -> None:
+    async def _connect_and_send(self, exchange: UpstreamExchange) -> None:
         try:
             connection = await self._connect()
         except OSError as error:
             reason = _explain(error, self._connect_timeout)
-            exchange.set_result(Fault(kind=refusal, detail=f"cannot connect to the upstream: {reason}"))
+            exchange.set_result(Fault(kind=FaultKind.REFUSED, detail=f"cannot connect to the upstream: {reason}"))
             return
         self._open.add(connection)
         connection.closed.add_done_callback(lambda _: self._open.discard(connection))
@@ -161,7 +161,6 @@ class HttpUpstream:
             clock=self._clock,
             max_answer_bytes=self._max_answer_bytes,
             idle=self._idle,
-            on_stale=self._resend,
         )
 
     def _take_idle(self, now: float) -> UpstreamConnection | None:
@@ -217,7 +216,7 @@ def _own_fields(api_key: str | None, headers: Mapping[str, str]) -> list[str]:
 
 
 def _header_fields(address: _Address, own: list[str], *media: str) -> bytes:
-    fields = [f"Host: {address.authority}", *media, f"User-Agent: batchline/{__version__}", *own]
+    fields = [f"Host: {address.authority}", *media, _ACCEPT_PLAIN, f"User-Agent: batchline/{__version__}", *own]
     return "".join(f"{field}\r\n" for field in fields).encode()
 
 

@@ -91,3 +91,14 @@ def test_an_answer_to_a_probe_lets_everything_start(harness: DispatcherHarness) 
         harness.reply(ANSWER)
     assert not harness.breaker.paused
     assert (len(harness.recorder.output), harness.dispatcher.waiting) == (7, 0)
+
+
+@pytest.mark.rule("D1", "A line whose answer cannot be decompressed is sent once.")
+def test_a_final_fault_costs_one_attempt(harness: DispatcherHarness) -> None:
+    """D1: the upstream was paid for the answer, and would send the same again."""
+    harness.add(make_jobs(1, expires_at=FAR_FUTURE))
+    harness.reply(Fault(kind=FaultKind.UNREADABLE, detail="the encoding 'br'"))
+    harness.advance(600.0)
+    assert (harness.sent, harness.dispatcher.waiting) == (1, 0)
+    [line] = harness.recorder.errors
+    assert b"[legacy:retries_exhausted] Line failed after 1 attempts: the encoding 'br'" in line

@@ -440,7 +440,7 @@ class Dispatcher:
         if forgiven:
             job.probes += 1
             self._make_ready(job, first=job.probes % _PROBES_IN_A_ROW != 0)
-        elif job.throttles > self._policy.max_throttles or job.attempts >= self._policy.max_attempts:
+        elif fault.final or job.throttles > self._policy.max_throttles or job.attempts >= self._policy.max_attempts:
             self._completer.complete(job, fault.as_failure(job.attempts))
         else:
             self._wait_for_retry(job, fault)
