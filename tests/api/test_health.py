@@ -10,6 +10,7 @@ from starlette.requests import Request
 from batchline.api import health
 from batchline.api.health import HealthRoutes
 from batchline.domain.errors import ObjectsDown, StoreDown, Unavailable
+from batchline.domain.records import SchemaVersions
 from batchline.system import SystemClock
 from batchline.telemetry.metrics import Metrics
 from tests.support.api_server import Api, Faulty
@@ -24,7 +25,41 @@ def test_a_living_process_says_so_to_anyone(api: Api) -> None:
 def test_a_ready_service_says_so_to_anyone(api: Api) -> None:
     """F5"""
     reply = api.call("GET", "/readyz", anonymous=True)
-    assert (reply.status, reply.json) == (200, {"status": "ready", "database": "ok", "storage": "ok"})
+    assert reply.status == 200
+    assert reply.json == {"status": "ready", "database": "ok", "migrations": "ok", "storage": "ok"}
+
+
+def with_versions(database: int, program: int) -> Callable[[Any], Any]:
+    async def schema_versions() -> SchemaVersions:
+        return SchemaVersions(database=database, program=program)
+
+    def wrap(store: Any) -> Any:
+        store.schema_versions = schema_versions
+        return store
+
+    return wrap
+
+
+@pytest.mark.rule("F5", "/readyz fails if the database lacks migrations.")
+def test_a_database_of_an_older_version_is_not_ready(serve: Callable[..., Api]) -> None:
+    """F5: a process cannot start on one, but a backup may be restored under it."""
+    reply = serve(wrap_store=with_versions(3, 4)).call("GET", "/readyz", anonymous=True)
+    assert reply.status == 503
+    assert reply.error["message"] == (
+        "Not ready: migrations differ: the database has version 3 of the tables, this process has 4. "
+        "Run: batchline migrate"
+    )
+
+
+@pytest.mark.rule("F5", "/readyz says that the database was migrated by a newer version, and the process goes on.")
+def test_a_database_of_a_newer_version_is_said_to_be_one(serve: Callable[..., Api]) -> None:
+    """F5: during an upgrade of a fleet, the nodes of the former version serve until the new ones have started."""
+    reply = serve(wrap_store=with_versions(5, 4)).call("GET", "/readyz", anonymous=True)
+    assert (reply.status, reply.json["status"]) == (200, "ready")
+    assert reply.json["migrations"] == (
+        "differ: the database has version 5 of the tables, this process has 4. "
+        "Restart it with the new version of batchline"
+    )
 
 
 @pytest.mark.rule("F5", "/healthz and /readyz need no credentials, and a part that fails is named.")
@@ -34,6 +69,11 @@ def test_a_ready_service_says_so_to_anyone(api: Api) -> None:
         ({"wrap_store": lambda store: Faulty(store, check=StoreDown("secret.db is locked"))}, "database", "storage"),
         ({"wrap_objects": lambda part: Faulty(part, check=ObjectsDown("/srv/secret"))}, "storage", "database"),
         ({"wrap_objects": lambda part: Faulty(part, check=ValueError("secret"))}, "storage", "database"),
+        (
+            {"wrap_store": lambda store: Faulty(store, schema_versions=StoreDown("secret"))},
+            "migrations failed",
+            "storage",
+        ),
     ],
 )
 def test_a_part_that_fails_is_named_without_internals(

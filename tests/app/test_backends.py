@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from batchline.app.backends import migrate_store, open_objects, open_shared_objects, open_store
-from batchline.app.startup import StartupError
+from batchline.app.startup import StartupError, folder_lock
 from batchline.objects.local import LocalObjects
 from batchline.settings import Settings
 
@@ -29,12 +29,21 @@ async def test_a_migrated_store_is_named_for_the_message(tmp_path: Path) -> None
     assert await migrate_store(settings) == f"the database in {tmp_path}"
 
 
+async def test_a_folder_in_use_is_not_migrated(tmp_path: Path) -> None:
+    """F1: a service of the former version may be running on it."""
+    with folder_lock(tmp_path), pytest.raises(StartupError, match="served by another process"):
+        await migrate_store(Settings(data_dir=tmp_path))
+    assert not (tmp_path / "batchline.sqlite").exists()
+
+
 async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     """F5: the message names the file."""
     (tmp_path / "batchline.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(StartupError, match=r"The database .*batchline\.sqlite cannot be opened"):
         async with open_store(Settings(data_dir=tmp_path)):
             pass
+    with pytest.raises(StartupError, match=r"The database .*batchline\.sqlite cannot be opened"):
+        await migrate_store(Settings(data_dir=tmp_path))
 
 
 async def test_a_database_that_cannot_be_reached_is_refused_by_its_setting(tmp_path: Path) -> None:

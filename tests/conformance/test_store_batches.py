@@ -337,3 +337,9 @@ async def test_lists_can_be_narrowed(world: World) -> None:
     assert await narrowed(created_before=NOW + 1) == [0]
     assert await narrowed(created_after=NOW, created_before=NOW + 3, status="in_progress") == [2, 1]
     assert await narrowed(status="in_progress", after=batches[2].id) == [1]
+
+
+async def test_the_version_of_the_tables_is_that_of_the_program(world: World) -> None:
+    """F5: ``/readyz`` compares the two."""
+    versions = await world.store.schema_versions()
+    assert versions.database == versions.program >= 1

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from hmac import compare_digest
 from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -25,6 +26,16 @@ _RELAY_HEADERS = ("forwarded", "x-forwarded-for", "origin")
 log = logging.getLogger(__name__)
 
 
+class _Part(NamedTuple):
+    """The state of one part, and what is said about it."""
+
+    ready: bool
+    text: str
+
+
+_OK = _Part(True, "ok")
+
+
 class HealthRoutes:
     """Reports whether the process is alive and ready, and its metrics."""
 
@@ -39,8 +50,7 @@ class HealthRoutes:
         check_timeout_seconds: float = CHECK_TIMEOUT_SECONDS,
         count_interval_seconds: float = COUNT_INTERVAL_SECONDS,
     ) -> None:
-        self._checks = {"database": store.check, "storage": objects.check}
-        self._store, self._metrics, self._clock = store, metrics, clock
+        self._store, self._objects, self._metrics, self._clock = store, objects, metrics, clock
         self._counted_at = -math.inf
         self._admin_token = admin_token
         self._check_timeout_seconds = check_timeout_seconds
@@ -50,12 +60,14 @@ class HealthRoutes:
         return json_response({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        failures = [
-            f"{name} {why}" for name, check in self._checks.items() if (why := await self._failure(name, check))
-        ]
+        parts = {"database": await self._check("database", self._store.check)}
+        if parts["database"].ready:
+            parts["migrations"] = await self._check("migrations", self._check_migrations)
+        parts["storage"] = await self._check("storage", self._objects.check)
+        failures = [f"{name} {part.text}" for name, part in parts.items() if not part.ready]
         if failures:
             raise Unavailable(f"Not ready: {'; '.join(failures)}")
-        return json_response({"status": "ready"} | dict.fromkeys(self._checks, "ok"))
+        return json_response({"status": "ready"} | {name: part.text for name, part in parts.items()})
 
     async def metrics(self, request: Request) -> Response:
         if not _is_local(request):
@@ -63,18 +75,31 @@ class HealthRoutes:
         await self._count_queue()
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def _failure(self, name: str, check: Callable[[], Awaitable[None]]) -> str | None:
-        """Run a check and return why it failed, or None."""
+    async def _check(self, name: str, check: Callable[[], Awaitable["_Part | None"]]) -> "_Part":
+        """Run a check. One that returns nothing has passed, and one that raises or hangs has failed."""
         try:
             async with asyncio.timeout(self._check_timeout_seconds):
-                await check()
+                return await check() or _OK
         except TimeoutError:
-            return f"did not answer within {self._check_timeout_seconds:g} seconds"
+            return _Part(False, f"did not answer within {self._check_timeout_seconds:g} seconds")
         except Exception as error:  # noqa: BLE001 - this page must say which part failed, for every kind of error
             fields = {"part": name, "error": type(error).__name__, "reason": str(error)}
             log.warning("readiness check failed, answering 503", extra=fields)
-            return "failed"
-        return None
+            return _Part(False, "failed")
+
+    async def _check_migrations(self) -> "_Part":
+        """Compare the schema with the program.
+
+        An older schema lacks what the program needs. With a newer one the program goes on: while a fleet is upgraded,
+        the processes of the former version must serve until those of the new one have started.
+        """
+        found = await self._store.schema_versions()
+        if found.database == found.program:
+            return _OK
+        differ = f"differ: the database has version {found.database} of the tables, this process has {found.program}"
+        if found.database < found.program:
+            return _Part(False, f"{differ}. Run: batchline migrate")
+        return _Part(True, f"{differ}. Restart it with the new version of batchline")
 
     async def _count_queue(self) -> None:
         """Count the queued lines, at most once per interval: the cost grows with their number."""

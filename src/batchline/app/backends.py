@@ -21,6 +21,7 @@ from batchline.settings import Settings
 from batchline.store.postgres.database import PostgresDatabase
 from batchline.store.postgres.migrate import migrate
 from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.sqlite.database import migrate as migrate_sqlite
 from batchline.store.store import SqlStore
 from batchline.system import SystemClock, SystemRandom, ThreadPool
 
@@ -37,15 +38,32 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
 
 
 async def migrate_store(settings: Settings) -> str:
-    """Bring the schema up to date and return the name of the database for a message. Raise StartupError."""
+    """Bring the schema up to date and return the name of the database for a message. Raise StartupError.
+
+    The database of a data folder is migrated only while no service uses the folder.
+    """
     if settings.database_url is None:
-        async with _sqlite(settings):
-            return f"the database in {settings.data_dir}"
-    try:
-        await migrate(settings.database_url.get_secret_value())
-    except StoreDown as error:
-        raise StartupError(f"BATCHLINE_DATABASE_URL cannot be used: {error}") from error
+        make_folder(settings.data_dir)
+        with folder_lock(settings.data_dir):
+            await migrate_own_store(settings)
+        return f"the database in {settings.data_dir}"
+    await migrate_own_store(settings)
     return "the PostgreSQL database"
+
+
+async def migrate_own_store(settings: Settings) -> None:
+    """Bring the schema up to date. The caller holds the data folder's lock. Raise StartupError."""
+    url, path = settings.database_url, _database_file(settings)
+    if url is not None:
+        try:
+            await migrate(url.get_secret_value())
+        except StoreDown as error:
+            raise StartupError(f"BATCHLINE_DATABASE_URL cannot be used: {error}") from error
+        return
+    try:
+        migrate_sqlite(path)
+    except (sqlite3.Error, StoreDown) as error:
+        raise StartupError(f"The database {path} cannot be opened: {error}") from error
 
 
 async def restore_backup(settings: Settings, archive: Archive, progress: Progress) -> None:
@@ -58,12 +76,10 @@ async def restore_backup(settings: Settings, archive: Archive, progress: Progres
     with folder_lock(settings.data_dir), workspace(settings.data_dir) as folder:
         rows: Rows = SqliteRows(settings.data_dir)
         if url is not None:
-            await migrate_store(settings)
+            await migrate_own_store(settings)
             rows = PostgresRows(url.get_secret_value(), pooled=settings.database_pooler)
         async with open_objects(settings) as objects:
-            restore = Restore(
-                rows=rows, objects=objects, folder=folder, threads=threads, clock=SystemClock(), progress=progress
-            )
+            restore = Restore(rows=rows, objects=objects, folder=folder, threads=threads, progress=progress)
             await restore.run(archive)
     threads.close()
 
@@ -98,11 +114,15 @@ def _open_bucket(url: str, *, scratch: Path, disk: ThreadPool) -> BucketObjects:
         raise StartupError(f"BATCHLINE_STORAGE_URL cannot be used: {error}") from error
 
 
+def _database_file(settings: Settings) -> Path:
+    return settings.data_dir / "batchline.sqlite"
+
+
 @asynccontextmanager
 async def _sqlite(settings: Settings) -> AsyncIterator[Store]:
     make_folder(settings.data_dir)
     writer, reader = ThreadPool(1, name="sqlite-writer"), ThreadPool(1, name="sqlite-reader")
-    path = settings.data_dir / "batchline.sqlite"
+    path = _database_file(settings)
     try:
         database = SqliteDatabase(path, clock=SystemClock(), writer=writer, reader=reader)
     except (sqlite3.Error, StoreDown) as error:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import uvloop
 
 from batchline.api.server import Server, build, build_health
-from batchline.app.backends import migrate_store, open_objects, open_store
+from batchline.app.backends import migrate_own_store, open_objects, open_store
 from batchline.app.startup import (
     StartupError,
     folder_lock,
@@ -94,8 +94,7 @@ async def serve(
     """Run the API and a worker in one process, on any backend. On SQLite, worker processes may run lines too."""
     make_folder(settings.data_dir)
     with _own_folder(settings) as lock:
-        if settings.database_url is not None:
-            await migrate_store(settings)
+        await migrate_own_store(settings)
         async with _process_context(settings, progress, intervals) as context:
             validator, fleet = ValidationPool(), MemoryFleet()
             await _start_metering(context)

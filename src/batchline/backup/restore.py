@@ -16,7 +16,7 @@ from batchline.backup.manifest import Progress, TransferError
 from batchline.backup.rows import Marks, end_leases, needed_since, opened
 from batchline.domain.errors import ObjectsDown
 from batchline.durable import replace, sync_path
-from batchline.ports import Clock, Objects, Threads
+from batchline.ports import Objects, Threads
 
 _FOLDERS = ("uploads", "work", "segments", "results")
 _MARKER_PREFIX = "restore"
@@ -38,12 +38,10 @@ class Rows(Protocol):
 class Restore:
     """Restores one backup. ``folder`` is an empty folder on a local disk."""
 
-    def __init__(
-        self, *, rows: Rows, objects: Objects, folder: Path, threads: Threads, clock: Clock, progress: Progress
-    ) -> None:
+    def __init__(self, *, rows: Rows, objects: Objects, folder: Path, threads: Threads, progress: Progress) -> None:
         self._rows, self._objects = rows, objects
         self._database = folder / "batchline.sqlite"
-        self._threads, self._clock, self._progress = threads, clock, progress
+        self._threads, self._progress = threads, progress
 
     async def run(self, archive: Archive) -> None:
         """Restore everything or nothing. Raise TransferError."""
@@ -58,7 +56,7 @@ class Restore:
         await self._rows.require_empty()
         await self._make_room()
         archive.extract_database(self._database)
-        end_leases(self._database, clock=self._clock, threads=self._threads)
+        end_leases(self._database)
         await self._put_objects(archive)
         await self._require_objects(lost=archive.manifest.lost)
         await self._rows.insert_all(self._database)

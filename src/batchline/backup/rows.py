@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from batchline.backup.manifest import TransferError
 from batchline.domain.errors import StoreDown
-from batchline.ports import Clock, Threads
 from batchline.store.sql import load_queries
-from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.sqlite.database import migrate
 
 _PACKAGE = "batchline.backup"
 _QUERIES = load_queries(_PACKAGE)
@@ -51,10 +50,10 @@ def needed_since(connection: sqlite3.Connection, marks: Marks) -> tuple[list[str
     return found, Marks(*select(connection, "marks").fetchone())
 
 
-def end_leases(database: Path, *, clock: Clock, threads: Threads) -> None:
+def end_leases(database: Path) -> None:
     """Migrate a backup's database to this version, and end every lease in it. Raise TransferError."""
     try:
-        SqliteDatabase(database, clock=clock, writer=threads, reader=threads).close()
+        migrate(database)
         with opened(database) as connection:
             connection.executescript(f"BEGIN; {files(_PACKAGE).joinpath('end_leases.sql').read_text()} COMMIT;")
     except (sqlite3.Error, StoreDown) as error:

@@ -249,3 +249,10 @@ def escape_line_breaks(line: bytes) -> bytes:
 def json_text(value: str) -> bytes:
     """Return a string as JSON that stays on one line, however a client splits lines."""
     return escape_line_breaks(encode_json(value))
+
+
+class SchemaVersions(Struct, frozen=True, kw_only=True):
+    """The version of the tables in the database, and the version that the program is written for."""
+
+    database: int
+    program: int

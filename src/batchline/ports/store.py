@@ -24,6 +24,7 @@ from batchline.domain.records import (
     Organization,
     Owner,
     Project,
+    SchemaVersions,
     Segment,
     Shard,
     ShardProgress,
@@ -370,3 +371,6 @@ class Store(Accounts, Ledger, Files, Batches, ShardStore, Fleet, Protocol):
 
     async def check(self) -> None:
         """Commit a small write. Raise StoreDown."""
+
+    async def schema_versions(self) -> SchemaVersions:
+        """Return the version of the database's tables, and the version that this program expects. Raise StoreDown."""

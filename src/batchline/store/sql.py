@@ -70,6 +70,9 @@ Script = Generator[Statement, Result, T]
 class Database(Protocol):
     """Runs scripts."""
 
+    schema_version: int
+    """The version of the schema that this program is written for."""
+
     async def read(self, script: Callable[[], Script[T]]) -> T:
         """Run a script that changes nothing, on one snapshot. Raise StoreDown."""
 

@@ -1,12 +1,13 @@
 """Implements the Store port on any database that runs scripts."""
 
+from batchline.domain.records import SchemaVersions
 from batchline.store.accounts import SqlAccounts
 from batchline.store.batches import SqlBatches
 from batchline.store.files import SqlFiles
 from batchline.store.fleet import SqlFleet
 from batchline.store.ledger import SqlLedger
 from batchline.store.shards import SqlShards
-from batchline.store.sql import Database, change
+from batchline.store.sql import Database, Script, change, one
 
 
 class SqlStore(SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlShards, SqlFleet):
@@ -18,3 +19,12 @@ class SqlStore(SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlShards, SqlFleet
     async def check(self) -> None:
         """Commit a small write. Raise StoreDown."""
         await self._database.write(lambda: change("probe"))
+
+    async def schema_versions(self) -> SchemaVersions:
+        """Return the version of the database's tables, and the version that this program expects. Raise StoreDown."""
+
+        def script() -> Script[int]:
+            row = yield from one("schema_version")
+            return 0 if row is None else row["version"]
+
+        return SchemaVersions(database=await self._database.read(script), program=self._database.schema_version)

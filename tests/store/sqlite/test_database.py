@@ -13,8 +13,10 @@ from threading import Event, Timer
 import pytest
 
 from batchline.domain.errors import LeaseLost, StoreDown
+from batchline.domain.records import SchemaVersions
 from batchline.store.sql import Script, change, fenced
-from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.sqlite import database as database_module
+from batchline.store.sqlite.database import SqliteDatabase, migrate
 from batchline.store.store import SqlStore
 from batchline.system import ThreadPool
 from tests.support.clocks import SettableClock
@@ -358,6 +360,25 @@ def test_a_database_of_a_newer_version_is_left_alone(embedded: Embedded) -> None
     """An older program must not lower the version: the newer one would then migrate a second time."""
     with closing(sqlite3.connect(embedded.path)) as other:
         other.execute("PRAGMA user_version = 99")
-        with suppress(Exception):
-            Embedded(embedded.path).close()
+        with pytest.raises(StoreDown, match="newer version"):
+            Embedded(embedded.path)
+        with pytest.raises(StoreDown, match="newer version"):
+            migrate(embedded.path)
         assert other.execute("PRAGMA user_version").fetchone()[0] == 99
+
+
+@pytest.mark.rule("F1", "Only the holder of the data folder migrates it.")
+def test_opening_does_not_migrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F1: a command may run beside a service of the former version, which expects its own tables."""
+    path = tmp_path / "store.sqlite"
+    Embedded(path).close()
+    scripts = database_module._migrations()
+    monkeypatch.setattr(database_module, "_migrations", lambda: [*scripts, "CREATE TABLE later (id INTEGER);"])
+    with pytest.raises(StoreDown, match=r"older version of batchline.* batchline migrate"):
+        Embedded(path)
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("PRAGMA user_version").fetchone()[0] == len(scripts)
+    migrate(path)
+    with closing(Embedded(path)) as embedded:
+        versions = asyncio.run(embedded.store.schema_versions())
+    assert versions == SchemaVersions(database=len(scripts) + 1, program=len(scripts) + 1)

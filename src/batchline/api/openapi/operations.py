@@ -348,7 +348,12 @@ _SERVICE_OPERATIONS = (
         id="readiness",
         summary="Check whether the service can work",
         credentials=ANONYMOUS,
-        answers={"200": json_answer("The database and the storage answer.", Readiness)},
+        answers={
+            "200": json_answer(
+                "The database and the storage answer, and the database has the tables of this version or a newer one.",
+                Readiness,
+            )
+        },
     ),
     Operation(
         route="GET /metrics",

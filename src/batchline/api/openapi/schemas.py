@@ -163,6 +163,7 @@ class Liveness(Struct, forbid_unknown_fields=True):
 class Readiness(Struct, forbid_unknown_fields=True):
     status: str
     database: str
+    migrations: str
     storage: str
 
 

@@ -9,7 +9,7 @@ import asyncpg  # type: ignore[import-untyped]
 
 from batchline.domain.errors import StoreDown
 from batchline.ports import Clock
-from batchline.store.postgres.migrate import PACKAGE, check_version
+from batchline.store.postgres.migrate import PACKAGE, check_version, expected_version
 from batchline.store.postgres.pool import (
     CONNECT_TIMEOUT_SECONDS,
     CONNECTION_ERRORS,
@@ -63,6 +63,7 @@ class PostgresDatabase:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._transaction_timeout_seconds = transaction_timeout_seconds
         self._queries = load_numbered(PACKAGE)
+        self.schema_version = expected_version()
         settings = _transaction_settings(idle_timeout_seconds)
         self._begin_read = f"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {settings}"
         self._begin_write = f"BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; {settings}"

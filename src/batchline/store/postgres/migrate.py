@@ -41,12 +41,17 @@ async def check_version(url: str) -> None:
     except TimeoutError as error:
         raise StoreDown("it does not answer") from error
     _refuse_newer(version)
-    if version != len(_scripts()):
+    if version != expected_version():
         raise StoreDown("its tables are missing or of an older version; run batchline migrate")
 
 
+def expected_version() -> int:
+    """Return the version of the schema that this program is written for."""
+    return len(_scripts())
+
+
 def _refuse_newer(version: int | None) -> None:
-    if version is not None and version > len(_scripts()):
+    if version is not None and version > expected_version():
         raise StoreDown("it was made by a newer version of batchline; use that one")
 
 

@@ -684,3 +684,7 @@ DELETE FROM processes WHERE owner = :owner;
 -- name: count_queued_lines
 -- Counts the lines in shards that no worker holds.
 SELECT coalesce(sum(lines), 0)::bigint AS lines FROM shards WHERE state = 'open';
+
+-- name: schema_version
+-- Reads the version of the tables, which a newer program may have changed.
+SELECT version FROM schema_version;

@@ -3,7 +3,7 @@
 import sqlite3
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -19,7 +19,10 @@ _MAX_WAL_ATTEMPTS = 20
 
 
 class SqliteDatabase:
-    """The database of one machine. ``writer`` must run calls one at a time."""
+    """The database of one machine. ``writer`` must run calls one at a time.
+
+    A file that does not exist yet is created. One of another version is refused: only ``migrate`` changes tables.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,8 @@ class SqliteDatabase:
         self._queries = load_queries(_PACKAGE)
         self._queue: deque[_Job[Any]] = deque()
         self._for_writing = _connect(path, busy_timeout_seconds)
-        _migrate(self._for_writing)
+        self.schema_version = len(_migrations())
+        _require_version(self._for_writing, self.schema_version)
         self._for_reading = _connect(path, busy_timeout_seconds)
         self._for_reading.execute("PRAGMA query_only = ON")
 
@@ -173,21 +177,53 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
 
 
+def migrate(path: Path) -> None:
+    """Create the tables, or bring those of an older version up to date. Raise StoreDown or sqlite3.Error.
+
+    The caller holds the data folder's lock: a service that runs expects the tables of its own version.
+    """
+    with closing(_connect(path, _BUSY_TIMEOUT_SECONDS)) as connection:
+        _migrate(connection)
+
+
 def _migrate(connection: sqlite3.Connection) -> None:
-    """Bring the schema up to date. Several processes may start at once, so read the version again under the lock."""
-    scripts = sorted(files(_PACKAGE).joinpath("migrations").iterdir(), key=lambda script: script.name)
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > len(scripts):
-        raise StoreDown("it was made by a newer version of batchline; use that one")
-    if version == len(scripts):
-        return
+    """Run the migrations. Several processes may create tables at once, so read the version again in the transaction."""
+    scripts = _migrations()
+    _refuse_newer(_version(connection), len(scripts))
     connection.execute("BEGIN IMMEDIATE")
-    done = connection.execute("PRAGMA user_version").fetchone()[0]
-    for script in scripts[done:]:
-        for statement in _statements(script.read_text()):
+    for script in scripts[_version(connection) :]:
+        for statement in _statements(script):
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {len(scripts)}")
     connection.execute("COMMIT")
+
+
+def _require_version(connection: sqlite3.Connection, expected: int) -> None:
+    """Create the tables of a new database, in which there is nothing to lose. Refuse those of another version."""
+    version = _version(connection)
+    _refuse_newer(version, expected)
+    if version == 0:
+        _migrate(connection)
+    elif version < expected:
+        raise StoreDown(
+            "it was made by an older version of batchline. Stop the service that uses it, if one runs, and run: "
+            "batchline migrate. `batchline serve` does that too when it starts"
+        )
+
+
+def _refuse_newer(version: int, expected: int) -> None:
+    if version > expected:
+        raise StoreDown("it was made by a newer version of batchline; use that one")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def _migrations() -> list[str]:
+    scripts = sorted(files(_PACKAGE).joinpath("migrations").iterdir(), key=lambda script: script.name)
+    return [script.read_text() for script in scripts]
 
 
 def _statements(script: str) -> list[str]:
