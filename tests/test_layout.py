@@ -36,7 +36,6 @@ EXCEPTIONS = {
     "backup/postgres": Elsewhere("backup/test_backup.py", _PART),
     "backup/rows": Elsewhere("backup/test_restore.py", _PART),
     "backup/workspace": Elsewhere("backup/test_interrupted_restore.py", _PART),
-    "cli/migrate": Elsewhere("fleet/test_start.py", _COMMAND),
     "cli/new_key": Elsewhere("cli/test_keys.py", _PART),
     "cli/projects": Elsewhere("cli/test_keys.py", _COMMAND),
     "cli/restore": Elsewhere("backup/test_restore.py", _COMMAND),

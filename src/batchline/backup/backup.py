@@ -19,9 +19,11 @@ from batchline.backup.archive import ArchiveWriter
 from batchline.backup.manifest import Manifest, Progress, TransferError
 from batchline.backup.rows import Marks, needed_since, opened, select
 from batchline.backup.workspace import workspace
+from batchline.domain.errors import StoreDown
 from batchline.durable import replace, sync
 from batchline.objects.keys import components
 from batchline.ports import Clock
+from batchline.store.sqlite.database import require_own_version
 
 _MAX_LINKS_WHILE_BLOCKED = 64
 """The number of new objects that can be linked while the service waits to commit."""
@@ -41,7 +43,7 @@ def back_up(data_dir: Path, target: Path, *, overwrite: bool, clock: Clock, prog
             staging = _Staging(data_dir / "objects", folder)
             staging.freeze(database)
             return _write(staging, target, taken_at=int(clock.now()), progress=progress)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, StoreDown) as error:
         raise TransferError(f"The database {database} cannot be read: {error}") from error
     except OSError as error:
         raise TransferError(f"The backup cannot be written: {error}") from error
@@ -56,8 +58,9 @@ class _Staging:
         self.database = folder / "batchline.sqlite"
 
     def freeze(self, database: Path) -> None:
-        """Link every object that the rows need, and copy the rows."""
+        """Link every object that the rows need, and copy the rows. Raise StoreDown if they are of another version."""
         with opened(database) as reader, opened(database) as writer:
+            require_own_version(reader)
             marks = self._link_ahead(reader)
             with _nothing_committed(writer):
                 reader.execute("BEGIN")

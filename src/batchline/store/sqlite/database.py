@@ -16,6 +16,10 @@ T = TypeVar("T")
 _PACKAGE = "batchline.store.sqlite"
 _BUSY_TIMEOUT_SECONDS = 5.0
 _MAX_WAL_ATTEMPTS = 20
+_OLDER = (
+    "it was made by an older version of batchline. Stop the service that uses it, if one runs, and run: "
+    "batchline migrate. `batchline serve` does that too when it starts"
+)
 
 
 class SqliteDatabase:
@@ -40,7 +44,10 @@ class SqliteDatabase:
         self._queue: deque[_Job[Any]] = deque()
         self._for_writing = _connect(path, busy_timeout_seconds)
         self.schema_version = len(_migrations())
-        _require_version(self._for_writing, self.schema_version)
+        if _version(self._for_writing) == 0:
+            # A new database: there is nothing to lose.
+            _migrate(self._for_writing)
+        require_own_version(self._for_writing)
         self._for_reading = _connect(path, busy_timeout_seconds)
         self._for_reading.execute("PRAGMA query_only = ON")
 
@@ -186,6 +193,14 @@ def migrate(path: Path) -> None:
         _migrate(connection)
 
 
+def require_own_version(connection: sqlite3.Connection) -> None:
+    """Raise StoreDown unless the tables have the version that this program expects."""
+    version, expected = _version(connection), len(_migrations())
+    _refuse_newer(version, expected)
+    if version < expected:
+        raise StoreDown(_OLDER)
+
+
 def _migrate(connection: sqlite3.Connection) -> None:
     """Run the migrations. Several processes may create tables at once, so read the version again in the transaction."""
     scripts = _migrations()
@@ -196,19 +211,6 @@ def _migrate(connection: sqlite3.Connection) -> None:
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {len(scripts)}")
     connection.execute("COMMIT")
-
-
-def _require_version(connection: sqlite3.Connection, expected: int) -> None:
-    """Create the tables of a new database, in which there is nothing to lose. Refuse those of another version."""
-    version = _version(connection)
-    _refuse_newer(version, expected)
-    if version == 0:
-        _migrate(connection)
-    elif version < expected:
-        raise StoreDown(
-            "it was made by an older version of batchline. Stop the service that uses it, if one runs, and run: "
-            "batchline migrate. `batchline serve` does that too when it starts"
-        )
 
 
 def _refuse_newer(version: int, expected: int) -> None:
