@@ -15,8 +15,8 @@ RULES = {
     *(f"A{n}" for n in range(1, 15)),
     *(f"B{n}" for n in range(1, 11)),
     *(f"C{n}" for n in range(1, 15)),
-    *(f"D{n}" for n in range(1, 10)),
-    *("C9b", "D11", "E1", "E2", "E3", "F1", "F2", "F3", "F4", "F5"),
+    *(f"D{n}" for n in range(1, 12)),
+    *("C9b", "E1", "E2", "E3", "F1", "F2", "F3", "F4", "F5"),
 }
 """The rules that are built."""
 
