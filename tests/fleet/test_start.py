@@ -3,9 +3,19 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+from batchline.store.postgres.migrate import expected_version
 from tests.support.postgres_server import Postgres
 from tests.support.s3_server import Seaweed
-from tests.support.service import Program, Service, await_end, chat_lines, counts_of, running_mock, submit
+from tests.support.service import (
+    Program,
+    Service,
+    await_end,
+    chat_lines,
+    counts_of,
+    running_mock,
+    running_service,
+    submit,
+)
 
 _SERVE = ("-m", "batchline", "serve")
 _NOBODY = {"api_key": "unknown", "project_id": "unknown"}
@@ -45,6 +55,18 @@ def test_a_database_without_tables_is_refused(tmp_path: Path, postgres: Postgres
     url = postgres.new_database(empty=True)
     told = _refused(tmp_path, "api", "worker", database_url=url, storage_url="s3://bucket")
     assert all("batchline migrate" in log for log in told)
+
+
+def test_a_node_says_that_the_database_was_migrated_under_it(tmp_path: Path, postgres: Postgres) -> None:
+    """F5: by a newer version, the node goes on and says so; by a restored backup of an older one, it is not ready."""
+    url = postgres.new_database()
+    version = f"UPDATE schema_version SET version = {expected_version()} + "
+    with running_mock() as mock, running_service(tmp_path, mock.url, database_url=url) as service:
+        for change, status in ((1, 200), (-1, 503), (0, 200)):
+            postgres.execute(f"{version}({change})", database=url.rpartition("/")[2])
+            reply = service.call("GET", "/readyz")
+            assert reply.status == status
+            assert (b"differ: the database has version" in reply.body) is (change != 0)
 
 
 def test_what_is_not_shared_is_refused(tmp_path: Path) -> None:

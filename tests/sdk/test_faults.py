@@ -144,6 +144,16 @@ def test_a_fault_is_tried_again_and_told_in_the_end(faults: dict[str, Any], dire
     assert reason in error["message"]
 
 
+@pytest.mark.rule("D10", "An upstream that aborts a line sees as many requests as the line has attempts.")
+def test_an_upstream_that_aborts_sees_one_request_per_attempt(faulty: Setting) -> None:
+    """D10: also if the connections were kept alive, as they are after the first six lines."""
+    beside = [f"[[delay=1]] beside {n}" for n in range(6)]
+    run(faulty.service, *(f"before {n}" for n in range(6)))
+    asked = faulty.mock.stats()["requests"]
+    run(faulty.service, *beside, "[[drop]] alone")
+    assert faulty.mock.stats()["requests"] - asked == len(beside) + _ATTEMPTS
+
+
 def test_one_broken_connection_is_no_outage(tmp_path: Path) -> None:
     """D3: that takes 16 answers of 4 lines. Until then a line has its attempts, and not one more."""
     with running_mock() as mock, running_service(tmp_path, mock.url, max_attempts=2) as service:
