@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from batchline.api.responses import json_response
 from batchline.domain.errors import InvalidCredentials, MissingCredentials, StoreDown, Unavailable
-from batchline.ports import Clock, Objects, Store
+from batchline.ports import Objects, Store, WatchedClock
 from batchline.telemetry.metrics import Metrics
 
 CHECK_TIMEOUT_SECONDS = 5.0
@@ -34,7 +34,7 @@ class HealthRoutes:
         store: Store,
         objects: Objects,
         metrics: Metrics,
-        clock: Clock,
+        clock: WatchedClock,
         admin_token: str | None,
         check_timeout_seconds: float = CHECK_TIMEOUT_SECONDS,
         count_interval_seconds: float = COUNT_INTERVAL_SECONDS,
@@ -55,7 +55,8 @@ class HealthRoutes:
         ]
         if failures:
             raise Unavailable(f"Not ready: {'; '.join(failures)}")
-        return json_response({"status": "ready"} | dict.fromkeys(self._checks, "ok"))
+        clock = self._clock.state.problem or "ok"
+        return json_response({"status": "ready"} | dict.fromkeys(self._checks, "ok") | {"clock": clock})
 
     async def metrics(self, request: Request) -> Response:
         if not _is_local(request):

@@ -16,7 +16,7 @@ from batchline.backup.manifest import Progress, TransferError
 from batchline.backup.rows import Marks, end_leases, needed_since, opened
 from batchline.domain.errors import ObjectsDown
 from batchline.durable import replace, sync_path
-from batchline.ports import Clock, Objects, Threads
+from batchline.ports import Objects, StoreClock, Threads
 
 _FOLDERS = ("uploads", "work", "segments", "results")
 _MARKER_PREFIX = "restore"
@@ -39,7 +39,7 @@ class Restore:
     """Restores one backup. ``folder`` is an empty folder on a local disk."""
 
     def __init__(
-        self, *, rows: Rows, objects: Objects, folder: Path, threads: Threads, clock: Clock, progress: Progress
+        self, *, rows: Rows, objects: Objects, folder: Path, threads: Threads, clock: StoreClock, progress: Progress
     ) -> None:
         self._rows, self._objects = rows, objects
         self._database = folder / "batchline.sqlite"

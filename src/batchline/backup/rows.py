@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from batchline.backup.manifest import TransferError
 from batchline.domain.errors import StoreDown
-from batchline.ports import Clock, Threads
+from batchline.ports import StoreClock, Threads
 from batchline.store.sql import load_queries
 from batchline.store.sqlite.database import SqliteDatabase
 
@@ -51,7 +51,7 @@ def needed_since(connection: sqlite3.Connection, marks: Marks) -> tuple[list[str
     return found, Marks(*select(connection, "marks").fetchone())
 
 
-def end_leases(database: Path, *, clock: Clock, threads: Threads) -> None:
+def end_leases(database: Path, *, clock: StoreClock, threads: Threads) -> None:
     """Migrate a backup's database to this version, and end every lease in it. Raise TransferError."""
     try:
         SqliteDatabase(database, clock=clock, writer=threads, reader=threads).close()

@@ -32,7 +32,7 @@ from batchline.pipeline.dispatch.waiting import Waiting
 from batchline.pipeline.job import HeldBatch, Job
 from batchline.pipeline.record import Recorder
 from batchline.pipeline.token_limit import TokenLimit
-from batchline.ports import Clock, Random, Upstream
+from batchline.ports import Random, StoreClock, Upstream
 from batchline.telemetry.metrics import Metrics
 
 _SHORTEST_RATE_WAIT_SECONDS = 0.001
@@ -68,7 +68,7 @@ class Dispatcher:
         breakers: Breakers,
         policy: RetryPolicy,
         limiter: Limiter,
-        clock: Clock,
+        clock: StoreClock,
         random: Random,
         metrics: Metrics,
         count_sync_calls: Callable[[], int],
@@ -241,8 +241,8 @@ class Dispatcher:
         """Start ready jobs, as many as may start now."""
         touched: set[str] = set()
         while jobs := self._take():
-            now = self._clock.now()
-            started = [job for job in jobs if self._start_or_park(job, now)]
+            due = self._clock.due()
+            started = [job for job in jobs if self._start_or_park(job, due)]
             for job in started:
                 self._note_probe(job)
             self._in_flight.start(started)
@@ -327,9 +327,9 @@ class Dispatcher:
         self._rate_timer = None
         self.pump()
 
-    def _start_or_park(self, job: Job, now: float) -> bool:
+    def _start_or_park(self, job: Job, due: float) -> bool:
         """Return whether a job may start. One that may not is ended, or parked because its batch is overdue."""
-        if now >= job.batch.expires_at:
+        if due >= job.batch.expires_at:
             self._overdue.append(job)
         elif not self._completer.end_if_stopped(job):
             return True
