@@ -136,10 +136,10 @@ def expiry_by_the_process_clock() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("fault", "first"),
     [
-        (no_fence, 144),
-        (commit_before_durable, 14),
+        (no_fence, 146),
+        (commit_before_durable, 44),
         (publish_before_counting, 1),
-        (charge_before_recording, 12),
+        (charge_before_recording, 14),
         (expiry_by_the_wall_clock, 4),
         (expiry_by_the_process_clock, 2),
     ],

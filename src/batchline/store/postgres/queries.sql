@@ -211,7 +211,8 @@ RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_e
 -- Marks files past their expiry as expired, by the database's clock, and returns the keys of their objects.
 UPDATE files SET state = 'expired', removed_at = unix_time()
 WHERE id IN (
-    SELECT id FROM files WHERE state = 'stored' AND expires_at <= unix_time() LIMIT :limit FOR UPDATE SKIP LOCKED
+    SELECT id FROM files WHERE state = 'stored' AND expires_at <= unix_time()
+    ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED
 )
 RETURNING object_key;
 
