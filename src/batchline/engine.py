@@ -12,6 +12,7 @@ from typing import Protocol
 from batchline.api.services import ApiServices
 from batchline.domain.fleet import Report
 from batchline.domain.states import Stop
+from batchline.loops.clock import CHECK_INTERVAL_SECONDS, ClockWatch
 from batchline.loops.expire import Expire
 from batchline.loops.heartbeat import Heartbeat, SyncCallHeartbeat
 from batchline.loops.key_usage import KeyUsage
@@ -28,7 +29,7 @@ from batchline.pipeline.progress import ProgressReader, Workers
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.pipeline.upload import Upload
-from batchline.ports import Clock, EngineQueue, Fleet, Objects, Random, Store, SyncUpstream, Validator
+from batchline.ports import EngineQueue, Fleet, Objects, Random, Store, SyncUpstream, Validator, WatchedClock
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -64,7 +65,7 @@ class Context:
     upstreams: Mapping[str, SyncUpstream]
     token_limit: TokenLimit
     router: SyncRouter
-    clock: Clock
+    clock: WatchedClock
     random: Random
     metrics: Metrics
     owner: str
@@ -110,12 +111,14 @@ class WorkerRole:
             store=store,
             clock=clock,
             owner=owner,
+            lease_seconds=settings.lease_seconds,
             live_owners=lambda: [owner, *(local_fleet.live_owners() if local_fleet is not None else ())],
             on_work_available=self.worker.on_work_available,
         )
         self._rescue_task = PeriodicTask("rescue", rescue.step, every=settings.lease_seconds / 3, clock=clock)
-        expire = Expire(store=store, clock=clock, on_batch_stopped=self.on_batch_stopped)
+        expire = Expire(store=store, on_batch_stopped=self.on_batch_stopped)
         self._tasks = [
+            clock_task(context),
             self._rescue_task,
             PeriodicTask("expire", expire.step, every=factor * intervals.expire_seconds, clock=clock),
             PeriodicTask("sweep", prune.sweep, every=intervals.sweep_seconds, clock=clock),
@@ -162,6 +165,12 @@ class WorkerRole:
         """Start no further line of a batch that was cancelled or has expired."""
         self.worker.on_batch_stopped(batch_id, stop)
         self._finalize_task.wake()
+
+
+def clock_task(context: Context) -> PeriodicTask:
+    """Return the task that watches the clock of the machine."""
+    watch = ClockWatch(clock=context.clock, metrics=context.metrics)
+    return PeriodicTask("clock", watch.step, every=CHECK_INTERVAL_SECONDS, clock=context.clock)
 
 
 def new_worker(context: Context, *, on_shard_done: Callable[[], None]) -> Worker:

@@ -11,15 +11,31 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+_UPTIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The clock that goes on while the machine is suspended: on Linux its own, on macOS the monotonic one."""
+
+
 class SystemClock:
     """The clock of the machine."""
 
     now = staticmethod(time.time)
     steady = staticmethod(time.monotonic)
 
+    def uptime(self) -> float:
+        """Return the seconds since the machine started, including those in which it was suspended."""
+        return time.clock_gettime(_UPTIME_CLOCK)
+
     async def sleep(self, seconds: float) -> None:
         """Wait without blocking the event loop."""
         await asyncio.sleep(seconds)
+
+
+class CommandClock(SystemClock):
+    """The clock of a command, which writes times of the machine and ends nothing because of its age."""
+
+    def due(self) -> float:
+        """Return 0: nothing is due."""
+        return 0.0
 
 
 class SystemRandom:

@@ -11,9 +11,10 @@ from batchline.api import health
 from batchline.api.health import HealthRoutes
 from batchline.domain.errors import ObjectsDown, StoreDown, Unavailable
 from batchline.domain.records import SchemaVersions
-from batchline.system import SystemClock
+from batchline.ports import ClockState
 from batchline.telemetry.metrics import Metrics
 from tests.support.api_server import Api, Faulty
+from tests.support.clocks import SettableClock
 
 
 def test_a_living_process_says_so_to_anyone(api: Api) -> None:
@@ -26,7 +27,7 @@ def test_a_ready_service_says_so_to_anyone(api: Api) -> None:
     """F5"""
     reply = api.call("GET", "/readyz", anonymous=True)
     assert reply.status == 200
-    assert reply.json == {"status": "ready", "database": "ok", "migrations": "ok", "storage": "ok"}
+    assert reply.json == {"status": "ready", "database": "ok", "migrations": "ok", "storage": "ok", "clock": "ok"}
 
 
 def with_versions(database: int, program: int) -> Callable[[Any], Any]:
@@ -60,6 +61,14 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(serve: Callable[..., Ap
         "differ: the database has version 5 of the tables, this process has 4. "
         "Restart it with the new version of batchline"
     )
+
+
+@pytest.mark.rule("F5", "/readyz says what is wrong with the clock, and stays 200.")
+def test_a_clock_in_doubt_is_named(api: Api) -> None:
+    """F5: lines run and results are served meanwhile, so the service is ready."""
+    api.clock.state = ClockState(ahead_seconds=90_000.0, held=True, problem="the clock is 25.0 hours ahead")
+    reply = api.call("GET", "/readyz", anonymous=True)
+    assert (reply.status, reply.json["clock"]) == (200, "the clock is 25.0 hours ahead")
 
 
 @pytest.mark.rule("F5", "/healthz and /readyz need no credentials, and a part that fails is named.")
@@ -102,7 +111,7 @@ async def test_readyz_names_a_part_that_does_not_answer_in_time() -> None:
         store=hanging,
         objects=hanging,
         metrics=Metrics(),
-        clock=SystemClock(),
+        clock=SettableClock(),
         admin_token=None,
         check_timeout_seconds=0.01,
     )

@@ -12,7 +12,7 @@ from batchline.store.store import SqlStore
 from batchline.system import ThreadPool
 from tests.support.clocks import SettableClock
 from tests.support.postgres_store import opened
-from tests.support.stores import NOW, World
+from tests.support.stores import LEASE, ME, NOW, World
 
 
 @asynccontextmanager
@@ -21,14 +21,26 @@ async def _on_sqlite(folder: Path) -> AsyncIterator[World]:
     writer, reader = ThreadPool(1, name="writer"), ThreadPool(1, name="reader")
     database = SqliteDatabase(folder / "store.sqlite", clock=clock, writer=writer, reader=reader)
 
+    store = SqlStore(database)
+
     async def pass_time(seconds: float) -> None:
+        await store.watch_leases(owner=ME, lease=LEASE)
+        while seconds > 0:
+            clock.advance(min(seconds, LEASE / 3))
+            await store.watch_leases(owner=ME, lease=LEASE)
+            seconds -= LEASE / 3
+
+    async def lose_time(seconds: float) -> None:
         clock.advance(seconds)
+
+    async def set_time(time: int) -> None:
+        clock.set(time)
 
     async def die(owner: str) -> None:
         """Do nothing: every process but the one that holds the folder's lock is dead anyway."""
 
     try:
-        yield World(SqlStore(database), pass_time=pass_time, die=die)
+        yield World(store, pass_time=pass_time, lose_time=lose_time, die=die, set_time=set_time)
     finally:
         writer.close()
         reader.close()

@@ -247,7 +247,7 @@ async def _failed(world: World) -> Batch:
 
 async def _expired(world: World) -> Batch:
     batch = await world.running()
-    await world.store.expire(at=NOW + DAY)
+    await world.expire(at=NOW + DAY)
     await world.publish(await world.finish())
     return batch
 
@@ -271,10 +271,10 @@ async def test_cancel_in_every_state(
     batch = await reach(world)
     was = await world.seen(batch)
     assert was.status == before
-    cancelled = await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 50)
+    cancelled = await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 150)
     assert cancelled is not None
     assert cancelled.status == after
-    assert cancelled.cancelling_at == (None if after == before else NOW + 50)
+    assert cancelled.cancelling_at == (None if after == before else NOW + 150)
     assert cancelled.finalizing_at == was.finalizing_at
     assert await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 60) == cancelled
     assert await world.seen(batch) == cancelled

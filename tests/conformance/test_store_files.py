@@ -85,7 +85,7 @@ async def test_a_file_that_is_gone_still_is_a_cursor(world: World) -> None:
     await world.store.delete_file(owner.project_id, deleted.id, at=NOW)
     assert await page(world, owner, after=deleted.id) == [expired.id, last.id]
     assert await page(world, owner, after=deleted.id, ascending=False) == [first.id]
-    await world.store.expire_files(owner=ME, at=NOW + 10, limit=10)
+    await world.expire_files(owner=ME, at=NOW + 10, limit=10)
     assert await page(world, owner, after=expired.id) == [last.id]
     assert not await is_cursor(world, owner, "file-unknown")
     assert not await is_cursor(world, stranger, first.id)
@@ -131,8 +131,8 @@ async def test_expired_files_give_up_their_objects_once(world: World) -> None:
     owner = await world.owner()
     late = {(await world.stored(owner, expires_at=NOW + n)).object_key for n in range(1, 6)}
     await world.stored(owner, expires_at=NOW + 6)
-    assert await world.store.expire_files(owner=ME, at=NOW, limit=10) == []
-    swept = [await world.store.expire_files(owner=ME, at=NOW + 5, limit=2) for _ in range(4)]
+    assert await world.expire_files(owner=ME, at=NOW, limit=10) == []
+    swept = [await world.expire_files(owner=ME, at=NOW + 5, limit=2) for _ in range(4)]
     assert [len(keys) for keys in swept] == [2, 2, 1, 0]
     assert {key for keys in swept for key in keys} == late
 
@@ -146,7 +146,7 @@ async def test_a_deleted_file_is_gone_and_deleted_once(world: World) -> None:
     assert await world.store.delete_file(owner.project_id, file.id, at=NOW) is None
     assert await world.store.file(owner.project_id, file.id, at=NOW) is None
     assert await page(world, owner) == []
-    assert await world.store.expire_files(owner=ME, at=NOW + 5, limit=10) == []
+    assert await world.expire_files(owner=ME, at=NOW + 5, limit=10) == []
 
 
 async def _abandon(world: World, file: File) -> None:
@@ -155,12 +155,12 @@ async def _abandon(world: World, file: File) -> None:
 
 async def _start_anew(world: World, file: File) -> None:
     await world.die(ME)
-    assert await world.store.expire_files(owner=OTHER, at=NOW, limit=10) == [file.object_key]
+    assert await world.expire_files(owner=OTHER, at=NOW, limit=10) == [file.object_key]
 
 
 async def _let_lapse(world: World, file: File) -> None:
     await world.pass_time(LEASE + 1)
-    assert await world.store.expire_files(owner=ME, at=NOW, limit=10) == [file.object_key]
+    assert await world.expire_files(owner=ME, at=NOW, limit=10) == [file.object_key]
 
 
 @pytest.mark.parametrize("give_up", [_abandon, _start_anew, _let_lapse])
@@ -201,7 +201,7 @@ async def test_a_finished_upload_stays_as_it_is(world: World) -> None:
         await world.store.renew_upload(file.id, owner=ME, lease=LEASE)
     await world.store.abandon_upload(file.id, owner=ME)
     await world.pass_time(LEASE + 1)
-    assert await world.store.expire_files(owner=OTHER, at=NOW, limit=10) == []
+    assert await world.expire_files(owner=OTHER, at=NOW, limit=10) == []
     assert await world.store.file(owner.project_id, file.id, at=NOW) == file
 
 
@@ -212,7 +212,7 @@ async def test_a_renewed_upload_lives_on(world: World) -> None:
     await world.pass_time(LEASE - 1)
     await world.store.renew_upload(file.id, owner=ME, lease=LEASE)
     await world.pass_time(LEASE - 1)
-    assert await world.store.expire_files(owner=ME, at=NOW, limit=10) == []
+    assert await world.expire_files(owner=ME, at=NOW, limit=10) == []
     await world.store.finish_upload(file, owner=ME)
 
 
@@ -225,7 +225,7 @@ async def test_an_object_is_kept_while_a_row_stands_for_it(world: World) -> None
     deleted = await world.stored(owner)
     await world.store.delete_file(owner.project_id, deleted.id, at=NOW)
     expired = await world.stored(owner, expires_at=NOW)
-    await world.store.expire_files(owner=ME, at=NOW, limit=10)
+    await world.expire_files(owner=ME, at=NOW, limit=10)
     asked = [begun.object_key, kept.object_key, deleted.object_key, expired.object_key, "uploads/unknown"]
     assert await world.store.referenced_keys(asked) == {begun.object_key, kept.object_key}
     assert await world.store.referenced_keys([]) == set()

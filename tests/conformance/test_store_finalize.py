@@ -33,7 +33,7 @@ async def _cancelled(world: World) -> Batch:
 async def _expired(world: World) -> Batch:
     batch = await world.running(shards=[2, 2], idempotency_key="one")
     (shard,) = await world.claim(lines=1)
-    assert await world.store.expire(at=NOW + DAY) == [batch.id]
+    assert await world.expire(at=NOW + DAY) == [batch.id]
     await world.record_all([shard])
     return batch
 
@@ -48,9 +48,9 @@ async def test_a_batch_past_its_window_is_stopped_once(world: World) -> None:
     batch = await world.running(shards=[2, 2], expires_at=NOW + 10)
     later = await world.running(shards=[2])
     (shard,) = await world.claim(lines=1)
-    assert await world.store.expire(at=NOW + 9) == []
-    assert await world.store.expire(at=NOW + 10) == [batch.id]
-    assert await world.store.expire(at=NOW + 11) == []
+    assert await world.expire(at=NOW + 9) == []
+    assert await world.expire(at=NOW + 10) == [batch.id]
+    assert await world.expire(at=NOW + 11) == []
     seen = await world.seen(batch)
     assert (seen.status, seen.stop, seen.expired_at) == (BatchStatus.IN_PROGRESS, "expired", None)
     assert [one.batch_id for one in await world.claim()] == [later.id]
@@ -74,7 +74,7 @@ async def test_only_what_has_work_left_expires(world: World) -> None:
     await world.claim()
     await world.store.cancel_batch(cancelling.project_id, cancelling.id, at=NOW)
     before = [await world.seen(batch) for batch in (validating, finalizing, recorded, cancelling)]
-    assert await world.store.expire(at=NOW + 2 * DAY) == []
+    assert await world.expire(at=NOW + 2 * DAY) == []
     assert [await world.seen(batch) for batch in before] == before
     finish = await world.finish()
     assert finish.batch.id == recorded.id
@@ -285,11 +285,11 @@ async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) ->
         store.renew_shards(owner=ME, lease=LEASE),
         world.rescue(OTHER),
         store.fail_interrupted(owner=OTHER, errors=b"[]", answer=b"late", at=later),
-        store.expire(at=later),
+        world.expire(at=later),
         store.claim(owner=OTHER, lease=LEASE, lines=99, bytes=1 << 30, alone=True, at=NOW),
         store.lease_finalizable(owner=OTHER, lease=LEASE, at=later),
         store.publish(batch.id, epoch=epoch, files=[], completed=0, failed=0, at=later),
-        store.expire_files(owner=OTHER, at=later, limit=9),
+        world.expire_files(owner=OTHER, at=later, limit=9),
     ):
         with suppress(LeaseLost):
             await call

@@ -98,7 +98,7 @@ class Fleet:
     async def _rescue(self) -> None:
         while not self.all_ended:
             await self._world.rescue()
-            await self._world.store.expire(at=SOON)
+            await self._world.expire(at=SOON)
             await asyncio.sleep(0.01)
 
     async def _finish(self) -> None:

@@ -291,7 +291,7 @@ async def test_workers_hear_of_stops_and_revoked_keys(world: World) -> None:
     ]
     await world.store.rotate_key(owners[0].key_id, digest=b"new", hint="bl-new")
     await world.store.cancel_batch(cancelled.project_id, cancelled.id, at=NOW)
-    await world.store.expire(at=NOW + 10)
+    await world.expire(at=NOW + 10)
     await world.store.revoke_key(owners[3].key_id, at=NOW)
     asked = [calm.id, cancelled.id, expired.id, revoked.id]
     signals = await world.store.signals(asked)

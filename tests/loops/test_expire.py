@@ -6,7 +6,6 @@ from pathlib import Path
 
 from batchline.domain.states import BatchStatus, Stop
 from batchline.loops.expire import Expire
-from tests.simulation.virtual import VirtualClock
 from tests.support.engine_harness import Bench
 
 
@@ -35,7 +34,6 @@ def test_each_expired_batch_is_reported_once(tmp_path: Path) -> None:
             stops: list[tuple[str, Stop]] = []
             expire = Expire(
                 store=bench.rows,
-                clock=VirtualClock(bench.time),
                 on_batch_stopped=lambda batch_id, stop: stops.append((batch_id, stop)),
             )
             await expire.step()

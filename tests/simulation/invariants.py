@@ -6,9 +6,11 @@ from typing import Any
 
 from batchline.domain.limits import STRIKES
 from batchline.domain.records import Batch, LedgerEntry, Organization
-from batchline.domain.states import TERMINAL, BatchStatus
+from batchline.domain.states import TERMINAL, BatchStatus, Stop
 from batchline.ports import BatchSnapshot
+from batchline.store.sqlite.clock import TOLERANCE_SECONDS
 from tests.simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
+from tests.simulation.virtual import Time
 
 AMPLE_WINDOW = 3600
 """Seconds in which any batch of a simulated world ends, whatever faults it meets."""
@@ -22,6 +24,14 @@ _NEXT = {
 _TIMES = [
     *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"),
     *("created_at", "expires_at"),
+]
+
+
+_ORDERED_TIMES = [
+    ("created_at", "in_progress_at", "finalizing_at", "completed_at"),
+    ("created_at", "in_progress_at", "finalizing_at", "cancelling_at", "cancelled_at"),
+    ("created_at", "in_progress_at", "expired_at"),
+    ("created_at", "failed_at"),
 ]
 
 
@@ -40,14 +50,22 @@ def reachable(status: BatchStatus) -> set[BatchStatus]:
 
 
 class BatchObserver:
-    """Compares each state of a batch with the one that was seen before."""
+    """Compares each state of a batch with the one that was seen before, and its window with the true time."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan, time: Time) -> None:
         self.seen: dict[str, Batch] = {}
+        self._created: dict[str, float] = {}
+        self._window, self._time = plan.settings.completion_window_seconds, time
+        self._tolerance = 1.0 if plan.shared else TOLERANCE_SECONDS
+
+    def note_create(self, file_id: str, *, at: float) -> None:
+        """Note when a client created a batch of a file for the first time."""
+        self._created.setdefault(file_id, at)
 
     def check(self, batch: Batch) -> None:
         before = self.seen.get(batch.id)
         self.seen[batch.id] = batch
+        self._check_times(batch)
         require(batch.completed + batch.failed <= batch.total, f"{batch.id} counts more lines than it has")
         if batch.status in TERMINAL and batch.status is not BatchStatus.FAILED and batch.total:
             require(batch.completed + batch.failed == batch.total, f"{batch.id} is terminal with lines not counted")
@@ -64,6 +82,15 @@ class BatchObserver:
             require(was is None or getattr(batch, name) == was, f"{batch.id} changed {name}")
         if before.status in TERMINAL:
             require(batch == before, f"{batch.id} changed after its end")
+
+    def _check_times(self, batch: Batch) -> None:
+        """Check that a batch did not expire before the end of its window, and that its times are in order."""
+        age = self._time.now - self._created[batch.input_file_id]
+        in_time = batch.stop is not Stop.EXPIRED or age >= self._window - self._tolerance
+        require(in_time, f"{batch.id} expired after {age:.0f} of {self._window} seconds")
+        for name in _ORDERED_TIMES:
+            reached = [at for at in (getattr(batch, each) for each in name) if at is not None]
+            require(reached == sorted(reached), f"{batch.id} has times that run backwards: {reached}")
 
 
 def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, world: Plan) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from batchline.settings import ModelSettings, Settings, UpstreamSettings
+from tests.simulation.clocks import ERRORS
 from tests.simulation.upstream import WORKER_POISON
 
 ENDPOINT = "/v1/chat/completions"
@@ -77,7 +78,7 @@ class BatchPlan:
 @dataclass
 class Disturbance:
     """At a step of the world: kill the process, stop it cleanly, freeze it so that it wakes after its leases expired,
-    or make the upstream unavailable."""
+    make the upstream unavailable, or set the clock of a machine so that it is ahead by ``seconds``."""
 
     step: int
     kind: str
@@ -96,6 +97,8 @@ class Plan:
     poison: str
     funds: int
     """The nano-units of the organization at the start."""
+    shared: bool
+    """Whether two machines work on one database, or one machine on its own."""
 
     @property
     def metered(self) -> bool:
@@ -110,6 +113,7 @@ def make_plan(source: random.Random, projects: list[str]) -> Plan:
     poison = source.choice(["", "", "", "kills upstream", "kills worker"])
     zombies = source.random() < 0.3
     metered = source.random() < 0.5
+    shared = source.random() < 0.3
     settings = Settings.model_construct(
         **Settings().model_dump()
         | {
@@ -127,13 +131,14 @@ def make_plan(source: random.Random, projects: list[str]) -> Plan:
     return Plan(
         settings=settings,
         batches=batches,
-        disturbances=sorted(_disturbances(source, zombies), key=lambda each: each.step),
+        disturbances=sorted(_disturbances(source, zombies) + _jumps(source), key=lambda each: each.step),
         latency=source.choice([0.02, 0.3, 2.0]),
         disk_latency=source.choice([0.0005, 0.01, 0.2, 0.2]),
         inline_bytes=source.choice([0, 0, 400, 65536]),
         zombies=zombies,
         poison=poison,
         funds=source.choice([10**12, 10**12, 20_000, 100_000, 400_000]),
+        shared=shared,
     )
 
 
@@ -161,4 +166,11 @@ def _disturbances(source: random.Random, zombies: bool) -> list[Disturbance]:
             seconds=source.choice([0.3, 3.0, 40.0]),
         )
         for _ in range(source.choice([0, 1, 2, 4, 7]))
+    ]
+
+
+def _jumps(source: random.Random) -> list[Disturbance]:
+    return [
+        Disturbance(step=int(source.expovariate(1 / 1500)), kind="clock", seconds=source.choice(ERRORS))
+        for _ in range(source.choice([0, 0, 1, 2, 4]))
     ]

@@ -13,7 +13,9 @@ from batchline.store.batches import fetch_batch
 from batchline.store.ledger import charge_account
 from batchline.store.shards import SqlShards
 from batchline.store.sql import Script, change, rows
-from tests.simulation.world import World
+from batchline.store.sqlite.clock import TrustedClock
+from tests.simulation.clocks import MachineClock
+from tests.simulation.world import Process, World
 
 # A process that is killed while it opens a file leaves it open.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -108,9 +110,39 @@ def charge_before_recording() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def expiry_by_the_wall_clock() -> Iterator[None]:
+    """Believe the clock of the only machine at once."""
+    with mock.patch.object(TrustedClock, "due", TrustedClock.now):
+        yield
+
+
+@contextmanager
+def expiry_by_the_process_clock() -> Iterator[None]:
+    """Let each process of a fleet end windows and lifetimes by its own clock."""
+    open_database = Process._open
+
+    def open_with_own_clock(self: Process, machine: MachineClock, threads: Any) -> Any:
+        database, clock = open_database(self, machine, threads)
+        if self.world.plan.shared:
+            read_clocks = database._read_clocks
+            database._read_clocks = lambda: read_clocks() | {"due": int(machine.now())}  # type: ignore[method-assign]
+        return database, clock
+
+    with mock.patch.object(Process, "_open", open_with_own_clock):
+        yield
+
+
 @pytest.mark.parametrize(
     ("fault", "first"),
-    [(no_fence, 144), (commit_before_durable, 14), (publish_before_counting, 1), (charge_before_recording, 12)],
+    [
+        (no_fence, 146),
+        (commit_before_durable, 44),
+        (publish_before_counting, 1),
+        (charge_before_recording, 14),
+        (expiry_by_the_wall_clock, 4),
+        (expiry_by_the_process_clock, 2),
+    ],
 )
 def test_a_planted_fault_is_caught(fault: Any, first: int) -> None:
     """The simulation catches a fault in the code; otherwise a passing run would prove nothing. Each search begins at a

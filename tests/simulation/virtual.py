@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from batchline.domain.limits import InputLimits
 from batchline.pipeline.validate import validate_file
-from batchline.ports import Verdict
+from batchline.ports import ClockState, Verdict
 
 T = TypeVar("T")
 EPOCH = 1_750_000_000.0
@@ -65,6 +65,10 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
+    """The clock of a store that is always right."""
+
+    state = ClockState()
+
     def __init__(self, time: Time) -> None:
         self._time = time
 
@@ -73,6 +77,12 @@ class VirtualClock:
 
     def steady(self) -> float:
         return self._time.now
+
+    def due(self) -> float:
+        return self.now()
+
+    async def check(self) -> ClockState:
+        return self.state
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -21,11 +21,14 @@ from batchline.pipeline import record
 from batchline.pipeline.create import CreateRequest
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
-from batchline.ports import NewKey
+from batchline.ports import NewKey, WatchedClock
+from batchline.store.postgres.clock import DatabaseClock
+from batchline.store.sqlite.clock import ClockFile, TrustedClock
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.telemetry.metrics import Metrics
 from batchline.upstream.mock.script import Script
+from tests.simulation.clocks import CalledThreads, MachineClock, SharedDatabase, WallClock
 from tests.simulation.invariants import BatchObserver, check_errors, check_files, check_money, check_standing, require
 from tests.simulation.plan import ENDPOINT, BatchPlan, Disturbance, Plan, make_plan
 from tests.simulation.upstream import Machine, SimulatedUpstream
@@ -44,11 +47,12 @@ class World:
         self.source = random.Random(seed)
         self.time = Time()
         self.folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_SHM if _SHM.is_dir() else None))
-        self.observer = BatchObserver()
         self.plan: Plan = make_plan(self.source, _PROJECTS)
+        self.observer = BatchObserver(self.plan, self.time)
         self.machines = {name: Machine(Script(seed=seed), self.time) for name in self.plan.settings.all_upstreams}
         self.log = ErrorLog()
         self.steps = 0
+        self.clocks = [WallClock() for _ in range(2 if self.plan.shared else 1)]
         self.processes: list[Process] = []
         self.dead: list[Process] = []
 
@@ -66,6 +70,8 @@ class World:
 
     def _run(self) -> None:
         disturbances = list(self.plan.disturbances)
+        if self.plan.shared:
+            self._start_peer()
         self._start()
         while not self.processes[-1].finished:
             if disturbances and disturbances[0].step <= self.steps:
@@ -85,13 +91,19 @@ class World:
                 gc.collect()
 
     def _start(self) -> None:
-        self.processes.append(Process(self))
+        self.processes.append(Process(self, wall=self.clocks[0]))
+
+    def _start_peer(self) -> None:
+        """Start a process on the second machine, which has no clients."""
+        self.processes.insert(0, Process(self, wall=self.clocks[1], is_peer=True))
 
     def _disturb(self, disturbance: Disturbance) -> None:
         process = self.processes[-1]
         if disturbance.kind == "outage":
             for machine in self.machines.values():
                 machine.crash(disturbance.seconds)
+        elif disturbance.kind == "clock":
+            self.source.choice(self.clocks).error = disturbance.seconds
         elif disturbance.kind == "stop" and not process.clients.done():
             process.stop()
         elif disturbance.kind == "freeze":
@@ -100,13 +112,15 @@ class World:
             process.clients.cancel()
             self._start()
         elif disturbance.kind == "kill":
-            self._kill(process)
+            self._kill(self.source.choice([process, self.processes[0]]))
 
     def _kill(self, process: "Process") -> None:
         self.processes.remove(process)
         self.dead.append(process)
         process.database.close()
-        if not self.processes or process.dies_at is None:
+        if process.is_peer:
+            self._start_peer()
+        elif process.dies_at is None or all(other.is_peer for other in self.processes):
             self._start()
 
     def _step(self) -> None:
@@ -132,12 +146,11 @@ class World:
 class Process:
     """One process of the service, from its start to its end, with the connections of clients to it."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, *, wall: WallClock, is_peer: bool = False) -> None:
+        self.world, self.is_peer = world, is_peer
         self.loop = Loop(world.time)
-        self.clock = VirtualClock(world.time)
         threads = InlineThreads(world.source, longest=world.plan.disk_latency)
-        self.database = SqliteDatabase(world.folder / "db.sqlite", clock=self.clock, writer=threads, reader=threads)
+        self.database, self.clock = self._open(MachineClock(world.time, wall, world.source), threads)
         self.store = SqlStore(self.database)
         rand = SeededRandom(world.source)
         self.objects = LocalObjects(world.folder / "objects", threads, rand)
@@ -154,12 +167,20 @@ class Process:
             owner=rand.bytes(8).hex(),
             intervals=Intervals(sweep_seconds=_SWEEP_SECONDS),
         )
-        self.engine = Engine(context, validator=InlineValidator(threads))
+        self.engine = Engine(context, validator=InlineValidator(threads), shared=world.plan.shared)
         self.killed = self.stopped = self.finished = False
         self.frozen_until = 0.0
         self.dies_at: float | None = None
         self.clients: asyncio.Future[None] = self.loop.create_future()
         self.main = self.loop.create_task(self._live())
+
+    def _open(self, machine: MachineClock, threads: InlineThreads) -> tuple[SqliteDatabase, WatchedClock]:
+        path = self.world.folder / "db.sqlite"
+        if self.world.plan.shared:
+            database = SharedDatabase(path, clock=VirtualClock(self.world.time), writer=threads, reader=threads)
+            return database, DatabaseClock(machine, database)
+        clock = TrustedClock(machine, file=ClockFile(self.world.folder), threads=CalledThreads())
+        return SqliteDatabase(path, clock=clock, writer=threads, reader=threads), clock
 
     def _upstream(self, machine: Machine) -> SimulatedUpstream:
         return SimulatedUpstream(
@@ -200,6 +221,7 @@ class Process:
         self.loop.close()
 
     async def _live(self) -> None:
+        await self.clock.check()
         for n, project_id in enumerate(_PROJECTS):
             with contextlib.suppress(Exception):
                 await self.store.create_key(
@@ -223,7 +245,7 @@ class Process:
             if running.done():
                 self.clients.cancel()
                 self.stopped = True
-            elif self.dies_at is not None:
+            elif self.is_peer or self.dies_at is not None:
                 await running
             else:
                 await self._check_end()
@@ -233,7 +255,7 @@ class Process:
 
     async def _clients(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for plan in self.world.plan.batches if self.dies_at is None else []:
+            for plan in [] if self.is_peer or self.dies_at is not None else self.world.plan.batches:
                 group.create_task(self._client(plan))
 
     async def _client(self, plan: BatchPlan) -> None:
@@ -252,6 +274,7 @@ class Process:
         if plan.file_id is None:
             plan.file_id = await self._upload(plan)
         if plan.batch_id is None:
+            self.world.observer.note_create(plan.file_id, at=self.world.time.now)
             plan.batch_id = await self._create(plan, owner)
         batch = await self._follow(plan)
         await self._check(batch, plan)
@@ -341,8 +364,14 @@ class Process:
         last_death = max(process.dies_at or 0.0 for process in self.world.processes)
         await asyncio.sleep(max(0.0, last_death - self.world.time.now) + 2 * _SWEEP_SECONDS)
         await self._check_money()
+        await self._check_inputs()
         for folder in ("work", "segments"):
             require(await self.objects.names(folder) == [], f"{folder} is not empty at the end")
+
+    async def _check_inputs(self) -> None:
+        """Check that no input file was deleted: all are far younger than the time for which files are kept."""
+        for plan in self.world.plan.batches:
+            require(await self._content(plan.project_id, plan.file_id) == plan.input(), f"{plan.file_id} has changed")
 
     async def _check_money(self) -> None:
         """Check that the charges are the costs of the lines in all output files."""

@@ -24,7 +24,7 @@ from batchline.domain.money import nano
 from batchline.domain.records import UsageEntry
 from batchline.objects.local import LocalObjects
 from batchline.pipeline.validation_pool import ValidationPool
-from batchline.ports import NewKey
+from batchline.ports import ClockState, NewKey
 from batchline.settings import Settings
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
@@ -51,8 +51,16 @@ class ShiftedClock(SystemClock):
 
     ahead = 0.0
 
+    state = ClockState()
+
     def now(self) -> float:
         return super().now() + self.ahead
+
+    def due(self) -> float:
+        return self.now()
+
+    async def check(self) -> ClockState:
+        return self.state
 
 
 class Faulty:

@@ -8,7 +8,7 @@ from batchline.domain.fleet import Report
 from batchline.engine import ApiRole, Context
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
-from batchline.ports import Clock, Objects, Store, SyncUpstream, Validator
+from batchline.ports import Clock, Objects, Store, SyncUpstream, Validator, WatchedClock
 from batchline.settings import Settings
 from batchline.system import SystemRandom
 from batchline.telemetry.metrics import Metrics
@@ -44,7 +44,7 @@ def compose(
     objects: Objects,
     validator: Validator,
     upstreams: Mapping[str, SyncUpstream],
-    clock: Clock,
+    clock: WatchedClock,
     on_key_used: Callable[[str], None],
 ) -> ApiServices:
     context = Context(

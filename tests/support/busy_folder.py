@@ -59,7 +59,7 @@ def world_on(store: Store) -> World:
 
     async def nothing(_: object) -> None: ...
 
-    return World(store, pass_time=nothing, die=nothing)
+    return World(store, pass_time=nothing, lose_time=nothing, die=nothing, set_time=nothing)
 
 
 class Busy:

@@ -1,7 +1,7 @@
 """Runs several processes of the service on one PostgreSQL and one bucket."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -45,11 +45,11 @@ class Fleet:
     def client(self, api: int = 0) -> OpenAI:
         return self.apis[api].client()
 
-    def begin(self, role: str) -> Service:
-        """Start another node, and do not wait until it is ready."""
+    def begin(self, role: str, *, command: Sequence[str] | None = None) -> Service:
+        """Start another node, by another command if one is given, and do not wait until it is ready."""
         node = Service(
             self._folder / f"{role}-{len(self._nodes)}",
-            ("-m", "batchline", role),
+            command or ("-m", "batchline", role),
             self.settings,
             account=self.nodes[0].account if self._nodes else None,
             environment=self._environment,
@@ -58,8 +58,8 @@ class Fleet:
         node.start()
         return node
 
-    def add(self, role: str) -> Service:
-        node = self.begin(role)
+    def add(self, role: str, *, command: Sequence[str] | None = None) -> Service:
+        node = self.begin(role, command=command)
         node.await_ready()
         return node
 

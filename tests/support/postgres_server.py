@@ -127,17 +127,27 @@ class Leases:
 
     async def age(self, seconds: float) -> None:
         """Make the rows look as if ``seconds`` had passed and the database had been available all the time."""
+        await self.age_in_outage(seconds)
+        await self.execute("UPDATE watch SET seen = clock_timestamp()")
+
+    async def age_in_outage(self, seconds: float) -> None:
+        """Make the rows look as if ``seconds`` had passed and nobody could use the database meanwhile."""
         for table in _TABLES_WITH_LEASES:
             await self.execute(f"UPDATE {table} SET lease_until = lease_until - make_interval(secs => {seconds})")
-        await self.execute(
-            f"UPDATE watch SET seen = clock_timestamp(), since = since - make_interval(secs => {seconds})"
-        )
+        for column in ("seen", "since"):
+            await self.execute(f"UPDATE watch SET {column} = {column} - make_interval(secs => {seconds})")
 
     async def lapse(self, owner: str) -> None:
         """Make the leases of ``owner`` look long expired, as if its process had died."""
         for table in _TABLES_WITH_LEASES:
             await self.execute(f"UPDATE {table} SET lease_until = '-infinity' WHERE owner = '{owner}'")
         await self.execute("UPDATE watch SET seen = clock_timestamp(), since = '-infinity'")
+
+    async def set_time(self, time: int) -> None:
+        """Let windows and lifetimes end as if the clock of the database showed this time, and stood still."""
+        await self.execute(
+            f"CREATE OR REPLACE FUNCTION unix_time() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT {time}::bigint'"
+        )
 
     async def close(self) -> None:
         if self._connection is not None:

@@ -12,7 +12,13 @@ from tests.support.stores import World
 
 class Opened(World):
     def __init__(self, database: PostgresDatabase, leases: Leases) -> None:
-        super().__init__(SqlStore(database), pass_time=leases.age, die=leases.lapse)
+        super().__init__(
+            SqlStore(database),
+            pass_time=leases.age,
+            lose_time=leases.age_in_outage,
+            die=leases.lapse,
+            set_time=leases.set_time,
+        )
         self.database = database
         self.execute, self.fetch = leases.execute, leases.fetch
 

@@ -23,8 +23,9 @@ BYTES_A_LINE = 100
 class World:
     """A store under test.
 
-    ``pass_time`` moves the clock that decides about the store's leases. After ``die`` the store can detect that a
-    process is dead.
+    ``pass_time`` moves the clock that decides about the store's leases, while the store is available and leases are
+    watched. ``lose_time`` moves it while the store is unavailable. After ``die`` the store can detect that a process is
+    dead. ``set_time`` sets the clock that decides what has expired.
     """
 
     def __init__(
@@ -32,11 +33,14 @@ class World:
         store: Store,
         *,
         pass_time: Callable[[float], Awaitable[None]],
+        lose_time: Callable[[float], Awaitable[None]],
         die: Callable[[str], Awaitable[None]],
+        set_time: Callable[[int], Awaitable[None]],
     ) -> None:
         self.store = store
-        self.pass_time = pass_time
+        self.pass_time, self.lose_time = pass_time, lose_time
         self.die = die
+        self.set_time = set_time
         self._numbers = count(1)
 
     async def owner(self, project: str = "alpha", organization: str = "default") -> Owner:
@@ -131,7 +135,18 @@ class World:
 
     async def rescue(self, *alive: str) -> int:
         """Rescue the shards of all owners but the named ones, or but ``ME``, and return their number."""
+        await self.store.watch_leases(owner=ME, lease=LEASE)
         return await self.store.rescue(live_owners=lambda: alive or (ME,))
+
+    async def expire(self, *, at: int) -> list[str]:
+        """Stop the batches that are past their window at that time."""
+        await self.set_time(at)
+        return await self.store.expire()
+
+    async def expire_files(self, *, owner: str, at: int, limit: int) -> list[str]:
+        """Expire files at that time."""
+        await self.set_time(at)
+        return await self.store.expire_files(owner=owner, limit=limit)
 
     async def record(
         self, shard: Shard, positions: Sequence[int], *, failed: int = 0, charges: Sequence[Charge] = (), at: int = NOW

@@ -21,9 +21,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import asyncpg  # type: ignore[import-untyped]
 from pydantic import SecretStr
 
-from batchline.app.backends import migrate_store, open_objects, open_store
+from batchline.app.backends import migrate_store, open_objects, open_service_store
 from batchline.app.roles import new_context
 from batchline.app.upstreams import open_upstreams
 from batchline.cli.new_key import hint, new_key, new_secret
@@ -109,8 +110,16 @@ async def _make(settings: Settings) -> Expected:
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[Context]:
     upstreams = await open_upstreams(settings, lambda _done, _total: None)
-    async with open_store(settings) as store, open_objects(settings) as objects:
-        yield new_context(settings, store=store, objects=objects, upstreams=upstreams, metrics=Metrics(), owner=_DEAD)
+    async with open_service_store(settings) as (store, clock), open_objects(settings) as objects:
+        yield new_context(
+            settings,
+            store=store,
+            objects=objects,
+            upstreams=upstreams,
+            metrics=Metrics(),
+            owner=_DEAD,
+            clock=clock,
+        )
     for upstream in upstreams.values():
         await upstream.close()
 
@@ -199,7 +208,8 @@ class _Maker:
         deleted = await self._upload(data, filename="deleted.jsonl")
         await self._store.delete_file(self._owner.project_id, deleted.id, at=self._now)
         expired = await self._upload(data, filename="expired.jsonl", expires_after=3600)
-        for key in await self._store.expire_files(owner=_DEAD, at=self._now + 7200, limit=10):
+        await self._let_end("files", expired.id)
+        for key in await self._store.expire_files(owner=_DEAD, limit=10):
             await self._objects.delete(key)
         abandoned, uploading = self._file("abandoned"), self._file("uploading")
         await self._store.begin_upload(abandoned, owner=_DEAD, lease=_LEASE_SECONDS)
@@ -295,8 +305,8 @@ class _Maker:
         await self._create("completed, with work", ["a", "b", "c"], ends="completed")
         await self._record_all(await self._claim())
         await self._finalize()
-        await self._create("expired", ["never run"] * 10, ends="expired")
-        await self._expire()
+        expired = await self._create("expired", ["never run"] * 10, ends="expired")
+        await self._expire(expired)
         await self._finalize()
         early = await self._validating("cancelled while validating", ends="cancelled", lines=0)
         await self._store.cancel_batch(early.project_id, early.id, at=self._now)
@@ -324,11 +334,11 @@ class _Maker:
         await self._store.cancel_batch(batch.project_id, batch.id, at=self._now)
 
     async def _expiring(self) -> None:
-        """Stop a batch that is past its window while a shard is leased. Its window ends before that of the others."""
-        await self._create("expiring", [f"{n}" for n in range(24)], ends="expired")
+        """Stop a batch that is past its window while a shard is leased."""
+        batch = await self._create("expiring", [f"{n}" for n in range(24)], ends="expired")
         [leased] = await self._claim(lines=_LINES_PER_SHARD)
         await self._record(leased, [0])
-        await self._expire()
+        await self._expire(batch)
 
     async def _half_run(self) -> None:
         """Leave shards in every state, of a batch whose input was deleted. Two segments are rows, one is an object."""
@@ -346,8 +356,9 @@ class _Maker:
         """Leave shards that a process died on: they are split, and each part has a strike."""
         await self._create("struck", [f"struck {n}" for n in range(16)], ends="completed")
         await self._claim(owner="another-process-that-was-killed", lease=2.0)
-        while not await self._store.rescue(live_owners=lambda: [_DEAD]):  # noqa: ASYNC110 - as above
+        while not await self._store.rescue(live_owners=lambda: [_DEAD]):
             await asyncio.sleep(0.2)
+            await self._store.watch_leases(owner=_DEAD, lease=_LEASE_SECONDS)
 
     async def _open(self) -> None:
         account = "revoked while its batch runs"
@@ -380,8 +391,20 @@ class _Maker:
         claim = await self._store.claim(owner=owner, lease=lease, lines=lines, bytes=1 << 30, alone=True, at=self._now)
         return claim.shards
 
-    async def _expire(self) -> None:
-        assert len(await self._store.expire(at=self._now + 2 * _DAY_SECONDS)) == 1
+    async def _expire(self, batch: Batch) -> None:
+        await self._let_end("batches", batch.id)
+        assert await self._store.expire() == [batch.id]
+
+    async def _let_end(self, table: str, row_id: str) -> None:
+        """Let the time of a row end when it began, since the clock that decides cannot be moved."""
+        sql, url = f"UPDATE {table} SET expires_at = created_at WHERE id = $1", self._context.settings.database_url
+        if url is None:
+            with closing(sqlite3.connect(self._context.settings.data_dir / "batchline.sqlite")) as database, database:
+                database.execute(sql, (row_id,))
+            return
+        connection = await asyncpg.connect(url.get_secret_value())
+        await connection.execute(sql, row_id)
+        await connection.close()
 
     async def _finalize(self) -> None:
         finalizer = Finalizer(

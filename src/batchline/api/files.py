@@ -19,7 +19,7 @@ from batchline.domain.records import BATCH, BATCH_OUTPUT, File
 from batchline.domain.wire import DeletedFile, FileList, FileObject
 from batchline.pipeline.download import Download
 from batchline.pipeline.upload import IncomingFile, Upload
-from batchline.ports import Clock, Files, Objects
+from batchline.ports import Files, Objects, StoreClock
 
 MULTIPART_OVERHEAD_BYTES = 1024 * 1024
 _MAX_PAGE_ROWS = 10_000
@@ -40,7 +40,7 @@ class FileRoutes:
         download: Download,
         files: Files,
         objects: Objects,
-        clock: Clock,
+        clock: StoreClock,
         max_file_bytes: int,
     ) -> None:
         self._auth, self._throttle = auth, throttle
@@ -68,7 +68,7 @@ class FileRoutes:
             ascending=choice(query, "order", ("asc", "desc")) == "asc",
             after=canonical_file_id(query["after"]) if "after" in query else None,
             limit=limit + 1,
-            at=self._now(),
+            at=self._due(),
         )
         shown, has_more = page(rows, limit=limit)
         return json_response(FileList.from_records(shown, has_more=has_more))
@@ -89,7 +89,7 @@ class FileRoutes:
     async def delete(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
         file_id = _file_id(request)
-        file = await self._files.delete_file(owner.project_id, canonical_file_id(file_id), at=self._now())
+        file = await self._files.delete_file(owner.project_id, canonical_file_id(file_id), at=self._due())
         if file is None:
             raise FileNotFound(file_id)
         await self._delete_object(file)
@@ -126,8 +126,8 @@ class FileRoutes:
                 "failed to delete object, left for the pruner", extra={"file_id": file.id, "reason": str(error)}
             )
 
-    def _now(self) -> int:
-        return int(self._clock.now())
+    def _due(self) -> int:
+        return int(self._clock.due())
 
 
 def _file_id(request: Request) -> str:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from batchline.api.responses import json_response
 from batchline.domain.errors import InvalidCredentials, MissingCredentials, StoreDown, Unavailable
-from batchline.ports import Clock, Objects, Store
+from batchline.ports import Objects, Store, WatchedClock
 from batchline.telemetry.metrics import Metrics
 
 CHECK_TIMEOUT_SECONDS = 5.0
@@ -45,7 +45,7 @@ class HealthRoutes:
         store: Store,
         objects: Objects,
         metrics: Metrics,
-        clock: Clock,
+        clock: WatchedClock,
         admin_token: str | None,
         check_timeout_seconds: float = CHECK_TIMEOUT_SECONDS,
         count_interval_seconds: float = COUNT_INTERVAL_SECONDS,
@@ -67,7 +67,8 @@ class HealthRoutes:
         failures = [f"{name} {part.text}" for name, part in parts.items() if not part.ready]
         if failures:
             raise Unavailable(f"Not ready: {'; '.join(failures)}")
-        return json_response({"status": "ready"} | {name: part.text for name, part in parts.items()})
+        texts = {name: part.text for name, part in parts.items()}
+        return json_response({"status": "ready"} | texts | {"clock": self._clock.state.problem or "ok"})
 
     async def metrics(self, request: Request) -> Response:
         if not _is_local(request):

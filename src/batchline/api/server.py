@@ -25,7 +25,7 @@ from batchline.api.services import ApiServices
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import MethodNotAllowed, NotFound
 from batchline.pipeline.inference import PATHS
-from batchline.ports import Clock, Objects, Random, Store
+from batchline.ports import Clock, Objects, Random, Store, WatchedClock
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -45,7 +45,7 @@ def build(services: ApiServices) -> ASGIApp:
 
 
 def build_health(
-    *, settings: Settings, store: Store, objects: Objects, metrics: Metrics, clock: Clock, random: Random
+    *, settings: Settings, store: Store, objects: Objects, metrics: Metrics, clock: WatchedClock, random: Random
 ) -> ASGIApp:
     """Return the application of a process that only answers health checks and metrics."""
     routes = _health_routes(settings=settings, store=store, objects=objects, metrics=metrics, clock=clock)
@@ -216,7 +216,7 @@ def _model_routes(services: ApiServices, auth: Auth) -> list[Route]:
 
 
 def _health_routes(
-    *, settings: Settings, store: Store, objects: Objects, metrics: Metrics, clock: Clock
+    *, settings: Settings, store: Store, objects: Objects, metrics: Metrics, clock: WatchedClock
 ) -> list[Route]:
     token = settings.admin_token
     health = HealthRoutes(

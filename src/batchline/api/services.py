@@ -9,7 +9,7 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.progress import ProgressReader
 from batchline.pipeline.upload import Upload
-from batchline.ports import Clock, Objects, Random, Store, SyncUpstream
+from batchline.ports import Objects, Random, Store, SyncUpstream, WatchedClock
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -31,5 +31,5 @@ class ApiServices:
     on_key_used: Callable[[str], None]
     """Called with the id of every key that authenticated."""
     metrics: Metrics
-    clock: Clock
+    clock: WatchedClock
     random: Random

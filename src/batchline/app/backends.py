@@ -16,14 +16,16 @@ from batchline.backup.workspace import clear_workspace, workspace
 from batchline.domain.errors import StoreDown
 from batchline.objects.bucket import BucketObjects
 from batchline.objects.local import LocalObjects
-from batchline.ports import Objects, Store
+from batchline.ports import Objects, Store, StoreClock, WatchedClock
 from batchline.settings import Settings
+from batchline.store.postgres.clock import DatabaseClock
 from batchline.store.postgres.database import PostgresDatabase
 from batchline.store.postgres.migrate import migrate
+from batchline.store.sqlite.clock import ClockFile, FollowingClock, TrustedClock
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.sqlite.database import migrate as migrate_sqlite
 from batchline.store.store import SqlStore
-from batchline.system import SystemClock, SystemRandom, ThreadPool
+from batchline.system import CommandClock, SystemClock, SystemRandom, ThreadPool
 
 _MAX_CONNECTIONS = 8
 _DISK_THREADS = 4
@@ -31,10 +33,41 @@ _DISK_THREADS = 4
 
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
-    """Open the store. A service may be running on it. Raise StartupError."""
-    url = settings.database_url
-    async with _sqlite(settings) if url is None else _postgres(url, pooled=settings.database_pooler) as store:
-        yield store
+    """Open the store for a command. A service may be running on it. Raise StartupError."""
+    if settings.database_url is None:
+        async with _sqlite(settings, CommandClock()) as store:
+            yield store
+    else:
+        async with _postgres(settings.database_url, pooled=settings.database_pooler) as database:
+            yield SqlStore(database)
+
+
+@asynccontextmanager
+async def open_service_store(settings: Settings) -> AsyncIterator[tuple[Store, WatchedClock]]:
+    """Open the store of a service with the clock that decides. The caller holds the data folder's lock.
+
+    Raise StartupError.
+    """
+    if settings.database_url is None:
+        async with _sqlite_with_clock(settings, TrustedClock) as opened:
+            yield opened
+        return
+    async with _postgres(settings.database_url, pooled=settings.database_pooler) as database:
+        clock = DatabaseClock(SystemClock(), database)
+        await _check_first(clock)
+        yield SqlStore(database), clock
+
+
+@asynccontextmanager
+async def open_child_store(settings: Settings) -> AsyncIterator[tuple[Store, WatchedClock]]:
+    """Open the store of a worker process, whose clock follows that of the service. Raise StartupError."""
+    async with _sqlite_with_clock(settings, FollowingClock) as opened:
+        yield opened
+
+
+def clock_file(settings: Settings) -> ClockFile:
+    """Return the file in which a service on SQLite keeps the time that it trusts."""
+    return ClockFile(settings.data_dir)
 
 
 async def migrate_store(settings: Settings) -> str:
@@ -119,12 +152,35 @@ def _database_file(settings: Settings) -> Path:
 
 
 @asynccontextmanager
-async def _sqlite(settings: Settings) -> AsyncIterator[Store]:
+async def _sqlite_with_clock(
+    settings: Settings, kind: type[TrustedClock | FollowingClock]
+) -> AsyncIterator[tuple[Store, WatchedClock]]:
+    make_folder(settings.data_dir)
+    threads = ThreadPool(1, name="clock")
+    clock = kind(SystemClock(), file=clock_file(settings), threads=threads)
+    try:
+        await _check_first(clock)
+        async with _sqlite(settings, clock) as store:
+            yield store, clock
+    finally:
+        threads.close()
+
+
+async def _check_first(clock: WatchedClock) -> None:
+    """Check the clock before anything is written or decided by it. Raise StartupError."""
+    try:
+        await clock.check()
+    except StoreDown as error:
+        raise StartupError(f"The service cannot start, because {error}") from error
+
+
+@asynccontextmanager
+async def _sqlite(settings: Settings, clock: StoreClock) -> AsyncIterator[Store]:
     make_folder(settings.data_dir)
     writer, reader = ThreadPool(1, name="sqlite-writer"), ThreadPool(1, name="sqlite-reader")
     path = _database_file(settings)
     try:
-        database = SqliteDatabase(path, clock=SystemClock(), writer=writer, reader=reader)
+        database = SqliteDatabase(path, clock=clock, writer=writer, reader=reader)
     except (sqlite3.Error, StoreDown) as error:
         raise StartupError(f"The database {path} cannot be opened: {error}") from error
     try:
@@ -136,7 +192,7 @@ async def _sqlite(settings: Settings) -> AsyncIterator[Store]:
 
 
 @asynccontextmanager
-async def _postgres(url: SecretStr, *, pooled: bool) -> AsyncIterator[Store]:
+async def _postgres(url: SecretStr, *, pooled: bool) -> AsyncIterator[PostgresDatabase]:
     try:
         database = await PostgresDatabase.open(
             url.get_secret_value(), pooled=pooled, size=_MAX_CONNECTIONS, clock=SystemClock()
@@ -144,6 +200,6 @@ async def _postgres(url: SecretStr, *, pooled: bool) -> AsyncIterator[Store]:
     except StoreDown as error:
         raise StartupError(f"BATCHLINE_DATABASE_URL cannot be used: {error}") from error
     try:
-        yield SqlStore(database)
+        yield database
     finally:
         await database.close()

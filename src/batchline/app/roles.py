@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import uvloop
 
 from batchline.api.server import Server, build, build_health
-from batchline.app.backends import migrate_own_store, open_objects, open_store
+from batchline.app.backends import migrate_own_store, open_objects, open_service_store
 from batchline.app.startup import (
     StartupError,
     folder_lock,
@@ -27,13 +27,13 @@ from batchline.app.upstreams import AnyUpstream, engine_queues_for, open_upstrea
 from batchline.app.workers.autoscaler import Autoscaler
 from batchline.app.workers.pool import MemoryFleet, WorkerPool, max_worker_processes
 from batchline.domain.money import nano
-from batchline.engine import ApiRole, Context, Engine, Intervals, WorkerRole
+from batchline.engine import ApiRole, Context, Engine, Intervals, WorkerRole, clock_task
 from batchline.loops.heartbeat import SyncCallHeartbeat
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.validation_pool import ValidationPool
-from batchline.ports import Objects, Store
+from batchline.ports import Objects, Store, WatchedClock
 from batchline.settings import Settings
-from batchline.system import SystemClock, SystemRandom
+from batchline.system import SystemRandom
 from batchline.telemetry.logs import configure_logs
 from batchline.telemetry.metrics import Metrics
 from batchline.upstream.embedded.download import Progress
@@ -57,8 +57,8 @@ def new_context(
     upstreams: Mapping[str, AnyUpstream],
     metrics: Metrics,
     owner: str,
+    clock: WatchedClock,
 ) -> Context:
-    clock = SystemClock()
     return Context(
         settings=settings,
         store=store,
@@ -139,9 +139,10 @@ async def api(settings: Settings, progress: Progress) -> None:
         server = _api_server(context, role)
         stop_on_signals(server.stop)
         async with asyncio.TaskGroup() as group:
-            background = group.create_task(role.run())
+            background = [group.create_task(role.run()), group.create_task(clock_task(context).run())]
             await _run_all("batchline api", context, server.serve())
-            background.cancel()
+            for task in background:
+                task.cancel()
         validator.close()
 
 
@@ -168,10 +169,16 @@ async def _process_context(
 ) -> AsyncIterator[ProcessContext]:
     with listening_socket(settings) as sock:
         upstreams = await open_upstreams(settings, progress)
-        async with open_store(settings) as store, open_objects(settings) as objects:
+        async with open_service_store(settings) as (store, clock), open_objects(settings) as objects:
             owner = SystemRandom().bytes(8).hex()
             context = new_context(
-                settings, store=store, objects=objects, upstreams=upstreams, metrics=Metrics(), owner=owner
+                settings,
+                store=store,
+                objects=objects,
+                upstreams=upstreams,
+                metrics=Metrics(),
+                owner=owner,
+                clock=clock,
             )
             yield ProcessContext(**vars(context) | {"intervals": intervals, "sock": sock})
         for upstream in upstreams.values():

@@ -19,7 +19,7 @@ class Prune:
 
     async def step(self) -> bool:
         """Remove expired files and what ended batches no longer need, and return whether there may be more."""
-        files = await self._store.expire_files(owner=self._owner, at=int(self._clock.now()), limit=_MAX_PER_STEP)
+        files = await self._store.expire_files(owner=self._owner, limit=_MAX_PER_STEP)
         for key in files:
             await self._objects.delete(key)
         batches = await self._store.prunable(limit=_MAX_PER_STEP)

@@ -23,14 +23,17 @@ class Rescue:
         store: ShardStore,
         clock: Clock,
         owner: str,
+        lease_seconds: float,
         live_owners: Callable[[], Sequence[str]],
         on_work_available: Callable[[], None],
     ) -> None:
-        self._store, self._clock, self._owner = store, clock, owner
+        self._store, self._clock = store, clock
+        self._owner, self._lease_seconds = owner, lease_seconds
         self._live_owners, self._on_work_available = live_owners, on_work_available
 
     async def step(self) -> bool:
         """Take over from every process that has died since the last step."""
+        await self._store.watch_leases(owner=self._owner, lease=self._lease_seconds)
         rescued = await self._store.rescue(live_owners=self._live_owners)
         interrupted = await self._store.fail_interrupted(
             owner=self._owner,

@@ -26,7 +26,7 @@ from batchline.pipeline.job import HeldBatch, HeldShard, Job
 from batchline.pipeline.record import Recorder
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
-from batchline.ports import BatchSignal, Clock, EngineQueue, Objects, Random, ShardStore, Upstream
+from batchline.ports import BatchSignal, EngineQueue, Objects, Random, ShardStore, StoreClock, Upstream
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -55,7 +55,7 @@ class Worker:
         upstreams: Mapping[str, Upstream],
         token_limit: TokenLimit,
         router: SyncRouter,
-        clock: Clock,
+        clock: StoreClock,
         random: Random,
         owner: str,
         settings: Settings,

@@ -14,7 +14,7 @@ from batchline.domain.records import Lane, LeasedBatch, Shard
 from batchline.domain.states import Stop
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.job import HeldBatch, HeldShard, Job
-from batchline.ports import Claim, Clock, Objects, ShardStore
+from batchline.ports import Claim, Objects, ShardStore, StoreClock
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,14 @@ class Claims:
     """The shards that this process holds, by batch."""
 
     def __init__(
-        self, *, store: ShardStore, objects: Objects, budgets: Budgets, clock: Clock, owner: str, lease_seconds: float
+        self,
+        *,
+        store: ShardStore,
+        objects: Objects,
+        budgets: Budgets,
+        clock: StoreClock,
+        owner: str,
+        lease_seconds: float,
     ) -> None:
         self._store, self._objects, self._budgets, self._clock = store, objects, budgets, clock
         self._owner, self._lease_seconds = owner, lease_seconds
@@ -53,7 +60,7 @@ class Claims:
                 bytes=bytes,
                 alone=not held,
                 without=without,
-                at=int(self._clock.now()),
+                at=int(self._clock.due()),
             )
             for leased in claim.batches:
                 self._budgets.of(leased.organization_id).update_balance(leased.funds, read_at=read_at)

@@ -27,7 +27,7 @@ from batchline.domain.records import BATCH, Batch, File, InputFault, Owner
 from batchline.domain.states import BatchStatus
 from batchline.domain.wire import ErrorBody, encode_errors
 from batchline.pipeline.lease import renewing
-from batchline.ports import Batches, Clock, CreateRecord, Files, NewBatch, Objects, Random, Validator, Verdict
+from batchline.ports import Batches, CreateRecord, Files, NewBatch, Objects, Random, StoreClock, Validator, Verdict
 
 INTERRUPTED = InputFault("Validation was interrupted; create the batch again")
 _IDEMPOTENCY_KEY_SECONDS = 86_400
@@ -71,7 +71,7 @@ class BatchCreator:
         store: FilesAndBatches,
         objects: Objects,
         validator: Validator,
-        clock: Clock,
+        clock: StoreClock,
         random: Random,
         owner: str,
         lease_seconds: float,
@@ -147,7 +147,9 @@ class BatchCreator:
         return _answer(earlier, replayed=True)
 
     async def _input_file(self, owner: Owner, request: CreateRequest) -> File:
-        file = await self._store.file(owner.project_id, ids.canonical_file_id(request.input_file_id), at=self._now())
+        file = await self._store.file(
+            owner.project_id, ids.canonical_file_id(request.input_file_id), at=int(self._clock.due())
+        )
         if file is None or file.purpose != BATCH:
             raise NotFound(
                 f"Input file not found: {request.input_file_id}", code="file_not_found", param="input_file_id"

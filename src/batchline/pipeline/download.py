@@ -5,18 +5,18 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from batchline.domain.errors import FileNotFound, ObjectMissing
 from batchline.domain.ids import canonical_file_id
 from batchline.domain.records import File
-from batchline.ports import Clock, Files, Objects
+from batchline.ports import Files, Objects, StoreClock
 
 
 class Download:
-    def __init__(self, *, files: Files, objects: Objects, clock: Clock) -> None:
+    def __init__(self, *, files: Files, objects: Objects, clock: StoreClock) -> None:
         self._files = files
         self._objects = objects
         self._clock = clock
 
     async def find(self, project_id: str, file_id: str) -> File:
         """Return the file of this project with that id, in its legacy form too. Raises FileNotFound."""
-        file = await self._files.file(project_id, canonical_file_id(file_id), at=int(self._clock.now()))
+        file = await self._files.file(project_id, canonical_file_id(file_id), at=int(self._clock.due()))
         if file is None:
             raise FileNotFound(file_id)
         return file

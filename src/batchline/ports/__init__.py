@@ -1,7 +1,17 @@
 """Defines what the pipeline needs of the outside: small protocols, each with one suite for all implementations."""
 
 from batchline.ports.objects import Objects, Writer
-from batchline.ports.runtime import Clock, Random, Threads, Validator, Verdict
+from batchline.ports.runtime import (
+    Clock,
+    ClockState,
+    MachineClock,
+    Random,
+    StoreClock,
+    Threads,
+    Validator,
+    Verdict,
+    WatchedClock,
+)
 from batchline.ports.store import (
     Accounts,
     Batches,
@@ -29,18 +39,21 @@ __all__ = [
     "CapSharing",
     "Claim",
     "Clock",
+    "ClockState",
     "CreateRecord",
     "EngineQueue",
     "Files",
     "FinalizeLease",
     "Fleet",
     "Ledger",
+    "MachineClock",
     "NewBatch",
     "NewKey",
     "Objects",
     "Random",
     "ShardStore",
     "Store",
+    "StoreClock",
     "Stream",
     "SyncUpstream",
     "Threads",
@@ -48,5 +61,6 @@ __all__ = [
     "Upstream",
     "Validator",
     "Verdict",
+    "WatchedClock",
     "Writer",
 ]

@@ -25,6 +25,45 @@ class Clock(Protocol):
         """Wait for that many seconds."""
 
 
+class MachineClock(Clock, Protocol):
+    """The clocks of the machine itself. Only the clock of a store reads them to learn the time."""
+
+    def uptime(self) -> float:
+        """Return seconds that only grow, also while the machine is suspended. They mean the same in all processes."""
+
+
+class StoreClock(Clock, Protocol):
+    """The time as the store has it. ``now`` is for times that are written, and is rather late than early."""
+
+    def due(self) -> float:
+        """Return the time up to which windows and lifetimes have certainly ended; 0 while the time is in doubt.
+
+        Everything that cannot be undone is decided by it: it is rather early than late.
+        """
+
+
+class ClockState(Struct, frozen=True, kw_only=True):
+    """How the clock of the machine compares with the time of the store."""
+
+    ahead_seconds: float = 0.0
+    """By how much the clock of the machine is ahead; negative if it is behind."""
+    held: bool = False
+    """Whether nothing expires and nothing is deleted, because the time is in doubt."""
+    problem: str | None = None
+    """What is wrong and what ends it, in one sentence."""
+
+
+class WatchedClock(StoreClock, Protocol):
+    """The clock of a service, which is compared with another clock every few seconds."""
+
+    @property
+    def state(self) -> ClockState:
+        """The result of the last comparison."""
+
+    async def check(self) -> ClockState:
+        """Compare the clocks and return the result. Raise StoreDown."""
+
+
 class Random(Protocol):
     """A source of randomness."""
 

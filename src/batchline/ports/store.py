@@ -131,8 +131,11 @@ class Files(Protocol):
     async def delete_file(self, project_id: str, file_id: str, *, at: int) -> File | None:
         """Delete a file and return it, or None if there is none."""
 
-    async def expire_files(self, *, owner: str, at: int, limit: int) -> list[str]:
-        """Mark expired files and uploads of dead processes; return the keys of the objects to delete."""
+    async def expire_files(self, *, owner: str, limit: int) -> list[str]:
+        """Mark files past their expiry and uploads of dead processes; return the keys of the objects to delete.
+
+        The store's own clock decides what is past its expiry.
+        """
 
     async def referenced_keys(self, object_keys: Sequence[str]) -> set[str]:
         """Return those keys of uploads and results that a row still refers to."""
@@ -296,6 +299,13 @@ class ShardStore(Protocol):
     async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
         """Give up the leases on shards, named as (shard, epoch), that are not done. This is no strike."""
 
+    async def watch_leases(self, *, owner: str, lease: float) -> None:
+        """Note that this process looks for ended leases, which it does several times in the length of one.
+
+        If no process did so for half a lease, the store was unavailable and nobody could renew. Then no lease ends
+        before its owner had a whole lease of time to renew it.
+        """
+
     async def rescue(self, *, live_owners: Callable[[], Sequence[str]]) -> int:
         """Reopen the shards of dead processes and return their number.
 
@@ -307,8 +317,8 @@ class ShardStore(Protocol):
     async def fail_interrupted(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
         """Fail batches whose validating process died, and return their number."""
 
-    async def expire(self, *, at: int) -> list[str]:
-        """Stop batches that are past their completion window, and return their ids."""
+    async def expire(self) -> list[str]:
+        """Stop batches that are past their completion window by the store's own clock, and return their ids."""
 
     async def lease_finalizable(self, *, owner: str, lease: float, at: int) -> FinalizeLease | None:
         """Lease a batch that has no open or leased shard left; move it to ``finalizing`` unless it was stopped."""

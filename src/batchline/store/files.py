@@ -56,10 +56,10 @@ class SqlFiles:
         row = await self._database.write(lambda: one("delete_file", project_id=project_id, id=file_id, at=at))
         return _file(row) if row else None
 
-    async def expire_files(self, *, owner: str, at: int, limit: int) -> list[str]:
+    async def expire_files(self, *, owner: str, limit: int) -> list[str]:
         def script() -> Script[list[str]]:
-            expired = yield from rows("expire_files", at=at, limit=limit)
-            abandoned = yield from rows("abandon_dead_uploads", owner=owner, at=at)
+            expired = yield from rows("expire_files", limit=limit)
+            abandoned = yield from rows("abandon_dead_uploads", owner=owner)
             return [row["object_key"] for row in (*expired, *abandoned)]
 
         return await self._database.write(script)

@@ -99,6 +99,9 @@ class SqlShards:
 
         await self._database.write(script)
 
+    async def watch_leases(self, *, owner: str, lease: float) -> None:
+        await self._database.write(lambda: change("watch_leases", owner=owner, lease=lease))
+
     async def rescue(self, *, live_owners: Callable[[], Sequence[str]]) -> int:
         rescued = found = await self._database.write(lambda: _rescue(live_owners))
         while found == _MAX_RESCUES:
@@ -116,10 +119,10 @@ class SqlShards:
 
         return await self._database.write(script)
 
-    async def expire(self, *, at: int) -> list[str]:
+    async def expire(self) -> list[str]:
         def script() -> Script[list[str]]:
             # In the order in which claims lock shards.
-            overdue = sorted(row["batch_id"] for row in (yield from rows("batches_past_window", at=at)))
+            overdue = sorted(row["batch_id"] for row in (yield from rows("batches_past_window")))
             for batch_id in overdue:
                 yield from change("stop_expired", batch_id=batch_id)
                 yield from change("close_open_shards", batch_id=batch_id)

@@ -54,6 +54,14 @@ class Metrics:
             "reason",
         )
 
+        self.clock_offset_seconds = self._gauge(
+            "clock_offset_seconds",
+            "Seconds by which the clock of this machine is ahead of the time that decides; negative if behind.",
+        )
+        self.clock_held = self._gauge(
+            "clock_held", "1 while nothing expires and nothing is deleted, because the clock is in doubt."
+        )
+
         self.upstream_seconds = Durations(
             "batchline_upstream_seconds", "Duration of one attempt in seconds.", _UPSTREAM_BUCKETS
         )

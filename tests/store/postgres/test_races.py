@@ -187,7 +187,7 @@ async def test_only_the_databases_clock_ends_a_lease(postgres_url: str) -> None:
             return (
                 await world.rescue(),
                 await world.store.fail_interrupted(owner=ME, errors=b"[]", answer=b"{}", at=NOW),
-                await world.store.expire_files(owner=ME, at=NOW, limit=9),
+                await world.expire_files(owner=ME, at=NOW, limit=9),
                 await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is not None,
             )
 

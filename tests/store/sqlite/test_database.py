@@ -39,7 +39,8 @@ class Embedded:
         self._pools = ThreadPool(1, name="writer"), ThreadPool(1, name="reader")
         writer, reader = self._pools
         self.database = SqliteDatabase(path, clock=SettableClock(), writer=writer, reader=reader, **timeouts)
-        self.world = World(SqlStore(self.database), pass_time=_nothing, die=_nothing)
+        store = SqlStore(self.database)
+        self.world = World(store, pass_time=_nothing, lose_time=_nothing, die=_nothing, set_time=_nothing)
         self.store = self.world.store
 
     def close(self) -> None:
@@ -243,12 +244,12 @@ import sys
 from pathlib import Path
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
-from batchline.system import SystemClock, ThreadPool
+from batchline.system import CommandClock, ThreadPool
 
 
 async def write():
     pools = [ThreadPool(1, name="writer"), ThreadPool(1, name="reader")]
-    store = SqlStore(SqliteDatabase(Path(sys.argv[1]), clock=SystemClock(), writer=pools[0], reader=pools[1]))
+    store = SqlStore(SqliteDatabase(Path(sys.argv[1]), clock=CommandClock(), writer=pools[0], reader=pools[1]))
     print("ready", flush=True)
     sys.stdin.readline()
     for _ in range(200):

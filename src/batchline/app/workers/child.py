@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
-from batchline.app.backends import open_shared_objects, open_store
+from batchline.app.backends import open_child_store, open_shared_objects
 from batchline.app.roles import new_context, run
 from batchline.app.startup import StartupError, stop_on_signals
 from batchline.app.upstreams import open_upstreams
@@ -27,7 +27,7 @@ from batchline.app.workers.messages import (
     read_to_worker,
 )
 from batchline.domain.fleet import Report
-from batchline.engine import Context, new_worker
+from batchline.engine import Context, clock_task, new_worker
 from batchline.loops.heartbeat import Heartbeat
 from batchline.loops.periodic import PeriodicTask
 from batchline.settings import Settings
@@ -115,9 +115,15 @@ async def run_child(*, read_pipe: BinaryIO, write_pipe: BinaryIO) -> None:
     start = await connection.read_start()
     settings = Settings(**start.settings)
     upstreams = await open_upstreams(settings, lambda _done, _total: None)
-    async with open_store(settings) as store, open_shared_objects(settings) as objects:
+    async with open_child_store(settings) as (store, clock), open_shared_objects(settings) as objects:
         context = new_context(
-            settings, store=store, objects=objects, upstreams=upstreams, metrics=metrics, owner=start.owner
+            settings,
+            store=store,
+            objects=objects,
+            upstreams=upstreams,
+            metrics=metrics,
+            owner=start.owner,
+            clock=clock,
         )
         await _run_lines(context, connection)
     for upstream in upstreams.values():
@@ -132,9 +138,10 @@ async def _run_lines(context: Context, connection: PoolConnection) -> None:
     async with asyncio.TaskGroup() as group:
         listening = group.create_task(connection.listen(on_stop=worker.stop))
         task = PeriodicTask("heartbeat", heartbeat.step, every=every, clock=context.clock)
-        beating = group.create_task(task.run())
+        background = [group.create_task(task.run()), group.create_task(clock_task(context).run())]
         await worker.run()
-        beating.cancel()
+        for each in background:
+            each.cancel()
         await heartbeat.leave()
         listening.cancel()
 

@@ -5,6 +5,7 @@ overdue. It leaves with an outcome for the recorder, or without one if its batch
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -32,11 +33,14 @@ from batchline.pipeline.dispatch.waiting import Waiting
 from batchline.pipeline.job import HeldBatch, Job
 from batchline.pipeline.record import Recorder
 from batchline.pipeline.token_limit import TokenLimit
-from batchline.ports import Clock, Random, Upstream
+from batchline.ports import Random, StoreClock, Upstream
 from batchline.telemetry.metrics import Metrics
 
 _SHORTEST_RATE_WAIT_SECONDS = 0.001
 """Event loops count milliseconds, so a shorter wait would be none. A start that is late is made up for at once."""
+
+_DUE_LIFETIME_SECONDS = 0.1
+"""How long the time up to which windows have ended is reused. A look at it for every line would cost a microsecond."""
 
 _SHORTEST_PROBE_WAIT_SECONDS = 0.1
 """A probe may be due while nothing can start, and must not be waited for in a busy loop."""
@@ -68,7 +72,7 @@ class Dispatcher:
         breakers: Breakers,
         policy: RetryPolicy,
         limiter: Limiter,
-        clock: Clock,
+        clock: StoreClock,
         random: Random,
         metrics: Metrics,
         count_sync_calls: Callable[[], int],
@@ -85,6 +89,7 @@ class Dispatcher:
         self._paused_models: Mapping[str, CircuitBreaker] = {}
         self._overdue: list[Job] = []
         """Jobs past their batch's window. They do not start, and end when the store says that the batch expired."""
+        self._due, self._due_until = 0.0, -math.inf
         self._rate_timer: asyncio.TimerHandle | None = None
         self._timers_changed = asyncio.Event()
         self._group = asyncio.TaskGroup()
@@ -241,8 +246,8 @@ class Dispatcher:
         """Start ready jobs, as many as may start now."""
         touched: set[str] = set()
         while jobs := self._take():
-            now = self._clock.now()
-            started = [job for job in jobs if self._start_or_park(job, now)]
+            due = self._read_due()
+            started = [job for job in jobs if self._start_or_park(job, due)]
             for job in started:
                 self._note_probe(job)
             self._in_flight.start(started)
@@ -327,9 +332,16 @@ class Dispatcher:
         self._rate_timer = None
         self.pump()
 
-    def _start_or_park(self, job: Job, now: float) -> bool:
+    def _read_due(self) -> float:
+        """Return the time up to which windows have ended, as of a moment ago."""
+        now = self._clock.steady()
+        if now >= self._due_until:
+            self._due, self._due_until = self._clock.due(), now + _DUE_LIFETIME_SECONDS
+        return self._due
+
+    def _start_or_park(self, job: Job, due: float) -> bool:
         """Return whether a job may start. One that may not is ended, or parked because its batch is overdue."""
-        if now >= job.batch.expires_at:
+        if due >= job.batch.expires_at:
             self._overdue.append(job)
         elif not self._completer.end_if_stopped(job):
             return True

@@ -37,6 +37,8 @@ _COMMIT_POLL_TIMEOUT_SECONDS = 10.0
 _TRANSACTION_ID = "SELECT pg_current_xact_id_if_assigned()::text"
 _TRANSACTION_STATUS = "SELECT pg_xact_status($1::text::xid8) AS status, pg_is_in_recovery() AS standby"
 
+_TIME = "SELECT extract(epoch FROM clock_timestamp())::float8 AS time"
+
 _RETRYABLE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError)
 """The server gave up this transaction in favour of another, or the tables have just changed: run it again."""
 
@@ -108,6 +110,10 @@ class PostgresDatabase:
         """Run a script as one durable transaction. Raise StoreDown, and then nothing was committed."""
         return await self._retry(lambda: self._write_once(script))
 
+    async def time(self) -> float:
+        """Return the Unix time of the database. Raise StoreDown."""
+        return await self._retry(self._read_time)
+
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         for _ in range(_MAX_ATTEMPTS):
             try:
@@ -119,6 +125,12 @@ class PostgresDatabase:
             except CONNECTION_ERRORS as error:
                 raise StoreDown(_reason(error)) from error
         raise StoreDown(_reason(last_error)) from last_error
+
+    async def _read_time(self) -> float:
+        async with self._pool.acquire() as connection, self._transaction(connection, self._begin_read):
+            time: float = (await connection.fetch(_TIME))[0]["time"]
+            await connection.execute("COMMIT")
+        return time
 
     async def _read_once(self, script: Callable[[], Script[T]]) -> T:
         async with self._pool.acquire() as connection, self._transaction(connection, self._begin_read):

@@ -145,10 +145,11 @@ WHERE batches.id = :batch_id FOR NO KEY UPDATE OF batches;
 -- name: insert_upload
 -- Creates the row of an upload before the first byte of its object is written.
 INSERT INTO files
-    (id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, state, owner, lease_until)
+    (id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, state, owner, lease_until,
+     lease)
 VALUES
     (:id, :project_id, :filename, :purpose, :bytes, :created_at, :expires_at, :is_error, :object_key, 'uploading',
-     :owner, clock_timestamp() + make_interval(secs => :lease));
+     :owner, clock_timestamp() + make_interval(secs => :lease), make_interval(secs => :lease));
 
 -- name: renew_upload
 -- Renews the lease on an upload.
@@ -159,7 +160,7 @@ WHERE id = :id AND state = 'uploading' AND owner = :owner;
 -- Makes an upload visible as the last file of its project.
 UPDATE files
 SET state = 'stored', seq = nextval('file_seq'), filename = :filename, bytes = :bytes, created_at = :created_at,
-    expires_at = :expires_at, owner = NULL, lease_until = NULL
+    expires_at = :expires_at, owner = NULL, lease_until = NULL, lease = NULL
 WHERE id = :id AND state = 'uploading' AND owner = :owner;
 
 -- name: abandon_upload
@@ -202,22 +203,23 @@ ORDER BY seq LIMIT :limit;
 
 -- name: delete_file
 -- Marks a file as deleted.
-UPDATE files SET state = 'deleted', removed_at = :at
+UPDATE files SET state = 'deleted', removed_at = unix_time()
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at
 RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key;
 
 -- name: expire_files
--- Marks files past their expiry as expired, and returns the keys of their objects.
-UPDATE files SET state = 'expired', removed_at = :at
+-- Marks files past their expiry as expired, by the database's clock, and returns the keys of their objects.
+UPDATE files SET state = 'expired', removed_at = unix_time()
 WHERE id IN (
-    SELECT id FROM files WHERE state = 'stored' AND expires_at <= :at LIMIT :limit FOR UPDATE SKIP LOCKED
+    SELECT id FROM files WHERE state = 'stored' AND expires_at <= unix_time()
+    ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED
 )
 RETURNING object_key;
 
 -- name: abandon_dead_uploads
 -- Marks uploads of dead processes as abandoned. Only the database's clock decides that a lease has ended.
-UPDATE files SET state = 'abandoned', removed_at = :at
-WHERE state = 'uploading' AND lease_until < clock_timestamp()
+UPDATE files SET state = 'abandoned', removed_at = unix_time()
+WHERE state = 'uploading' AND lease_ended(lease_until, lease)
 RETURNING object_key;
 
 -- name: referenced_keys
@@ -228,10 +230,11 @@ SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]) AND sta
 -- Creates a batch that is being validated.
 INSERT INTO batches
     (id, project_id, key_id, endpoint, input_file_id, metadata, status, created_at, expires_at, epoch, owner,
-     lease_until, digest, idempotency_key)
+     lease_until, lease, digest, idempotency_key)
 VALUES
     (:id, :project_id, :key_id, :endpoint, :input_file_id, :metadata, 'validating', :created_at, :expires_at, :epoch,
-     :owner, clock_timestamp() + make_interval(secs => :lease), :digest, :idempotency_key);
+     :owner, clock_timestamp() + make_interval(secs => :lease), make_interval(secs => :lease), :digest,
+     :idempotency_key);
 
 -- name: create_by_idempotency_key
 -- Finds the create that a project made with an idempotency key.
@@ -272,8 +275,8 @@ WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
 
 -- name: start_batch
 -- Moves a batch from validating to in_progress, if its epoch is still the current one.
-UPDATE batches SET status = 'in_progress', in_progress_at = :at, total = :total, model = :model,
-    work_key = :work_key, owner = NULL, lease_until = NULL
+UPDATE batches SET status = 'in_progress', in_progress_at = greatest(:at, created_at), total = :total, model = :model,
+    work_key = :work_key, owner = NULL, lease_until = NULL, lease = NULL
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
@@ -286,7 +289,8 @@ SELECT * FROM unnest(
 
 -- name: fail_batch
 -- Moves a batch from validating to failed, if its epoch is still the current one.
-UPDATE batches SET status = 'failed', failed_at = :at, errors = :errors, owner = NULL, lease_until = NULL
+UPDATE batches SET status = 'failed', failed_at = greatest(:at, created_at), errors = :errors, owner = NULL,
+    lease_until = NULL, lease = NULL
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: drop_batch
@@ -296,7 +300,7 @@ DELETE FROM batches WHERE id = :batch_id AND epoch = :epoch AND status = 'valida
 -- name: interrupted_batches
 -- Finds batches whose validating process died.
 SELECT id AS batch_id, epoch FROM batches
-WHERE status = 'validating' AND lease_until < clock_timestamp()
+WHERE status = 'validating' AND lease_ended(lease_until, lease)
 ORDER BY id FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: batch
@@ -336,13 +340,14 @@ ORDER BY seq DESC LIMIT :limit;
 
 -- name: cancel_validating
 -- Cancels a batch before any line ran. It is terminal at once, and its new epoch fences the validating process off.
-UPDATE batches SET status = 'cancelled', stop = 'cancelled', cancelling_at = :at, cancelled_at = :at,
-    epoch = epoch + 1, owner = NULL, lease_until = NULL
+UPDATE batches SET status = 'cancelled', stop = 'cancelled', cancelling_at = greatest(:at, created_at),
+    cancelled_at = greatest(:at, created_at), epoch = epoch + 1, owner = NULL, lease_until = NULL, lease = NULL
 WHERE id = :id AND status = 'validating';
 
 -- name: cancel_running
 -- Stops a batch that has shards; its lines in flight may still be recorded.
-UPDATE batches SET status = 'cancelling', stop = coalesce(stop, 'cancelled'), cancelling_at = :at
+UPDATE batches SET status = 'cancelling', stop = coalesce(stop, 'cancelled'),
+    cancelling_at = greatest(:at, in_progress_at, finalizing_at)
 WHERE id = :id AND status IN ('in_progress', 'finalizing');
 
 -- name: close_open_shards
@@ -552,23 +557,31 @@ WHERE shards.batch_id = released.batch_id AND shards.n = released.n AND shards.e
     AND shards.state = 'leased'
 RETURNING shards.project_id, shards.model, shards.expires_at, shards.batch_id, shards.n, shards.state;
 
--- name: expired_leases
--- Finds shards whose leases have ended, by the database's clock; the live owners are known to be alive anyway. If no
--- process ran this query for half a lease, the database was down: then each owner gets a whole lease of time to renew.
+-- name: watch_leases
+-- Notes that a process looks for ended leases. If none did so for half of one that seems to have ended, the database
+-- was down: then each owner gets a whole lease of time to renew, from now on.
 WITH lapsed AS (
-    SELECT min(lease) AS lease FROM shards
-    WHERE owner IS NOT NULL AND state = 'leased' AND lease_until < clock_timestamp()
-), watched AS (
-    UPDATE watch SET seen = clock_timestamp(),
-        since = CASE WHEN seen < clock_timestamp() - lapsed.lease / 2 THEN clock_timestamp() ELSE since END
-    FROM lapsed WHERE id = 1
-    RETURNING since
+    SELECT min(lease) AS lease FROM (
+        SELECT lease FROM shards WHERE owner IS NOT NULL AND state = 'leased' AND lease_until < clock_timestamp()
+        UNION ALL
+        SELECT lease FROM files WHERE state = 'uploading' AND lease_until < clock_timestamp()
+        UNION ALL
+        SELECT lease FROM batches WHERE status = 'validating' AND lease_until < clock_timestamp()
+        UNION ALL
+        SELECT lease FROM batches
+        WHERE drained AND status IN ('in_progress', 'finalizing', 'cancelling') AND lease_until < clock_timestamp()
+    ) AS leases
 )
+UPDATE watch SET seen = clock_timestamp(),
+    since = CASE WHEN seen < clock_timestamp() - lapsed.lease / 2 THEN clock_timestamp() ELSE since END
+FROM lapsed WHERE id = 1;
+
+-- name: expired_leases
+-- Finds shards whose leases have ended, by the database's clock; the live owners are known to be alive anyway.
 SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes
-FROM shards CROSS JOIN watched
-WHERE owner IS NOT NULL AND state = 'leased' AND lease_until < clock_timestamp()
+FROM shards
+WHERE owner IS NOT NULL AND state = 'leased' AND lease_ended(lease_until, lease)
     AND owner NOT IN (SELECT json_array_elements_text(:live_owners::json))
-    AND watched.since < clock_timestamp() - lease
 ORDER BY batch_id, n LIMIT :limit FOR NO KEY UPDATE OF shards SKIP LOCKED;
 
 -- name: reopen_shard
@@ -582,9 +595,9 @@ WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
 SELECT max(n) + 1 AS n FROM shards WHERE batch_id = :batch_id;
 
 -- name: batches_past_window
--- Finds batches in progress that are past their completion window.
+-- Finds batches in progress that are past their completion window, by the database's clock.
 SELECT id AS batch_id FROM batches
-WHERE status = 'in_progress' AND stop IS NULL AND NOT drained AND expires_at <= :at
+WHERE status = 'in_progress' AND stop IS NULL AND NOT drained AND expires_at <= unix_time()
 ORDER BY expires_at LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: stop_expired
@@ -595,14 +608,16 @@ UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progre
 -- Finds a batch with no line left to run that no process is finalizing.
 SELECT id, status, stop, epoch, work_key FROM batches
 WHERE drained AND status IN ('in_progress', 'finalizing', 'cancelling')
-    AND (owner IS NULL OR lease_until < clock_timestamp())
+    AND (owner IS NULL OR lease_ended(lease_until, lease))
 ORDER BY expires_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: lease_finalizable
 -- Leases a batch to finalize it, under a new epoch; moves it to finalizing unless it was stopped.
 UPDATE batches SET epoch = epoch + 1, owner = :owner,
-    lease_until = clock_timestamp() + make_interval(secs => :lease),
-    finalizing_at = CASE WHEN status = 'in_progress' AND stop IS NULL THEN :at ELSE finalizing_at END,
+    lease_until = clock_timestamp() + make_interval(secs => :lease), lease = make_interval(secs => :lease),
+    finalizing_at = CASE
+        WHEN status = 'in_progress' AND stop IS NULL THEN greatest(:at, in_progress_at) ELSE finalizing_at
+    END,
     status = CASE WHEN status = 'in_progress' AND stop IS NULL THEN 'finalizing' ELSE status END
 WHERE id = :id AND epoch = :epoch;
 
@@ -621,10 +636,10 @@ FROM segments WHERE batch_id = :batch_id AND id > :after ORDER BY id LIMIT :limi
 UPDATE batches
 SET status = :status::text, completed = :completed, failed = :failed, input_tokens = :input_tokens,
     cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens,
-    output_file_id = :output_file_id, error_file_id = :error_file_id, owner = NULL, lease_until = NULL,
-    completed_at = CASE WHEN :status::text = 'completed' THEN :at::bigint END,
-    cancelled_at = CASE WHEN :status::text = 'cancelled' THEN :at::bigint END,
-    expired_at = CASE WHEN :status::text = 'expired' THEN :at::bigint END
+    output_file_id = :output_file_id, error_file_id = :error_file_id, owner = NULL, lease_until = NULL, lease = NULL,
+    completed_at = CASE WHEN :status::text = 'completed' THEN greatest(:at, finalizing_at) END,
+    cancelled_at = CASE WHEN :status::text = 'cancelled' THEN greatest(:at, cancelling_at) END,
+    expired_at = CASE WHEN :status::text = 'expired' THEN greatest(:at, in_progress_at) END
 WHERE id = :batch_id AND epoch = :epoch;
 
 -- name: prunable_batches

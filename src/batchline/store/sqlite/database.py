@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from batchline.domain.errors import StoreDown
-from batchline.ports import Clock, Threads
+from batchline.ports import StoreClock, Threads
 from batchline.store.sql import Result, Row, Script, Statement, load_queries
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class SqliteDatabase:
         self,
         path: Path,
         *,
-        clock: Clock,
+        clock: StoreClock,
         writer: Threads,
         reader: Threads,
         busy_timeout_seconds: float = _BUSY_TIMEOUT_SECONDS,
@@ -124,12 +124,16 @@ class SqliteDatabase:
         sql = self._queries[statement.name]
         if statement.many is not None and not statement.fetch:
             return Result([], connection.executemany(sql, statement.many).rowcount)
-        now = self._clock.steady()
+        clocks = self._read_clocks()
         found: list[Row] = []
         for params in [statement.params] if statement.many is None else statement.many:
-            cursor = connection.execute(sql, {"now": now, **params})
+            cursor = connection.execute(sql, {**clocks, **params})
             found += cursor.fetchall()
         return Result(found, cursor.rowcount)
+
+    def _read_clocks(self) -> dict[str, float]:
+        """Return what queries take from the clock: ``now`` for leases, ``time`` to write, ``due`` to end things by."""
+        return {"now": self._clock.steady(), "time": int(self._clock.now()), "due": int(self._clock.due())}
 
 
 class _Job(Generic[T]):

@@ -187,20 +187,22 @@ ORDER BY seq LIMIT :limit;
 
 -- name: delete_file
 -- Marks a file as deleted.
-UPDATE files SET state = 'deleted', removed_at = :at
+UPDATE files SET state = 'deleted', removed_at = :time
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at
 RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key;
 
 -- name: expire_files
 -- Marks files past their expiry as expired, and returns the keys of their objects.
-UPDATE files SET state = 'expired', removed_at = :at
-WHERE id IN (SELECT id FROM files WHERE state = 'stored' AND expires_at <= :at LIMIT :limit)
+UPDATE files SET state = 'expired', removed_at = :time
+WHERE id IN (SELECT id FROM files WHERE state = 'stored' AND expires_at <= :due LIMIT :limit)
 RETURNING object_key;
 
 -- name: abandon_dead_uploads
 -- Marks uploads of dead processes as abandoned. This process holds the folder's lock, so any other owner is dead.
-UPDATE files SET state = 'abandoned', removed_at = :at
-WHERE state = 'uploading' AND (owner <> :owner OR lease_until < :now)
+UPDATE files SET state = 'abandoned', removed_at = :time
+WHERE state = 'uploading' AND (owner <> :owner OR lease_until < :now AND EXISTS (
+        SELECT 1 FROM watch WHERE watch.owner = :owner AND seen >= :now - lease / 2 AND since < :now - lease
+    ))
 RETURNING object_key;
 
 -- name: referenced_keys
@@ -251,7 +253,7 @@ WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
 
 -- name: start_batch
 -- Moves a batch from validating to in_progress, if its epoch is still the current one.
-UPDATE batches SET status = 'in_progress', in_progress_at = :at, total = :total, model = :model,
+UPDATE batches SET status = 'in_progress', in_progress_at = max(:at, created_at), total = :total, model = :model,
     work_key = :work_key, owner = NULL, lease_until = NULL
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
@@ -262,7 +264,7 @@ VALUES (:batch_id, :n, :project_id, :offset, :length, :lines, :model, :expires_a
 
 -- name: fail_batch
 -- Moves a batch from validating to failed, if its epoch is still the current one.
-UPDATE batches SET status = 'failed', failed_at = :at, errors = :errors, owner = NULL, lease_until = NULL
+UPDATE batches SET status = 'failed', failed_at = max(:at, created_at), errors = :errors, owner = NULL, lease_until = NULL
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: drop_batch
@@ -272,7 +274,9 @@ DELETE FROM batches WHERE id = :batch_id AND epoch = :epoch AND status = 'valida
 -- name: interrupted_batches
 -- Finds batches whose validating process died. This process holds the folder's lock, so any other owner is dead.
 SELECT id AS batch_id, epoch FROM batches
-WHERE status = 'validating' AND (owner <> :owner OR lease_until < :now);
+WHERE status = 'validating' AND (owner <> :owner OR lease_until < :now AND EXISTS (
+        SELECT 1 FROM watch WHERE watch.owner = :owner AND seen >= :now - lease / 2 AND since < :now - lease
+    ));
 
 -- name: batch
 -- Reads a batch.
@@ -309,13 +313,14 @@ ORDER BY seq DESC LIMIT :limit;
 
 -- name: cancel_validating
 -- Cancels a batch before any line ran. It is terminal at once, and its new epoch fences the validating process off.
-UPDATE batches SET status = 'cancelled', stop = 'cancelled', cancelling_at = :at, cancelled_at = :at,
-    epoch = epoch + 1, owner = NULL, lease_until = NULL
+UPDATE batches SET status = 'cancelled', stop = 'cancelled', cancelling_at = max(:at, created_at),
+    cancelled_at = max(:at, created_at), epoch = epoch + 1, owner = NULL, lease_until = NULL
 WHERE id = :id AND status = 'validating';
 
 -- name: cancel_running
 -- Stops a batch that has shards; its lines in flight may still be recorded.
-UPDATE batches SET status = 'cancelling', stop = coalesce(stop, 'cancelled'), cancelling_at = :at
+UPDATE batches SET status = 'cancelling', stop = coalesce(stop, 'cancelled'),
+    cancelling_at = max(:at, in_progress_at, coalesce(finalizing_at, 0))
 WHERE id = :id AND status IN ('in_progress', 'finalizing');
 
 -- name: close_open_shards
@@ -457,6 +462,13 @@ UPDATE shards SET owner = NULL, lease_until = NULL,
 WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased'
 RETURNING project_id, model, expires_at, batch_id, n, state;
 
+-- name: watch_leases
+-- Notes that the service looks for ended leases of its own. If it did not for half a lease, the database could not be
+-- used: then each of its leases lasts for at least a whole length from now on.
+INSERT INTO watch (id, owner, lease, seen, since) VALUES (1, :owner, :lease, :now, :now)
+ON CONFLICT (id) DO UPDATE SET owner = :owner, lease = :lease, seen = :now,
+    since = CASE WHEN owner = :owner AND seen >= :now - :lease / 2 THEN since ELSE :now END;
+
 -- name: expired_leases
 -- Finds shards of dead processes. This process holds the folder's lock, so every owner that is not in the list is dead.
 SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes
@@ -476,7 +488,7 @@ SELECT max(n) + 1 AS n FROM shards WHERE batch_id = :batch_id;
 -- name: batches_past_window
 -- Finds batches in progress that are past their completion window.
 SELECT id AS batch_id FROM batches
-WHERE status = 'in_progress' AND stop IS NULL AND drained = 0 AND expires_at <= :at;
+WHERE status = 'in_progress' AND stop IS NULL AND drained = 0 AND expires_at <= :due;
 
 -- name: stop_expired
 -- Stops a batch that is past its completion window.
@@ -486,13 +498,17 @@ UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progre
 -- Finds a batch with no line left to run that no process is finalizing.
 SELECT id, status, stop, epoch, work_key FROM batches
 WHERE drained = 1 AND status IN ('in_progress', 'finalizing', 'cancelling')
-    AND (owner IS NULL OR owner <> :owner OR lease_until < :now)
+    AND (owner IS NULL OR owner <> :owner OR lease_until < :now AND EXISTS (
+        SELECT 1 FROM watch WHERE watch.owner = :owner AND seen >= :now - lease / 2 AND since < :now - lease
+    ))
 ORDER BY expires_at LIMIT 1;
 
 -- name: lease_finalizable
 -- Leases a batch to finalize it, under a new epoch; moves it to finalizing unless it was stopped.
 UPDATE batches SET epoch = epoch + 1, owner = :owner, lease_until = :now + :lease,
-    finalizing_at = CASE WHEN status = 'in_progress' AND stop IS NULL THEN :at ELSE finalizing_at END,
+    finalizing_at = CASE
+        WHEN status = 'in_progress' AND stop IS NULL THEN max(:at, in_progress_at) ELSE finalizing_at
+    END,
     status = CASE WHEN status = 'in_progress' AND stop IS NULL THEN 'finalizing' ELSE status END
 WHERE id = :id AND epoch = :epoch;
 
@@ -512,9 +528,9 @@ UPDATE batches
 SET status = :status, completed = :completed, failed = :failed, input_tokens = :input_tokens,
     cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens,
     output_file_id = :output_file_id, error_file_id = :error_file_id, owner = NULL, lease_until = NULL,
-    completed_at = CASE WHEN :status = 'completed' THEN :at END,
-    cancelled_at = CASE WHEN :status = 'cancelled' THEN :at END,
-    expired_at = CASE WHEN :status = 'expired' THEN :at END
+    completed_at = CASE WHEN :status = 'completed' THEN max(:at, finalizing_at) END,
+    cancelled_at = CASE WHEN :status = 'cancelled' THEN max(:at, cancelling_at) END,
+    expired_at = CASE WHEN :status = 'expired' THEN max(:at, in_progress_at) END
 WHERE id = :batch_id AND epoch = :epoch;
 
 -- name: prunable_batches

@@ -1,0 +1,85 @@
+"""One machine whose clock jumps: nothing expires and nothing is deleted until it is back or accepted (B4, C13)."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.service import (
+    Service,
+    await_end,
+    chat_lines,
+    results_of,
+    running_mock,
+    running_service,
+    submit,
+    wait_until,
+)
+from tests.support.wrong_clock import WrongClock
+
+_MONTH = 31 * 86_400.0
+
+
+@pytest.mark.rule("C13", "A machine that is a month ahead for a while expires no batch.")
+@pytest.mark.rule("B4", "A machine that is a month ahead for a while deletes no file.")
+def test_a_jump_ends_nothing_until_an_operator_accepts_it(tmp_path: Path) -> None:
+    clock = WrongClock(tmp_path / "clock")
+    slow, quick = chat_lines(f"[[delay=0.2]] {n}" for n in range(60)), chat_lines(["quick"])
+    with (
+        running_mock() as mock,
+        running_service(
+            tmp_path, mock.url, command=clock.command("serve"), max_concurrency=2, worker_processes=1
+        ) as service,
+    ):
+        client = service.client()
+        batch = submit(client, slow)
+        clock.set(_MONTH)
+        _await_clock(service, "days ahead of the expected time; nothing expires and nothing is deleted")
+        wait_until(lambda: '"held": true' in service.command("clock", "show", "--json"), what="the hold in the file")
+        _let_prune_step(service, await_end(client, submit(client, quick).id).id)
+        ended = await_end(client, batch.id)
+        assert ended.status == "completed"
+        assert len(results_of(client, ended, slow)) == 60
+        assert client.files.content(batch.input_file_id).content == slow
+        clock.set(0.0)
+        _await_clock(service, "ok")
+        assert client.files.content(batch.input_file_id).content == slow
+
+        clock.set(_MONTH)
+        _await_clock(service, "nothing expires")
+        service.command("clock", "accept")
+        _await_clock(service, "ok")
+        wait_until(lambda: service.call("GET", f"/v1/files/{batch.input_file_id}").status == 404, what="expiry")
+        wait_until(lambda: not (service.data_dir / "objects/uploads" / batch.input_file_id).exists(), what="deletion")
+
+
+def test_a_machine_that_starts_with_a_wrong_clock_ends_nothing(tmp_path: Path) -> None:
+    """The clock is set by NTP a few seconds after the service has started."""
+    clock = WrongClock(tmp_path / "clock")
+    lines, quick = chat_lines(f"[[delay=0.2]] {n}" for n in range(60)), chat_lines(["quick"])
+    with (
+        running_mock() as mock,
+        running_service(
+            tmp_path, mock.url, command=clock.command("serve"), max_concurrency=2, worker_processes=1
+        ) as service,
+    ):
+        batch = submit(service.client(), lines)
+        service.terminate()
+        clock.set(_MONTH)
+        service.restart()
+        _await_clock(service, "nothing expires and nothing is deleted for an hour")
+        _let_prune_step(service, await_end(service.client(), submit(service.client(), quick).id).id)
+        clock.set(0.0)
+        _await_clock(service, "ok")
+        ended = await_end(service.client(), batch.id)
+        assert ended.status == "completed"
+        assert len(results_of(service.client(), ended, lines)) == 60
+        assert service.client().files.content(batch.input_file_id).content == lines
+
+
+def _await_clock(service: Service, said: str) -> None:
+    wait_until(lambda: said in service.call("GET", "/readyz").json["clock"], what=f"a clock that is {said}")
+
+
+def _let_prune_step(service: Service, batch_id: str) -> None:
+    """Wait until the pruner has removed the work of an ended batch: it looks for expired files in the same step."""
+    wait_until(lambda: not (service.data_dir / "objects/work" / batch_id).exists(), what="a step of the pruner")
