@@ -21,10 +21,25 @@ def test_a_living_process_says_so_to_anyone(api: Api) -> None:
     assert (reply.status, reply.json) == (200, {"status": "ok"})
 
 
-def test_a_ready_service_says_so_to_anyone(api: Api) -> None:
+def test_a_ready_service_says_so_to_anyone(serve: Callable[..., Api]) -> None:
     """F5"""
+    api = serve()
+    api.await_(api.services.identity.claim())
     reply = api.call("GET", "/readyz", anonymous=True)
-    assert (reply.status, reply.json) == (200, {"status": "ready", "database": "ok", "storage": "ok"})
+    assert (reply.status, reply.json) == (
+        200,
+        {"status": "ready", "database": "ok", "storage": "ok", "identity": "ok"},
+    )
+
+
+@pytest.mark.rule("F5", "/readyz fails while the objects are those of another database.")
+def test_objects_of_another_database_are_red(serve: Callable[..., Api]) -> None:
+    """F5"""
+    api = serve()
+    api.await_(api.services.identity.claim())
+    api.await_(api.services.objects.put("identity/other-1", b""))
+    reply = api.call("GET", "/readyz", anonymous=True)
+    assert (reply.status, reply.error["message"]) == (503, "Not ready: identity failed")
 
 
 @pytest.mark.rule("F5", "/healthz and /readyz need no credentials, and a part that fails is named.")
@@ -61,6 +76,7 @@ async def test_readyz_names_a_part_that_does_not_answer_in_time() -> None:
     routes = HealthRoutes(
         store=hanging,
         objects=hanging,
+        identity=hanging,
         metrics=Metrics(),
         clock=SystemClock(),
         admin_token=None,

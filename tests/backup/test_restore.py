@@ -84,7 +84,7 @@ def test_what_is_over_stays_over_and_its_work_is_forgotten(restored: Target, bus
         assert batch is not None
         assert batch.status is BatchStatus.COMPLETED
         assert (batch.total, batch.completed) == (2, 2)
-        assert await store.prunable(limit=10) == []
+        assert await store.prunable(at=1 << 40, retention=0, limit=10) == []
 
     restored.in_store(look)
 
@@ -185,8 +185,11 @@ def test_both_dialects_have_the_columns_that_are_copied(postgres: Postgres, arch
             if not name.startswith("sqlite_")
         }
     postgres_columns = asyncio.run(_columns(postgres.new_database()))
-    assert set(sqlite_columns) == {*TABLES, "processes", "probe"}
-    assert set(postgres_columns) == {*TABLES, "processes", "probe", "watch", "schema_version"}
+    assert set(sqlite_columns) == {*TABLES, "processes", "probe", "identity", "sightings"}
+    assert set(postgres_columns) == {
+        *TABLES,
+        *("processes", "probe", "identity", "sightings", "watch", "schema_version"),
+    }
     added = {name: postgres_columns[name] - sqlite_columns[name] for name in TABLES}
     assert {name: columns for name, columns in added.items() if columns} == only_postgres
     assert all(sqlite_columns[name] <= postgres_columns[name] for name in TABLES)

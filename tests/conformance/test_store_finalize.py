@@ -1,6 +1,6 @@
 """The end of batches in every store: rules C10 to C13."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import pytest
@@ -9,10 +9,14 @@ from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Batch, Shard
 from batchline.domain.states import TERMINAL, BatchStatus
+from batchline.ports import KnownBatch
+from batchline.system import SystemClock
 from tests.support.stores import DAY, LEASE, ME, NOW, OTHER, World, cut, moved_on, segment
 
 pytestmark = pytest.mark.anyio
 
+_LONG_AGO = 1000
+"""PostgreSQL compares the end of a batch with its own clock."""
 ERRORS = b'{"object":"list","data":[]}'
 
 
@@ -222,38 +226,63 @@ async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
 async def test_counts_are_frozen_before_the_work_is_forgotten(world: World, reach: Reach, end: str) -> None:
     """C8, C12: the final counts do not depend on shards or segments."""
     batch = await reach(world)
-    assert await world.store.prunable(limit=9) == []
-    await world.publish(await world.finish())
+    assert await _prunable(world) == []
+    await world.publish(await world.finish(), at=_LONG_AGO)
     seen = await world.seen(batch)
-    assert await world.store.prunable(limit=9) == [batch.id]
+    assert await _prunable(world) == [batch.id]
     await world.store.delete_work(batch.id)
     assert await world.seen(batch) == seen
     assert (await world.store.batches(batch.project_id, after=None, limit=1)) == [seen]
     assert await world.store.segments(batch.id, after=0, limit=9) == []
-    assert await world.store.prunable(limit=9) == []
+    assert await _prunable(world) == []
 
 
 async def test_finished_batches_come_in_portions(world: World) -> None:
     batches = [await world.running() for _ in range(3)]
     await world.record_all(await world.claim())
     for _ in batches:
-        await world.publish(await world.finish())
+        await world.publish(await world.finish(), at=_LONG_AGO)
     await world.validating()
-    portion = await world.store.prunable(limit=2)
+    portion = await _prunable(world, limit=2)
     assert len(portion) == 2
+    rest = {batch.id for batch in batches} - set(portion)
+    assert set(await _prunable(world, limit=2, without=portion)) == rest
     for batch_id in portion:
         await world.store.delete_work(batch_id)
-    assert set(await world.store.prunable(limit=2)) == {batch.id for batch in batches} - set(portion)
+    assert set(await _prunable(world, limit=2)) == rest
+
+
+async def test_the_work_of_a_batch_is_kept_for_a_time_after_its_end(world: World) -> None:
+    """An older copy of the database, in which the batch still ran, finds its work then."""
+    now = int(SystemClock().now())
+    for at in (now - 100, now - 5000):
+        await world.running()
+        await world.record_all(await world.claim())
+        await world.publish(await world.finish(), at=at)
+    assert [len(await _prunable(world, retention=seconds)) for seconds in (10_000, 3600, 50)] == [0, 1, 2]
+    (earlier,) = await _prunable(world, retention=3600)
+    assert (await _prunable(world, retention=50, limit=1)) == [earlier]
 
 
 @pytest.mark.parametrize(("reach", "end"), ENDINGS)
 async def test_a_batch_runs_until_it_is_published(world: World, reach: Reach, end: str) -> None:
-    """The pruner asks this before it deletes the objects of a batch."""
+    """The sweep asks this before it deletes the objects of a batch."""
     batch = await reach(world)
     finish = await world.finish()
-    assert await world.store.active([batch.id, "batch_unknown"]) == {batch.id}
+
+    async def known() -> dict[str, KnownBatch]:
+        return await world.store.known_batches([batch.id, "batch_unknown"])
+
+    assert await known() == {batch.id: KnownBatch(active=True, has_work=True)}
     await world.publish(finish)
-    assert not await world.store.active([batch.id, "batch_unknown"])
+    assert await known() == {batch.id: KnownBatch(active=False, has_work=True)}
+    await world.store.delete_work(batch.id)
+    assert await known() == {batch.id: KnownBatch(active=False, has_work=False)}
+
+
+async def _prunable(world: World, *, retention: int = DAY, without: Sequence[str] = (), limit: int = 9) -> list[str]:
+    now = int(SystemClock().now())
+    return await world.store.prunable(at=now, retention=retention, without=without, limit=limit)
 
 
 async def _failed(world: World) -> Batch:

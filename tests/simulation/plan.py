@@ -118,6 +118,7 @@ def make_plan(source: random.Random, projects: list[str]) -> Plan:
             "request_timeout_seconds": 20.0,
             "retry_base_seconds": 0.5,
             "completion_window_seconds": source.choice([20, 600, 3600, 3600, 3600]),
+            "work_retention_seconds": 30,
             "shutdown_grace_seconds": source.choice([1.0, 10.0, 30.0]),
             "upstream_url": "http://default/v1",
         }

@@ -30,6 +30,7 @@ from tests.simulation.invariants import BatchObserver, check_errors, check_files
 from tests.simulation.plan import ENDPOINT, BatchPlan, Disturbance, Plan, make_plan
 from tests.simulation.upstream import Machine, SimulatedUpstream
 from tests.simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
+from tests.support.identities import identity_of
 
 _MOST_STEPS = 3_000_000
 _LONGEST = 3900.0
@@ -141,10 +142,12 @@ class Process:
         self.store = SqlStore(self.database)
         rand = SeededRandom(world.source)
         self.objects = LocalObjects(world.folder / "objects", threads, rand)
+        self.identity = identity_of(self.store, self.objects, rand)
         context = Context(
             settings=world.plan.settings,
             store=self.store,
             objects=self.objects,
+            identity=self.identity,
             upstreams={name: self._upstream(machine) for name, machine in world.machines.items()},
             token_limit=TokenLimit(tokens={}),
             router=SyncRouter(clock=self.clock),
@@ -216,6 +219,7 @@ class Process:
                 )
         if not await self.store.entries("org"):
             await self.store.set_funds("org", balance=self.world.plan.funds, credits=None, at=0)
+        await self.identity.claim()
         async with asyncio.TaskGroup() as group:
             running = group.create_task(self.engine.run())
             self.clients = group.create_task(self._clients())
@@ -339,7 +343,8 @@ class Process:
         # A frozen process may wake as late as now and write a segment under a lease that it lost. Only a sweep after
         # its death is sure to remove that.
         last_death = max(process.dies_at or 0.0 for process in self.world.processes)
-        await asyncio.sleep(max(0.0, last_death - self.world.time.now) + 2 * _SWEEP_SECONDS)
+        kept_for = self.world.plan.settings.work_retention_seconds + 2 * _SWEEP_SECONDS
+        await asyncio.sleep(max(0.0, last_death - self.world.time.now) + kept_for)
         await self._check_money()
         for folder in ("work", "segments"):
             require(await self.objects.names(folder) == [], f"{folder} is not empty at the end")

@@ -17,6 +17,7 @@ from batchline.domain.states import TERMINAL
 from batchline.engine import Context, Engine
 from batchline.objects.local import LocalObjects
 from batchline.pipeline.create import CreateRequest
+from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import NewKey, Upstream
@@ -27,6 +28,7 @@ from batchline.telemetry.metrics import Metrics
 from batchline.upstream.mock.script import Plan, Script
 from tests.simulation.upstream import Machine, SimulatedUpstream
 from tests.simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
+from tests.support.identities import identity_of
 
 CHAT = "/v1/chat/completions"
 _PROJECTS = {"alpha": "11111111-1111-4111-8111-111111111111", "beta": "22222222-2222-4222-8222-222222222222"}
@@ -49,7 +51,7 @@ STORE_CALLS = (
         "expire",
         "lease_finalizable",
     ),
-    *("renew_batch", "segments", "publish", "prunable", "delete_work", "expire_files", "active", "referenced_keys"),
+    *("renew_batch", "segments", "publish", "prunable", "delete_work", "expire_files", "referenced_keys"),
 )
 """What a running engine asks of its store by itself."""
 
@@ -142,6 +144,7 @@ class Bench:
             settings=self._settings,
             store=self.store,
             objects=self.objects,
+            identity=identity_of(self.rows, self.objects, chance),
             upstreams=upstreams,
             token_limit=TokenLimit(tokens=dict.fromkeys(self.machines, _Words())),
             router=self.router,
@@ -151,7 +154,11 @@ class Bench:
             owner=chance.bytes(8).hex(),
         )
         self.engine = Engine(context, validator=InlineValidator(threads))
-        self._running = self.loop.create_task(self.engine.run())
+        self._running = self.loop.create_task(self._run(context.identity))
+
+    async def _run(self, identity: IdentityCheck) -> None:
+        await identity.claim()
+        await self.engine.run()
 
     def _upstream(self, machine: Machine) -> Any:
         scripted = _Upstream(

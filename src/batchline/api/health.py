@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from batchline.api.responses import json_response
 from batchline.domain.errors import InvalidCredentials, MissingCredentials, StoreDown, Unavailable
+from batchline.pipeline.identity import IdentityCheck
 from batchline.ports import Clock, Objects, Store
 from batchline.telemetry.metrics import Metrics
 
@@ -33,13 +34,14 @@ class HealthRoutes:
         *,
         store: Store,
         objects: Objects,
+        identity: IdentityCheck,
         metrics: Metrics,
         clock: Clock,
         admin_token: str | None,
         check_timeout_seconds: float = CHECK_TIMEOUT_SECONDS,
         count_interval_seconds: float = COUNT_INTERVAL_SECONDS,
     ) -> None:
-        self._checks = {"database": store.check, "storage": objects.check}
+        self._checks = {"database": store.check, "storage": objects.check, "identity": identity.check}
         self._store, self._metrics, self._clock = store, metrics, clock
         self._counted_at = -math.inf
         self._admin_token = admin_token

@@ -1,7 +1,7 @@
 """The composition root: settings -> adapters -> engine -> server. The only package that knows the adapters."""
 
-from batchline.app.backends import migrate_store, open_store
+from batchline.app.backends import adopt_objects, migrate_store, open_store
 from batchline.app.roles import api, run, serve, worker
 from batchline.app.startup import StartupError
 
-__all__ = ["StartupError", "api", "migrate_store", "open_store", "run", "serve", "worker"]
+__all__ = ["StartupError", "adopt_objects", "api", "migrate_store", "open_store", "run", "serve", "worker"]
