@@ -1,6 +1,7 @@
 """The backup of a fleet: the database first, then the bucket, each with its own tools (docs/backup.md)."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def test_a_batch_that_ends_between_the_two_backups_finishes_after_the_restore(
     dumped, copied = tmp_path / "dump", seaweed.new_url()
     lines = chat_lines(f"[[huge=5000 delay=0.05]] line {n}" for n in range(_LINES))
     with running_mock() as mock:
-        settings: dict[str, object] = {"upstream_url": mock.url, "lease_seconds": 3, "max_concurrency": 4}
+        settings: dict[str, Any] = {"upstream_url": mock.url, "lease_seconds": 3, "max_concurrency": 4}
         with running_fleet(tmp_path, "api", "worker", postgres=postgres, seaweed=seaweed, **settings) as fleet:
             account = fleet.apis[0].account
             batch = submit(fleet.client(), lines)
