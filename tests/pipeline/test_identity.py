@@ -176,3 +176,21 @@ async def test_an_operator_can_adopt_anything(places: Places) -> None:
     for store, objects in (("one", "mine"), ("two", "other")):
         with pytest.raises(WrongIdentity):
             await places.check(store, objects).claim()
+
+
+async def test_a_process_that_is_slower_accepts_what_another_one_wrote(places: Places) -> None:
+    """The other process has the identity and stores a file, between two looks of this one."""
+    slow, store = places.check("one", "mine"), places.store("one")
+    needs_objects = store.needs_objects
+    with pytest.MonkeyPatch.context() as patch:
+
+        async def look_late() -> bool:
+            patch.undo()
+            await places.check("one", "mine").claim()
+            await places.fill("one", "mine")
+            return await needs_objects()
+
+        patch.setattr(store, "needs_objects", look_late)
+        await slow.claim()
+    await slow.check()
+    assert len(await places.markers("mine")) == 1

@@ -17,7 +17,6 @@ from batchline.domain.states import TERMINAL
 from batchline.engine import Context, Engine
 from batchline.objects.local import LocalObjects
 from batchline.pipeline.create import CreateRequest
-from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import NewKey, Upstream
@@ -154,10 +153,11 @@ class Bench:
             owner=chance.bytes(8).hex(),
         )
         self.engine = Engine(context, validator=InlineValidator(threads))
-        self._running = self.loop.create_task(self._run(context.identity))
+        self._claimed = self.loop.create_task(context.identity.claim())
+        self._running = self.loop.create_task(self._run(self._claimed))
 
-    async def _run(self, identity: IdentityCheck) -> None:
-        await identity.claim()
+    async def _run(self, claimed: asyncio.Task[None]) -> None:
+        await claimed
         await self.engine.run()
 
     def _upstream(self, machine: Machine) -> Any:
@@ -175,11 +175,15 @@ class Bench:
 
     def play(self, scene: Coroutine[Any, Any, T], *, seconds: float = 4000.0) -> T:
         """Run until the scene ends, which must happen within so many virtual seconds."""
-        playing = self.loop.create_task(scene)
+        playing = self.loop.create_task(self._play(scene))
         until = self.time.now + seconds
         while not playing.done():
             self._step(until)
         return playing.result()
+
+    async def _play(self, scene: Coroutine[Any, Any, T]) -> T:
+        await self._claimed
+        return await scene
 
     def close(self) -> None:
         self.kill()

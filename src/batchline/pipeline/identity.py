@@ -40,15 +40,26 @@ class IdentityCheck:
         Any number of processes may do so at once: one identity remains.
         """
         identity = await self._store.name_database(self._new_id())
-        markers = await self._markers()
         if identity.objects_id is None:
-            self._refuse_foreign(identity, markers)
-            await self._require_fit()
-            await self._bind(identity)
+            await self._claim_unbound(identity)
         else:
-            self._require_marked(identity, markers)
+            self._require_marked(identity, await self._markers())
         # Only a restore that was complete has left an identity, so the service may start to use what it restored.
         await self._objects.delete_all(UNFINISHED_RESTORE_FOLDER)
+
+    async def _claim_unbound(self, identity: Identity) -> None:
+        """Write the identity, unless another process of this database does it meanwhile. Raise WrongIdentity."""
+        try:
+            self._refuse_foreign(identity, await self._markers())
+            await self._require_fit()
+        except WrongIdentity:
+            # A process that was faster may have written objects between two looks.
+            bound = await self._store.identity()
+            if bound.objects_id is None:
+                raise
+            self._require_marked(bound, await self._markers())
+        else:
+            await self._bind(identity)
 
     async def adopt(self) -> None:
         """Give the database and the objects a new identity, whatever they had before."""
