@@ -42,6 +42,7 @@ EXCEPTIONS = {
     "cli/run/command": Elsewhere("cli/run/test_runner.py", _PART),
     "cli/run/service_child": Elsewhere("cli/run/test_local_service.py", _PART),
     "cli/store": Elsewhere("cli/test_keys.py", _PART),
+    "domain/identity": Elsewhere("pipeline/test_identity.py", _PART),
     "client/models": Elsewhere("client/test_client.py", _PART),
     "objects/bucket_writer": Elsewhere("objects/test_bucket.py", _PART),
     "objects/keys": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),

@@ -19,11 +19,13 @@ from batchline.loops.key_usage import KeyUsage
 from batchline.loops.periodic import PeriodicTask
 from batchline.loops.prune import Prune
 from batchline.loops.rescue import Rescue
+from batchline.loops.sweep import Sweep
 from batchline.loops.worker import Worker
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.create import BatchCreator
 from batchline.pipeline.download import Download
 from batchline.pipeline.finalize import Finalizer
+from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.progress import ProgressReader, Workers
 from batchline.pipeline.routing import SyncRouter
@@ -62,6 +64,7 @@ class Context:
     settings: Settings
     store: Store
     objects: Objects
+    identity: IdentityCheck
     upstreams: Mapping[str, SyncUpstream]
     token_limit: TokenLimit
     router: SyncRouter
@@ -91,7 +94,22 @@ class WorkerRole:
         settings, store, clock, owner = context.settings, context.store, context.clock, context.owner
         intervals, factor = context.intervals, _FLEET_INTERVAL_FACTOR if shared else 1.0
         self.worker = new_worker(context, on_shard_done=self.on_shard_done)
-        prune = Prune(store=store, objects=context.objects, clock=clock, owner=owner)
+        prune = Prune(
+            store=store,
+            objects=context.objects,
+            identity=context.identity,
+            clock=clock,
+            owner=owner,
+            work_retention_seconds=settings.work_retention_seconds,
+        )
+        sweep = Sweep(
+            store=store,
+            objects=context.objects,
+            identity=context.identity,
+            clock=clock,
+            metrics=context.metrics,
+            max_percent=settings.sweep_max_percent,
+        )
         prune_task = PeriodicTask("prune", prune.step, every=intervals.prune_seconds, clock=clock)
         finalizer = Finalizer(
             store=store,
@@ -121,7 +139,7 @@ class WorkerRole:
             clock_task(context),
             self._rescue_task,
             PeriodicTask("expire", expire.step, every=factor * intervals.expire_seconds, clock=clock),
-            PeriodicTask("sweep", prune.sweep, every=intervals.sweep_seconds, clock=clock),
+            PeriodicTask("sweep", sweep.step, every=intervals.sweep_seconds, clock=clock),
             self._finalize_task,
             prune_task,
         ]
@@ -243,6 +261,7 @@ def _services(
         settings=settings,
         store=store,
         objects=objects,
+        identity=context.identity,
         upload=Upload(
             files=store,
             objects=objects,

@@ -173,6 +173,19 @@ class Settings(BaseSettings):
 
     completion_window_seconds: int = Field(default=DAY, ge=1, description="Time after which a batch expires.")
     file_retention_seconds: int = Field(default=30 * DAY, ge=1, description="Time after which files are deleted.")
+    work_retention_seconds: int = Field(
+        default=DAY,
+        ge=0,
+        description="Time after the end of a batch for which its work file and segments are kept, so that an older "
+        "copy of the database finds them.",
+    )
+    sweep_max_percent: int = Field(
+        default=5,
+        ge=0,
+        le=100,
+        description="Maximum share of all objects, in percent, that one sweep deletes because no row names them; if "
+        "there are more, it deletes none of them.",
+    )
     lease_seconds: float = Field(
         default=30,
         gt=0,

@@ -23,11 +23,13 @@ def test_a_living_process_says_so_to_anyone(api: Api) -> None:
     assert (reply.status, reply.json) == (200, {"status": "ok"})
 
 
-def test_a_ready_service_says_so_to_anyone(api: Api) -> None:
+def test_a_ready_service_says_so_to_anyone(serve: Callable[..., Api]) -> None:
     """F5"""
+    api = serve()
+    api.await_(api.services.identity.claim())
     reply = api.call("GET", "/readyz", anonymous=True)
-    assert reply.status == 200
-    assert reply.json == {"status": "ready", "database": "ok", "migrations": "ok", "storage": "ok", "clock": "ok"}
+    parts = dict.fromkeys(("database", "migrations", "storage", "identity", "clock"), "ok")
+    assert (reply.status, reply.json) == (200, {"status": "ready"} | parts)
 
 
 def with_versions(database: int, program: int) -> Callable[[Any], Any]:
@@ -44,7 +46,9 @@ def with_versions(database: int, program: int) -> Callable[[Any], Any]:
 @pytest.mark.rule("F5", "/readyz fails if the database lacks migrations.")
 def test_a_database_of_an_older_version_is_not_ready(serve: Callable[..., Api]) -> None:
     """F5: a process cannot start on one, but a backup may be restored under it."""
-    reply = serve(wrap_store=with_versions(3, 4)).call("GET", "/readyz", anonymous=True)
+    api = serve(wrap_store=with_versions(3, 4))
+    api.await_(api.services.identity.claim())
+    reply = api.call("GET", "/readyz", anonymous=True)
     assert reply.status == 503
     assert reply.error["message"] == (
         "Not ready: migrations differ: the database has version 3 of the tables, this process has 4. "
@@ -55,7 +59,9 @@ def test_a_database_of_an_older_version_is_not_ready(serve: Callable[..., Api]) 
 @pytest.mark.rule("F5", "/readyz says that the database was migrated by a newer version, and the process goes on.")
 def test_a_database_of_a_newer_version_is_said_to_be_one(serve: Callable[..., Api]) -> None:
     """F5: during an upgrade of a fleet, the nodes of the former version serve until the new ones have started."""
-    reply = serve(wrap_store=with_versions(5, 4)).call("GET", "/readyz", anonymous=True)
+    api = serve(wrap_store=with_versions(5, 4))
+    api.await_(api.services.identity.claim())
+    reply = api.call("GET", "/readyz", anonymous=True)
     assert (reply.status, reply.json["status"]) == (200, "ready")
     assert reply.json["migrations"] == (
         "differ: the database has version 5 of the tables, this process has 4. "
@@ -64,11 +70,23 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(serve: Callable[..., Ap
 
 
 @pytest.mark.rule("F5", "/readyz says what is wrong with the clock, and stays 200.")
-def test_a_clock_in_doubt_is_named(api: Api) -> None:
+def test_a_clock_in_doubt_is_named(serve: Callable[..., Api]) -> None:
     """F5: lines run and results are served meanwhile, so the service is ready."""
+    api = serve()
+    api.await_(api.services.identity.claim())
     api.clock.state = ClockState(ahead_seconds=90_000.0, held=True, problem="the clock is 25.0 hours ahead")
     reply = api.call("GET", "/readyz", anonymous=True)
     assert (reply.status, reply.json["clock"]) == (200, "the clock is 25.0 hours ahead")
+
+
+@pytest.mark.rule("F5", "/readyz fails while the objects are those of another database.")
+def test_objects_of_another_database_are_red(serve: Callable[..., Api]) -> None:
+    """F5"""
+    api = serve()
+    api.await_(api.services.identity.claim())
+    api.await_(api.services.objects.put("identity/other-1", b""))
+    reply = api.call("GET", "/readyz", anonymous=True)
+    assert (reply.status, reply.error["message"]) == (503, "Not ready: identity failed")
 
 
 @pytest.mark.rule("F5", "/healthz and /readyz need no credentials, and a part that fails is named.")
@@ -110,6 +128,7 @@ async def test_readyz_names_a_part_that_does_not_answer_in_time() -> None:
     routes = HealthRoutes(
         store=hanging,
         objects=hanging,
+        identity=hanging,
         metrics=Metrics(),
         clock=SettableClock(),
         admin_token=None,

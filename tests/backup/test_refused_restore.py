@@ -54,6 +54,13 @@ def test_a_bucket_with_objects_is_refused_and_they_stay(archive: Path, tmp_path:
     assert target.read("results/batch_other/1-output") == b"theirs"
 
 
+def test_a_place_of_another_database_is_refused_even_if_it_is_empty(archive: Path, target: Target) -> None:
+    """F1: the service that wrote the marker may have just been started."""
+    target.in_objects(lambda objects: objects.put("identity/other-1", b""))
+    assert "belongs to another database, with the id other" in target.refusal(archive)
+    assert target.in_objects(lambda objects: objects.names("identity")) == ["other-1"]
+
+
 def _execute(url: str, sql: str) -> None:
     async def run() -> None:
         connection = await asyncpg.connect(url)

@@ -9,11 +9,15 @@ from typing import Any
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 
+from batchline.app.backends import open_both
 from batchline.backup.postgres import TABLES
+from batchline.cli.loading import load_settings
 from batchline.domain.bitmap import unsettled
+from batchline.domain.identity import Identity
 from batchline.domain.records import Owner, Shard
 from batchline.domain.states import BatchStatus
 from batchline.ports import FinalizeLease, Store
+from batchline.settings import Settings
 from tests.support.busy_folder import ODD, Busy, Folder, world_on
 from tests.support.postgres_server import Postgres
 from tests.support.restore_targets import Target
@@ -84,7 +88,7 @@ def test_what_is_over_stays_over_and_its_work_is_forgotten(restored: Target, bus
         assert batch is not None
         assert batch.status is BatchStatus.COMPLETED
         assert (batch.total, batch.completed) == (2, 2)
-        assert await store.prunable(limit=10) == []
+        assert await store.prunable(retention=-(1 << 40), limit=10) == []
 
     restored.in_store(look)
 
@@ -170,6 +174,19 @@ def test_an_upload_that_was_not_finished_is_dropped(restored: Target, folder: Fo
     assert not restored.in_store(is_kept)
 
 
+def test_the_restored_service_has_an_identity_of_its_own(restored: Target, folder: Folder) -> None:
+    """F1: it starts, and the objects of the original are not its own."""
+
+    async def start(settings: Settings) -> Identity:
+        async with open_both(settings) as (store, _, _):
+            return await store.identity()
+
+    identity = asyncio.run(start(load_settings(**restored.settings)))
+    assert restored.in_objects(lambda objects: objects.names("identity")) == [identity.marker]
+    assert restored.in_objects(lambda objects: objects.names("restore")) == []
+    assert asyncio.run(start(load_settings(data_dir=str(folder.path)))).database_id != identity.database_id
+
+
 def test_both_dialects_have_the_columns_that_are_copied(postgres: Postgres, archive: Path, to_folder: Target) -> None:
     """A column that is added to one dialect alone must be named here, or else a restore would lose it."""
     only_postgres = {
@@ -187,8 +204,9 @@ def test_both_dialects_have_the_columns_that_are_copied(postgres: Postgres, arch
             if not name.startswith("sqlite_")
         }
     postgres_columns = asyncio.run(_columns(postgres.new_database()))
-    assert set(sqlite_columns) == {*TABLES, "processes", "probe", "watch"}
-    assert set(postgres_columns) == {*TABLES, "processes", "probe", "watch", "schema_version"}
+    not_copied = {"processes", "probe", "identity", "sightings", "watch"}
+    assert set(sqlite_columns) == {*TABLES, *not_copied}
+    assert set(postgres_columns) == {*TABLES, *not_copied, "schema_version"}
     added = {name: postgres_columns[name] - sqlite_columns[name] for name in TABLES}
     assert {name: columns for name, columns in added.items() if columns} == only_postgres
     assert all(sqlite_columns[name] <= postgres_columns[name] for name in TABLES)

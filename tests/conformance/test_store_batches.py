@@ -34,7 +34,7 @@ async def test_a_batch_is_there_from_the_start_of_its_validation(world: World) -
     batch = await world.validating()
     assert await world.seen(batch) == batch
     assert await world.store.batches(batch.project_id, after=None, limit=9) == [batch]
-    assert await world.store.active([batch.id])
+    assert (await world.store.known_batches([batch.id]))[batch.id].active
     assert await world.claim() == []
 
 
@@ -66,7 +66,7 @@ async def test_a_refused_batch_has_failed(world: World) -> None:
     assert (seen.status, seen.failed_at, seen.errors) == (BatchStatus.FAILED, NOW + 1, ERRORS)
     assert (seen.total, seen.completed, seen.failed) == (0, 0, 0)
     assert (created.answer_status, created.answer_body) == (400, ANSWER)
-    assert not await world.store.active([batch.id])
+    assert not (await world.store.known_batches([batch.id]))[batch.id].active
     assert await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is None
 
 

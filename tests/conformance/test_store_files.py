@@ -228,4 +228,5 @@ async def test_an_object_is_kept_while_a_row_stands_for_it(world: World) -> None
     await world.expire_files(owner=ME, at=NOW, limit=10)
     asked = [begun.object_key, kept.object_key, deleted.object_key, expired.object_key, "uploads/unknown"]
     assert await world.store.referenced_keys(asked) == {begun.object_key, kept.object_key}
+    assert await world.store.known_keys(asked) == set(asked) - {"uploads/unknown"}
     assert await world.store.referenced_keys([]) == set()

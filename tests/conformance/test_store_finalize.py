@@ -1,6 +1,6 @@
 """The end of batches in every store: rules C10 to C13."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import pytest
@@ -9,6 +9,7 @@ from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Batch, Shard
 from batchline.domain.states import TERMINAL, BatchStatus
+from batchline.ports import KnownBatch
 from tests.support.stores import DAY, LEASE, ME, NOW, OTHER, World, cut, moved_on, segment
 
 pytestmark = pytest.mark.anyio
@@ -222,15 +223,15 @@ async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
 async def test_counts_are_frozen_before_the_work_is_forgotten(world: World, reach: Reach, end: str) -> None:
     """C8, C12: the final counts do not depend on shards or segments."""
     batch = await reach(world)
-    assert await world.store.prunable(limit=9) == []
+    assert await _prunable(world) == []
     await world.publish(await world.finish())
     seen = await world.seen(batch)
-    assert await world.store.prunable(limit=9) == [batch.id]
+    assert await _prunable(world) == [batch.id]
     await world.store.delete_work(batch.id)
     assert await world.seen(batch) == seen
     assert (await world.store.batches(batch.project_id, after=None, limit=1)) == [seen]
     assert await world.store.segments(batch.id, after=0, limit=9) == []
-    assert await world.store.prunable(limit=9) == []
+    assert await _prunable(world) == []
 
 
 async def test_finished_batches_come_in_portions(world: World) -> None:
@@ -239,21 +240,47 @@ async def test_finished_batches_come_in_portions(world: World) -> None:
     for _ in batches:
         await world.publish(await world.finish())
     await world.validating()
-    portion = await world.store.prunable(limit=2)
+    portion = await _prunable(world, limit=2)
     assert len(portion) == 2
+    rest = {batch.id for batch in batches} - set(portion)
+    assert set(await _prunable(world, limit=2, without=portion)) == rest
     for batch_id in portion:
         await world.store.delete_work(batch_id)
-    assert set(await world.store.prunable(limit=2)) == {batch.id for batch in batches} - set(portion)
+    assert set(await _prunable(world, limit=2)) == rest
+
+
+async def test_the_work_of_a_batch_is_kept_for_a_time_after_its_end(world: World) -> None:
+    """An older copy of the database, in which the batch still ran, finds its work then."""
+    for at in (NOW + 5000, NOW + 100):
+        await world.running()
+        await world.record_all(await world.claim())
+        await world.publish(await world.finish(), at=at)
+    found = [await _prunable(world, retention=seconds, at=NOW + 5100) for seconds in (10_000, 3600, 50)]
+    assert [len(batch_ids) for batch_ids in found] == [0, 1, 2]
+    assert await _prunable(world, retention=50, limit=1, at=NOW + 5100) == found[1]
 
 
 @pytest.mark.parametrize(("reach", "end"), ENDINGS)
 async def test_a_batch_runs_until_it_is_published(world: World, reach: Reach, end: str) -> None:
-    """The pruner asks this before it deletes the objects of a batch."""
+    """The sweep asks this before it deletes the objects of a batch."""
     batch = await reach(world)
     finish = await world.finish()
-    assert await world.store.active([batch.id, "batch_unknown"]) == {batch.id}
+
+    async def known() -> dict[str, KnownBatch]:
+        return await world.store.known_batches([batch.id, "batch_unknown"])
+
+    assert await known() == {batch.id: KnownBatch(active=True, has_work=True)}
     await world.publish(finish)
-    assert not await world.store.active([batch.id, "batch_unknown"])
+    assert await known() == {batch.id: KnownBatch(active=False, has_work=True)}
+    await world.store.delete_work(batch.id)
+    assert await known() == {batch.id: KnownBatch(active=False, has_work=False)}
+
+
+async def _prunable(
+    world: World, *, at: int = NOW + 2 * DAY, retention: int = DAY, without: Sequence[str] = (), limit: int = 9
+) -> list[str]:
+    await world.set_time(at)
+    return await world.store.prunable(retention=retention, without=without, limit=limit)
 
 
 async def _failed(world: World) -> Batch:

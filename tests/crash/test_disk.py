@@ -140,7 +140,8 @@ def _check_an_upload(service: Service, outage: _Outage) -> None:
 
 
 def _written(service: Service) -> list[str]:
-    return [path.name for path in (service.data_dir / "objects").rglob("*") if path.is_file()]
+    found = (service.data_dir / "objects").rglob("*")
+    return [path.name for path in found if path.is_file() and path.parent.name != "identity"]
 
 
 def _create(service: Service, file_id: str) -> Reply:

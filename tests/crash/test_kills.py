@@ -144,7 +144,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_recorded_runs_again(tmp_path: 
     random = Random(kills)
     with (
         running_mock(delay=_DELAY) as mock,
-        running_service(tmp_path, mock.url, max_concurrency=_CONCURRENCY) as service,
+        running_service(tmp_path, mock.url, max_concurrency=_CONCURRENCY, work_retention_seconds=0) as service,
     ):
         ordeal = Ordeal(service, mock, random)
         for first in range(0, kills, _KILLS_A_ROUND):
@@ -170,7 +170,8 @@ def _stored(data_dir: Path) -> tuple[set[str], int, int]:
     objects = [path.relative_to(root).parts for path in root.rglob("*") if path.is_file()]
     uploads = {parts[-1] for parts in objects if parts[0] == "uploads"}
     results = sum(parts[0] == "results" for parts in objects)
-    return uploads, results, len(objects) - len(uploads) - results
+    work = sum(parts[0] not in {"uploads", "results", "identity"} for parts in objects)
+    return uploads, results, work
 
 
 def _listed(client: openai.OpenAI) -> tuple[set[str], int, int]:

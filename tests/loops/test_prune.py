@@ -1,4 +1,4 @@
-"""The sweep of objects that no row stands for (B8, D5: what a crash left goes, and nothing else)."""
+"""Pruning what rows say is over (B4, B8): the work of ended batches and expired files."""
 
 import asyncio
 from contextlib import closing
@@ -6,54 +6,95 @@ from pathlib import Path
 
 import pytest
 
-from batchline.loops.prune import Prune
-from tests.simulation.virtual import VirtualClock
+from batchline.domain.errors import ObjectsDown
 from tests.support.engine_harness import Bench
 
+_LONG = 1e6
+_RETENTION = 200
 
-@pytest.mark.rule("B8", "What a running batch has written and not published yet is not swept.")
-def test_only_what_nobody_can_ever_need_is_swept(tmp_path: Path) -> None:
-    """B8: uploads and results without a row, and the work of batches that are over; not what a running batch has."""
-    with closing(Bench(tmp_path, latency=1000.0)) as bench:
+
+def test_the_work_of_a_batch_is_kept_for_the_set_time(tmp_path: Path) -> None:
+    """An older copy of the database, in which the batch still ran, finds its work file and its segments then."""
+    with closing(Bench(tmp_path, work_retention_seconds=_RETENTION)) as bench:
 
         async def scene() -> None:
-            running = await bench.batch(["slow"])
-            await asyncio.sleep(1)
-            before = await _everything(bench)
-            for batch_id in (running.id, "batch_of_nobody"):
-                for folder in ("segments", "work", "results"):
-                    await bench.objects.put(f"{folder}/{batch_id}/late", b"")
-            await bench.objects.put("uploads/file-of-nobody", b"")
-            await _sweep(bench)
-            mine = {f"{folder}/{running.id}/late" for folder in ("segments", "work", "results")}
-            assert await _everything(bench) == before | mine
+            batch = await bench.ended(await bench.batch(["good"]))
+            await asyncio.sleep(_RETENTION - 60)
+            assert await bench.objects.names("work") == [batch.id]
+            await asyncio.sleep(120)
+            assert await bench.objects.names("work") == []
+            assert len(await bench.records(batch)) == 1
 
-        bench.play(scene())
+        bench.play(scene(), seconds=_LONG)
 
 
-def test_a_sweep_keeps_what_was_published_and_rests_between_looks(tmp_path: Path) -> None:
-    """However many results there are: each look takes a moment, and leaves one to others."""
-    with closing(Bench(tmp_path)) as bench:
+def test_a_batch_that_cannot_be_pruned_is_tried_later_and_holds_up_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The object store may refuse one prefix. There are more such batches than one step takes."""
+    with closing(Bench(tmp_path, work_retention_seconds=_RETENTION)) as bench:
+        calls: dict[str, int] = {}
+        refused: set[str] = set()
 
-        async def scene() -> float:
-            for _ in range(3):
-                await bench.ended(await bench.batch(["good"]))
-            await asyncio.sleep(100)
-            before, since = await _everything(bench), bench.time.now
-            for n in range(500):
-                await bench.objects.put(f"results/batch_of_nobody/{n}", b"")
-            await _sweep(bench)
-            assert await _everything(bench) == before
-            return bench.time.now - since
+        async def refuse(prefix: str) -> None:
+            folder, _, batch_id = prefix.partition("/")
+            if folder == "work" and batch_id in refused:
+                calls[batch_id] = calls.get(batch_id, 0) + 1
+                raise ObjectsDown("refused")
 
-        assert bench.play(scene()) >= 3 * 1.0
+        async def scene() -> None:
+            batches = [await bench.ended(await bench.batch([f"good {n}"])) for n in range(14)]
+            refused.update(batch.id for batch in batches[:12])
+            bench.objects.trouble["delete_all"] = refuse
+            await asyncio.sleep(_RETENTION + 30)
+            assert set(await bench.objects.names("work")) == refused
+            first = dict(calls)
+            assert first == dict.fromkeys(refused, 1)
+            await asyncio.sleep(300)
+            assert set(calls.values()) == {3}, "after 60 seconds, and after 120 more"
+            refused.clear()
+            await asyncio.sleep(300)
+            assert await bench.objects.names("work") == []
+
+        bench.play(scene(), seconds=_LONG)
+    assert "failed to delete the work of a batch, going on with the others" in caplog.text
 
 
-async def _sweep(bench: Bench) -> None:
-    await Prune(store=bench.rows, objects=bench.objects, clock=VirtualClock(bench.time), owner="o").sweep()
+@pytest.mark.rule("B4", "The object of an expired file is removed, also if that fails for another file.")
+def test_an_expired_file_that_cannot_be_deleted_holds_up_no_other(tmp_path: Path) -> None:
+    """B4: the row of the first file says that it is over, so a sweep removes its object later."""
+    with closing(Bench(tmp_path, file_retention_seconds=500)) as bench:
+        troubled: list[str] = []
+
+        async def refuse(key: str) -> None:
+            if not troubled or key in troubled:
+                troubled.append(key)
+                raise ObjectsDown("refused")
+
+        async def scene() -> None:
+            for n in range(3):
+                await bench.batch([f"good {n}"])
+            bench.objects.trouble["delete"] = refuse
+            await asyncio.sleep(600)
+            assert [f"uploads/{name}" for name in await bench.objects.names("uploads")] == troubled
+            del bench.objects.trouble["delete"]
+            await asyncio.sleep(4000)
+            assert await bench.objects.names("uploads") == []
+
+        bench.play(scene(), seconds=_LONG)
 
 
-async def _everything(bench: Bench) -> set[str]:
-    folders = ("uploads", "segments", "work", "results")
-    pages = [page for folder in folders async for page in bench.objects.keys(folder)]
-    return {key for page in pages for key in page}
+def test_nothing_is_pruned_from_objects_of_another_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(Bench(tmp_path, work_retention_seconds=_RETENTION)) as bench:
+
+        async def scene() -> None:
+            batch = await bench.ended(await bench.batch(["good"]))
+            await bench.objects.put("identity/other-1", b"")
+            await asyncio.sleep(2 * _RETENTION)
+            assert await bench.objects.names("work") == [batch.id]
+            await bench.objects.delete("identity/other-1")
+            await asyncio.sleep(60)
+            assert await bench.objects.names("work") == []
+
+        bench.play(scene(), seconds=_LONG)
+    assert all("belongs to another database" in record.__dict__["reason"] for record in caplog.records)

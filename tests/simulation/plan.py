@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from batchline.settings import ModelSettings, Settings, UpstreamSettings
-from tests.simulation.clocks import ERRORS
+from tests.simulation.clocks import ERRORS, SMALL_ERRORS
 from tests.simulation.upstream import WORKER_POISON
 
 ENDPOINT = "/v1/chat/completions"
@@ -105,6 +105,12 @@ class Plan:
         return self.settings.metering
 
     @property
+    def doubts_clock(self) -> bool:
+        """Whether the clock of a machine is wrong at some time."""
+        jumps = (each.seconds for each in self.disturbances if each.kind == "clock")
+        return any(seconds not in SMALL_ERRORS for seconds in jumps)
+
+    @property
     def deaths(self) -> bool:
         return self.zombies or self.poison == "kills worker" or any(each.kind == "kill" for each in self.disturbances)
 
@@ -122,6 +128,7 @@ def make_plan(source: random.Random, projects: list[str]) -> Plan:
             "request_timeout_seconds": 20.0,
             "retry_base_seconds": 0.5,
             "completion_window_seconds": source.choice([20, 600, 3600, 3600, 3600]),
+            "work_retention_seconds": 30,
             "shutdown_grace_seconds": source.choice([1.0, 10.0, 30.0]),
             "upstream_url": "http://default/v1",
         }

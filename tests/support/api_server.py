@@ -307,7 +307,7 @@ class Api:
         self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as parts:
             services = self._compose(parts, await self._open_upstreams(parts))
-            self.store = services.store
+            self.services, self.store = services, services.store
             credits = nano(self.settings.free_credits) if self.settings.metering else None
             await self.store.start_metering(credits, at=1)
             sock = socket.create_server(("127.0.0.1", 0))

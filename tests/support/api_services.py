@@ -14,6 +14,7 @@ from batchline.system import SystemRandom
 from batchline.telemetry.metrics import Metrics
 from batchline.upstream.http import HttpUpstream
 from batchline.upstream.tokens import UpstreamTokens
+from tests.support.identities import identity_of
 
 
 def open_upstreams(settings: Settings, clock: Clock) -> dict[str, HttpUpstream]:
@@ -51,6 +52,7 @@ def compose(
         settings=settings,
         store=store,
         objects=objects,
+        identity=identity_of(store, objects),
         upstreams=upstreams,
         token_limit=TokenLimit(
             tokens={name: UpstreamTokens(upstream, clock=clock) for name, upstream in upstreams.items()}

@@ -27,6 +27,7 @@ from batchline.telemetry.metrics import Metrics
 from batchline.upstream.mock.script import Plan, Script
 from tests.simulation.upstream import Machine, SimulatedUpstream
 from tests.simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
+from tests.support.identities import identity_of
 
 CHAT = "/v1/chat/completions"
 _PROJECTS = {"alpha": "11111111-1111-4111-8111-111111111111", "beta": "22222222-2222-4222-8222-222222222222"}
@@ -49,7 +50,7 @@ STORE_CALLS = (
         "expire",
         "lease_finalizable",
     ),
-    *("renew_batch", "segments", "publish", "prunable", "delete_work", "expire_files", "active", "referenced_keys"),
+    *("renew_batch", "segments", "publish", "prunable", "delete_work", "expire_files", "referenced_keys"),
 )
 """What a running engine asks of its store by itself."""
 
@@ -142,6 +143,7 @@ class Bench:
             settings=self._settings,
             store=self.store,
             objects=self.objects,
+            identity=identity_of(self.rows, self.objects, chance),
             upstreams=upstreams,
             token_limit=TokenLimit(tokens=dict.fromkeys(self.machines, _Words())),
             router=self.router,
@@ -151,7 +153,12 @@ class Bench:
             owner=chance.bytes(8).hex(),
         )
         self.engine = Engine(context, validator=InlineValidator(threads))
-        self._running = self.loop.create_task(self.engine.run())
+        self._claimed = self.loop.create_task(context.identity.claim())
+        self._running = self.loop.create_task(self._run(self._claimed))
+
+    async def _run(self, claimed: asyncio.Task[None]) -> None:
+        await claimed
+        await self.engine.run()
 
     def _upstream(self, machine: Machine) -> Any:
         scripted = _Upstream(
@@ -168,11 +175,15 @@ class Bench:
 
     def play(self, scene: Coroutine[Any, Any, T], *, seconds: float = 4000.0) -> T:
         """Run until the scene ends, which must happen within so many virtual seconds."""
-        playing = self.loop.create_task(scene)
+        playing = self.loop.create_task(self._play(scene))
         until = self.time.now + seconds
         while not playing.done():
             self._step(until)
         return playing.result()
+
+    async def _play(self, scene: Coroutine[Any, Any, T]) -> T:
+        await self._claimed
+        return await scene
 
     def close(self) -> None:
         self.kill()

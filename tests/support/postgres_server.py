@@ -84,6 +84,19 @@ class Postgres:
         self.execute(f"CREATE DATABASE {name} TEMPLATE {'template0' if empty else _TEMPLATE}")
         return self.url(name)
 
+    def dump(self, url: str, path: Path) -> None:
+        """Write a database to a file with ``pg_dump``. It may be in use."""
+        self._run("pg_dump", "--format=custom", f"--file={path}", f"--dbname={url}")
+
+    def restore(self, path: Path) -> str:
+        """Create a database from a file of ``dump``, and return its URL."""
+        url = self.new_database(empty=True)
+        self._run("pg_restore", "--exit-on-error", f"--dbname={url}", str(path))
+        return url
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run([installation() / "bin" / program, *arguments], check=True, timeout=PATIENCE)
+
     def execute(self, sql: str, *, database: str = "postgres") -> str:
         async def run() -> str:
             connection = await asyncpg.connect(self.url(database))

@@ -85,6 +85,12 @@ class Seaweed:
         prefix = url.removeprefix(f"s3://{_BUCKET}/")
         return sorted(found["path"] for page in self._store().list(prefix) for found in page)
 
+    def copy(self, source: str, target: str) -> None:
+        """Copy every object below one URL of this server to another one."""
+        store, prefixes = self._store(), [url.removeprefix(f"s3://{_BUCKET}/") for url in (source, target)]
+        for key in self.keys(source):
+            store.copy(key, prefixes[1] + key.removeprefix(prefixes[0]))
+
     def unfinished_uploads(self) -> list[str]:
         """Return the uploads that were neither completed nor aborted, from the folder in which SeaweedFS keeps them."""
         reply = call(

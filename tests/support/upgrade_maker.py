@@ -71,6 +71,7 @@ def make_all() -> None:
                 upstream_url=mock.url,
                 database_url=None if url is None else SecretStr(url),
                 metering=True,
+                work_retention_seconds=0,
                 models=_PRICES,
             )
             expected = asyncio.run(_make(settings))
@@ -285,7 +286,7 @@ class _Maker:
         for batch in batches:
             while (  # noqa: ASYNC110 - the store has no event to wait for
                 await self._seen(batch.id)
-            ).status not in TERMINAL or await self._store.prunable(limit=1):
+            ).status not in TERMINAL or await self._store.prunable(retention=0, limit=1):
                 await asyncio.sleep(0.05)
         self._engine.stop()
         await running

@@ -16,6 +16,8 @@ _LABELS = {
     "segment_bytes": (),
     "batches": ("status",),
     "http_requests": ("method", "status"),
+    "sweep_deleted": (),
+    "sweep_held_back": (),
     "queue_lines": (),
     "lines_in_flight": ("upstream",),
     "upstream_limit": ("upstream",),

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from batchline.api.responses import json_response
 from batchline.domain.errors import InvalidCredentials, MissingCredentials, StoreDown, Unavailable
+from batchline.pipeline.identity import IdentityCheck
 from batchline.ports import Objects, Store, WatchedClock
 from batchline.telemetry.metrics import Metrics
 
@@ -44,13 +45,15 @@ class HealthRoutes:
         *,
         store: Store,
         objects: Objects,
+        identity: IdentityCheck,
         metrics: Metrics,
         clock: WatchedClock,
         admin_token: str | None,
         check_timeout_seconds: float = CHECK_TIMEOUT_SECONDS,
         count_interval_seconds: float = COUNT_INTERVAL_SECONDS,
     ) -> None:
-        self._store, self._objects, self._metrics, self._clock = store, objects, metrics, clock
+        self._store, self._objects, self._identity = store, objects, identity
+        self._metrics, self._clock = metrics, clock
         self._counted_at = -math.inf
         self._admin_token = admin_token
         self._check_timeout_seconds = check_timeout_seconds
@@ -64,6 +67,8 @@ class HealthRoutes:
         if parts["database"].ready:
             parts["migrations"] = await self._check("migrations", self._check_migrations)
         parts["storage"] = await self._check("storage", self._objects.check)
+        if parts["database"].ready and parts["storage"].ready:
+            parts["identity"] = await self._check("identity", self._identity.check)
         failures = [f"{name} {part.text}" for name, part in parts.items() if not part.ready]
         if failures:
             raise Unavailable(f"Not ready: {'; '.join(failures)}")

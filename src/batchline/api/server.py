@@ -24,6 +24,7 @@ from batchline.api.protocol import connection_class
 from batchline.api.services import ApiServices
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import MethodNotAllowed, NotFound
+from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import PATHS
 from batchline.ports import Clock, Objects, Random, Store, WatchedClock
 from batchline.settings import Settings
@@ -45,10 +46,19 @@ def build(services: ApiServices) -> ASGIApp:
 
 
 def build_health(
-    *, settings: Settings, store: Store, objects: Objects, metrics: Metrics, clock: WatchedClock, random: Random
+    *,
+    settings: Settings,
+    store: Store,
+    objects: Objects,
+    identity: IdentityCheck,
+    metrics: Metrics,
+    clock: WatchedClock,
+    random: Random,
 ) -> ASGIApp:
     """Return the application of a process that only answers health checks and metrics."""
-    routes = _health_routes(settings=settings, store=store, objects=objects, metrics=metrics, clock=clock)
+    routes = _health_routes(
+        settings=settings, store=store, objects=objects, identity=identity, metrics=metrics, clock=clock
+    )
     return _with_middleware(routes, settings=settings, metrics=metrics, clock=clock, random=random)
 
 
@@ -143,6 +153,7 @@ def _routes(services: ApiServices) -> list[Route]:
             settings=settings,
             store=services.store,
             objects=services.objects,
+            identity=services.identity,
             metrics=services.metrics,
             clock=services.clock,
         ),
@@ -216,12 +227,19 @@ def _model_routes(services: ApiServices, auth: Auth) -> list[Route]:
 
 
 def _health_routes(
-    *, settings: Settings, store: Store, objects: Objects, metrics: Metrics, clock: WatchedClock
+    *,
+    settings: Settings,
+    store: Store,
+    objects: Objects,
+    identity: IdentityCheck,
+    metrics: Metrics,
+    clock: WatchedClock,
 ) -> list[Route]:
     token = settings.admin_token
     health = HealthRoutes(
         store=store,
         objects=objects,
+        identity=identity,
         metrics=metrics,
         clock=clock,
         admin_token=token.get_secret_value() if token else None,

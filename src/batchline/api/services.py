@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.create import BatchCreator
 from batchline.pipeline.download import Download
+from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.progress import ProgressReader
 from batchline.pipeline.upload import Upload
@@ -21,6 +22,7 @@ class ApiServices:
     settings: Settings
     store: Store
     objects: Objects
+    identity: IdentityCheck
     upload: Upload
     download: Download
     creator: BatchCreator

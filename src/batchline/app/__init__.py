@@ -1,7 +1,17 @@
 """The composition root: settings -> adapters -> engine -> server. The only package that knows the adapters."""
 
-from batchline.app.backends import clock_file, migrate_store, open_store
+from batchline.app.backends import adopt_objects, clock_file, migrate_store, open_store
 from batchline.app.roles import api, run, serve, worker
 from batchline.app.startup import StartupError
 
-__all__ = ["StartupError", "api", "clock_file", "migrate_store", "open_store", "run", "serve", "worker"]
+__all__ = [
+    "StartupError",
+    "adopt_objects",
+    "api",
+    "clock_file",
+    "migrate_store",
+    "open_store",
+    "run",
+    "serve",
+    "worker",
+]

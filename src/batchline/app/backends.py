@@ -1,21 +1,23 @@
 """Opens the store and the objects that the settings name: SQLite and a folder, or PostgreSQL and a bucket."""
 
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from batchline.app.startup import StartupError, folder_lock, make_folder
+from batchline.app.startup import StartupError, folder_lock, make_folder, own_folder
 from batchline.backup.archive import Archive
 from batchline.backup.manifest import Progress
 from batchline.backup.postgres import PostgresRows
 from batchline.backup.restore import Restore, Rows, SqliteRows
 from batchline.backup.workspace import clear_workspace, workspace
-from batchline.domain.errors import StoreDown
+from batchline.domain.errors import ObjectsDown, StoreDown, WrongIdentity
 from batchline.objects.bucket import BucketObjects
 from batchline.objects.local import LocalObjects
+from batchline.pipeline.identity import IdentityCheck, refuse_lost_database
 from batchline.ports import Objects, Store, StoreClock, WatchedClock
 from batchline.settings import Settings
 from batchline.store.postgres.clock import DatabaseClock
@@ -29,6 +31,7 @@ from batchline.system import CommandClock, SystemClock, SystemRandom, ThreadPool
 
 _MAX_CONNECTIONS = 8
 _DISK_THREADS = 4
+_POSTGRES_PORT = 5432
 
 
 @asynccontextmanager
@@ -93,6 +96,9 @@ async def migrate_own_store(settings: Settings) -> None:
         except StoreDown as error:
             raise StartupError(f"BATCHLINE_DATABASE_URL cannot be used: {error}") from error
         return
+    _require_beside_its_log(path)
+    if not path.exists():
+        await _refuse_lost_database(settings)
     try:
         migrate_sqlite(path)
     except (sqlite3.Error, StoreDown) as error:
@@ -112,9 +118,82 @@ async def restore_backup(settings: Settings, archive: Archive, progress: Progres
             await migrate_own_store(settings)
             rows = PostgresRows(url.get_secret_value(), pooled=settings.database_pooler)
         async with open_objects(settings) as objects:
-            restore = Restore(rows=rows, objects=objects, folder=folder, threads=threads, progress=progress)
+            restore = Restore(
+                rows=rows, objects=objects, folder=folder, threads=threads, random=SystemRandom(), progress=progress
+            )
             await restore.run(archive)
     threads.close()
+
+
+@asynccontextmanager
+async def open_both(settings: Settings) -> AsyncIterator[tuple[Store, Objects, WatchedClock]]:
+    """Open the store and the objects of a process that starts, after a check that both belong together.
+
+    With them comes the clock that decides. The caller holds the data folder's lock. Raise StartupError.
+    """
+    async with open_objects(settings) as objects, open_service_store(settings) as (store, clock):
+        with _starting():
+            await identity_check(settings, store=store, objects=objects).claim()
+        yield store, objects, clock
+
+
+async def adopt_objects(settings: Settings) -> None:
+    """Make the database and the objects that the settings name belong together. Raise StartupError."""
+    make_folder(settings.data_dir)
+    with own_folder(settings):
+        async with open_store(settings) as store, open_shared_objects(settings) as objects:
+            with _starting():
+                await identity_check(settings, store=store, objects=objects).adopt()
+
+
+def identity_check(settings: Settings, *, store: Store, objects: Objects) -> IdentityCheck:
+    """Return the check of the database and the objects that the settings name."""
+    return IdentityCheck(
+        store=store,
+        objects=objects,
+        random=SystemRandom(),
+        database=database_name(settings),
+        place=objects_name(settings),
+    )
+
+
+def database_name(settings: Settings) -> str:
+    """Return the name of the database for a message, without a password."""
+    if settings.database_url is None:
+        return f"the database {_database_file(settings)}"
+    parts = urlsplit(settings.database_url.get_secret_value())
+    host = f" on {parts.hostname}:{parts.port or _POSTGRES_PORT}" if parts.hostname else ""
+    return f"the PostgreSQL database {parts.path.strip('/')}{host}"
+
+
+def objects_name(settings: Settings) -> str:
+    """Return the name of the folder or bucket for a message."""
+    if settings.storage_url is None:
+        return f"the folder {settings.data_dir / 'objects'}"
+    return f"the bucket {settings.storage_url}"
+
+
+async def _refuse_lost_database(settings: Settings) -> None:
+    """Raise StartupError if there are objects; call it if the database of a data folder does not exist.
+
+    This comes before the database is migrated, which would create an empty one.
+    """
+    async with open_shared_objects(settings) as objects:
+        with _starting():
+            await refuse_lost_database(objects, database=database_name(settings), place=objects_name(settings))
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Raise StartupError if the database and the objects cannot be compared or do not belong together."""
+    try:
+        yield
+    except WrongIdentity as error:
+        raise StartupError(f"{str(error)[0].upper()}{str(error)[1:]}") from error
+    except StoreDown as error:
+        raise StartupError(f"The database cannot be used: {error}") from error
+    except ObjectsDown as error:
+        raise StartupError(f"The objects cannot be used: {error}") from error
 
 
 @asynccontextmanager
@@ -151,6 +230,16 @@ def _database_file(settings: Settings) -> Path:
     return settings.data_dir / "batchline.sqlite"
 
 
+def _require_beside_its_log(path: Path) -> None:
+    """Raise StartupError if there is a log without its database.
+
+    SQLite would create an empty database and delete the log, which may hold the last commits.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and not path.exists():
+        raise StartupError(f"The database {path} is missing, but its log {log.name} is there. Put the database back.")
+
+
 @asynccontextmanager
 async def _sqlite_with_clock(
     settings: Settings, kind: type[TrustedClock | FollowingClock]
@@ -179,6 +268,7 @@ async def _sqlite(settings: Settings, clock: StoreClock) -> AsyncIterator[Store]
     make_folder(settings.data_dir)
     writer, reader = ThreadPool(1, name="sqlite-writer"), ThreadPool(1, name="sqlite-reader")
     path = _database_file(settings)
+    _require_beside_its_log(path)
     try:
         database = SqliteDatabase(path, clock=clock, writer=writer, reader=reader)
     except (sqlite3.Error, StoreDown) as error:

@@ -5,20 +5,20 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 import uvloop
 
 from batchline.api.server import Server, build, build_health
-from batchline.app.backends import migrate_own_store, open_objects, open_service_store
+from batchline.app.backends import identity_check, migrate_own_store, open_both
 from batchline.app.startup import (
     StartupError,
-    folder_lock,
     listening_socket,
     make_folder,
+    own_folder,
     stop_on_signals,
     url_of,
     write_lock,
@@ -63,6 +63,7 @@ def new_context(
         settings=settings,
         store=store,
         objects=objects,
+        identity=identity_check(settings, store=store, objects=objects),
         upstreams=upstreams,
         token_limit=token_limit_for(upstreams),
         engine_queues=engine_queues_for(settings),
@@ -93,7 +94,7 @@ async def serve(
 ) -> None:
     """Run the API and a worker in one process, on any backend. On SQLite, worker processes may run lines too."""
     make_folder(settings.data_dir)
-    with _own_folder(settings) as lock:
+    with own_folder(settings) as lock:
         await migrate_own_store(settings)
         async with _process_context(settings, progress, intervals) as context:
             validator, fleet = ValidationPool(), MemoryFleet()
@@ -169,7 +170,7 @@ async def _process_context(
 ) -> AsyncIterator[ProcessContext]:
     with listening_socket(settings) as sock:
         upstreams = await open_upstreams(settings, progress)
-        async with open_service_store(settings) as (store, clock), open_objects(settings) as objects:
+        async with open_both(settings) as (store, objects, clock):
             owner = SystemRandom().bytes(8).hex()
             context = new_context(
                 settings,
@@ -208,19 +209,12 @@ def _health_server(context: ProcessContext) -> Server:
         settings=context.settings,
         store=context.store,
         objects=context.objects,
+        identity=context.identity,
         metrics=context.metrics,
         clock=context.clock,
         random=context.random,
     )
     return Server(app, settings=context.settings, random=context.random, sock=context.sock)
-
-
-@contextmanager
-def _own_folder(settings: Settings) -> Iterator[TextIO | None]:
-    """Lock the data folder, unless everything is kept in PostgreSQL and a bucket."""
-    shared = settings.database_url is not None and settings.storage_url is not None
-    with nullcontext() if shared else folder_lock(settings.data_dir) as lock:
-        yield lock
 
 
 def _require_shared(settings: Settings, *, role: str) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
@@ -61,6 +61,14 @@ def folder_lock(folder: Path) -> Iterator[TextIO]:
                 "Stop that one, or choose another folder with --data-dir."
             ) from None
         write_lock(lock, os.getpid())
+        yield lock
+
+
+@contextmanager
+def own_folder(settings: Settings) -> Iterator[TextIO | None]:
+    """Lock the data folder, unless everything is kept in PostgreSQL and a bucket."""
+    shared = settings.database_url is not None and settings.storage_url is not None
+    with nullcontext() if shared else folder_lock(settings.data_dir) as lock:
         yield lock
 
 

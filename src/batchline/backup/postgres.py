@@ -39,6 +39,7 @@ _COLUMNS = (
     "SELECT column_name, data_type FROM information_schema.columns "
     "WHERE table_schema = current_schema() AND table_name = $1"
 )
+_NAME_DATABASE = "UPDATE identity SET database_id = coalesce(database_id, $1) RETURNING database_id"
 _SET_SEQUENCE = "SELECT setval(pg_get_serial_sequence($1, $2), greatest($3, 1), $3 > 0)"
 
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
@@ -59,12 +60,19 @@ class PostgresRows:
         async with self._transaction() as connection:
             await _require_empty(connection)
 
-    async def insert_all(self, database: Path) -> None:
-        """Insert all rows of a backup's database, or none. Raise TransferError."""
+    async def name_database(self, _database: Path, *, database_id: str) -> str:
+        """Give the PostgreSQL database an id, unless it has one already, and return its id. Raise TransferError."""
+        async with self._transaction() as connection:
+            name: str = await connection.fetchval(_NAME_DATABASE, database_id)
+        return name
+
+    async def insert_all(self, database: Path, *, objects_id: str) -> None:
+        """Insert all rows of a backup's database and the id of its objects, or none. Raise TransferError."""
         async with self._transaction() as connection:
             await connection.execute(_LOCK)
             await _require_empty(connection)
             await connection.execute("DELETE FROM metering")
+            await connection.execute("UPDATE identity SET objects_id = $1", objects_id)
             with opened(database) as rows:
                 for table in TABLES:
                     await _copy(rows, table, connection)

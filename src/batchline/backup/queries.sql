@@ -31,6 +31,14 @@ UNION ALL SELECT 'batches', 'seq', (SELECT seq FROM sqlite_sequence WHERE name =
 UNION ALL SELECT 'ledger', 'id', (SELECT seq FROM sqlite_sequence WHERE name = 'ledger')
 UNION ALL SELECT 'segments', 'id', (SELECT seq FROM sqlite_sequence WHERE name = 'segments');
 
+-- name: name_database
+-- Stores the id of the database.
+UPDATE identity SET database_id = :database_id;
+
+-- name: bind_objects
+-- Stores the id of the objects.
+UPDATE identity SET objects_id = :objects_id;
+
 -- name: organizations
 -- Every row, as in the queries below, with the columns that PostgreSQL has too.
 SELECT * FROM organizations;

@@ -13,14 +13,13 @@ from typing import Protocol
 
 from batchline.backup.archive import Archive, Entry
 from batchline.backup.manifest import Progress, TransferError
-from batchline.backup.rows import Marks, end_leases, needed_since, opened
+from batchline.backup.rows import Marks, needed_since, opened, prepare_rows, select
 from batchline.domain.errors import ObjectsDown
+from batchline.domain.identity import ID_BYTES, MARKER_FOLDER, MARKER_TEXT, UNFINISHED_RESTORE_FOLDER, Identity
 from batchline.durable import replace, sync_path
-from batchline.ports import Objects, Threads
+from batchline.pipeline.identity import OBJECT_FOLDERS
+from batchline.ports import Objects, Random, Threads
 
-_FOLDERS = ("uploads", "work", "segments", "results")
-_MARKER_PREFIX = "restore"
-"""An object below this prefix says that a restore was begun, so that the next one may remove the objects it finds."""
 _MAX_CONCURRENT_WRITES = 8
 _RUN_AGAIN = "Nothing was restored; the same command may be run again."
 
@@ -31,15 +30,23 @@ class Rows(Protocol):
     async def require_empty(self) -> None:
         """Raise TransferError if the database holds anything."""
 
-    async def insert_all(self, database: Path) -> None:
-        """Insert all rows of a database without leases, or none. Raise TransferError."""
+    async def name_database(self, database: Path, *, database_id: str) -> str:
+        """Give the database an id, unless it has one already, and return its id. Raise TransferError.
+
+        ``database`` has the rows that are inserted later.
+        """
+
+    async def insert_all(self, database: Path, *, objects_id: str) -> None:
+        """Insert all rows of a database without leases, and the id of its objects, or none. Raise TransferError."""
 
 
 class Restore:
     """Restores one backup. ``folder`` is an empty folder on a local disk."""
 
-    def __init__(self, *, rows: Rows, objects: Objects, folder: Path, threads: Threads, progress: Progress) -> None:
-        self._rows, self._objects = rows, objects
+    def __init__(
+        self, *, rows: Rows, objects: Objects, folder: Path, threads: Threads, random: Random, progress: Progress
+    ) -> None:
+        self._rows, self._objects, self._random = rows, objects, random
         self._database = folder / "batchline.sqlite"
         self._threads, self._progress = threads, progress
 
@@ -54,24 +61,40 @@ class Restore:
 
     async def _restore(self, archive: Archive) -> None:
         await self._rows.require_empty()
-        await self._make_room()
         archive.extract_database(self._database)
-        end_leases(self._database)
+        prepare_rows(self._database)
+        new_id, objects_id = self._random.bytes(ID_BYTES).hex(), self._random.bytes(ID_BYTES).hex()
+        database_id = await self._rows.name_database(self._database, database_id=new_id)
+        identity = Identity(database_id=database_id, objects_id=objects_id)
+        await self._make_room(identity)
         await self._put_objects(archive)
         await self._require_objects(lost=archive.manifest.lost)
-        await self._rows.insert_all(self._database)
-        await self._objects.delete_all(_MARKER_PREFIX)
+        await self._objects.put(identity.marker_key, MARKER_TEXT)
+        await self._rows.insert_all(self._database, objects_id=objects_id)
+        await self._objects.delete_all(UNFINISHED_RESTORE_FOLDER)
 
-    async def _make_room(self) -> None:
-        used = [folder for folder in _FOLDERS if await self._objects.names(folder)]
-        if used and not await self._objects.names(_MARKER_PREFIX):
-            raise TransferError(
-                "There are objects already in the place of those of the backup. Restore into a folder or a bucket's "
-                "prefix that holds none."
-            )
-        await self._objects.put(f"{_MARKER_PREFIX}/unfinished", b"")
-        for folder in used:
+    async def _make_room(self, identity: Identity) -> None:
+        """Remove what a restore that died left. Raise TransferError if there is anything else."""
+        used = [folder for folder in OBJECT_FOLDERS if await self._objects.names(folder)]
+        if not await self._objects.names(UNFINISHED_RESTORE_FOLDER):
+            if used:
+                raise TransferError(
+                    "There are objects already in the place of those of the backup. Restore into a folder or a "
+                    "bucket's prefix that holds none."
+                )
+            await self._refuse_foreign(identity)
+        await self._objects.put(f"{UNFINISHED_RESTORE_FOLDER}/unfinished", b"")
+        for folder in (*used, MARKER_FOLDER):
             await self._objects.delete_all(folder)
+
+    async def _refuse_foreign(self, identity: Identity) -> None:
+        """Raise TransferError if the place of the objects belongs to another database than the one restored into."""
+        if foreign := identity.foreign(await self._objects.names(MARKER_FOLDER)):
+            raise TransferError(
+                f"The place of the objects belongs to another database, with the id {foreign[0]}: there is a marker "
+                f"below {MARKER_FOLDER}/. Restore into a folder or a bucket's prefix that no service uses. If that "
+                f"service does not exist any more, delete what is below {MARKER_FOLDER}/."
+            )
 
     async def _put_objects(self, archive: Archive) -> None:
         slots, done = asyncio.Semaphore(_MAX_CONCURRENT_WRITES), 0
@@ -136,7 +159,15 @@ class SqliteRows:
                 "Restore into a folder that is empty or does not exist yet."
             )
 
-    async def insert_all(self, database: Path) -> None:
+    async def name_database(self, database: Path, *, database_id: str) -> str:
+        """Store the new id among the rows, which have none."""
+        with opened(database) as rows:
+            select(rows, "name_database", database_id=database_id)
+        return database_id
+
+    async def insert_all(self, database: Path, *, objects_id: str) -> None:
         """Move the database into the data folder, durably."""
+        with opened(database) as rows:
+            select(rows, "bind_objects", objects_id=objects_id)
         sync_path(database)
         replace(database, self._folder / "batchline.sqlite")

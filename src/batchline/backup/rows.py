@@ -1,4 +1,4 @@
-"""Reads the database of a backup: which objects its rows need. Ends the leases in it."""
+"""Reads the database of a backup: which objects its rows need. Prepares it for its new place."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -50,11 +50,11 @@ def needed_since(connection: sqlite3.Connection, marks: Marks) -> tuple[list[str
     return found, Marks(*select(connection, "marks").fetchone())
 
 
-def end_leases(database: Path) -> None:
-    """Migrate a backup's database to this version, and end every lease in it. Raise TransferError."""
+def prepare_rows(database: Path) -> None:
+    """Migrate a backup's database to this version, and remove its leases and its identity. Raise TransferError."""
     try:
         migrate(database)
         with opened(database) as connection:
-            connection.executescript(f"BEGIN; {files(_PACKAGE).joinpath('end_leases.sql').read_text()} COMMIT;")
+            connection.executescript(f"BEGIN; {files(_PACKAGE).joinpath('prepare_rows.sql').read_text()} COMMIT;")
     except (sqlite3.Error, StoreDown) as error:
         raise TransferError(f"The database in the backup cannot be used: {error}") from error

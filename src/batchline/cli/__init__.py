@@ -7,6 +7,7 @@ import click
 from batchline import __version__
 
 _MODULES = {
+    "adopt": "adopt",
     "api": "roles",
     "backup": "backup",
     "clock": "clock",

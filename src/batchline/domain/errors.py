@@ -34,6 +34,7 @@ Errors between the parts of the service, never shown to a client:
     StoreDown       the database did not accept or answer a statement
     ObjectsDown     the object store did not accept or answer a call
     ObjectMissing   an object that should exist does not
+    WrongIdentity   the database and the objects do not belong together
     StreamBroken    an upstream's answer ended before it was complete
 """
 
@@ -266,6 +267,10 @@ class ObjectsDown(Exception):
 
 class ObjectMissing(Exception):
     """An object that should exist does not."""
+
+
+class WrongIdentity(Exception):
+    """The database and the objects do not belong together. The text names both and says what to do."""
 
 
 class StreamBroken(Exception):

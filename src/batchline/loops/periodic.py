@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
+from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown, WrongIdentity
 from batchline.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class PeriodicTask:
     async def _run_once(self) -> bool:
         try:
             return await self._step()
-        except (StoreDown, ObjectsDown, LeaseLost) as error:
+        except (StoreDown, ObjectsDown, LeaseLost, WrongIdentity) as error:
             log.warning("background task interrupted, retrying", extra={"task": self._name, "reason": repr(error)})
         except Exception:
             log.exception("background task failed, retrying", extra={"task": self._name})

@@ -5,12 +5,13 @@ Times named ``at``, ``since`` and ``until`` are Unix seconds. ``owner`` names th
 belongs to another process now, or is no longer in the state that the lease was taken for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from batchline.domain.fleet import Report
+from batchline.domain.identity import Identity
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import (
     Batch,
@@ -140,6 +141,9 @@ class Files(Protocol):
     async def referenced_keys(self, object_keys: Sequence[str]) -> set[str]:
         """Return those keys of uploads and results that a row still refers to."""
 
+    async def known_keys(self, object_keys: Sequence[str]) -> set[str]:
+        """Return those keys of uploads and results that a row names, also if its file was removed."""
+
 
 class NewBatch(Struct, frozen=True, kw_only=True):
     """A batch to create."""
@@ -263,6 +267,15 @@ class FinalizeLease(Struct, frozen=True, kw_only=True):
     """Shards with lines that never ran."""
 
 
+class KnownBatch(Struct, frozen=True, kw_only=True):
+    """Which objects of a batch are needed."""
+
+    active: bool
+    """Whether the batch is not terminal."""
+    has_work: bool
+    """Whether its row refers to a work file, which an active batch may not do yet."""
+
+
 class ShardStore(Protocol):
     """Leases on shards and batches, and the writes that need such a lease."""
 
@@ -345,14 +358,17 @@ class ShardStore(Protocol):
         ``errors`` are those of lines that were not recorded before. Raise LeaseLost.
         """
 
-    async def prunable(self, *, limit: int) -> list[str]:
-        """Return the ids of terminal batches whose shards, segments and work file still exist."""
+    async def prunable(self, *, retention: int, without: Collection[str] = (), limit: int) -> list[str]:
+        """Return the ids of batches that ended ``retention`` seconds ago or earlier and whose work still exists.
+
+        The work of a batch is its shards, its segments and its work file. Batches in ``without`` are left out.
+        """
 
     async def delete_work(self, batch_id: str) -> None:
         """Delete the shards, segments and samples of a terminal batch, and the reference to its work file."""
 
-    async def active(self, batch_ids: Sequence[str]) -> set[str]:
-        """Return those of the batches that are not terminal."""
+    async def known_batches(self, batch_ids: Sequence[str]) -> dict[str, KnownBatch]:
+        """Return those of the batches that have a row, by id."""
 
 
 class CapSharing(Protocol):
@@ -376,7 +392,53 @@ class Fleet(CapSharing, Protocol):
         """Return the latest report of each live process."""
 
 
-class Store(Accounts, Ledger, Files, Batches, ShardStore, Fleet, Protocol):
+class IdentityStore(Protocol):
+    """Which database this is, and which objects belong to it."""
+
+    async def identity(self) -> Identity:
+        """Return the ids of the database and of its objects."""
+
+    async def name_database(self, database_id: str) -> Identity:
+        """Store the id of the database, unless there is one already, and return the ids as they are afterwards."""
+
+    async def bind_objects(self, objects_id: str) -> Identity:
+        """Store the id of the objects, unless there is one already, and return the ids as they are afterwards."""
+
+    async def renew_identity(self, *, database_id: str, objects_id: str) -> None:
+        """Replace both ids."""
+
+    async def needs_objects(self) -> bool:
+        """Return whether a row refers to an object."""
+
+
+class Sighted(Struct, frozen=True, kw_only=True):
+    """What came of recording objects without a row."""
+
+    first: int
+    """The number of objects that were seen for the first time."""
+    due: list[str]
+    """The keys of objects that were first seen long enough ago."""
+    ignored: int
+    """The number of objects that were not recorded because too many others are."""
+
+
+class Sightings(Protocol):
+    """Objects without a row that sweeps have seen. The store's clock decides how long ago that was."""
+
+    async def sight(self, object_keys: Sequence[str], *, age: int, limit: int) -> Sighted:
+        """Record that objects were seen. Those seen first at least ``age`` seconds ago are due.
+
+        At most ``limit`` objects are recorded in all.
+        """
+
+    async def forget(self, object_keys: Sequence[str]) -> None:
+        """Remove what was recorded of objects that were deleted."""
+
+    async def forget_unseen(self, *, age: int) -> None:
+        """Remove what was recorded of objects that were not seen in the last ``age`` seconds."""
+
+
+class Store(Accounts, Ledger, Files, Batches, ShardStore, Fleet, IdentityStore, Sightings, Protocol):
     """Everything that the service keeps in its database."""
 
     async def check(self) -> None:

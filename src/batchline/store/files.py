@@ -69,6 +69,11 @@ class SqlFiles:
         found = await self._database.read(lambda: rows_of_many("referenced_keys", many))
         return {row["object_key"] for row in found}
 
+    async def known_keys(self, object_keys: Sequence[str]) -> set[str]:
+        many = [{"object_key": object_key} for object_key in object_keys]
+        found = await self._database.read(lambda: rows_of_many("known_keys", many))
+        return {row["object_key"] for row in found}
+
 
 def _file(row: Row) -> File:
     return convert(dict(row), File, strict=False)

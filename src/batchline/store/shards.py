@@ -1,6 +1,6 @@
 """Stores leases on shards and batches. Every write that needs a lease is fenced by the lease's epoch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msgspec import convert
@@ -13,7 +13,7 @@ from batchline.domain.limits import STRIKES
 from batchline.domain.progress import KEPT_SECONDS, LineErrors, bucket_of
 from batchline.domain.records import Charge, File, Lane, LeasedBatch, Segment, Shard, ShardProgress
 from batchline.domain.states import BatchStatus, ShardState
-from batchline.ports import BatchSignal, Claim, FinalizeLease
+from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch
 from batchline.store.batches import fetch_batch, open_lanes, store_answer
 from batchline.store.claim import choose_shards
 from batchline.store.ledger import charge_account
@@ -190,8 +190,12 @@ class SqlShards:
 
         return await self._database.write(script)
 
-    async def prunable(self, *, limit: int) -> list[str]:
-        return [row["batch_id"] for row in await self._database.read(lambda: rows("prunable_batches", limit=limit))]
+    async def prunable(self, *, retention: int, without: Collection[str] = (), limit: int) -> list[str]:
+        left_out = encode_json(sorted(without)).decode()
+        found = await self._database.read(
+            lambda: rows("prunable_batches", retention=retention, without=left_out, limit=limit)
+        )
+        return [row["batch_id"] for row in found]
 
     async def delete_work(self, batch_id: str) -> None:
         def script() -> Script[None]:
@@ -203,9 +207,10 @@ class SqlShards:
 
         await self._database.write(script)
 
-    async def active(self, batch_ids: Sequence[str]) -> set[str]:
+    async def known_batches(self, batch_ids: Sequence[str]) -> dict[str, KnownBatch]:
         many = [{"batch_id": batch_id} for batch_id in batch_ids]
-        return {row["id"] for row in await self._database.read(lambda: rows_of_many("active_batches", many))}
+        found = await self._database.read(lambda: rows_of_many("known_batches", many))
+        return {row["id"]: convert(dict(row), KnownBatch, strict=False) for row in found}
 
 
 def _lease(chosen: Sequence[Shard], *, owner: str, lease: float) -> Script[list[Shard]]:

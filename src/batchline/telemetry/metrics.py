@@ -24,6 +24,7 @@ class Metrics:
         self.segments = self._counter("segments", "Recorded segments.")
         self.segment_bytes = self._counter("segment_bytes", "Size of the recorded segments in bytes.")
         self.batches = self._counter("batches", "Batches that ended, by status.", "status")
+        self.sweep_deleted = self._counter("sweep_deleted", "Objects that no row needed and that sweeps deleted.")
         self.http_requests = self._counter(
             "http_requests", "Answered HTTP requests, by method and status.", "method", "status"
         )
@@ -46,6 +47,10 @@ class Metrics:
         )
         self.shards_held = self._gauge("shards_held", "Shards that this process has leased.")
         self.held_bytes = self._gauge("held_bytes", "Size in bytes of answers that are not recorded yet.")
+        self.sweep_held_back = self._gauge(
+            "sweep_held_back",
+            "Objects without a row that the last sweep did not delete because they were too many.",
+        )
         self.upstream_paused = self._gauge(
             "upstream_paused",
             "1 while requests to the upstream, or of one model to it, are paused because it is unavailable.",

@@ -325,3 +325,13 @@ def test_a_database_of_another_version_is_refused(postgres: Postgres) -> None:
             await migrate(url)
 
     asyncio.run(play())
+
+
+async def test_a_lane_below_the_floor_of_a_restored_database_is_found(postgres_url: str) -> None:
+    """A dump holds the floor as it was later than the rows, so open lanes may be below it."""
+    async with opened(postgres_url) as world:
+        await world.running(shards=[4])
+        await world.execute("SELECT setval('lane_floor', 1000)")
+        assert await world.claim() == []
+    async with opened(postgres_url) as world:
+        assert len(await world.claim()) == 1

@@ -39,6 +39,12 @@ _TRANSACTION_STATUS = "SELECT pg_xact_status($1::text::xid8) AS status, pg_is_in
 
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float8 AS time"
 
+_LOWER_LANE_FLOOR = """
+SELECT setval('lane_floor', least_open.virtual_time)
+FROM (SELECT min(virtual_time) AS virtual_time FROM lanes WHERE open) AS least_open
+WHERE least_open.virtual_time < (SELECT last_value FROM lane_floor)
+"""
+
 _RETRYABLE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError)
 """The server gave up this transaction in favour of another, or the tables have just changed: run it again."""
 
@@ -88,6 +94,7 @@ class PostgresDatabase:
         that of this version.
         """
         await check_version(url)
+        await _lower_lane_floor(url)
         pool = await ConnectionPool.open(url, pooled=pooled, size=size, connect_timeout_seconds=connect_timeout_seconds)
         return cls(
             url,
@@ -224,6 +231,21 @@ class PostgresDatabase:
             return Result(readable(await connection.fetch(query.sql, *values)), 0)
         tag = await connection.execute(query.sql, *values)
         return Result([], int(tag.rpartition(" ")[2]))
+
+
+async def _lower_lane_floor(url: str) -> None:
+    """Make the claims find every open lane again after a restore. Raise StoreDown.
+
+    A dump of a database holds sequences as they were when they were read, which is later than its rows. So in a
+    restored database the floor may be above lanes that are open.
+    """
+    connection = await connect(url)
+    try:
+        await connection.execute(_LOWER_LANE_FLOOR)
+    except CONNECTION_ERRORS as error:
+        raise StoreDown(_reason(error)) from error
+    finally:
+        connection.terminate()
 
 
 class _NotBegun(Exception):

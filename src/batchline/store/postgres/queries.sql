@@ -226,6 +226,10 @@ RETURNING object_key;
 -- Finds those object keys that an upload under way or a stored file refers to.
 SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]) AND state IN ('uploading', 'stored');
 
+-- name: known_keys
+-- Finds those object keys that a row names, also if its file was removed.
+SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]);
+
 -- name: insert_batch
 -- Creates a batch that is being validated.
 INSERT INTO batches
@@ -643,10 +647,13 @@ SET status = :status::text, completed = :completed, failed = :failed, input_toke
 WHERE id = :batch_id AND epoch = :epoch;
 
 -- name: prunable_batches
--- Lists terminal batches whose work is still stored.
+-- Lists batches that ended long enough ago, by the database's clock, and whose work is still stored; the earliest end
+-- first.
 SELECT id AS batch_id FROM batches
 WHERE work_key IS NOT NULL AND status IN ('completed', 'expired', 'cancelled')
-ORDER BY seq LIMIT :limit;
+    AND coalesce(completed_at, expired_at, cancelled_at) <= unix_time() - :retention::bigint
+    AND id NOT IN (SELECT json_array_elements_text(:without::text::json))
+ORDER BY coalesce(completed_at, expired_at, cancelled_at) LIMIT :limit;
 
 -- name: delete_shards
 -- Deletes the shards of a batch.
@@ -664,10 +671,11 @@ DELETE FROM samples WHERE batch_id = :batch_id;
 -- Records that the work file of a batch was deleted.
 UPDATE batches SET work_key = NULL WHERE id = :batch_id;
 
--- name: active_batches
--- Finds those batches that are not terminal.
-SELECT id FROM batches
-WHERE id = ANY(:batch_id::text[]) AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
+-- name: known_batches
+-- Finds those batches that have a row, whether each is active, and whether its work is stored.
+SELECT id, status IN ('validating', 'in_progress', 'finalizing', 'cancelling') AS active,
+    work_key IS NOT NULL AS has_work
+FROM batches WHERE id = ANY(:batch_id::text[]);
 
 -- name: probe
 -- Writes a row, to prove that the database accepts commits.
@@ -703,3 +711,53 @@ SELECT coalesce(sum(lines), 0)::bigint AS lines FROM shards WHERE state = 'open'
 -- name: schema_version
 -- Reads the version of the tables, which a newer program may have changed.
 SELECT version FROM schema_version;
+
+-- name: identity
+-- Reads the ids of the database and of its objects.
+SELECT database_id, objects_id FROM identity WHERE id = 1;
+
+-- name: name_database
+-- Stores the id of the database, unless there is one already.
+UPDATE identity SET database_id = :database_id WHERE id = 1 AND database_id IS NULL;
+
+-- name: bind_objects
+-- Stores the id of the objects, unless there is one already.
+UPDATE identity SET objects_id = :objects_id WHERE id = 1 AND objects_id IS NULL;
+
+-- name: renew_identity
+-- Replaces both ids.
+UPDATE identity SET database_id = :database_id, objects_id = :objects_id WHERE id = 1;
+
+-- name: needs_objects
+-- Finds out whether a row refers to an object.
+SELECT EXISTS (SELECT FROM files WHERE state = 'stored') OR EXISTS (
+    SELECT FROM batches WHERE status = 'in_progress' AND stop IS NULL AND NOT drained
+) OR EXISTS (
+    SELECT FROM batches WHERE drained AND status IN ('in_progress', 'finalizing', 'cancelling')
+) AS needed;
+
+-- name: repeat_sighting
+-- Records that objects without a row were seen again, and returns whether the first time was long enough ago, by the
+-- database's clock. If the first time was written by a clock that was ahead, it counts as seen first now.
+UPDATE sightings SET first_at = least(first_at, unix_time()), last_at = unix_time()
+FROM unnest(:object_key::text[], :age::bigint[]) AS seen (object_key, age)
+WHERE sightings.object_key = seen.object_key
+RETURNING sightings.object_key, unix_time() - sightings.first_at >= seen.age AS due;
+
+-- name: count_sightings
+-- Counts the objects without a row that were seen.
+SELECT count(*) AS count FROM sightings;
+
+-- name: insert_sighting
+-- Records that objects without a row were seen for the first time.
+INSERT INTO sightings (object_key, first_at, last_at)
+SELECT object_key, unix_time(), unix_time() FROM unnest(:object_key::text[]) AS seen (object_key)
+ON CONFLICT DO NOTHING RETURNING object_key;
+
+-- name: delete_sighting
+-- Forgets objects that were deleted.
+DELETE FROM sightings WHERE object_key = ANY(:object_key::text[]);
+
+-- name: delete_old_sightings
+-- Forgets objects that were not seen again for a long time.
+DELETE FROM sightings WHERE last_at <= unix_time() - :age::bigint;

@@ -209,6 +209,10 @@ RETURNING object_key;
 -- Finds those object keys that an upload under way or a stored file refers to.
 SELECT object_key FROM files WHERE object_key = :object_key AND state IN ('uploading', 'stored');
 
+-- name: known_keys
+-- Finds those object keys that a row names, also if its file was removed.
+SELECT object_key FROM files WHERE object_key = :object_key;
+
 -- name: insert_batch
 -- Creates a batch that is being validated.
 INSERT INTO batches
@@ -534,10 +538,12 @@ SET status = :status, completed = :completed, failed = :failed, input_tokens = :
 WHERE id = :batch_id AND epoch = :epoch;
 
 -- name: prunable_batches
--- Lists terminal batches whose work is still stored.
+-- Lists batches that ended long enough ago and whose work is still stored, the earliest end first.
 SELECT id AS batch_id FROM batches
 WHERE work_key IS NOT NULL AND status IN ('completed', 'expired', 'cancelled')
-ORDER BY seq LIMIT :limit;
+    AND coalesce(completed_at, expired_at, cancelled_at) <= :due - :retention
+    AND id NOT IN (SELECT value FROM json_each(:without))
+ORDER BY coalesce(completed_at, expired_at, cancelled_at) LIMIT :limit;
 
 -- name: delete_shards
 -- Deletes the shards of a batch.
@@ -555,10 +561,11 @@ DELETE FROM samples WHERE batch_id = :batch_id;
 -- Records that the work file of a batch was deleted.
 UPDATE batches SET work_key = NULL WHERE id = :batch_id;
 
--- name: active_batches
--- Finds those batches that are not terminal.
-SELECT id FROM batches
-WHERE id = :batch_id AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
+-- name: known_batches
+-- Finds those batches that have a row, whether each is active, and whether its work is stored.
+SELECT id, status IN ('validating', 'in_progress', 'finalizing', 'cancelling') AS active,
+    work_key IS NOT NULL AS has_work
+FROM batches WHERE id = :batch_id;
 
 -- name: probe
 -- Writes a row, to prove that the database accepts commits.
@@ -593,3 +600,50 @@ SELECT coalesce(sum(lines), 0) AS lines FROM shards WHERE state = 'open';
 -- name: schema_version
 -- Reads the version of the tables, which a newer program may have changed.
 SELECT user_version AS version FROM pragma_user_version;
+
+-- name: identity
+-- Reads the ids of the database and of its objects.
+SELECT database_id, objects_id FROM identity WHERE id = 1;
+
+-- name: name_database
+-- Stores the id of the database, unless there is one already.
+UPDATE identity SET database_id = :database_id WHERE id = 1 AND database_id IS NULL;
+
+-- name: bind_objects
+-- Stores the id of the objects, unless there is one already.
+UPDATE identity SET objects_id = :objects_id WHERE id = 1 AND objects_id IS NULL;
+
+-- name: renew_identity
+-- Replaces both ids.
+UPDATE identity SET database_id = :database_id, objects_id = :objects_id WHERE id = 1;
+
+-- name: needs_objects
+-- Finds out whether a row refers to an object.
+SELECT EXISTS (SELECT 1 FROM files WHERE state = 'stored') OR EXISTS (
+    SELECT 1 FROM batches WHERE status = 'in_progress' AND stop IS NULL AND drained = 0
+) OR EXISTS (
+    SELECT 1 FROM batches WHERE drained = 1 AND status IN ('in_progress', 'finalizing', 'cancelling')
+) AS needed;
+
+-- name: repeat_sighting
+-- Records that an object without a row was seen again, and returns whether the first time was long enough ago. If the
+-- first time was written by a clock that was ahead, it counts as seen first now.
+UPDATE sightings SET first_at = min(first_at, :time), last_at = :time WHERE object_key = :object_key
+RETURNING object_key, :due - first_at >= :age AS due;
+
+-- name: count_sightings
+-- Counts the objects without a row that were seen.
+SELECT count(*) AS count FROM sightings;
+
+-- name: insert_sighting
+-- Records that an object without a row was seen for the first time.
+INSERT INTO sightings (object_key, first_at, last_at) VALUES (:object_key, :time, :time)
+ON CONFLICT DO NOTHING RETURNING object_key;
+
+-- name: delete_sighting
+-- Forgets an object that was deleted.
+DELETE FROM sightings WHERE object_key = :object_key;
+
+-- name: delete_old_sightings
+-- Forgets objects that were not seen again for a long time.
+DELETE FROM sightings WHERE last_at <= :due - :age;

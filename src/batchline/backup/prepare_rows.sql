@@ -31,3 +31,7 @@ DELETE FROM lanes WHERE NOT EXISTS (
     SELECT 1 FROM shards
     WHERE state = 'open' AND shards.project_id = lanes.project_id AND shards.model = lanes.model
 );
+
+-- The restored service is another one than that which the backup was taken of, with objects of its own.
+UPDATE identity SET database_id = NULL, objects_id = NULL;
+DELETE FROM sightings;
