@@ -21,10 +21,12 @@ from batchline.loops.rescue import Rescue
 from batchline.loops.worker import Worker
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.create import BatchCreator
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.download import Download
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.progress import ProgressReader, Workers
+from batchline.pipeline.repair import Repair
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.pipeline.upload import Upload
@@ -82,19 +84,27 @@ class LocalFleet(Fleet, Protocol):
 class WorkerRole:
     """Runs batches: the worker, and the tasks that finalize, rescue, expire and prune.
 
-    ``shared`` says that other machines work on the same store and that caps are shared through it. ``local_fleet`` is
-    the pool of worker processes on this machine, if there can be any.
+    ``validator`` makes a damaged work file again from its input file. ``shared`` says that other machines work on the
+    same store and that caps are shared through it. ``local_fleet`` is the pool of worker processes on this machine, if
+    there can be any.
     """
 
-    def __init__(self, context: Context, *, shared: bool = False, local_fleet: LocalFleet | None = None) -> None:
+    def __init__(
+        self, context: Context, *, validator: Validator, shared: bool = False, local_fleet: LocalFleet | None = None
+    ) -> None:
         settings, store, clock, owner = context.settings, context.store, context.clock, context.owner
         intervals, factor = context.intervals, _FLEET_INTERVAL_FACTOR if shared else 1.0
         self.worker = new_worker(context, on_shard_done=self.on_shard_done)
         prune = Prune(store=store, objects=context.objects, clock=clock, owner=owner)
         prune_task = PeriodicTask("prune", prune.step, every=intervals.prune_seconds, clock=clock)
+        damage_log = DamageLog(context.metrics)
         finalizer = Finalizer(
             store=store,
             objects=context.objects,
+            repair=Repair(
+                store=store, objects=context.objects, validator=validator, damage_log=damage_log, clock=clock
+            ),
+            damage_log=damage_log,
             clock=clock,
             random=context.random,
             owner=owner,
@@ -102,6 +112,7 @@ class WorkerRole:
             retention_seconds=settings.file_retention_seconds,
             metrics=context.metrics,
             on_batch_ended=prune_task.wake,
+            on_work_available=self.worker.on_work_available,
         )
         self._finalize_task = PeriodicTask(
             "finalize", finalizer.step, every=factor * intervals.finalize_seconds, clock=clock
@@ -244,7 +255,7 @@ def _services(
             retention_seconds=settings.file_retention_seconds,
             max_bytes=settings.max_file_bytes,
         ),
-        download=Download(files=store, objects=objects, clock=clock),
+        download=Download(files=store, objects=objects, clock=clock, damage_log=DamageLog(context.metrics)),
         creator=BatchCreator(
             store=store,
             objects=objects,
@@ -282,7 +293,7 @@ class Engine:
     def __init__(
         self, context: Context, *, validator: Validator, shared: bool = False, local_fleet: LocalFleet | None = None
     ) -> None:
-        self.worker_role = WorkerRole(context, shared=shared, local_fleet=local_fleet)
+        self.worker_role = WorkerRole(context, validator=validator, shared=shared, local_fleet=local_fleet)
         worker = self.worker_role.worker
         self.api_role = ApiRole(
             context,

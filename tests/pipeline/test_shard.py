@@ -40,7 +40,7 @@ class Cut:
 
 def cut(work: Path, lines: list[tuple[str, int]], limits: ShardLimits) -> Cut:
     """Lines of a model and a body's size each; the custom_id says the model, to be checked."""
-    with work.open("wb") as out:
+    with work.open("w+b") as out:
         shard_writer = ShardWriter(out, limits)
         for index, (model, size) in enumerate(lines):
             shard_writer.add(model, (), encode_line(index, model.encode(), b"x" * size))
@@ -95,7 +95,7 @@ def test_a_shard_keeps_to_its_bytes(tmp_path: Path) -> None:
 def shard_writer(tmp_path: Path) -> Iterator[tuple[ShardWriter, Path]]:
     """A cutter whose writes can be seen at once."""
     work = tmp_path / "work"
-    with work.open("wb", buffering=0) as out:
+    with work.open("w+b", buffering=0) as out:
         yield ShardWriter(out, ShardLimits()), work
 
 
@@ -150,7 +150,7 @@ def test_lines_are_grouped_by_model(body: bytes, key: str) -> None:
 
 def indexes_by_prefix(work: Path, prefixes: list[Prefix], limits: ShardLimits, *, size: int = 10) -> list[list[int]]:
     """The lines of each shard, of one model."""
-    with work.open("wb") as out:
+    with work.open("w+b") as out:
         shard_writer = ShardWriter(out, limits)
         for index, prefix in enumerate(prefixes):
             shard_writer.add("m", prefix, encode_line(index, b"", b"x" * size))

@@ -2,17 +2,24 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from batchline.store.postgres.database import PostgresDatabase
 from batchline.store.store import SqlStore
 from batchline.system import SystemClock
+from tests.support.earlier_copies import remember_rows
 from tests.support.postgres_server import Leases
 from tests.support.stores import World
 
 
 class Opened(World):
     def __init__(self, database: PostgresDatabase, leases: Leases) -> None:
-        super().__init__(SqlStore(database), pass_time=leases.age, die=leases.lapse)
+        super().__init__(
+            SqlStore(database),
+            pass_time=leases.age,
+            die=leases.lapse,
+            remember=partial(remember_rows, leases.execute, leases.fetch),
+        )
         self.database = database
         self.execute, self.fetch = leases.execute, leases.fetch
 

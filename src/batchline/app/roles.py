@@ -150,7 +150,8 @@ async def worker(settings: Settings, progress: Progress) -> None:
     """Run batches, beside any number of other workers, and serve only the health routes."""
     _require_shared(settings, role="worker")
     async with _process_context(settings, progress) as context:
-        role = WorkerRole(context, shared=True)
+        validator = ValidationPool()
+        role = WorkerRole(context, validator=validator, shared=True)
         server = _health_server(context)
         stop_on_signals(role.stop)
 
@@ -159,6 +160,7 @@ async def worker(settings: Settings, progress: Progress) -> None:
             server.stop()
 
         await _run_all("batchline worker", context, run_batches(), server.serve())
+        validator.close()
 
 
 @asynccontextmanager

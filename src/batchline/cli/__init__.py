@@ -9,6 +9,7 @@ from batchline import __version__
 _MODULES = {
     "api": "roles",
     "backup": "backup",
+    "batches": "batches",
     "keys": "keys",
     "migrate": "migrate",
     "mock": "mock",

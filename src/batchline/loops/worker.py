@@ -18,6 +18,7 @@ from batchline.domain.states import Stop
 from batchline.loops.engine_queue_watch import EngineQueueWatch
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.claim import Claims
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.dispatch.circuit_breaker import Breakers
 from batchline.pipeline.dispatch.dispatcher import Dispatcher
 from batchline.pipeline.dispatch.limiter import Limiter
@@ -80,6 +81,7 @@ class Worker:
             clock=clock,
             owner=owner,
             lease_seconds=self._lease_seconds,
+            damage_log=DamageLog(metrics),
         )
         self._recorder = Recorder(
             store=store,

@@ -10,6 +10,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from itertools import count
 
+from msgspec.json import encode as encode_json
+
+from batchline.domain.checksum import checksum_of
 from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import Charge, Segment, ShardProgress
@@ -119,6 +122,7 @@ class _ShardPart:
         return ShardProgress(
             n=shard.n,
             epoch=shard.epoch,
+            former=shard.settled.to_bytes((shard.lines + 7) // 8, "little"),
             settled=settled.to_bytes((shard.lines + 7) // 8, "little"),
             completed=len(self.output),
             failed=len(self.errors),
@@ -268,7 +272,7 @@ class Recorder:
             try:
                 await self._write_segment(batch, builder)
             except LeaseLost:
-                await self._find_lost_shards()
+                await self._find_lost_shards(batch)
             except (StoreDown, ObjectsDown) as error:
                 await self._wait_for_storage(error)
             else:
@@ -276,11 +280,16 @@ class Recorder:
             builder.drop_lost()
         self._storage_down = False
 
-    async def _find_lost_shards(self) -> None:
+    async def _find_lost_shards(self, batch: HeldBatch) -> None:
         try:
-            await self._claims.renew()
+            lost = await self._claims.find_lost(batch)
         except StoreDown as error:
             await self._wait_for_storage(error)
+        else:
+            log.warning("leases lost, dropping their lines", extra={"batch": batch.id, "shards": len(lost)})
+            if not lost:
+                # The lines were lost before, or the store disagrees with itself: do not try again at once.
+                await self._clock.sleep(STORAGE_RETRY_SECONDS)
 
     async def _wait_for_storage(self, error: Exception) -> None:
         if not self._storage_down:
@@ -294,19 +303,24 @@ class Recorder:
         if len(data) >= INLINE_SEGMENT_BYTES:
             key = f"segments/{batch.id}/{self._owner}-{next(self._segment_numbers)}"
             await self._objects.put(key, data)
+        charges = builder.charges
         segment = Segment(
             output_bytes=len(output),
             error_bytes=len(errors),
             object_key=key,
             data=data if key is None else None,
+            lines=builder.lines,
+            checksum=checksum_of(data),
+            charges=encode_json(charges),
         )
         with batch.budget.recording():
             balance = await self._store.record(
                 batch.id,
+                owner=self._owner,
                 progress=builder.progress,
                 segment=segment,
                 errors=builder.error_counts,
-                charges=builder.charges,
+                charges=charges,
                 at=int(self._clock.now()),
             )
         batch.budget.on_recorded(builder.cost, balance=balance)

@@ -8,11 +8,13 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from os import pread
 from typing import Any, BinaryIO
 
 from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
 
+from batchline.domain.checksum import checksum_of
 from batchline.domain.limits import ShardLimits
 from batchline.domain.records import NewShard
 from batchline.durable import sync
@@ -90,7 +92,10 @@ class _Block:
 
 
 class ShardWriter:
-    """Writes a work file block by block. Shards are divided at the end, when the number of lines is known."""
+    """Writes a work file block by block. Shards are divided at the end, when the number of lines is known.
+
+    So their checksums are computed from the file, which must be open for reading too.
+    """
 
     def __init__(self, out: BinaryIO, limits: ShardLimits) -> None:
         self._out = out
@@ -145,7 +150,8 @@ class ShardWriter:
                 for begin, stop in pairwise(cuts):
                     offset = self._bounds[begin]
                     length = self._bounds[stop] - offset
-                    yield NewShard(offset=offset, length=length, lines=stop - begin, model=model)
+                    checksum = checksum_of(pread(self._out.fileno(), length, offset))
+                    yield NewShard(offset=offset, length=length, lines=stop - begin, model=model, checksum=checksum)
             first += lines
 
     def _runs(self, start: int, last: int) -> Iterator[tuple[int, int]]:

@@ -242,6 +242,7 @@ def _new_shard(batch: Batch, n: int, shard: NewShard) -> dict[str, Any]:
         "expires_at": batch.expires_at,
         "settled": bytes((shard.lines + 7) // 8),
         "strikes": 0,
+        "checksum": shard.checksum,
     }
 
 

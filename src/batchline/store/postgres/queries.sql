@@ -169,14 +169,14 @@ UPDATE files SET state = 'abandoned' WHERE id = :id AND state = 'uploading' AND 
 -- name: insert_result
 -- Creates a file that the finalizer wrote; it is visible at once.
 INSERT INTO files
-    (id, seq, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, state)
+    (id, seq, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum, state)
 VALUES
     (:id, nextval('file_seq'), :project_id, :filename, :purpose, :bytes, :created_at, :expires_at, :is_error,
-     :object_key, 'stored');
+     :object_key, :checksum, 'stored');
 
 -- name: file
 -- Reads a file that is stored and not expired.
-SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at;
 
@@ -186,7 +186,7 @@ SELECT seq FROM files WHERE id = :id AND project_id = :project_id AND seq IS NOT
 
 -- name: files_newest_first
 -- Lists a page of files, newest first.
-SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
     AND (:purpose::text IS NULL OR purpose = :purpose::text) AND (:after::bigint IS NULL OR seq < :after::bigint)
@@ -194,7 +194,7 @@ ORDER BY seq DESC LIMIT :limit;
 
 -- name: files_oldest_first
 -- Lists a page of files, oldest first.
-SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
     AND (:purpose::text IS NULL OR purpose = :purpose::text) AND (:after::bigint IS NULL OR seq > :after::bigint)
@@ -204,7 +204,7 @@ ORDER BY seq LIMIT :limit;
 -- Marks a file as deleted.
 UPDATE files SET state = 'deleted', removed_at = :at
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at
-RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key;
+RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum;
 
 -- name: expire_files
 -- Marks files past their expiry as expired, and returns the keys of their objects.
@@ -278,10 +278,10 @@ WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
 -- Creates open shards.
-INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes)
+INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes, checksum)
 SELECT * FROM unnest(
     :batch_id::text[], :n::integer[], :project_id::text[], :offset::bigint[], :length::bigint[], :lines::integer[],
-    :model::text[], :expires_at::bigint[], :settled::bytea[], :strikes::integer[]
+    :model::text[], :expires_at::bigint[], :settled::bytea[], :strikes::integer[], :checksum::bigint[]
 );
 
 -- name: fail_batch
@@ -426,7 +426,7 @@ FROM unnest(
     :limit::bigint[], :offset::bigint[]
 ) AS lane (project_id, model, next_expires_at, next_batch_id, next_n, most, skipped)
 CROSS JOIN LATERAL (
-    SELECT project_id, expires_at, batch_id, n, "offset", length, lines, model, settled, epoch, strikes
+    SELECT project_id, expires_at, batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum
     FROM shards
     WHERE state = 'open' AND owner IS NULL AND project_id = lane.project_id
         AND hashtextextended(model, 0) = hashtextextended(lane.model, 0) AND model = lane.model
@@ -494,22 +494,25 @@ FROM unnest(:batch_id::text[]) WITH ORDINALITY AS asked (batch_id, place) JOIN b
 ORDER BY asked.place;
 
 -- name: advance_shard
--- Records the progress of shards. The fence: only the holder of the current epoch changes a shard.
+-- Records the progress of shards. The fence: only the holder of the current epoch changes a shard, and only if its
+-- bitmap is what the holder saw last. A database that went back to an earlier state may give the same epoch to another
+-- owner, or have lost what this one recorded.
 UPDATE shards SET settled = moved.settled, completed = shards.completed + moved.completed,
     failed = shards.failed + moved.failed, input_tokens = shards.input_tokens + moved.input_tokens,
     cached_tokens = shards.cached_tokens + moved.cached_tokens,
     output_tokens = shards.output_tokens + moved.output_tokens,
     reasoning_tokens = shards.reasoning_tokens + moved.reasoning_tokens,
-    state = CASE WHEN moved.done THEN 'done' ELSE 'leased' END, owner = CASE WHEN NOT moved.done THEN owner END
+    state = CASE WHEN moved.done THEN 'done' ELSE 'leased' END, owner = CASE WHEN NOT moved.done THEN shards.owner END
 FROM unnest(
     :batch_id::text[], :n::integer[], :epoch::integer[], :settled::bytea[], :completed::integer[], :failed::integer[],
     :input_tokens::bigint[], :cached_tokens::bigint[], :output_tokens::bigint[], :reasoning_tokens::bigint[],
-    :done::boolean[]
+    :done::boolean[], :owner::text[], :former::bytea[]
 ) AS moved (
-    batch_id, n, epoch, settled, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, done
+    batch_id, n, epoch, settled, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, done,
+    owner, former
 )
 WHERE shards.batch_id = moved.batch_id AND shards.n = moved.n AND shards.epoch = moved.epoch
-    AND shards.state = 'leased';
+    AND shards.owner = moved.owner AND shards.settled = moved.former AND shards.state = 'leased';
 
 -- name: add_line_errors
 -- Adds to the number of errors by code. The sample is that of the first line with the code.
@@ -540,17 +543,27 @@ SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open
 
 -- name: insert_segment
 -- Stores a segment, or the key of its object.
-INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data)
-VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data);
+INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lines, checksum, charges)
+VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :checksum, :charges);
 
 -- name: release_shard
 -- Gives up the leases on shards. A shard is open again, or closed if its batch was stopped.
 UPDATE shards SET owner = NULL, lease_until = NULL, lease = NULL,
     state = CASE WHEN (SELECT stop FROM batches WHERE id = released.batch_id) IS NULL THEN 'open' ELSE 'closed' END
-FROM unnest(:batch_id::text[], :n::integer[], :epoch::integer[]) AS released (batch_id, n, epoch)
+FROM unnest(:batch_id::text[], :n::integer[], :epoch::integer[], :owner::text[]) AS released (batch_id, n, epoch, owner)
 WHERE shards.batch_id = released.batch_id AND shards.n = released.n AND shards.epoch = released.epoch
-    AND shards.state = 'leased'
+    AND shards.owner = released.owner AND shards.state = 'leased'
 RETURNING shards.project_id, shards.model, shards.expires_at, shards.batch_id, shards.n, shards.state;
+
+-- name: close_shard
+-- Closes a leased shard whose lines cannot be read.
+UPDATE shards SET owner = NULL, lease_until = NULL, lease = NULL, state = 'closed'
+WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND owner = :owner AND state = 'leased';
+
+-- name: held_shards
+-- Lists the shards of a batch that an owner has leased.
+SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum
+FROM shards WHERE batch_id = :batch_id AND owner = :owner AND state = 'leased';
 
 -- name: expired_leases
 -- Finds shards whose leases have ended, by the database's clock; the live owners are known to be alive anyway. If no
@@ -564,7 +577,7 @@ WITH lapsed AS (
     FROM lapsed WHERE id = 1
     RETURNING since
 )
-SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes
+SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
 FROM shards CROSS JOIN watched
 WHERE owner IS NOT NULL AND state = 'leased' AND lease_until < clock_timestamp()
     AND owner NOT IN (SELECT json_array_elements_text(:live_owners::json))
@@ -582,42 +595,98 @@ WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
 SELECT max(n) + 1 AS n FROM shards WHERE batch_id = :batch_id;
 
 -- name: batches_past_window
--- Finds batches in progress that are past their completion window.
+-- Finds batches with lines to run that are past their completion window.
 SELECT id AS batch_id FROM batches
-WHERE status = 'in_progress' AND stop IS NULL AND NOT drained AND expires_at <= :at
+WHERE status IN ('in_progress', 'finalizing') AND stop IS NULL AND NOT drained AND expires_at <= :at
 ORDER BY expires_at LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: stop_expired
 -- Stops a batch that is past its completion window.
-UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progress' AND stop IS NULL;
+UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status IN ('in_progress', 'finalizing') AND stop IS NULL;
 
 -- name: finalizable_batch
--- Finds a batch with no line left to run that no process is finalizing.
-SELECT id, status, stop, epoch, work_key FROM batches
+-- Finds a batch with no line left to run that no process is finalizing. Those that never failed come first.
+SELECT id, epoch, work_key, failures, repairs FROM batches
 WHERE drained AND status IN ('in_progress', 'finalizing', 'cancelling')
     AND (owner IS NULL OR lease_until < clock_timestamp())
-ORDER BY expires_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
+ORDER BY failures, expires_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: lease_finalizable
--- Leases a batch to finalize it, under a new epoch; moves it to finalizing unless it was stopped.
+-- Leases a batch to finalize it, under a new epoch; moves it to finalizing unless it was cancelled or has expired.
 UPDATE batches SET epoch = epoch + 1, owner = :owner,
     lease_until = clock_timestamp() + make_interval(secs => :lease),
-    finalizing_at = CASE WHEN status = 'in_progress' AND stop IS NULL THEN :at ELSE finalizing_at END,
-    status = CASE WHEN status = 'in_progress' AND stop IS NULL THEN 'finalizing' ELSE status END
+    finalizing_at = CASE WHEN status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN :at ELSE finalizing_at END,
+    status = CASE WHEN status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN 'finalizing' ELSE status END
 WHERE id = :id AND epoch = :epoch;
+
+-- name: defer_finalize
+-- Keeps the lease on a batch that could not be finalized for a while, so that it is tried again after that.
+UPDATE batches SET lease_until = clock_timestamp() + make_interval(secs => :seconds), failures = failures + 1
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner;
+
+-- name: stop_failed
+-- Stops a batch by hand. Its new epoch fences off a process that tries to finalize it.
+UPDATE batches SET stop = coalesce(stop, 'failed'), epoch = epoch + 1, owner = NULL, lease_until = NULL, failures = 0
+WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
+
+-- name: mend_batch
+-- Ends the lease on a batch that was repaired, under a new epoch. It is drained unless lines run again.
+UPDATE batches SET drained = :drained, repairs = repairs + 1, epoch = epoch + 1, owner = NULL, lease_until = NULL
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
+    AND status IN ('in_progress', 'finalizing', 'cancelling');
+
+-- name: batch_shards
+-- Lists all shards of a batch.
+SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
+FROM shards WHERE batch_id = :batch_id ORDER BY n;
+
+-- name: mend_shard
+-- Sets shards of a drained batch to what its readable segments hold.
+UPDATE shards SET settled = mended.settled, completed = mended.completed, failed = mended.failed,
+    input_tokens = mended.input_tokens, cached_tokens = mended.cached_tokens, output_tokens = mended.output_tokens,
+    reasoning_tokens = mended.reasoning_tokens, state = mended.state, epoch = shards.epoch + 1, owner = NULL,
+    lease_until = NULL, lease = NULL
+FROM unnest(
+    :batch_id::text[], :n::integer[], :settled::bytea[], :completed::integer[], :failed::integer[],
+    :input_tokens::bigint[], :cached_tokens::bigint[], :output_tokens::bigint[], :reasoning_tokens::bigint[],
+    :state::text[]
+) AS mended (
+    batch_id, n, settled, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, state
+)
+WHERE shards.batch_id = mended.batch_id AND shards.n = mended.n AND shards.state NOT IN ('open', 'leased');
+
+-- name: segment_charges
+-- Reads what was charged for the lines of segments.
+SELECT charges FROM segments
+WHERE batch_id = ANY (:batch_id::text[]) AND id = ANY (:id::bigint[]) AND charges IS NOT NULL;
+
+-- name: delete_segment
+-- Deletes segments.
+DELETE FROM segments WHERE batch_id = ANY (:batch_id::text[]) AND id = ANY (:id::bigint[]);
+
+-- name: delete_line_errors
+-- Deletes the errors of a batch by code, which are counted again.
+DELETE FROM line_errors WHERE batch_id = :batch_id;
+
+-- name: charged
+-- Sums what was taken for a batch's lines of one model.
+SELECT -coalesce(sum(balance), 0)::bigint AS balance, -coalesce(sum(credits), 0)::bigint AS credits
+FROM ledger
+WHERE key_id = :key_id AND batch_id = :batch_id AND hashtextextended(model, 0) = hashtextextended(:model, 0)
+    AND model = :model AND kind = 'usage';
 
 -- name: closed_shards
 -- Lists the shards of a batch that were closed with lines that never ran.
-SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes
+SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum
 FROM shards WHERE batch_id = :batch_id AND state = 'closed' ORDER BY n;
 
 -- name: segments
 -- Lists a page of a batch's segments, in the order in which they were recorded.
-SELECT id, output_bytes, error_bytes, object_key, data
+SELECT id, output_bytes, error_bytes, object_key, data, lines, checksum, charges
 FROM segments WHERE batch_id = :batch_id AND id > :after ORDER BY id LIMIT :limit;
 
 -- name: publish_batch
--- Makes a batch terminal, with its final counts and files, if its epoch is still the current one.
+-- Makes a batch terminal, with its final counts and files, if this process still holds its lease.
 UPDATE batches
 SET status = :status::text, completed = :completed, failed = :failed, input_tokens = :input_tokens,
     cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens,
@@ -625,7 +694,7 @@ SET status = :status::text, completed = :completed, failed = :failed, input_toke
     completed_at = CASE WHEN :status::text = 'completed' THEN :at::bigint END,
     cancelled_at = CASE WHEN :status::text = 'cancelled' THEN :at::bigint END,
     expired_at = CASE WHEN :status::text = 'expired' THEN :at::bigint END
-WHERE id = :batch_id AND epoch = :epoch;
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner;
 
 -- name: prunable_batches
 -- Lists terminal batches whose work is still stored.
