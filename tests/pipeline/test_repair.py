@@ -308,3 +308,29 @@ def test_an_object_that_stays_unreadable_does_not_keep_a_batch_open(tmp_path: Pa
 
         bench.play(scene(), seconds=2000)
         assert bench.attempts("good") == 64
+
+
+@pytest.mark.parametrize("damage", [None, _cut])
+def test_what_a_version_before_checksums_wrote_is_finished(
+    tmp_path: Path, damage: Callable[[Path], None] | None
+) -> None:
+    """Its rows have no checksums and are read without a check; what is cut off is noticed by its length."""
+    with closing(Bench(tmp_path)) as bench:
+        strike = _lose_first_segment(bench, damage) if damage else None
+
+        async def forget_checksums(batch_id: str, **named: Any) -> None:
+            _execute(
+                bench, "UPDATE segments SET lines = NULL, checksum = NULL, charges = NULL WHERE batch_id = ?", batch_id
+            )
+            _execute(bench, "UPDATE shards SET checksum = NULL WHERE batch_id = ?", batch_id)
+            if strike is not None:
+                await strike(batch_id, **named)
+
+        bench.store.trouble["segments"] = forget_checksums
+
+        async def scene() -> None:
+            ended = await bench.ended(await bench.batch([*_prompts("good"), "[[status=400]]"]))
+            assert (ended.status, ended.completed, ended.failed) == (BatchStatus.COMPLETED, 64, 1)
+            assert len(await bench.records(ended)) == 65
+
+        bench.play(scene(), seconds=300)
