@@ -286,6 +286,7 @@ class Settings(BaseSettings):
             max_lines=self.max_batch_lines,
             max_line_bytes=self.max_line_bytes,
             endpoints=self.batch_endpoints,
+            models=frozenset(self.models),
         )
 
     @classmethod
