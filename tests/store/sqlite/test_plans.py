@@ -2,11 +2,20 @@
 
 import re
 import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from batchline.store.sql import load_queries
+from batchline.store.sqlite.database import SqliteDatabase
+from batchline.store.store import SqlStore
+from batchline.system import ThreadPool
+from tests.support.clocks import SettableClock
+from tests.support.stores import NOW, World, cut
 
 _DIALECT = "batchline.store.sqlite"
 _GROWING = "batches|files|ledger|line_errors|segments|samples|shards|lanes"
@@ -74,3 +83,114 @@ def test_a_page_begins_where_its_index_says(tables: sqlite3.Connection, name: st
     plan = plan_of(tables, name)
     assert plan[0].endswith(condition)
     assert not any("TEMP B-TREE" in step for step in plan)
+
+
+class Counted(World):
+    """A store that counts the steps of SQLite's virtual machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._threads = [ThreadPool(1, name="writer"), ThreadPool(1, name="reader")]
+        connections: list[sqlite3.Connection] = []
+
+        def connect(*args: Any, **options: Any) -> sqlite3.Connection:
+            connections.append(_connect(*args, **options))
+            return connections[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sqlite3, "connect", connect)
+            writer, reader = self._threads
+            self.database = SqliteDatabase(
+                folder / "db.sqlite", clock=SettableClock(now=NOW), writer=writer, reader=reader
+            )
+        self._connections = connections
+        super().__init__(SqlStore(self.database), pass_time=_nothing, die=_nothing)
+
+    async def steps(self, call: Callable[[], Awaitable[object]]) -> int:
+        """Return how many steps a call takes, in tens."""
+        count = 0
+
+        def step() -> int:
+            nonlocal count
+            count += 1
+            return 0
+
+        for connection in self._connections:
+            connection.set_progress_handler(step, 10)
+        await call()
+        for connection in self._connections:
+            connection.set_progress_handler(None, 0)
+        return count
+
+    def close(self) -> None:
+        for threads in self._threads:
+            threads.close()
+        self.database.close()
+
+
+_connect = sqlite3.connect
+
+
+async def _nothing(_value: object) -> None:
+    pass
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[Counted]:
+    counted = Counted(tmp_path)
+    yield counted
+    counted.close()
+
+
+@pytest.mark.anyio
+async def test_the_end_of_a_batch_costs_the_same_whatever_else_is_open(world: Counted) -> None:
+    """With 100,000 open shards of other batches, each batch that ended took a second of the only writer."""
+    owner = await world.owner()
+    costs = []
+    for others in (10, 2000):
+        await world.running(owner, shards=[1] * others, model=f"other {others}")
+        batch = await world.running(owner, shards=[1], model="mine")
+        costs.append(await world.steps(partial(world.store.delete_work, batch.id)))
+    assert costs[1] <= 1.5 * costs[0]
+
+
+@pytest.mark.anyio
+async def test_the_start_and_the_claim_of_a_batch_cost_the_same_whatever_lanes_are_open(world: Counted) -> None:
+    """With 12,000 lanes, a new batch took half a minute of the only writer: each lane looked at all others."""
+    owner = await world.owner()
+    starts, claims = [], []
+    for others in (10, 1000):
+        for n in range(others):
+            await world.running(owner, shards=[1], model=f"{others} {n}")
+        batch = await world.validating(owner)
+        shards = [shard for n in range(20) for shard in cut([1], model=f"mine {others} {n}")]
+        start = partial(
+            world.store.start_batch, batch.id, epoch=1, shards=shards, total=len(shards), work_key="w", at=NOW
+        )
+        starts.append(await world.steps(start))
+        claims.append(await world.steps(lambda: world.claim(lines=16)))
+    assert starts[1] <= 1.5 * starts[0]
+    assert claims[1] <= 1.5 * claims[0]
+
+
+@pytest.mark.anyio
+async def test_a_page_costs_the_same_with_any_history(world: Counted) -> None:
+    """C9, B5: with 300,000 batches, a list by status took 400 ms of the only reader."""
+    owner = await world.owner()
+    await world.running(owner)
+    store, project = world.store, owner.project_id
+    pages: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.batches(project, after=None, limit=5, status="in_progress"),
+        lambda: store.batches(project, after=None, limit=5, created_before=NOW + 1),
+        lambda: store.batches(project, after=None, limit=5, created_after=NOW + 500),
+        lambda: store.batches(project, after=f"batch_{10:04}", limit=5),
+        lambda: store.files(project, purpose="batch_output", ascending=False, after=None, limit=5, at=NOW),
+        lambda: store.files(project, purpose=None, ascending=True, after=f"file-{11:04}", limit=5, at=NOW),
+    ]
+    costs = []
+    for history in (30, 1000):
+        for n in range(history):
+            batch = await world.validating(owner, created_at=NOW + 2 + n // 5)
+            await store.cancel_batch(project, batch.id, at=NOW)
+            await world.stored(owner)
+        costs.append([await world.steps(page) for page in pages])
+    assert [late <= 1.5 * early for early, late in zip(*costs, strict=True)] == [True] * len(pages), costs

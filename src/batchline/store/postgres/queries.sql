@@ -224,7 +224,8 @@ RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_e
 -- Marks files past their expiry as expired, and returns the keys of their objects.
 UPDATE files SET state = 'expired', removed_at = :at
 WHERE id IN (
-    SELECT id FROM files WHERE state = 'stored' AND expires_at <= :at LIMIT :limit FOR UPDATE SKIP LOCKED
+    SELECT id FROM files WHERE state = 'stored' AND expires_at <= :at
+    ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED
 )
 RETURNING object_key;
 
