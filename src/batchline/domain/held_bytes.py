@@ -59,6 +59,11 @@ class HeldBytes:
         self._reserved -= reservation.size
         self._grant()
 
+    def stop_exceeding(self, reservation: "Reservation") -> None:
+        """Let another reservation exceed the limit in place of this one, which keeps its bytes and wants no more."""
+        self._exceeding.discard(reservation)
+        self._grant()
+
     def _grant(self) -> None:
         """Give bytes to the reservations that wait, in the order of their requests."""
         while self._waiting and self._has_room_for(self._waiting[0]):
@@ -101,6 +106,10 @@ class Reservation:
         self.size += self.wanted
         self.wanted = 0
         self._on_room()
+
+    def complete(self) -> None:
+        """Keep the bytes of an answer that is complete, until ``end``."""
+        self._held_bytes.stop_exceeding(self)
 
     def end(self) -> None:
         """Give all bytes back."""

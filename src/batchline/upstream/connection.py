@@ -10,6 +10,7 @@ much of it is held.
 """
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -283,12 +284,19 @@ class UpstreamConnection(asyncio.Protocol):
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
-    def _end_reservation(self) -> None:
-        if self._reservation is not None:
-            self._reservation.end()
-            self._reservation = None
-            self._readable_bytes = _UNRESERVED_BYTES
-            self._resume()
+    def _end_reservation(self, reservation: Reservation, outcome: Reply) -> None:
+        """Give the reserved bytes back: at once, or when the last reference to a complete answer is gone.
+
+        Between its end here and its record an answer may wait behind others, while more could arrive.
+        """
+        self._reservation = None
+        if isinstance(outcome, Answer):
+            reservation.complete()
+            weakref.finalize(outcome, reservation.end).atexit = False
+        else:
+            reservation.end()
+        self._readable_bytes = _UNRESERVED_BYTES
+        self._resume()
 
     def _begin_events(self, exchange: UpstreamExchange, events: EventReceiver) -> None:
         self._exchange = None
@@ -365,7 +373,8 @@ class UpstreamConnection(asyncio.Protocol):
         events, self._events = self._events, None
         self._busy = False
         self._body = b""
-        self._end_reservation()
+        if self._reservation is not None:
+            self._end_reservation(self._reservation, outcome)
         if events is not None:
             events.end(outcome)
         if exchange is not None and not exchange.done():

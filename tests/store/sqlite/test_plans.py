@@ -3,6 +3,7 @@
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -194,3 +195,32 @@ async def test_a_page_costs_the_same_with_any_history(world: Counted) -> None:
             await world.stored(owner)
         costs.append([await world.steps(page) for page in pages])
     assert [late <= 1.5 * early for early, late in zip(*costs, strict=True)] == [True] * len(pages), costs
+
+
+@pytest.mark.anyio
+async def test_lanes_of_an_older_database_are_open_if_they_have_open_shards(tmp_path: Path) -> None:
+    """The first schema did not say which lanes are open: after the upgrade, all open shards are found."""
+    path = tmp_path / "db.sqlite"
+    first = (files(_DIALECT) / "migrations" / "0001_initial.sql").read_text()
+    with closing(sqlite3.connect(path)) as older:
+        older.executescript(first)
+        older.executescript(f"""
+            PRAGMA user_version = 1;
+            INSERT INTO organizations (id, name, created_at) VALUES ('o', 'o', 0);
+            INSERT INTO projects (id, organization_id, name, created_at) VALUES ('p', 'o', 'p', 0);
+            INSERT INTO keys (id, project_id, digest, hint, created_at) VALUES ('k', 'p', 'k', '', 0);
+            INSERT INTO batches (id, project_id, key_id, endpoint, input_file_id, metadata, status, created_at,
+                expires_at, epoch, digest, work_key, total)
+            VALUES ('b', 'p', 'k', '/', 'f', '{{}}', 'in_progress', 0, {NOW + 9}, 1, '', 'w', 2);
+            INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, state)
+            VALUES ('b', 0, 'p', 0, 9, 1, 'open', {NOW + 9}, x'00', 'open'),
+                ('b', 1, 'p', 9, 9, 1, 'done', {NOW + 9}, x'01', 'done');
+            INSERT INTO lanes (project_id, model, virtual_time) VALUES ('p', 'open', 7), ('p', 'done', 5);
+        """)
+    world = Counted(tmp_path)
+    try:
+        assert [shard.n for shard in await world.claim()] == [0]
+        with closing(sqlite3.connect(path)) as upgraded:
+            assert dict(upgraded.execute("SELECT model, virtual_time FROM lanes")) == {"open": 8, "done": 5}
+    finally:
+        world.close()
