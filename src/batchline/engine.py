@@ -11,6 +11,7 @@ from typing import Protocol
 
 from batchline.api.services import ApiServices
 from batchline.domain.fleet import Report
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.states import Stop
 from batchline.loops.expire import Expire
 from batchline.loops.heartbeat import Heartbeat, SyncCallHeartbeat
@@ -57,13 +58,14 @@ class Context:
     """The settings and adapters that every part of a process uses.
 
     ``owner`` is the name of the process in leases. ``engine_queues`` has, by name, a reader for each upstream whose
-    engine may report its queue length.
+    engine may report its queue length. ``held_bytes`` bounds the bytes of answers that the process holds.
     """
 
     settings: Settings
     store: Store
     objects: Objects
     upstreams: Mapping[str, SyncUpstream]
+    held_bytes: HeldBytes
     token_limit: TokenLimit
     router: SyncRouter
     clock: Clock
@@ -180,6 +182,7 @@ def new_worker(context: Context, *, on_shard_done: Callable[[], None]) -> Worker
         store=context.store,
         objects=context.objects,
         upstreams=context.upstreams,
+        held_bytes=context.held_bytes,
         token_limit=context.token_limit,
         router=context.router,
         clock=context.clock,

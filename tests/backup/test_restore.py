@@ -174,7 +174,7 @@ def test_both_dialects_have_the_columns_that_are_copied(postgres: Postgres, arch
     """A column that is added to one dialect alone must be named here, or else a restore would lose it."""
     only_postgres = {
         "shards": {"lease"},
-        "lanes": {"next_expires_at", "next_batch_id", "next_n", "open"},
+        "lanes": {"next_expires_at", "next_batch_id", "next_n"},
     }
     assert to_folder.restore(archive).exit_code == 0
     with closing(sqlite3.connect(to_folder.data_dir / "batchline.sqlite")) as database:

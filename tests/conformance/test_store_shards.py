@@ -10,7 +10,7 @@ from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Batch, Lane, LeasedBatch, Segment, Shard
 from batchline.ports import BatchSignal
-from tests.support.stores import BYTES_A_LINE, CHAT, DAY, LEASE, ME, NOW, OTHER, World, key, moved_on, segment
+from tests.support.stores import BYTES_A_LINE, CHAT, DAY, LEASE, ME, NOW, OTHER, World, cut, key, moved_on, segment
 
 pytestmark = pytest.mark.anyio
 
@@ -373,3 +373,22 @@ async def test_models_of_a_project_are_lanes_of_their_own(world: World) -> None:
     assert (_share_of(claimed, one), _share_of(claimed, two)) == (10, 10)
     rest = await world.claim(without=[Lane(model=None, project_id=owner.project_id)])
     assert rest == []
+
+
+async def test_shards_of_very_many_names_start_claim_and_end(world: World) -> None:
+    """A database may hold batches that were cut when each model had its own lane. PostgreSQL has room for a limited
+    number of locks, so the lanes of a project are one lock."""
+    owner = await world.owner()
+    batch = await world.validating(owner)
+    shards = [replace(shard, model=f"model {n}") for n, shard in enumerate(cut([1] * 20_000))]
+    await world.store.start_batch(batch.id, epoch=1, shards=shards, total=len(shards), work_key="w", at=NOW)
+    other = await world.running(await world.owner("beta"), shards=[1] * 9)
+    claimed = await world.claim(lines=32)
+    assert claimed
+    await world.store.release(
+        batch.id, owner=ME, shards=[(shard.n, shard.epoch) for shard in claimed if shard.batch_id == batch.id]
+    )
+    await world.store.cancel_batch(owner.project_id, batch.id, at=NOW)
+    assert await world.publish(await world.finish()) == "cancelled"
+    await world.store.delete_work(batch.id)
+    assert {shard.batch_id for shard in await world.claim()} <= {other.id}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from batchline.domain.errors import LeaseLost, StoreDown
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.records import Segment
 from batchline.domain.usage import Usage
 from batchline.pipeline.job import HeldBatch, HeldShard, Job
@@ -59,13 +60,14 @@ class Harness(VirtualLoop):
         self.storage = StorageStub(self)
         storage: Any = self.storage
         self.shards_done = 0
+        self.held_bytes = HeldBytes(MiB)
         self.recorder = Recorder(
             store=storage,
             objects=storage,
             claims=storage,
             clock=self.clock,
             owner="me",
-            max_held_bytes=MiB,
+            held_bytes=self.held_bytes,
             metrics=Metrics(),
             on_recorded=lambda: None,
             on_shard_done=self._count,
@@ -142,10 +144,10 @@ def test_while_storage_is_unavailable_outcomes_are_kept_and_nothing_starts(
     harness.add(make_jobs(2), pending=0)
     assert harness.recorder.full
     harness.advance(2.5)
-    assert (harness.storage.records, harness.recorder.held_bytes) == ([], 2 * len(LINE))
+    assert (harness.storage.records, harness.held_bytes.total) == ([], 2 * len(LINE))
     harness.advance(1)
     assert harness.storage.records == [(3.0, 2)]
-    assert (harness.recorder.full, harness.recorder.held_bytes) == (False, 0)
+    assert (harness.recorder.full, harness.held_bytes.total) == (False, 0)
     assert [record.getMessage() for record in caplog.records] == [
         "storage unavailable: buffering results, dispatch paused"
     ]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from batchline.domain.errors import ObjectsDown, StoreDown
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.models import DEFAULT_UPSTREAM
 from batchline.domain.records import Batch, Owner
 from batchline.domain.replies import Fault, FaultKind, Reply
@@ -143,6 +144,7 @@ class Bench:
             store=self.store,
             objects=self.objects,
             upstreams=upstreams,
+            held_bytes=HeldBytes(self._settings.max_held_bytes),
             token_limit=TokenLimit(tokens=dict.fromkeys(self.machines, _Words())),
             router=self.router,
             clock=clock,

@@ -26,6 +26,7 @@ from batchline.app.startup import (
 from batchline.app.upstreams import AnyUpstream, engine_queues_for, open_upstreams, token_limit_for
 from batchline.app.workers.autoscaler import Autoscaler
 from batchline.app.workers.pool import MemoryFleet, WorkerPool, max_worker_processes
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.money import nano
 from batchline.engine import ApiRole, Context, Engine, Intervals, WorkerRole
 from batchline.loops.heartbeat import SyncCallHeartbeat
@@ -55,6 +56,7 @@ def new_context(
     store: Store,
     objects: Objects,
     upstreams: Mapping[str, AnyUpstream],
+    held_bytes: HeldBytes,
     metrics: Metrics,
     owner: str,
 ) -> Context:
@@ -64,6 +66,7 @@ def new_context(
         store=store,
         objects=objects,
         upstreams=upstreams,
+        held_bytes=held_bytes,
         token_limit=token_limit_for(upstreams),
         engine_queues=engine_queues_for(settings),
         router=SyncRouter(clock=clock),
@@ -170,11 +173,18 @@ async def _process_context(
     intervals: Intervals = Intervals(),  # noqa: B008 - frozen
 ) -> AsyncIterator[ProcessContext]:
     with listening_socket(settings) as sock:
-        upstreams = await open_upstreams(settings, progress)
+        held_bytes = HeldBytes(settings.max_held_bytes)
+        upstreams = await open_upstreams(settings, progress, held_bytes=held_bytes)
         async with open_store(settings) as store, open_objects(settings) as objects:
             owner = SystemRandom().bytes(8).hex()
             context = new_context(
-                settings, store=store, objects=objects, upstreams=upstreams, metrics=Metrics(), owner=owner
+                settings,
+                store=store,
+                objects=objects,
+                upstreams=upstreams,
+                held_bytes=held_bytes,
+                metrics=Metrics(),
+                owner=owner,
             )
             yield ProcessContext(**vars(context) | {"intervals": intervals, "sock": sock})
         for upstream in upstreams.values():

@@ -172,8 +172,12 @@ class Batch(Struct, frozen=True, kw_only=True):
         )
 
 
+SHARED_LANE = ""
+"""The model of shards whose lines name no model, or one of those that get no shards of their own."""
+
+
 class NewShard(Struct, frozen=True, kw_only=True):
-    """Consecutive lines in a work file, as validation divided it."""
+    """Consecutive lines in a work file, as validation divided it. They name one model, except in the shared lane."""
 
     offset: int
     length: int

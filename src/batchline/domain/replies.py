@@ -17,7 +17,7 @@ class FaultKind(StrEnum):
     """The bytes received are not an HTTP answer, or the answer is too large."""
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class Answer(Struct, frozen=True, kw_only=True, weakref=True):
     """An HTTP answer with any status."""
 
     status: int

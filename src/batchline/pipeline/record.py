@@ -14,6 +14,7 @@ from msgspec.json import encode as encode_json
 
 from batchline.domain.checksum import checksum_of
 from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import Charge, Segment, ShardProgress
 from batchline.domain.usage import Usage, total
@@ -162,30 +163,25 @@ class Recorder:
         claims: Claims,
         clock: Clock,
         owner: str,
-        max_held_bytes: int,
+        held_bytes: HeldBytes,
         metrics: Metrics,
         on_recorded: Callable[[], None],
         on_shard_done: Callable[[], None],
     ) -> None:
         self._store, self._objects, self._claims, self._clock = store, objects, claims, clock
-        self._owner, self._max_held_bytes = owner, max_held_bytes
+        self._owner, self._held_bytes = owner, held_bytes
         self._metrics = metrics
         self._on_recorded, self._on_shard_done = on_recorded, on_shard_done
         self._buffers: dict[str, _Buffer] = {}
         self._segment_numbers = count(1)
-        self._held_bytes = 0
         self._storage_down = False
         self._closing = False
         self._changed = asyncio.Event()
 
     @property
     def full(self) -> bool:
-        """Whether no line may start: too many bytes are buffered, or storage is unavailable."""
-        return self._storage_down or self._held_bytes >= self._max_held_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        return self._held_bytes
+        """Whether no line may start: too many bytes are held, or storage is unavailable."""
+        return self._storage_down or self._held_bytes.full
 
     @property
     def unrecorded(self) -> Counter[str]:
@@ -202,7 +198,7 @@ class Recorder:
             buffer = self._begin_segment(job.batch)
         builder = buffer.segments[-1]
         builder.add(job, line, usage=usage, cost=cost)
-        self._held_bytes += len(line)
+        self._held_bytes.add_unrecorded(len(line))
         buffer.lines += 1
         if cost:
             job.batch.budget.add_cost(cost)
@@ -253,7 +249,7 @@ class Recorder:
             if shard.settled == shard.all_settled:
                 self._claims.forget(shard)
                 self._on_shard_done()
-        self._held_bytes -= size
+        self._held_bytes.on_recorded(size)
         buffer.lines -= lines
         if not buffer.segments:
             del self._buffers[buffer.batch.id]

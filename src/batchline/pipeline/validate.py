@@ -52,7 +52,7 @@ def validate_file(
     if source.stat().st_size > limits.max_bytes:
         return _refusal([InputFault(f"Input file exceeds maximum size of {limits.max_bytes} bytes")])
     with source.open("rb", buffering=_CHUNK_BYTES) as file, work.open("w+b", buffering=_CHUNK_BYTES) as out:
-        shard_writer = ShardWriter(out, shards)
+        shard_writer = ShardWriter(out, shards, models=limits.models)
         check = _Check(limits, shard_writer)
         faults = list(islice(check.faults(_non_blank_lines(file, limits.max_line_bytes)), MAX_FAULTS))
         if not faults:

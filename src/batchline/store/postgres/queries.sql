@@ -189,7 +189,14 @@ SELECT seq FROM files WHERE id = :id AND project_id = :project_id AND seq IS NOT
 SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
-    AND (:purpose::text IS NULL OR purpose = :purpose::text) AND (:after::bigint IS NULL OR seq < :after::bigint)
+    AND seq < :after
+ORDER BY seq DESC LIMIT :limit;
+
+-- name: files_of_purpose_newest_first
+-- Lists a page of files with one purpose, newest first.
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
+FROM files
+WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at AND purpose = :purpose AND seq < :after
 ORDER BY seq DESC LIMIT :limit;
 
 -- name: files_oldest_first
@@ -197,7 +204,14 @@ ORDER BY seq DESC LIMIT :limit;
 SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
-    AND (:purpose::text IS NULL OR purpose = :purpose::text) AND (:after::bigint IS NULL OR seq > :after::bigint)
+    AND seq > :after
+ORDER BY seq LIMIT :limit;
+
+-- name: files_of_purpose_oldest_first
+-- Lists a page of files with one purpose, oldest first.
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
+FROM files
+WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at AND purpose = :purpose AND seq > :after
 ORDER BY seq LIMIT :limit;
 
 -- name: delete_file
@@ -210,7 +224,8 @@ RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_e
 -- Marks files past their expiry as expired, and returns the keys of their objects.
 UPDATE files SET state = 'expired', removed_at = :at
 WHERE id IN (
-    SELECT id FROM files WHERE state = 'stored' AND expires_at <= :at LIMIT :limit FOR UPDATE SKIP LOCKED
+    SELECT id FROM files WHERE state = 'stored' AND expires_at <= :at
+    ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED
 )
 RETURNING object_key;
 
@@ -318,9 +333,9 @@ SELECT coalesce(sum(completed), 0)::bigint AS completed, coalesce(sum(failed), 0
     coalesce(sum(reasoning_tokens), 0)::bigint AS reasoning_tokens
 FROM shards WHERE batch_id = :batch_id;
 
--- name: batch_seq
+-- name: batch_position
 -- Finds the position of a batch in its project's order.
-SELECT seq FROM batches WHERE id = :id AND project_id = :project_id;
+SELECT created_at, seq FROM batches WHERE id = :id AND project_id = :project_id;
 
 -- name: batches
 -- Lists a page of batches, newest first.
@@ -328,11 +343,19 @@ SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, 
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
 FROM batches
-WHERE project_id = :project_id AND (:after::bigint IS NULL OR seq < :after::bigint)
-    AND (:status::text IS NULL OR status = :status::text)
-    AND (:created_after::bigint IS NULL OR created_at > :created_after::bigint)
-    AND (:created_before::bigint IS NULL OR created_at < :created_before::bigint)
-ORDER BY seq DESC LIMIT :limit;
+WHERE project_id = :project_id AND created_at > :created_after
+    AND (created_at, seq) < (:before_created_at::bigint, :before_seq::bigint)
+ORDER BY created_at DESC, seq DESC LIMIT :limit;
+
+-- name: batches_of_status
+-- Lists a page of batches with one status, newest first.
+SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
+    created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
+FROM batches
+WHERE project_id = :project_id AND status = :status AND created_at > :created_after
+    AND (created_at, seq) < (:before_created_at::bigint, :before_seq::bigint)
+ORDER BY created_at DESC, seq DESC LIMIT :limit;
 
 -- name: cancel_validating
 -- Cancels a batch before any line ran. It is terminal at once, and its new epoch fences the validating process off.
@@ -360,37 +383,45 @@ WHERE id = :batch_id AND NOT drained AND NOT EXISTS (
     ) AS last_first WHERE state IN ('open', 'leased')
 );
 
--- name: lock_lane
--- Locks a lane until the end of the transaction: no other transaction opens it meanwhile, and none raises the floor
--- above a lane that is being opened.
-SELECT pg_advisory_xact_lock_shared(1651794792, 1),
-    pg_advisory_xact_lock(hashtextextended(:model, hashtextextended(:project_id, 0)));
+-- name: lock_lanes
+-- Locks the lanes of a project until the end of the transaction: no other transaction opens one of them meanwhile, and
+-- none raises the floor above a lane that is being opened. It is one lock, however many models the project names.
+SELECT pg_advisory_xact_lock_shared(1651794792, 1), pg_advisory_xact_lock(hashtextextended(:project_id, 0));
+
+-- name: lane_start
+-- Finds the virtual time at which a lane starts: that of the open lane with the least.
+SELECT coalesce(
+    (SELECT min(virtual_time) FROM lanes WHERE open AND virtual_time >= (SELECT last_value FROM lane_floor)),
+    (SELECT last_value FROM lane_floor)
+) AS virtual_time;
 
 -- name: open_lane
--- Opens a lane for a new open shard. A lane that was idle starts at the virtual time of the others: it is
--- served equally from now on, and gets nothing extra for the time before.
-WITH others AS (
-    SELECT coalesce(
-        (SELECT min(virtual_time) FROM lanes WHERE open AND virtual_time >= (SELECT last_value FROM lane_floor)),
-        (SELECT last_value FROM lane_floor)
-    ) AS virtual_time
+-- Opens lanes for new open shards. A lane that was idle starts at the virtual time of the others: it is served equally
+-- from now on, and gets nothing extra for the time before.
+WITH opening AS (
+    SELECT * FROM unnest(
+        :project_id::text[], :model::text[], :virtual_time::bigint[], :expires_at::bigint[], :batch_id::text[],
+        :n::integer[]
+    ) AS first (project_id, model, virtual_time, expires_at, batch_id, n)
 ), opened AS (
     UPDATE lanes SET open = TRUE,
-        virtual_time = CASE WHEN open THEN lanes.virtual_time ELSE greatest(lanes.virtual_time, others.virtual_time) END,
+        virtual_time = CASE
+            WHEN open THEN lanes.virtual_time ELSE greatest(lanes.virtual_time, opening.virtual_time)
+        END,
         (next_expires_at, next_batch_id, next_n) = (
             SELECT expires_at, batch_id, n FROM (
                 SELECT next_expires_at, next_batch_id, next_n WHERE open
-                UNION ALL SELECT :expires_at::bigint, :batch_id::text, :n::integer
+                UNION ALL SELECT opening.expires_at, opening.batch_id, opening.n
             ) AS known (expires_at, batch_id, n) ORDER BY expires_at, batch_id, n LIMIT 1
         )
-    FROM others
-    WHERE project_id = :project_id::text AND hashtextextended(model, 0) = hashtextextended(:model::text, 0)
-        AND model = :model::text
-    RETURNING 1
+    FROM opening
+    WHERE lanes.project_id = opening.project_id
+        AND hashtextextended(lanes.model, 0) = hashtextextended(opening.model, 0) AND lanes.model = opening.model
+    RETURNING lanes.project_id, lanes.model
 )
 INSERT INTO lanes (project_id, model, virtual_time, next_expires_at, next_batch_id, next_n, open)
-SELECT :project_id::text, :model::text, virtual_time, :expires_at::bigint, :batch_id::text, :n::integer, TRUE
-FROM others WHERE NOT EXISTS (SELECT 1 FROM opened);
+SELECT project_id, model, virtual_time, expires_at, batch_id, n, TRUE
+FROM opening WHERE (project_id, model) NOT IN (SELECT project_id, model FROM opened);
 
 -- name: claimable_lanes
 -- Locks lanes with open shards that no other claim has locked, the one with the least virtual time first. A claim that
@@ -454,7 +485,7 @@ FROM unnest(
 WHERE lanes.ctid = moved.place::tid;
 
 -- name: delete_idle_lanes
--- Deletes the lanes of a batch's project that have no open shard; one that is opened again starts where the others are.
+-- Deletes the closed lanes of a batch's project; one that is opened again starts where the others are.
 DELETE FROM lanes WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND NOT open;
 
 -- name: lease_shard

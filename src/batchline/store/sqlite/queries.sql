@@ -174,7 +174,14 @@ SELECT seq FROM files WHERE id = :id AND project_id = :project_id AND seq IS NOT
 SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
-    AND (:purpose IS NULL OR purpose = :purpose) AND (:after IS NULL OR seq < :after)
+    AND seq < :after
+ORDER BY seq DESC LIMIT :limit;
+
+-- name: files_of_purpose_newest_first
+-- Lists a page of files with one purpose, newest first.
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
+FROM files
+WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at AND purpose = :purpose AND seq < :after
 ORDER BY seq DESC LIMIT :limit;
 
 -- name: files_oldest_first
@@ -182,7 +189,14 @@ ORDER BY seq DESC LIMIT :limit;
 SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
-    AND (:purpose IS NULL OR purpose = :purpose) AND (:after IS NULL OR seq > :after)
+    AND seq > :after
+ORDER BY seq LIMIT :limit;
+
+-- name: files_of_purpose_oldest_first
+-- Lists a page of files with one purpose, oldest first.
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
+FROM files
+WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at AND purpose = :purpose AND seq > :after
 ORDER BY seq LIMIT :limit;
 
 -- name: delete_file
@@ -292,9 +306,9 @@ SELECT coalesce(sum(completed), 0) AS completed, coalesce(sum(failed), 0) AS fai
     coalesce(sum(output_tokens), 0) AS output_tokens, coalesce(sum(reasoning_tokens), 0) AS reasoning_tokens
 FROM shards WHERE batch_id = :batch_id;
 
--- name: batch_seq
+-- name: batch_position
 -- Finds the position of a batch in its project's order.
-SELECT seq FROM batches WHERE id = :id AND project_id = :project_id;
+SELECT created_at, seq FROM batches WHERE id = :id AND project_id = :project_id;
 
 -- name: batches
 -- Lists a page of batches, newest first.
@@ -302,10 +316,19 @@ SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, 
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
 FROM batches
-WHERE project_id = :project_id AND (:after IS NULL OR seq < :after) AND (:status IS NULL OR status = :status)
-    AND (:created_after IS NULL OR created_at > :created_after)
-    AND (:created_before IS NULL OR created_at < :created_before)
-ORDER BY seq DESC LIMIT :limit;
+WHERE project_id = :project_id AND created_at > :created_after
+    AND (created_at, seq) < (:before_created_at, :before_seq)
+ORDER BY created_at DESC, seq DESC LIMIT :limit;
+
+-- name: batches_of_status
+-- Lists a page of batches with one status, newest first.
+SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
+    created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
+FROM batches
+WHERE project_id = :project_id AND status = :status AND created_at > :created_after
+    AND (created_at, seq) < (:before_created_at, :before_seq)
+ORDER BY created_at DESC, seq DESC LIMIT :limit;
 
 -- name: cancel_validating
 -- Cancels a batch before any line ran. It is terminal at once, and its new epoch fences the validating process off.
@@ -328,31 +351,27 @@ UPDATE batches SET drained = 1
 WHERE id = :batch_id AND drained = 0
     AND NOT EXISTS (SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased'));
 
--- name: lock_lane
+-- name: lock_lanes
 -- Locks nothing, because there is one writer at a time.
 SELECT 1;
+
+-- name: lane_start
+-- Finds the virtual time at which a lane starts: that of the open lane with the least. If no lane is open, none of the
+-- idle ones may be ahead.
+SELECT coalesce(
+    (SELECT min(virtual_time) FROM lanes WHERE open = 1), (SELECT max(virtual_time) FROM lanes WHERE open = 0), 0
+) AS virtual_time;
 
 -- name: open_lane
 -- Opens a lane for a new open shard. A lane that was idle starts at the virtual time of the others: it is
 -- served equally from now on, and gets nothing extra for the time before.
-INSERT INTO lanes (project_id, model, virtual_time)
-VALUES (
-    :project_id, :model,
-    coalesce(
-        (SELECT min(virtual_time) FROM lanes WHERE EXISTS (
-            SELECT 1 FROM shards
-            WHERE state = 'open' AND shards.project_id = lanes.project_id AND shards.model = lanes.model
-        )), 0)
-)
-ON CONFLICT (project_id, model) DO UPDATE SET virtual_time = max(virtual_time, excluded.virtual_time);
+INSERT INTO lanes (project_id, model, virtual_time, open) VALUES (:project_id, :model, :virtual_time, 1)
+ON CONFLICT (project_id, model) DO UPDATE SET virtual_time = max(virtual_time, excluded.virtual_time), open = 1;
 
 -- name: claimable_lanes
--- Lists lanes with open shards, the one with the least virtual time first.
+-- Lists open lanes, the one with the least virtual time first.
 SELECT project_id, model, virtual_time FROM lanes
-WHERE EXISTS (
-        SELECT 1 FROM shards
-        WHERE state = 'open' AND shards.project_id = lanes.project_id AND shards.model = lanes.model
-    )
+WHERE open = 1
     AND NOT EXISTS (
         SELECT 1 FROM json_each(:without) AS left_out
         WHERE coalesce(left_out.value ->> 'model', lanes.model) = lanes.model
@@ -372,16 +391,13 @@ WHERE state = 'open' AND project_id = :project_id AND model = :model
 ORDER BY expires_at, batch_id, n LIMIT :limit OFFSET :offset;
 
 -- name: advance_lane
--- Adds the lines that a claim took to the virtual time of a lane.
-UPDATE lanes SET virtual_time = virtual_time + :lines WHERE project_id = :project_id AND model = :model;
+-- Adds the lines that a claim took to the virtual time of a lane, and closes the lane if no open shard is left in it.
+UPDATE lanes SET virtual_time = virtual_time + :lines, open = :open WHERE project_id = :project_id AND model = :model;
 
 -- name: delete_idle_lanes
--- Deletes the lanes of a batch's project that have no open shard; one that is opened again starts where the others are.
-DELETE FROM lanes
-WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND NOT EXISTS (
-    SELECT 1 FROM shards
-    WHERE state IN ('open', 'leased') AND shards.project_id = lanes.project_id AND shards.model = lanes.model
-);
+-- Deletes the closed lanes of a batch's project; one that is opened again starts where the others are.
+DELETE FROM lanes INDEXED BY lanes_idle
+WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND open = 0;
 
 -- name: lease_shard
 -- Leases an open shard under a new epoch, unless it changed since it was read.
@@ -473,7 +489,8 @@ FROM shards WHERE batch_id = :batch_id AND owner = :owner AND state = 'leased';
 -- name: expired_leases
 -- Finds shards of dead processes. This process holds the folder's lock, so every owner that is not in the list is dead.
 SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
-FROM shards WHERE state = 'leased' AND owner NOT IN (SELECT value FROM json_each(:live_owners))
+FROM shards INDEXED BY shards_leased
+WHERE state = 'leased' AND owner NOT IN (SELECT value FROM json_each(:live_owners))
 ORDER BY batch_id, n LIMIT :limit;
 
 -- name: reopen_shard
