@@ -73,16 +73,20 @@ class _BatchWriter:
         return claimed
 
     async def _record(self, shard: Shard) -> None:
-        progress = ShardProgress(n=shard.n, epoch=shard.epoch, settled=b"\x01", completed=1, failed=0, done=True)
+        progress = ShardProgress(
+            n=shard.n, epoch=shard.epoch, former=b"\0", settled=b"\x01", completed=1, failed=0, done=True
+        )
         segment = Segment(output_bytes=len(_LINE), error_bytes=0, data=_LINE)
-        await self._store.record(shard.batch_id, progress=[progress], segment=segment, at=_now())
+        await self._store.record(shard.batch_id, owner=_OWNER, progress=[progress], segment=segment, at=_now())
 
     async def _finish(self) -> None:
         finish = await self._store.lease_finalizable(owner=_OWNER, lease=_LEASE_SECONDS, at=_now())
         assert finish is not None
         batch = finish.batch
         file = await self._file(f"results/{batch.id}/{finish.epoch}-output", purpose=BATCH_OUTPUT)
-        await self._store.publish(batch.id, epoch=finish.epoch, files=[file], completed=1, failed=0, at=_now())
+        await self._store.publish(
+            batch.id, epoch=finish.epoch, owner=_OWNER, files=[file], completed=1, failed=0, at=_now()
+        )
         await self._store.delete_work(batch.id)
 
     async def _file(self, key: str, *, purpose: str) -> File:

@@ -46,6 +46,7 @@ EXCEPTIONS = {
     "client/models": Elsewhere("client/test_client.py", _PART),
     "objects/bucket_writer": Elsewhere("objects/test_bucket.py", _PART),
     "objects/keys": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),
+    "objects/spool": Elsewhere("objects/test_bucket.py", _PART),
     "objects/s3_errors": Elsewhere("objects/test_bucket_down.py", _PART),
     "objects/scratch": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),
     "pipeline/dispatch/waiting": Elsewhere("pipeline/test_progress.py", "it shows in the progress of a batch"),

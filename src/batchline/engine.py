@@ -11,6 +11,7 @@ from typing import Protocol
 
 from batchline.api.services import ApiServices
 from batchline.domain.fleet import Report
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.states import Stop
 from batchline.loops.clock import CHECK_INTERVAL_SECONDS, ClockWatch
 from batchline.loops.expire import Expire
@@ -23,11 +24,13 @@ from batchline.loops.sweep import Sweep
 from batchline.loops.worker import Worker
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.create import BatchCreator
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.download import Download
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.progress import ProgressReader, Workers
+from batchline.pipeline.repair import Repair
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.pipeline.upload import Upload
@@ -58,7 +61,7 @@ class Context:
     """The settings and adapters that every part of a process uses.
 
     ``owner`` is the name of the process in leases. ``engine_queues`` has, by name, a reader for each upstream whose
-    engine may report its queue length.
+    engine may report its queue length. ``held_bytes`` bounds the bytes of answers that the process holds.
     """
 
     settings: Settings
@@ -66,6 +69,7 @@ class Context:
     objects: Objects
     identity: IdentityCheck
     upstreams: Mapping[str, SyncUpstream]
+    held_bytes: HeldBytes
     token_limit: TokenLimit
     router: SyncRouter
     clock: WatchedClock
@@ -86,11 +90,14 @@ class LocalFleet(Fleet, Protocol):
 class WorkerRole:
     """Runs batches: the worker, and the tasks that finalize, rescue, expire and prune.
 
-    ``shared`` says that other machines work on the same store and that caps are shared through it. ``local_fleet`` is
-    the pool of worker processes on this machine, if there can be any.
+    ``validator`` makes a damaged work file again from its input file. ``shared`` says that other machines work on the
+    same store and that caps are shared through it. ``local_fleet`` is the pool of worker processes on this machine, if
+    there can be any.
     """
 
-    def __init__(self, context: Context, *, shared: bool = False, local_fleet: LocalFleet | None = None) -> None:
+    def __init__(
+        self, context: Context, *, validator: Validator, shared: bool = False, local_fleet: LocalFleet | None = None
+    ) -> None:
         settings, store, clock, owner = context.settings, context.store, context.clock, context.owner
         intervals, factor = context.intervals, _FLEET_INTERVAL_FACTOR if shared else 1.0
         self.worker = new_worker(context, on_shard_done=self.on_shard_done)
@@ -111,9 +118,14 @@ class WorkerRole:
             max_percent=settings.sweep_max_percent,
         )
         prune_task = PeriodicTask("prune", prune.step, every=intervals.prune_seconds, clock=clock)
+        damage_log = DamageLog(context.metrics)
         finalizer = Finalizer(
             store=store,
             objects=context.objects,
+            repair=Repair(
+                store=store, objects=context.objects, validator=validator, damage_log=damage_log, clock=clock
+            ),
+            damage_log=damage_log,
             clock=clock,
             random=context.random,
             owner=owner,
@@ -121,6 +133,7 @@ class WorkerRole:
             retention_seconds=settings.file_retention_seconds,
             metrics=context.metrics,
             on_batch_ended=prune_task.wake,
+            on_work_available=self.worker.on_work_available,
         )
         self._finalize_task = PeriodicTask(
             "finalize", finalizer.step, every=factor * intervals.finalize_seconds, clock=clock
@@ -196,6 +209,7 @@ def new_worker(context: Context, *, on_shard_done: Callable[[], None]) -> Worker
         store=context.store,
         objects=context.objects,
         upstreams=context.upstreams,
+        held_bytes=context.held_bytes,
         token_limit=context.token_limit,
         router=context.router,
         clock=context.clock,
@@ -272,7 +286,7 @@ def _services(
             retention_seconds=settings.file_retention_seconds,
             max_bytes=settings.max_file_bytes,
         ),
-        download=Download(files=store, objects=objects, clock=clock),
+        download=Download(files=store, objects=objects, clock=clock, damage_log=DamageLog(context.metrics)),
         creator=BatchCreator(
             store=store,
             objects=objects,
@@ -310,7 +324,7 @@ class Engine:
     def __init__(
         self, context: Context, *, validator: Validator, shared: bool = False, local_fleet: LocalFleet | None = None
     ) -> None:
-        self.worker_role = WorkerRole(context, shared=shared, local_fleet=local_fleet)
+        self.worker_role = WorkerRole(context, validator=validator, shared=shared, local_fleet=local_fleet)
         worker = self.worker_role.worker
         self.api_role = ApiRole(
             context,

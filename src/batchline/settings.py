@@ -205,7 +205,8 @@ class Settings(BaseSettings):
     max_held_bytes: int = Field(
         default=256 * MiB,
         gt=0,
-        description="Maximum size of the answers that a process holds in memory before they are stored.",
+        description="Maximum size of the answers that a process holds in memory while they arrive and until they are "
+        "stored.",
     )
     max_project_requests: int = Field(
         default=64, ge=1, description="Maximum number of parallel uploads and creates of one project."
@@ -299,6 +300,7 @@ class Settings(BaseSettings):
             max_lines=self.max_batch_lines,
             max_line_bytes=self.max_line_bytes,
             endpoints=self.batch_endpoints,
+            models=frozenset(self.models),
         )
 
     @classmethod

@@ -220,3 +220,32 @@ def test_loopback_in_all_its_spellings(host: str | None, local: bool) -> None:
     """F5"""
     scope: dict[str, Any] = {"type": "http", "headers": [], "client": None if host is None else (host, 1)}
     assert health._is_local(Request(scope)) is local
+
+
+class _SlowCount:
+    """A store in which counting takes a while."""
+
+    def __init__(self, clock: SettableClock, *, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+        self.counts = 0
+        self.check: Any = None
+
+    async def count_queued_lines(self) -> int:
+        self.counts += 1
+        self._clock.advance(self._seconds)
+        return self.counts
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("seconds", "counts"), [(0.001, 100), (1.0, 10)])
+async def test_queued_lines_are_counted_for_a_hundredth_of_the_time(seconds: float, counts: int) -> None:
+    """F5: the cost grows with the number of open shards. It is paid every ten seconds, or less often."""
+    clock = SettableClock(now=0)
+    store: Any = _SlowCount(clock, seconds=seconds)
+    routes = HealthRoutes(store=store, objects=store, identity=store, metrics=Metrics(), clock=clock, admin_token=None)
+    request = Request({"type": "http", "headers": [], "client": ("127.0.0.1", 1)})
+    end = clock.steady() + 1000
+    while clock.steady() < end:
+        await routes.metrics(request)
+        clock.advance(0.5)
+    assert counts * 0.9 <= store.counts <= counts

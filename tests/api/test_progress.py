@@ -48,7 +48,7 @@ def _record(api: Api, batch_id: str) -> None:
     progress = [_moved_on(shard, failed=failed) for shard, failed in zip(claim.shards, (0, 1), strict=False)]
     errors = count_errors([error_line("batch_req_1", b'"line-1"', TOO_LONG)])
     segment = Segment(output_bytes=0, error_bytes=0, data=b"")
-    api.await_(api.store.record(batch_id, progress=progress, segment=segment, errors=errors, at=now))
+    api.await_(api.store.record(batch_id, owner="test", progress=progress, segment=segment, errors=errors, at=now))
 
 
 def _moved_on(shard: Shard, *, failed: int) -> ShardProgress:
@@ -56,6 +56,7 @@ def _moved_on(shard: Shard, *, failed: int) -> ShardProgress:
     return ShardProgress(
         n=shard.n,
         epoch=shard.epoch,
+        former=shard.settled,
         settled=all_but(list(range(1, shard.lines)), shard.lines),
         completed=1 - failed,
         failed=failed,

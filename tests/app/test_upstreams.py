@@ -1,9 +1,12 @@
 """The upstreams that the settings name: D1, F5."""
 
+import math
+
 import pytest
 
 from batchline.app.startup import StartupError
 from batchline.app.upstreams import engine_queues_for, open_upstreams
+from batchline.domain.held_bytes import HeldBytes
 from batchline.settings import ModelSettings, Settings, UpstreamSettings
 from batchline.upstream.http import HttpUpstream
 
@@ -19,7 +22,7 @@ async def test_each_upstream_of_the_settings_is_opened_by_its_name() -> None:
     settings = Settings(
         upstream_url="http://127.0.0.1:1/v1", upstreams={"second": UpstreamSettings(url="http://127.0.0.1:2/v1")}
     )
-    upstreams = await open_upstreams(settings, _ignore)
+    upstreams = await open_upstreams(settings, _ignore, held_bytes=HeldBytes(math.inf))
     assert set(upstreams) == {"default", "second"}
     for upstream in upstreams.values():
         assert isinstance(upstream, HttpUpstream)
@@ -46,7 +49,7 @@ async def test_an_upstream_that_cannot_be_used_is_named_by_its_setting(
     if name != "BATCHLINE_UPSTREAM_URL":
         given = given.model_copy(update={"upstream_url": None})
     with pytest.raises(StartupError, match=f"{name} cannot be used: a header has a line break"):
-        await open_upstreams(given, _ignore)
+        await open_upstreams(given, _ignore, held_bytes=HeldBytes(math.inf))
 
 
 def test_each_upstream_with_a_url_has_a_reader_of_its_engines_queue() -> None:

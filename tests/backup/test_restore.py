@@ -193,7 +193,7 @@ def test_both_dialects_have_the_columns_that_are_copied(postgres: Postgres, arch
         "files": {"lease"},
         "batches": {"lease"},
         "shards": {"lease"},
-        "lanes": {"next_expires_at", "next_batch_id", "next_n", "open"},
+        "lanes": {"next_expires_at", "next_batch_id", "next_n"},
     }
     assert to_folder.restore(archive).exit_code == 0
     with closing(sqlite3.connect(to_folder.data_dir / "batchline.sqlite")) as database:

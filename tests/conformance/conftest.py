@@ -1,6 +1,6 @@
 """Provides every implementation of the Store port, so that one suite runs on them all."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.store import SqlStore
 from batchline.system import ThreadPool
 from tests.support.clocks import SettableClock
+from tests.support.earlier_copies import bring_back, copy_of
 from tests.support.postgres_store import opened
 from tests.support.stores import LEASE, ME, NOW, World
 
@@ -39,8 +40,16 @@ async def _on_sqlite(folder: Path) -> AsyncIterator[World]:
     async def die(owner: str) -> None:
         """Do nothing: every process but the one that holds the folder's lock is dead anyway."""
 
+    async def remember() -> Callable[[], Awaitable[None]]:
+        earlier = copy_of(folder / "store.sqlite")
+
+        async def go_back() -> None:
+            bring_back(earlier, folder / "store.sqlite")
+
+        return go_back
+
     try:
-        yield World(store, pass_time=pass_time, lose_time=lose_time, die=die, set_time=set_time)
+        yield World(store, pass_time=pass_time, lose_time=lose_time, die=die, set_time=set_time, remember=remember)
     finally:
         writer.close()
         reader.close()

@@ -97,11 +97,12 @@ def test_a_missing_object_is_told(tell: Tell) -> None:
 
 
 @pytest.mark.rule("C12", "An object is seen only when it is whole.")
-def test_an_object_appears_whole_at_commit(tell: Tell) -> None:
+@pytest.mark.parametrize("spooled", [False, True])
+def test_an_object_appears_whole_at_commit(tell: Tell, spooled: bool) -> None:
     """B1, C12: nothing of the object is visible before the commit."""
 
     async def story(objects: Objects) -> None:
-        writer = await objects.create("segments/batch_1/7-0")
+        writer = await objects.create("segments/batch_1/7-0", spooled=spooled)
         await writer.write(b"one ")
         await writer.write(b"")
         await writer.write(b"two")
@@ -111,19 +112,20 @@ def test_an_object_appears_whole_at_commit(tell: Tell) -> None:
         assert await content(objects, "segments/batch_1/7-0") == b"one two"
         await writer.abort()
         assert await content(objects, "segments/batch_1/7-0") == b"one two"
-        empty = await objects.create("segments/batch_1/empty")
+        empty = await objects.create("segments/batch_1/empty", spooled=spooled)
         await empty.commit()
         assert await content(objects, "segments/batch_1/empty") == b""
 
     tell(story)
 
 
-def test_an_aborted_object_never_was(tell: Tell) -> None:
+@pytest.mark.parametrize("spooled", [False, True])
+def test_an_aborted_object_never_was(tell: Tell, spooled: bool) -> None:
     """B2: a refused upload leaves nothing, and an older object of that key is unchanged."""
 
     async def story(objects: Objects) -> None:
         await objects.put("uploads/file-1", b"old")
-        writer = await objects.create("uploads/file-1")
+        writer = await objects.create("uploads/file-1", spooled=spooled)
         await writer.write(b"new")
         await writer.abort()
         await writer.abort()

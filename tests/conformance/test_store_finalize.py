@@ -56,7 +56,7 @@ async def test_a_batch_past_its_window_is_stopped_once(world: World) -> None:
     assert (seen.status, seen.stop, seen.expired_at) == (BatchStatus.IN_PROGRESS, "expired", None)
     assert [one.batch_id for one in await world.claim()] == [later.id]
     await world.record(shard, [0])
-    await world.store.release(batch.id, shards=[(shard.n, shard.epoch)])
+    await world.store.release(batch.id, owner=ME, shards=[(shard.n, shard.epoch)])
     finish = await world.finish()
     assert [unsettled(left.settled, left.lines) for left in finish.leftovers] == [[1], [0, 1]]
     assert finish.batch.completed == 1
@@ -203,9 +203,10 @@ async def test_only_the_holder_of_the_epoch_publishes(world: World) -> None:
     owner = await world.owner()
     batch = await world.running(owner)
     await world.record_all(await world.claim())
-    old = await world.finish(holder=OTHER)
-    await world.die(OTHER)
+    old = await world.finish()
+    await world.pass_time(LEASE + 1)
     new = await world.finish()
+    assert old.owner == new.owner
     late, good = world.file(owner), world.file(owner)
     with pytest.raises(LeaseLost):
         await world.publish(old, files=[late])
@@ -307,15 +308,15 @@ async def everything(world: World, batch: Batch, *, epoch: int, shard: Shard) ->
         store.renew_batch(batch.id, epoch=epoch, owner=ME, lease=LEASE),
         store.begin_batch(again, owner=ME, lease=LEASE, since=NOW - DAY),
         store.cancel_batch(batch.project_id, batch.id, at=later),
-        store.record(batch.id, progress=[moved_on(shard, [0])[1]], segment=segment(1), at=NOW),
-        store.release(batch.id, shards=[(shard.n, shard.epoch)]),
+        store.record(batch.id, owner=ME, progress=[moved_on(shard, [0])[1]], segment=segment(1), at=NOW),
+        store.release(batch.id, owner=ME, shards=[(shard.n, shard.epoch)]),
         store.renew_shards(owner=ME, lease=LEASE),
         world.rescue(OTHER),
         store.fail_interrupted(owner=OTHER, errors=b"[]", answer=b"late", at=later),
         world.expire(at=later),
         store.claim(owner=OTHER, lease=LEASE, lines=99, bytes=1 << 30, alone=True, at=NOW),
         store.lease_finalizable(owner=OTHER, lease=LEASE, at=later),
-        store.publish(batch.id, epoch=epoch, files=[], completed=0, failed=0, at=later),
+        store.publish(batch.id, epoch=epoch, owner=ME, files=[], completed=0, failed=0, at=later),
         world.expire_files(owner=OTHER, at=later, limit=9),
     ):
         with suppress(LeaseLost):

@@ -7,7 +7,7 @@ import pytest
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Charge, Organization, Owner
 from batchline.domain.usage import Usage
-from tests.support.stores import NOW, World, moved_on, segment
+from tests.support.stores import ME, NOW, World, moved_on, segment
 
 pytestmark = pytest.mark.anyio
 
@@ -96,7 +96,7 @@ async def test_a_line_is_charged_with_its_record(world: World) -> None:
     (shard,) = await world.claim()
     _, progress = moved_on(shard, [0, 1])
     left = await world.store.record(
-        batch.id, progress=[progress], segment=segment(2), charges=[charge(30), charge(1, model="n")], at=NOW
+        batch.id, owner=ME, progress=[progress], segment=segment(2), charges=[charge(30), charge(1, model="n")], at=NOW
     )
     assert left == 69
     assert await money(world, owner) == (69, 0)
@@ -110,7 +110,7 @@ async def test_a_record_that_is_refused_charges_nothing(world: World) -> None:
     await world.store.set_funds(owner.organization_id, balance=100, credits=0, at=NOW)
     batch = await world.running(owner, shards=[2])
     (shard,) = await world.claim()
-    await world.store.release(batch.id, shards=[(shard.n, shard.epoch)])
+    await world.store.release(batch.id, owner=ME, shards=[(shard.n, shard.epoch)])
     with pytest.raises(LeaseLost):
         await world.record(shard, [0], charges=[charge(30)])
     assert await money(world, owner) == (100, 0)

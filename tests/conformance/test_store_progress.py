@@ -8,7 +8,7 @@ from batchline.domain.errors import LeaseLost
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import Batch
 from batchline.ports import BatchSnapshot
-from tests.support.stores import NOW, OTHER, World, cut, moved_on, segment
+from tests.support.stores import ME, NOW, OTHER, World, cut, moved_on, segment
 
 pytestmark = pytest.mark.anyio
 
@@ -47,9 +47,11 @@ async def test_errors_add_up_by_code_and_keep_the_first_sample(world: World) -> 
     held = {shard.batch_id: shard for shard in await world.claim()}
     for batch_id, codes in ((batch.id, ["b", "a", "b"]), (other.id, ["b"])):
         for n, code in enumerate(codes):
-            _, progress = moved_on(held[batch_id], range(n + 1), failed=1)
+            held[batch_id], progress = moved_on(held[batch_id], [n], failed=1)
             errors = [_errors(code, 1, b"%d" % n)]
-            await world.store.record(batch_id, progress=[progress], segment=segment(1, failed=1), errors=errors, at=NOW)
+            await world.store.record(
+                batch_id, owner=ME, progress=[progress], segment=segment(1, failed=1), errors=errors, at=NOW
+            )
     assert await _told(world, batch) == [_errors("b", 2, b"0"), _errors("a", 1, b"1")]
     assert await _told(world, other) == [_errors("b", 1, b"0")]
 
@@ -63,7 +65,7 @@ async def test_what_a_zombie_records_counts_nowhere(world: World) -> None:
     _, progress = moved_on(shard, [0], failed=1)
     with pytest.raises(LeaseLost):
         await world.store.record(
-            batch.id, progress=[progress], segment=segment(1, failed=1), errors=[_errors("a", 1)], at=NOW
+            batch.id, owner=OTHER, progress=[progress], segment=segment(1, failed=1), errors=[_errors("a", 1)], at=NOW
         )
     snapshot = await _snapshot(world, batch)
     assert (snapshot.errors, snapshot.samples) == ([], [])
@@ -75,7 +77,12 @@ async def test_errors_of_lines_that_never_ran_are_published_with_the_end(world: 
     (shard,) = await world.claim(lines=1)
     _, progress = moved_on(shard, [0, 1, 2, 3], failed=2)
     await world.store.record(
-        batch.id, progress=[progress], segment=segment(4, failed=2), errors=[_errors("a", 2, b"first")], at=NOW
+        batch.id,
+        owner=ME,
+        progress=[progress],
+        segment=segment(4, failed=2),
+        errors=[_errors("a", 2, b"first")],
+        at=NOW,
     )
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
     old = await world.finish(holder=OTHER)
@@ -85,7 +92,7 @@ async def test_errors_of_lines_that_never_ran_are_published_with_the_end(world: 
     for finish in (old, new, new):
         try:
             await world.store.publish(
-                batch.id, epoch=finish.epoch, files=[], completed=2, failed=5, errors=left, at=NOW
+                batch.id, epoch=finish.epoch, owner=finish.owner, files=[], completed=2, failed=5, errors=left, at=NOW
             )
         except LeaseLost:
             continue
@@ -131,7 +138,7 @@ async def test_models_are_those_of_lines_that_may_still_run(world: World) -> Non
     assert (await _snapshot(world, batch)).models == ["a", "b"]
     await world.record_all([held["a"]])
     assert (await _snapshot(world, batch)).models == ["b"]
-    await world.store.release(batch.id, shards=[(n, held["b"].epoch) for n in (0, 1)])
+    await world.store.release(batch.id, owner=ME, shards=[(n, held["b"].epoch) for n in (0, 1)])
     assert (await _snapshot(world, batch)).models == ["b"]
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
     assert (await _snapshot(world, batch)).models == []
@@ -147,7 +154,9 @@ async def test_counts_and_errors_are_of_one_moment(world: World) -> None:
         for n in range(40):
             held, progress = moved_on(held, [n], failed=1)
             errors = [_errors("ab"[n % 2], 1)]
-            await world.store.record(batch.id, progress=[progress], segment=segment(1, failed=1), errors=errors, at=NOW)
+            await world.store.record(
+                batch.id, owner=ME, progress=[progress], segment=segment(1, failed=1), errors=errors, at=NOW
+            )
 
     running = asyncio.create_task(run())
     while not running.done():

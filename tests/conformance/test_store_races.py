@@ -70,23 +70,24 @@ class Fleet:
             left = unsettled(shard.settled, shard.lines)
             some = sorted(self._random.sample(left, self._random.randint(0, len(left))))
             with suppress(LeaseLost):
-                held = await self._record(shard, some)
+                held = await self._record(shard, some, holder=name)
                 await self._world.store.renew_shards(owner=name, lease=LEASE)
                 end = self._random.choice(["all", "all", "hand back", "die"])
                 if end == "die":
                     return False
                 if end == "all":
-                    await self._record(held, unsettled(held.settled, held.lines))
-                await self._world.store.release(held.batch_id, shards=[(held.n, held.epoch)])
+                    await self._record(held, unsettled(held.settled, held.lines), holder=name)
+                await self._world.store.release(held.batch_id, owner=name, shards=[(held.n, held.epoch)])
         return True
 
-    async def _record(self, shard: Shard, lines: list[int]) -> Shard:
+    async def _record(self, shard: Shard, lines: list[int], *, holder: str) -> Shard:
         if not lines:
             return shard
         after, progress = moved_on(shard, lines, failed=self._random.randint(0, len(lines)))
         charge = Charge(model=shard.model, requests=len(lines), usage=NOTHING, cost=len(lines))
         await self._world.store.record(
             shard.batch_id,
+            owner=holder,
             progress=[progress],
             segment=segment(len(lines), failed=progress.failed),
             charges=[charge],

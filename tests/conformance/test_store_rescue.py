@@ -153,7 +153,7 @@ async def test_a_living_owners_lease_never_lapses(world: World, renewed: bool) -
             assert await world.store.renew_shards(owner=ME, lease=LEASE) == {key(shard)}
         assert await world.rescue() == 0
     await world.record(shard, [1])
-    await world.store.release(batch.id, shards=[(shard.n, shard.epoch)])
+    await world.store.release(batch.id, owner=ME, shards=[(shard.n, shard.epoch)])
     (again,) = await world.claim(alone=False)
     assert (again.n, again.strikes, unsettled(again.settled, again.lines)) == (0, 0, [0])
 

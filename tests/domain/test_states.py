@@ -41,6 +41,6 @@ def test_no_arrow_leaves_a_terminal_state() -> None:
     assert TERMINAL.isdisjoint(starts)
 
 
-def test_a_batch_is_stopped_by_its_owner_or_by_time() -> None:
-    """C10, C13."""
-    assert set(Stop) == {"cancelled", "expired"}
+def test_a_batch_is_stopped_by_its_owner_by_time_or_by_an_operator() -> None:
+    """C10, C13, F3."""
+    assert set(Stop) == {"cancelled", "expired", "failed"}

@@ -161,6 +161,25 @@ def test_an_upstream_that_is_away_keeps_no_other_models_lines_waiting(tmp_path: 
         bench.play(scene())
 
 
+@pytest.mark.parametrize("settings", [{}, TWO_UPSTREAMS], ids=["any model", "named models"])
+def test_each_line_of_a_file_of_many_models_is_run_by_its_own_model(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """D6: models beyond the first 64 share shards, which decides neither the upstream of a line nor its outcome."""
+    with closing(Bench(tmp_path, max_concurrency=8, **settings)) as bench:
+
+        async def scene() -> None:
+            names = [*(f"model {n}" for n in range(200)), "n"]
+            batch = await bench.batch_of(
+                {"model": name, "messages": [{"role": "user", "content": f"hi {name}"}]} for name in names
+            )
+            ended = await bench.ended(batch)
+            assert ended.completed == (1 if settings else len(names))
+            failures = await bench.failures(ended)
+            assert len(failures) == ended.total - ended.completed
+            assert all("does not exist" in text for text in failures.values())
+
+        bench.play(scene())
+
+
 class _OneModelGone:
     """Answers everything but the model "gone", with a status that says so."""
 

@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 from batchline.domain.errors import ObjectMissing, ObjectsDown
-from batchline.objects.bucket_writer import PART_BYTES
+from batchline.objects.bucket_writer import PART_BYTES, BucketWriter
 from tests.support.buckets import LARGE, opened, wire_to
 from tests.support.s3_server import Seaweed
 
 pytestmark = pytest.mark.anyio
+
+
+def bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 async def read_on(stream: AsyncIterator[bytes], read: list[bytes]) -> None:
@@ -86,14 +90,15 @@ def test_an_adoption_that_is_cancelled_leaves_no_parts(bucket: Seaweed, tmp_path
     assert bucket.unfinished_uploads() == []
 
 
+@pytest.mark.parametrize("spooled", [False, True])
 async def test_an_abort_waits_for_a_commit_that_was_cancelled(
-    bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spooled: bool
 ) -> None:
     """B2: an object that is deleted after the abort stays deleted, because no write of that key is under way."""
     async with wire_to(bucket.port) as (wire, endpoint):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         async with opened(bucket.new_url(), tmp_path) as objects:
-            writer = await objects.create("uploads/file-1")
+            writer = await objects.create("uploads/file-1", spooled=spooled)
             await writer.write(b"x")
             wire.free.clear()
             committing = asyncio.create_task(writer.commit())
@@ -105,6 +110,55 @@ async def test_an_abort_waits_for_a_commit_that_was_cancelled(
             wire.free.set()
             await aborting
             assert await objects.read("uploads/file-1", 0, 1) == b"x"
+
+
+async def test_a_spooled_object_is_sent_when_it_is_whole(bucket: Seaweed, tmp_path: Path) -> None:
+    """B1: until then its bytes are on the local disk alone, and after that nowhere but in the bucket."""
+    async with opened(bucket.new_url(), tmp_path) as objects:
+        writer = await objects.create("uploads/file-1", spooled=True)
+        for start in range(0, len(LARGE), 777_777):
+            await writer.write(LARGE[start : start + 777_777])
+        assert bucket.unfinished_uploads() == []
+        assert bytes_below(tmp_path) == len(LARGE)
+        await writer.commit()
+        assert await objects.read("uploads/file-1", 0, len(LARGE) + 1) == LARGE
+        assert bytes_below(tmp_path) == 0
+    assert bucket.unfinished_uploads() == []
+
+
+async def test_only_so_many_files_are_sent_at_once(
+    bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many uploads and creates end at once, few parts are in memory, and all of them are sent in the end."""
+    sending = most = 0
+    commit = BucketWriter.commit
+
+    async def counted(writer: BucketWriter, data: bytes) -> None:
+        nonlocal sending, most
+        if id(writer) not in seen:
+            seen.add(id(writer))
+            sending += 1
+            most = max(most, sending)
+        await write(writer, data)
+
+    async def counted_commit(writer: BucketWriter) -> None:
+        nonlocal sending
+        await commit(writer)
+        sending -= 1
+
+    seen: set[int] = set()
+    write = BucketWriter.write
+    monkeypatch.setattr(BucketWriter, "write", counted)
+    monkeypatch.setattr(BucketWriter, "commit", counted_commit)
+    async with opened(bucket.new_url(), tmp_path) as objects:
+        writers = [await objects.create(f"uploads/file-{n}", spooled=True) for n in range(12)]
+        for writer in writers:
+            await writer.write(LARGE)
+        async with asyncio.TaskGroup() as group:
+            for writer in writers:
+                group.create_task(writer.commit())
+        assert len(await objects.names("uploads")) == 12
+    assert most * len(LARGE) <= 64 * 1024 * 1024
 
 
 async def test_more_objects_than_a_page_lists(bucket: Seaweed, tmp_path: Path) -> None:

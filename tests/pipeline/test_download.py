@@ -4,10 +4,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from batchline.domain.errors import FileNotFound, ObjectMissing
+from batchline.domain.checksum import checksum_of
+from batchline.domain.errors import Damaged, FileDamaged, FileNotFound, ObjectMissing
 from batchline.domain.records import BATCH, File
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.download import Download
+from batchline.telemetry.metrics import Metrics
 from tests.support.clocks import SettableClock
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +51,7 @@ class Objects:
 
 def download(objects: Any) -> Download:
     files: Any = Files()
-    return Download(files=files, objects=objects, clock=SettableClock())
+    return Download(files=files, objects=objects, clock=SettableClock(), damage_log=DamageLog(Metrics()))
 
 
 async def test_a_file_is_found_by_its_id_and_its_legacy_id() -> None:
@@ -83,3 +87,35 @@ async def test_a_client_that_leaves_closes_the_object() -> None:
     assert await anext(chunks) == b"ab"
     await chunks.aclose()
     assert objects.closed
+
+
+GOOD = replace(FILE, checksum=checksum_of(b"abcdef"))
+
+
+async def test_a_whole_file_that_is_as_it_was_written_is_sent_whole() -> None:
+    chunks = await download(Objects(b"ab", b"cdef")).open(GOOD, start=0, length=6)
+    assert b"".join([chunk async for chunk in chunks]) == b"abcdef"
+
+
+@pytest.mark.rule("B7", "A damaged file is never sent whole: the transfer breaks off before its last bytes.")
+@pytest.mark.parametrize("pieces", [(b"ab", b"cdeX"), (b"Xb", b"cd", b"ef"), (b"ab", b"cd")])
+async def test_a_damaged_file_breaks_off(pieces: tuple[bytes, ...]) -> None:
+    """Changed or cut off: the client sees fewer bytes than were announced."""
+    chunks = await download(Objects(*pieces)).open(GOOD, start=0, length=6)
+    sent = [await anext(chunks) for _ in pieces[1:]]
+    with pytest.raises(Damaged):
+        await anext(chunks)
+    assert len(b"".join(sent)) < 6
+
+
+@pytest.mark.rule("B7", "A damaged file that is small is answered with 500 storage_error.")
+async def test_a_small_damaged_file_is_known_before_the_first_byte() -> None:
+    with pytest.raises(FileDamaged) as failed:
+        await download(Objects(b"abcdeX")).open(GOOD, start=0, length=6)
+    assert (failed.value.status, failed.value.code) == (500, "storage_error")
+
+
+async def test_a_part_of_a_file_is_sent_as_it_is() -> None:
+    """A checksum is of the whole file, so what is left of a damaged one can be read in parts."""
+    chunks = await download(Objects(b"bX")).open(GOOD, start=1, length=2)
+    assert b"".join([chunk async for chunk in chunks]) == b"bX"

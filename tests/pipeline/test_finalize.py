@@ -1,6 +1,8 @@
 """The result files of a batch are assembled and published once, or not at all (C12, D5)."""
 
 import asyncio
+import json
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -74,8 +76,11 @@ def test_lines_that_never_ran_get_the_reason_of_the_stop(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("left", [0, 5, 14])
-def test_a_batch_whose_lines_are_lost_never_ends_as_if_they_were_not(tmp_path: Path, left: int) -> None:
-    """C12: with its work file cut off, lines would be missing from both files; it stays open, and the log says why."""
+@pytest.mark.parametrize("input_is_kept", [True, False])
+def test_a_cancelled_batch_whose_work_file_is_cut_off_has_every_line(
+    tmp_path: Path, left: int, input_is_kept: bool
+) -> None:
+    """C12: from the input file, or as far as its lines can be read; no line is missing from the files."""
 
     def cut_off(work: Path) -> None:
         data = work.read_bytes()
@@ -84,11 +89,54 @@ def test_a_batch_whose_lines_are_lost_never_ends_as_if_they_were_not(tmp_path: P
 
     with closing(Bench(tmp_path)) as bench:
 
+        async def hold_up(*_: Any, **__: Any) -> None:
+            await asyncio.sleep(5)
+
         async def scene() -> None:
+            bench.store.trouble["claim"] = hold_up
             damaged = await batch_with_damaged_work_file(bench, cut_off, lines=20)
-            await asyncio.sleep(3)
+            if not input_is_kept:
+                await bench.rows.delete_file(damaged.project_id, damaged.input_file_id, at=int(damaged.created_at))
             await bench.engine.api_role.services.cancellation.cancel(damaged.project_id, damaged.id)
-            await asyncio.sleep(60)
-            assert (await bench.seen(damaged.id)).status is BatchStatus.CANCELLING
+            ended = await bench.ended(damaged)
+            assert (ended.status, ended.failed) == (BatchStatus.CANCELLED, 20)
+            output = await bench.content(ended.project_id, ended.error_file_id)
+            records = [json.loads(line) for line in output.splitlines()]
+            assert len({record["id"] for record in records}) == 20
+            codes = Counter(record["error"]["code"] for record in records)
+            if input_is_kept:
+                assert codes == {"batch_cancelled": 20}
+                assert len({record["custom_id"] for record in records}) == 20
+            else:
+                assert set(codes) == {"batch_cancelled", "internal_error"}
+                assert sum(record["custom_id"] is None for record in records) <= 8
 
         bench.play(scene(), seconds=300)
+
+
+@pytest.mark.rule("C12", "A batch that cannot be finalized is tried again later, and others go first.")
+def test_batches_that_fail_to_be_finalized_do_not_hold_up_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many there are: each is tried less and less often, and a healthy batch is always next."""
+    with closing(Bench(tmp_path)) as bench:
+
+        async def fail(batch_id: str, **named: Any) -> None:
+            if named["files"][0].project_id == (await bench.owner("alpha")).project_id:
+                raise ValueError("a fault of this batch")
+
+        async def scene() -> None:
+            bench.store.trouble["publish"] = fail
+            batches = [await bench.batch([f"broken {n}"]) for n in range(30)]
+            await asyncio.sleep(300)
+            tried = sum("failed to finalize" in record.getMessage() for record in caplog.records)
+            healthy = await bench.batch(["healthy"], project="beta")
+            began = bench.time.now
+            await bench.ended(healthy)
+            assert bench.time.now - began < 5
+            assert 30 * 5 <= tried <= 30 * 12
+            del bench.store.trouble["publish"]
+            for batch in batches:
+                assert (await bench.ended(batch)).completed == 1
+
+        bench.play(scene(), seconds=1000)

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from batchline.domain.errors import LeaseLost, StoreDown
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.records import Segment
 from batchline.domain.usage import Usage
-from batchline.pipeline.job import HeldShard, Job
+from batchline.pipeline.job import HeldBatch, HeldShard, Job
 from batchline.pipeline.record import Recorder, SegmentBuilder
 from batchline.telemetry.metrics import Metrics
+from tests.support.earlier_copies import bring_back, copy_of
 from tests.support.engine_harness import Bench
 from tests.support.jobs import make_jobs
 from tests.support.virtual_loop import VirtualLoop
@@ -43,9 +45,10 @@ class StorageStub:
     async def put(self, key: str, data: bytes) -> None:
         self.objects.append(key)
 
-    async def renew(self) -> None:
+    async def find_lost(self, batch: HeldBatch) -> list[HeldShard]:
         for shard in self.lose:
             shard.lost = True
+        return self.lose
 
     def forget(self, shard: HeldShard) -> None:
         self.forgotten.append(shard)
@@ -57,13 +60,14 @@ class Harness(VirtualLoop):
         self.storage = StorageStub(self)
         storage: Any = self.storage
         self.shards_done = 0
+        self.held_bytes = HeldBytes(MiB)
         self.recorder = Recorder(
             store=storage,
             objects=storage,
             claims=storage,
             clock=self.clock,
             owner="me",
-            max_held_bytes=MiB,
+            held_bytes=self.held_bytes,
             metrics=Metrics(),
             on_recorded=lambda: None,
             on_shard_done=self._count,
@@ -140,10 +144,10 @@ def test_while_storage_is_unavailable_outcomes_are_kept_and_nothing_starts(
     harness.add(make_jobs(2), pending=0)
     assert harness.recorder.full
     harness.advance(2.5)
-    assert (harness.storage.records, harness.recorder.held_bytes) == ([], 2 * len(LINE))
+    assert (harness.storage.records, harness.held_bytes.total) == ([], 2 * len(LINE))
     harness.advance(1)
     assert harness.storage.records == [(3.0, 2)]
-    assert (harness.recorder.full, harness.recorder.held_bytes) == (False, 0)
+    assert (harness.recorder.full, harness.held_bytes.total) == (False, 0)
     assert [record.getMessage() for record in caplog.records] == [
         "storage unavailable: buffering results, dispatch paused"
     ]
@@ -225,3 +229,25 @@ def test_a_long_outage_of_the_disk_makes_no_giant_segment(tmp_path: Path) -> Non
         bench.play(scene(), seconds=120)
     assert max(sizes) < 8 * MiB + 2 * answer
     assert max(sizes) > 8 * MiB, "the outage made none that had to be cut"
+
+
+@pytest.mark.rule("C12", "A database that goes back to an earlier state loses no line and doubles none.")
+@pytest.mark.parametrize("remember_at", [0, 8, 40])
+def test_a_database_that_goes_back_loses_no_line(tmp_path: Path, remember_at: int) -> None:
+    """C12, D5: before the claim, between claim and record, and after some records, while the workers go on."""
+    with closing(Bench(tmp_path, latency=0.7, max_concurrency=16)) as bench:
+        database = tmp_path / "store.sqlite"
+
+        async def scene() -> None:
+            batch = await bench.batch(f"line {n}" for n in range(100))
+            await bench.until(batch, lambda seen: seen.completed >= remember_at)
+            earlier = copy_of(database)
+            await bench.until(batch, lambda seen: seen.completed > remember_at + 16)
+            bring_back(earlier, database)
+            ended = await bench.ended(batch)
+            assert (ended.status, ended.completed) == ("completed", 100)
+            assert await bench.failures(ended) == {}
+            usage = [each for each in await bench.rows.usage(since=0, until=1 << 40) if each.batch_id == batch.id]
+            assert sum(each.requests for each in usage) == 100
+
+        bench.play(scene(), seconds=300)

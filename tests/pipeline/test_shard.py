@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from batchline.domain.limits import ShardLimits
 from batchline.domain.lines import Line, decode_lines, encode_line
-from batchline.domain.records import NewShard
+from batchline.domain.records import SHARED_LANE, NewShard
 from batchline.pipeline.shard import (
     MAX_BUFFERED_BYTES,
     MAX_MODEL_CHARACTERS,
-    MAX_OPEN_BLOCKS,
     PREFIX_BYTES,
     Prefix,
     ShardWriter,
@@ -38,17 +37,21 @@ class Cut:
         return [line.index for shard in self.shards if shard.model == model for line in self.lines_of(shard)]
 
 
-def cut(work: Path, lines: list[tuple[str, int]], limits: ShardLimits) -> Cut:
+def cut(work: Path, lines: list[tuple[str, int]], limits: ShardLimits, *, models: frozenset[str] = frozenset()) -> Cut:
     """Lines of a model and a body's size each; the custom_id says the model, to be checked."""
-    with work.open("wb") as out:
-        shard_writer = ShardWriter(out, limits)
+    with work.open("w+b") as out:
+        shard_writer = ShardWriter(out, limits, models=models)
         for index, (model, size) in enumerate(lines):
             shard_writer.add(model, (), encode_line(index, model.encode(), b"x" * size))
         return Cut(work, shard_writer.finish())
 
 
+def named(lines: list[Line]) -> set[str]:
+    return {line.custom_id.decode() for line in lines}
+
+
 SMALL = ShardLimits(max_lines=6, max_bytes=400, min_lines=2, pieces=4)
-MANY_MODELS = st.integers(0, 2 * MAX_OPEN_BLOCKS).map(str)
+MANY_MODELS = st.integers(0, 2 * SMALL.max_other_models).map(str)
 FEW_MODELS = st.sampled_from(["a", "b", ""])
 LINES = st.one_of(
     st.lists(st.tuples(FEW_MODELS, st.integers(0, 500)), max_size=120),
@@ -61,16 +64,19 @@ LINES = st.one_of(
 def test_every_line_is_in_one_shard_of_its_model(tmp_path: Path, lines: list[tuple[str, int]]) -> None:
     """C12: shards tile the file without gap or overlap, keep to their limits, and hold each line once, in order."""
     result = cut(tmp_path / "work", lines, SMALL)
+    names = list(dict.fromkeys(model for model, _ in lines if model != SHARED_LANE))
+    own = set(names[: SMALL.max_other_models])
     ends = [0, *(shard.offset + shard.length for shard in result.shards)]
     assert [shard.offset for shard in result.shards] == ends[:-1]
     assert ends[-1] == len(result.data)
     for shard in result.shards:
         held = result.lines_of(shard)
-        assert {line.custom_id.decode() for line in held} == {shard.model}
+        assert {model if model in own else SHARED_LANE for model in named(held)} == {shard.model}
         assert len(held) == shard.lines <= SMALL.lines_for(len(lines))
         assert shard.length <= SMALL.max_bytes or shard.lines == 1
-    for model in {model for model, _ in lines}:
-        assert result.indexes(model) == [index for index, (named, _) in enumerate(lines) if named == model]
+    for model in {shard.model for shard in result.shards}:
+        expected = [index for index, (name, _) in enumerate(lines) if (name if name in own else SHARED_LANE) == model]
+        assert result.indexes(model) == expected
 
 
 @pytest.mark.parametrize(("total", "longest"), [(5, 5), (100, 8), (1000, 15), (20_000, 256)])
@@ -95,18 +101,34 @@ def test_a_shard_keeps_to_its_bytes(tmp_path: Path) -> None:
 def shard_writer(tmp_path: Path) -> Iterator[tuple[ShardWriter, Path]]:
     """A cutter whose writes can be seen at once."""
     work = tmp_path / "work"
-    with work.open("wb", buffering=0) as out:
+    with work.open("w+b", buffering=0) as out:
         yield ShardWriter(out, ShardLimits()), work
 
 
-def test_only_so_many_blocks_are_open(shard_writer: tuple[ShardWriter, Path]) -> None:
-    """C6: one model more closes the fullest block, and no other."""
-    writer, work = shard_writer
-    for model in range(MAX_OPEN_BLOCKS):
-        writer.add(str(model), (), encode_line(model, b"", b"xx" if model == 7 else b"x"))
-    assert work.stat().st_size == 0
-    writer.add("one more", (), encode_line(999, b"", b"x"))
-    assert [line.index for line in decode_lines(work.read_bytes())] == [7]
+@pytest.mark.parametrize("models", [12_000, 50_000])
+def test_a_file_of_many_models_has_few_shards(tmp_path: Path, models: int) -> None:
+    """A stranger chooses the names: they must not decide how many rows a batch has."""
+    limits = ShardLimits()
+    one_each = cut(tmp_path / "each", [(str(n), 10) for n in range(models)], limits).shards
+    one_model = cut(tmp_path / "one", [("m", 10)] * models, limits).shards
+    assert len({shard.model for shard in one_each}) == limits.max_other_models + 1
+    assert len(one_each) <= len(one_model) + limits.max_other_models + 1
+
+
+def test_models_in_turn_have_few_shards(tmp_path: Path) -> None:
+    """However the lines of as many models as may have their own shards are mixed, few blocks are made of them."""
+    limits = ShardLimits()
+    groups = limits.max_other_models + 1
+    shards = cut(tmp_path / "work", [(str(n % groups), 10) for n in range(100 * groups)], limits).shards
+    assert len(shards) == groups
+
+
+def test_a_configured_model_always_has_its_own_shards(tmp_path: Path) -> None:
+    """D6: its lines may go to other upstreams than the rest, however many other names come before it."""
+    lines = [(str(n), 10) for n in range(200)] + [("configured", 10)]
+    result = cut(tmp_path / "work", lines, ShardLimits(), models=frozenset({"configured"}))
+    assert result.indexes("configured") == [200]
+    assert named(result.lines_of(result.shards[-1])) == {"configured"}
 
 
 def test_only_so_many_bytes_are_held(shard_writer: tuple[ShardWriter, Path]) -> None:
@@ -150,7 +172,7 @@ def test_lines_are_grouped_by_model(body: bytes, key: str) -> None:
 
 def indexes_by_prefix(work: Path, prefixes: list[Prefix], limits: ShardLimits, *, size: int = 10) -> list[list[int]]:
     """The lines of each shard, of one model."""
-    with work.open("wb") as out:
+    with work.open("w+b") as out:
         shard_writer = ShardWriter(out, limits)
         for index, prefix in enumerate(prefixes):
             shard_writer.add("m", prefix, encode_line(index, b"", b"x" * size))

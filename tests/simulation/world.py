@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from batchline.domain.errors import ApiError, LeaseLost, ObjectsDown, StoreDown
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.records import Batch, Owner
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.engine import Context, Engine, Intervals
@@ -162,6 +163,7 @@ class Process:
             objects=self.objects,
             identity=self.identity,
             upstreams={name: self._upstream(machine) for name, machine in world.machines.items()},
+            held_bytes=HeldBytes(world.plan.settings.max_held_bytes),
             token_limit=TokenLimit(tokens={}),
             router=SyncRouter(clock=self.clock),
             clock=self.clock,

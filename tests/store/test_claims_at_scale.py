@@ -84,5 +84,5 @@ async def _claim(world: Opened, times: list[float]) -> Sequence[Shard]:
 
 async def _end(world: Opened, shards: Sequence[Shard]) -> None:
     """Record all of them in one transaction, as if they were of one batch; its duration is not measured."""
-    ended = [advance_params(shard.batch_id, moved_on(shard, range(shard.lines))[1]) for shard in shards]
+    ended = [advance_params(shard.batch_id, ME, moved_on(shard, range(shard.lines))[1]) for shard in shards]
     await world.database.write(lambda: fenced_many("advance_shard", ended))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from batchline.api.services import ApiServices
 from batchline.domain.fleet import Report
+from batchline.domain.held_bytes import HeldBytes
 from batchline.engine import ApiRole, Context
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
@@ -54,6 +55,7 @@ def compose(
         objects=objects,
         identity=identity_of(store, objects),
         upstreams=upstreams,
+        held_bytes=HeldBytes(settings.max_held_bytes),
         token_limit=TokenLimit(
             tokens={name: UpstreamTokens(upstream, clock=clock) for name, upstream in upstreams.items()}
         ),

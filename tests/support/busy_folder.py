@@ -120,6 +120,7 @@ class Busy:
         self._folder.put(key, b"+")
         await world.store.record(
             batch.id,
+            owner=OTHER,
             progress=[progress],
             segment=Segment(output_bytes=1, error_bytes=0, object_key=key, data=None),
             charges=[Charge(model="m", requests=1, cost=700, usage=Usage(input_tokens=3, output_tokens=4))],

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from batchline.domain.errors import ObjectsDown, StoreDown
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.models import DEFAULT_UPSTREAM
 from batchline.domain.records import Batch, Owner
 from batchline.domain.replies import Fault, FaultKind, Reply
@@ -145,6 +146,7 @@ class Bench:
             objects=self.objects,
             identity=identity_of(self.rows, self.objects, chance),
             upstreams=upstreams,
+            held_bytes=HeldBytes(self._settings.max_held_bytes),
             token_limit=TokenLimit(tokens=dict.fromkeys(self.machines, _Words())),
             router=self.router,
             clock=clock,
@@ -234,7 +236,7 @@ class Bench:
         """Return the result of each line by its custom_id; each must be in one of the two files, once."""
         found: dict[str, Any] = {}
         for file_id in (batch.output_file_id, batch.error_file_id):
-            for line in (await self._content(batch.project_id, file_id)).splitlines():
+            for line in (await self.content(batch.project_id, file_id)).splitlines():
                 record = json.loads(line)
                 assert record["custom_id"] not in found, "a line has two results"
                 found[record["custom_id"]] = record
@@ -299,7 +301,7 @@ class Bench:
             )
         return self._owners[project]
 
-    async def _content(self, project_id: str, file_id: str | None) -> bytes:
+    async def content(self, project_id: str, file_id: str | None) -> bytes:
         if file_id is None:
             return b""
         file = await self.engine.api_role.services.download.find(project_id, file_id)

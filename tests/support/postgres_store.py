@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from batchline.store.postgres.database import PostgresDatabase
 from batchline.store.store import SqlStore
 from batchline.system import SystemClock
+from tests.support.earlier_copies import remember_rows
 from tests.support.postgres_server import Leases
 from tests.support.stores import World
 
@@ -18,6 +20,7 @@ class Opened(World):
             lose_time=leases.age_in_outage,
             die=leases.lapse,
             set_time=leases.set_time,
+            remember=partial(remember_rows, leases.execute, leases.fetch),
         )
         self.database = database
         self.execute, self.fetch = leases.execute, leases.fetch

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from socket import SO_LINGER, SOL_SOCKET
 
+from batchline.domain.held_bytes import HeldBytes
 from batchline.ports import Clock
 from batchline.system import SystemClock
 from batchline.upstream.http import HttpUpstream
@@ -115,6 +116,7 @@ async def client(
     request_timeout: float = 30,
     max_answer_bytes: int = 1024 * 1024,
     clock: Clock | None = None,
+    held_bytes: HeldBytes | None = None,
 ) -> AsyncIterator[HttpUpstream]:
     """Open an HTTP client for this port and close it with the block."""
     upstream = HttpUpstream(
@@ -125,6 +127,7 @@ async def client(
         request_timeout=request_timeout,
         max_answer_bytes=max_answer_bytes,
         clock=clock or SystemClock(),
+        held_bytes=held_bytes,
     )
     try:
         yield upstream

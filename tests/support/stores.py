@@ -25,7 +25,8 @@ class World:
 
     ``pass_time`` moves the clock that decides about the store's leases, while the store is available and leases are
     watched. ``lose_time`` moves it while the store is unavailable. After ``die`` the store can detect that a process is
-    dead. ``set_time`` sets the clock that decides what has expired.
+    dead. ``set_time`` sets the clock that decides what has expired. ``remember`` copies the rows of the store, and
+    returns a function that brings them back, as a loss of the last commits would.
     """
 
     def __init__(
@@ -36,12 +37,20 @@ class World:
         lose_time: Callable[[float], Awaitable[None]],
         die: Callable[[str], Awaitable[None]],
         set_time: Callable[[int], Awaitable[None]],
+        remember: Callable[[], Awaitable[Callable[[], Awaitable[None]]]] | None = None,
     ) -> None:
         self.store = store
         self.pass_time, self.lose_time = pass_time, lose_time
         self.die = die
         self.set_time = set_time
+        self._remember = remember
         self._numbers = count(1)
+        self._holders: dict[tuple[str, int, int], str] = {}
+
+    async def remember(self) -> Callable[[], Awaitable[None]]:
+        """Copy the rows of the store, and return a function that brings them back."""
+        assert self._remember is not None
+        return await self._remember()
 
     async def owner(self, project: str = "alpha", organization: str = "default") -> Owner:
         """Create a key of a project."""
@@ -131,6 +140,7 @@ class World:
             owner=holder, lease=LEASE, lines=lines, bytes=bytes, alone=alone, without=without, at=at
         )
         assert {batch.id for batch in claim.batches} == {shard.batch_id for shard in claim.shards}
+        self._holders |= dict.fromkeys(map(key, claim.shards), holder)
         return claim.shards
 
     async def rescue(self, *alive: str) -> int:
@@ -149,18 +159,29 @@ class World:
         return await self.store.expire_files(owner=owner, limit=limit)
 
     async def record(
-        self, shard: Shard, positions: Sequence[int], *, failed: int = 0, charges: Sequence[Charge] = (), at: int = NOW
+        self,
+        shard: Shard,
+        positions: Sequence[int],
+        *,
+        failed: int = 0,
+        charges: Sequence[Charge] = (),
+        at: int = NOW,
     ) -> Shard:
         """Record lines of a shard, the last ``failed`` of them as failed, and return the shard with its new bitmap."""
         after, progress = moved_on(shard, positions, failed=failed)
         await self.store.record(
             shard.batch_id,
+            owner=self.holder(shard),
             progress=[progress],
             segment=segment(len(positions), failed=failed),
             charges=charges,
             at=at,
         )
         return after
+
+    def holder(self, shard: Shard) -> str:
+        """Return who claimed a shard, or ``ME``."""
+        return self._holders.get(key(shard), ME)
 
     async def record_all(self, shards: Sequence[Shard]) -> None:
         for shard in shards:
@@ -176,6 +197,7 @@ class World:
         return await self.store.publish(
             batch.id,
             epoch=finish.epoch,
+            owner=finish.owner,
             files=files,
             completed=batch.completed,
             failed=batch.total - batch.completed,
@@ -197,6 +219,7 @@ def moved_on(shard: Shard, positions: Sequence[int], *, failed: int = 0) -> tupl
     progress = ShardProgress(
         n=shard.n,
         epoch=shard.epoch,
+        former=shard.settled,
         settled=settled,
         completed=len(positions) - failed,
         failed=failed,

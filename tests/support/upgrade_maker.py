@@ -31,6 +31,7 @@ from batchline.cli.new_key import hint, new_key, new_secret
 from batchline.domain import ids
 from batchline.domain.bitmap import unsettled
 from batchline.domain.fleet import Report, UpstreamLoad
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.lines import Line, decode_lines
 from batchline.domain.outcomes import Failure, Success, error_line, output_line
 from batchline.domain.progress import LineErrors
@@ -39,7 +40,9 @@ from batchline.domain.states import TERMINAL
 from batchline.domain.usage import Usage
 from batchline.engine import Context, Engine
 from batchline.pipeline.create import CreateRequest
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.finalize import Finalizer
+from batchline.pipeline.repair import Repair
 from batchline.pipeline.validation_pool import ValidationPool
 from batchline.ports import NewBatch
 from batchline.settings import ModelSettings, Settings
@@ -110,13 +113,15 @@ async def _make(settings: Settings) -> Expected:
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[Context]:
-    upstreams = await open_upstreams(settings, lambda _done, _total: None)
+    held_bytes = HeldBytes(settings.max_held_bytes)
+    upstreams = await open_upstreams(settings, lambda _done, _total: None, held_bytes=held_bytes)
     async with open_service_store(settings) as (store, clock), open_objects(settings) as objects:
         yield new_context(
             settings,
             store=store,
             objects=objects,
             upstreams=upstreams,
+            held_bytes=held_bytes,
             metrics=Metrics(),
             owner=_DEAD,
             clock=clock,
@@ -408,9 +413,18 @@ class _Maker:
         await connection.close()
 
     async def _finalize(self) -> None:
+        damage_log = DamageLog(self._context.metrics)
         finalizer = Finalizer(
             store=self._store,
             objects=self._objects,
+            repair=Repair(
+                store=self._store,
+                objects=self._objects,
+                validator=self._validator,
+                damage_log=damage_log,
+                clock=self._context.clock,
+            ),
+            damage_log=damage_log,
             clock=self._context.clock,
             random=self._context.random,
             owner=_DEAD,
@@ -418,6 +432,7 @@ class _Maker:
             retention_seconds=self._context.settings.file_retention_seconds,
             metrics=self._context.metrics,
             on_batch_ended=lambda: None,
+            on_work_available=lambda: None,
         )
         await finalizer.step()
 
@@ -436,6 +451,7 @@ class _Maker:
         _, progress = moved_on(shard, positions, failed=len(failed))
         await self._store.record(
             shard.batch_id,
+            owner=_DEAD,
             progress=[progress],
             segment=await self._segment(shard, output, errors, inline=inline),
             errors=[_line_errors(lines[n]) for n in failed[:1]],

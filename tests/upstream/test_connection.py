@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
 import uvloop
 
+from batchline.domain.held_bytes import HeldBytes, Reservation
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.connection import UpstreamConnection
 from batchline.upstream.http import HttpUpstream
@@ -15,6 +16,7 @@ from tests.support.raw_server import BODY, KEY, Behaviour, ManualClock, Peer, an
 
 PATH = "/v1/chat/completions"
 FINE = Answer(status=200, body=b"{}")
+MiB = 1024 * 1024
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -468,3 +470,130 @@ def test_connecting_has_its_own_limit(run: Run) -> None:
     reply = run(main())
     assert kind_of(reply) is FaultKind.REFUSED
     assert reply.detail.endswith("timed out after 0.05 s")
+
+
+class Watched(HeldBytes):
+    """Notes the most bytes that were held, and says when an answer has to wait."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(limit)
+        self.peak = 0
+        self.waits = asyncio.Event()
+
+    def request(self, reservation: Reservation) -> None:
+        super().request(reservation)
+        self.peak = max(self.peak, self.total)
+        if reservation.waiting:
+            self.waits.set()
+
+
+LARGE = answer(b"x" * MiB)
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n100000\r\n" + b"x" * MiB + b"\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("wire_bytes", [LARGE, CHUNKED], ids=["length", "chunked"])
+def test_large_answers_at_once_stay_within_the_limit(run: Run, wire_bytes: bytes) -> None:
+    """All of them arrive, on connections that can be used again, and at most four exceed the limit at a time."""
+
+    async def answers_large(peer: Peer) -> None:
+        while await peer.request():
+            await peer.send(wire_bytes)
+
+    async def is_whole(upstream: HttpUpstream) -> bool:
+        return await post(upstream) == Answer(status=200, body=b"x" * MiB)
+
+    async def main() -> None:
+        held_bytes = Watched(2 * MiB)
+        async with serving(answers_large) as wire, client(wire.port, held_bytes=held_bytes) as upstream:
+            assert all(await asyncio.gather(*(is_whole(upstream) for _ in range(24))))
+            assert await is_whole(upstream)
+            assert wire.accepted == 24
+        assert held_bytes.peak <= (2 + 4 + 1) * MiB
+        assert held_bytes.total == 0
+
+    run(main())
+
+
+def test_an_answer_holds_its_bytes_until_it_is_gone(run: Run) -> None:
+    """Until it is recorded it may wait behind others, and what it takes must not be given to more that arrive."""
+
+    async def answers_large(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(LARGE)
+        await peer.left()
+
+    async def main() -> None:
+        held_bytes = Watched(2 * MiB)
+        async with serving(answers_large) as wire, client(wire.port, held_bytes=held_bytes) as upstream:
+            reply = await post(upstream)
+            assert held_bytes.total >= MiB
+            del reply
+            # The event loop keeps what it has just passed on until its next turn.
+            await asyncio.sleep(0)
+            assert held_bytes.total == 0
+
+    run(main())
+
+
+def test_small_answers_do_not_wait_for_large_ones(run: Run) -> None:
+    """D8: what another project has asked for does not hold them up."""
+
+    async def first_is_large(peer: Peer) -> None:
+        while await peer.request():
+            await peer.send(LARGE if peer.number == 1 else answer())
+
+    async def main() -> None:
+        held_bytes = Watched(MiB)
+        held_bytes.add_unrecorded(MiB)
+        async with serving(first_is_large) as wire, client(wire.port, held_bytes=held_bytes) as upstream:
+            large = upstream.post(PATH, BODY)
+            await held_bytes.waits.wait()
+            assert await post(upstream) == FINE
+            assert not large.done()
+            held_bytes.on_recorded(MiB)
+            assert (await large) == Answer(status=200, body=b"x" * MiB)
+
+    run(main())
+
+
+def test_the_time_that_an_answer_waits_here_is_no_timeout(run: Run) -> None:
+    """D4: while storage is unavailable an answer waits as long as it takes, and costs no further attempt."""
+
+    async def second_hangs(peer: Peer) -> None:
+        await peer.request()
+        await (peer.send(LARGE) if peer.number == 1 else peer.left())
+        await peer.left()
+
+    async def main() -> None:
+        held_bytes = Watched(MiB)
+        held_bytes.add_unrecorded(MiB)
+        options: dict[str, Any] = {"request_timeout": 0.2, "held_bytes": held_bytes}
+        async with serving(second_hangs) as wire, client(wire.port, **options) as upstream:
+            waiting = upstream.post(PATH, BODY)
+            await held_bytes.waits.wait()
+            for _ in range(3):
+                assert kind_of(await post(upstream)) is FaultKind.TIMEOUT
+            held_bytes.on_recorded(MiB)
+            assert (await waiting) == Answer(status=200, body=b"x" * MiB)
+
+    run(main())
+
+
+def test_an_attempt_that_is_cancelled_while_it_waits_gives_its_bytes_back(run: Run) -> None:
+    async def answers_large(peer: Peer) -> None:
+        await peer.request()
+        with suppress(ConnectionError):
+            await peer.send(LARGE)
+        await peer.left()
+
+    async def main() -> None:
+        held_bytes = Watched(MiB)
+        held_bytes.add_unrecorded(MiB)
+        async with serving(answers_large) as wire, client(wire.port, held_bytes=held_bytes) as upstream:
+            waiting = upstream.post(PATH, BODY)
+            await held_bytes.waits.wait()
+            waiting.cancel()
+            held_bytes.on_recorded(MiB)
+            assert held_bytes.total == 0
+
+    run(main())

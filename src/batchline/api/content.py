@@ -67,7 +67,10 @@ def headers_of(file: File, span: Span) -> dict[str, str]:
 
 
 class Content:
-    """An answer that sends the chunks of a file, and stops if the client disconnects."""
+    """An answer that sends the chunks of a file, and stops if the client disconnects.
+
+    If the file is damaged, the connection is closed before the announced length was sent.
+    """
 
     def __init__(self, chunks: AsyncGenerator[bytes], *, status: int, headers: Mapping[str, str]) -> None:
         self._chunks = chunks

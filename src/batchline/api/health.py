@@ -21,6 +21,9 @@ from batchline.telemetry.metrics import Metrics
 
 CHECK_TIMEOUT_SECONDS = 5.0
 COUNT_INTERVAL_SECONDS = 10.0
+_COUNT_TIME_SHARE = 0.01
+"""The most time that counting the queued lines may take, as a share of all time. It grows with their number, and on
+SQLite nothing else is read meanwhile."""
 _RELAY_HEADERS = ("forwarded", "x-forwarded-for", "origin")
 """Headers that a proxy or a browser adds: such a request only seems to come from this machine."""
 
@@ -54,7 +57,7 @@ class HealthRoutes:
     ) -> None:
         self._store, self._objects, self._identity = store, objects, identity
         self._metrics, self._clock = metrics, clock
-        self._counted_at = -math.inf
+        self._count_due_at = -math.inf
         self._admin_token = admin_token
         self._check_timeout_seconds = check_timeout_seconds
         self._count_interval_seconds = count_interval_seconds
@@ -108,12 +111,17 @@ class HealthRoutes:
         return _Part(True, f"{differ}. Restart it with the new version of batchline")
 
     async def _count_queue(self) -> None:
-        """Count the queued lines, at most once per interval: the cost grows with their number."""
-        now = self._clock.steady()
-        if now - self._counted_at >= self._count_interval_seconds:
-            self._counted_at = now
+        """Count the queued lines, at most once per interval, and less often if it takes long."""
+        began_at = self._clock.steady()
+        if began_at < self._count_due_at:
+            return
+        self._count_due_at = math.inf
+        try:
             with suppress(StoreDown):
                 self._metrics.queue_lines.set(await self._store.count_queued_lines())
+        finally:
+            took = self._clock.steady() - began_at
+            self._count_due_at = began_at + max(self._count_interval_seconds, took / _COUNT_TIME_SHARE)
 
     def _check_token(self, authorization: str) -> None:
         scheme, _, token = authorization.partition(" ")

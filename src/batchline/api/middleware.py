@@ -11,7 +11,7 @@ from batchline.api.cors import Cors
 from batchline.api.request_context import RequestContext
 from batchline.api.responses import error_response
 from batchline.domain import ids
-from batchline.domain.errors import ApiError, InternalError, ObjectsDown, StoreDown, Unavailable
+from batchline.domain.errors import ApiError, Damaged, InternalError, ObjectsDown, StoreDown, Unavailable
 from batchline.ports import Clock, Random
 from batchline.telemetry.metrics import Metrics
 
@@ -95,6 +95,9 @@ def _api_error(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, StoreDown | ObjectsDown):
         log.warning("storage unavailable, answering 503", extra=_trace(error, request_id))
         return Unavailable()
+    if isinstance(error, Damaged):
+        log.warning("stored file is damaged, closing the connection", extra={"request_id": request_id})
+        return InternalError()
     if not isinstance(error, ApiError):
         log.error("unexpected error, answering 500", extra=_trace(error, request_id))
         return InternalError()

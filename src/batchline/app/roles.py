@@ -26,6 +26,7 @@ from batchline.app.startup import (
 from batchline.app.upstreams import AnyUpstream, engine_queues_for, open_upstreams, token_limit_for
 from batchline.app.workers.autoscaler import Autoscaler
 from batchline.app.workers.pool import MemoryFleet, WorkerPool, max_worker_processes
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.money import nano
 from batchline.engine import ApiRole, Context, Engine, Intervals, WorkerRole, clock_task
 from batchline.loops.heartbeat import SyncCallHeartbeat
@@ -55,6 +56,7 @@ def new_context(
     store: Store,
     objects: Objects,
     upstreams: Mapping[str, AnyUpstream],
+    held_bytes: HeldBytes,
     metrics: Metrics,
     owner: str,
     clock: WatchedClock,
@@ -65,6 +67,7 @@ def new_context(
         objects=objects,
         identity=identity_check(settings, store=store, objects=objects),
         upstreams=upstreams,
+        held_bytes=held_bytes,
         token_limit=token_limit_for(upstreams),
         engine_queues=engine_queues_for(settings),
         router=SyncRouter(clock=clock),
@@ -151,7 +154,8 @@ async def worker(settings: Settings, progress: Progress) -> None:
     """Run batches, beside any number of other workers, and serve only the health routes."""
     _require_shared(settings, role="worker")
     async with _process_context(settings, progress) as context:
-        role = WorkerRole(context, shared=True)
+        validator = ValidationPool()
+        role = WorkerRole(context, validator=validator, shared=True)
         server = _health_server(context)
         stop_on_signals(role.stop)
 
@@ -160,6 +164,7 @@ async def worker(settings: Settings, progress: Progress) -> None:
             server.stop()
 
         await _run_all("batchline worker", context, run_batches(), server.serve())
+        validator.close()
 
 
 @asynccontextmanager
@@ -169,7 +174,8 @@ async def _process_context(
     intervals: Intervals = Intervals(),  # noqa: B008 - frozen
 ) -> AsyncIterator[ProcessContext]:
     with listening_socket(settings) as sock:
-        upstreams = await open_upstreams(settings, progress)
+        held_bytes = HeldBytes(settings.max_held_bytes)
+        upstreams = await open_upstreams(settings, progress, held_bytes=held_bytes)
         async with open_both(settings) as (store, objects, clock):
             owner = SystemRandom().bytes(8).hex()
             context = new_context(
@@ -177,6 +183,7 @@ async def _process_context(
                 store=store,
                 objects=objects,
                 upstreams=upstreams,
+                held_bytes=held_bytes,
                 metrics=Metrics(),
                 owner=owner,
                 clock=clock,

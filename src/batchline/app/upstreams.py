@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from batchline.app.startup import StartupError
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.models import CLASSIFIER_UPSTREAM, DEFAULT_UPSTREAM
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import EngineQueue
@@ -29,17 +30,18 @@ from batchline.upstream.tokens import UpstreamTokens
 AnyUpstream = HttpUpstream | EmbeddedUpstream | ClassifierUpstream
 
 
-async def open_upstreams(settings: Settings, progress: Progress) -> dict[str, AnyUpstream]:
+async def open_upstreams(settings: Settings, progress: Progress, *, held_bytes: HeldBytes) -> dict[str, AnyUpstream]:
     """Return every upstream by name. Report the download of a model's files to ``progress``, if there is one.
 
-    Raise StartupError if an upstream's settings are invalid or a model is unavailable.
+    ``held_bytes`` bounds the answers of all of them together. Raise StartupError if an upstream's settings are invalid
+    or a model is unavailable.
     """
     upstreams: dict[str, AnyUpstream] = {
-        name: _http_upstream(name, upstream, settings) for name, upstream in settings.all_upstreams.items()
+        name: _http_upstream(name, upstream, settings, held_bytes) for name, upstream in settings.all_upstreams.items()
     }
     try:
         if settings.embeds_model:
-            upstreams[DEFAULT_UPSTREAM] = await _embedded_model(settings, progress)
+            upstreams[DEFAULT_UPSTREAM] = await _embedded_model(settings, progress, held_bytes)
         if settings.classifies:
             upstreams[CLASSIFIER_UPSTREAM] = await _classifier(progress)
     except ModelUnavailable as error:
@@ -47,7 +49,7 @@ async def open_upstreams(settings: Settings, progress: Progress) -> dict[str, An
     return upstreams
 
 
-def _http_upstream(name: str, upstream: UpstreamSettings, settings: Settings) -> HttpUpstream:
+def _http_upstream(name: str, upstream: UpstreamSettings, settings: Settings, held_bytes: HeldBytes) -> HttpUpstream:
     try:
         return HttpUpstream(
             upstream.url,
@@ -56,6 +58,7 @@ def _http_upstream(name: str, upstream: UpstreamSettings, settings: Settings) ->
             connect_timeout=settings.connect_timeout_seconds,
             request_timeout=settings.request_timeout_seconds,
             max_answer_bytes=settings.max_answer_bytes,
+            held_bytes=held_bytes,
             clock=SystemClock(),
         )
     except ValueError as error:
@@ -71,7 +74,7 @@ def _headers(upstream: UpstreamSettings) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in upstream.headers.items()}
 
 
-async def _embedded_model(settings: Settings, progress: Progress) -> EmbeddedUpstream:
+async def _embedded_model(settings: Settings, progress: Progress, held_bytes: HeldBytes) -> EmbeddedUpstream:
     """Check that the model can start, and return its upstream; its first request starts it."""
     clock = SystemClock()
     await check_engine()
@@ -81,6 +84,7 @@ async def _embedded_model(settings: Settings, progress: Progress) -> EmbeddedUps
         connect_timeout=settings.connect_timeout_seconds,
         request_timeout=settings.request_timeout_seconds,
         max_answer_bytes=settings.max_answer_bytes,
+        held_bytes=held_bytes,
         clock=clock,
         random=SystemRandom(),
     )

@@ -27,10 +27,11 @@ DELETE FROM samples WHERE batch_id IN (
 );
 UPDATE batches SET work_key = NULL
 WHERE status NOT IN ('validating', 'in_progress', 'finalizing', 'cancelling') AND work_key IS NOT NULL;
-DELETE FROM lanes WHERE NOT EXISTS (
-    SELECT 1 FROM shards
-    WHERE state = 'open' AND shards.project_id = lanes.project_id AND shards.model = lanes.model
-);
+
+-- Shards that were leased are open now, so their lanes must be open too. All lanes start at the same virtual time.
+DELETE FROM lanes;
+INSERT INTO lanes (project_id, model, virtual_time, open)
+SELECT DISTINCT project_id, model, 0, 1 FROM shards WHERE state = 'open';
 
 -- The restored service is another one than that which the backup was taken of, with objects of its own.
 UPDATE identity SET database_id = NULL, objects_id = NULL;

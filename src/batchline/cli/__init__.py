@@ -10,6 +10,7 @@ _MODULES = {
     "adopt": "adopt",
     "api": "roles",
     "backup": "backup",
+    "batches": "batches",
     "clock": "clock",
     "keys": "keys",
     "migrate": "migrate",

@@ -39,6 +39,14 @@ def check_request(body: bytes, *, endpoint: str, project_id: str, catalog: Catal
     return model_not_found(request.model) if model is None else model
 
 
+def named_model(body: bytes) -> str | None:
+    """Return the model that a request names, or None if it names none."""
+    try:
+        return _model_request.decode(body).model
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def model_not_found(model_id: str) -> Failure:
     """Return the failure of a request that names a model that is unknown, or not enabled for its project."""
     text = f"The model {model_id[:200]} does not exist, or is not enabled for this project"

@@ -22,6 +22,7 @@
     ├── Refused                 4xx  as the upstream answered a synchronous call
     └── InternalError           500  internal_error
         ├── StorageFailed       500  … storage_error
+        ├── FileDamaged         500  … storage_error            never retried by the SDKs
         ├── BadGateway          502  … upstream_error
         ├── Unavailable         503  … service_unavailable      with Retry-After
         └── GatewayTimeout      504  … upstream_timeout
@@ -34,6 +35,7 @@ Errors between the parts of the service, never shown to a client:
     StoreDown       the database did not accept or answer a statement
     ObjectsDown     the object store did not accept or answer a call
     ObjectMissing   an object that should exist does not
+    Damaged         stored bytes are not those that were written
     WrongIdentity   the database and the objects do not belong together
     StreamBroken    an upstream's answer ended before it was complete
 """
@@ -235,6 +237,16 @@ class StorageFailed(InternalError):
         super().__init__("The file could not be stored; nothing of it was kept. Try again.")
 
 
+class FileDamaged(InternalError):
+    code = "storage_error"
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(
+            f"File {file_id} is damaged in storage. The operator finds the object in the log.",
+            headers={"x-should-retry": "false"},
+        )
+
+
 class BadGateway(InternalError):
     status = 502
     code = "upstream_error"
@@ -271,6 +283,10 @@ class ObjectMissing(Exception):
 
 class WrongIdentity(Exception):
     """The database and the objects do not belong together. The text names both and says what to do."""
+
+
+class Damaged(Exception):
+    """Stored bytes are not those that were written. The text names the place, never the content."""
 
 
 class StreamBroken(Exception):

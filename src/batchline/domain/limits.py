@@ -32,6 +32,8 @@ class InputLimits(Struct, frozen=True, kw_only=True):
     max_lines: int = 50_000
     max_line_bytes: int = 1_048_576
     endpoints: tuple[str, ...] = (CHAT,)
+    models: frozenset[str] = frozenset()
+    """The ids of the configured models, whose lines always get shards of their own."""
 
 
 class ShardLimits(Struct, frozen=True, kw_only=True):
@@ -41,6 +43,9 @@ class ShardLimits(Struct, frozen=True, kw_only=True):
     max_bytes: int = 4 * 1024 * 1024
     min_lines: int = 8
     pieces: int = 64
+    max_other_models: int = 64
+    """How many models that are not configured get shards of their own in one batch. A file can name as many models as
+    it has lines; without a limit each of them would become a shard and a lane."""
 
     def lines_for(self, total: int) -> int:
         """Return the lines per shard for a batch; small batches get smaller shards."""

@@ -4,12 +4,18 @@ Each record is a header of three little-endian 32-bit numbers (the line's index 
 custom_id, the length of its body), then ``custom_id`` as JSON text, then the body as it is sent.
 """
 
+import struct
 from collections.abc import Iterator
-from struct import Struct as Layout
 
-from msgspec import Struct
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder
 
-_HEADER = Layout("<III")
+from batchline.domain.checksum import checksum_of
+from batchline.domain.errors import Damaged
+from batchline.domain.records import Shard
+
+_HEADER = struct.Struct("<III")
+_text = Decoder(str)
 
 
 class Line(Struct, frozen=True):
@@ -35,3 +41,31 @@ def decode_lines(shard: bytes) -> Iterator[Line]:
         at_next = body_at + body_length
         yield Line(index, shard[at + _HEADER.size : body_at], shard[body_at:at_next])
         at = at_next
+
+
+def lines_of(shard: Shard, data: bytes) -> list[Line]:
+    """Return the lines of a shard from its part of the work file. Raise Damaged unless they are what was written."""
+    intact = len(data) == shard.length and shard.checksum in (None, checksum_of(data))
+    if not intact:
+        raise Damaged(f"shard {shard.n} at {shard.offset}")
+    try:
+        lines = list(decode_lines(data))
+    except struct.error as error:
+        raise Damaged(f"shard {shard.n} at {shard.offset}") from error
+    if len(lines) != shard.lines or (shard.checksum is None and sum(map(_size, lines)) != shard.length):
+        raise Damaged(f"shard {shard.n} at {shard.offset}")
+    return lines
+
+
+def legible_lines(data: bytes) -> Iterator[Line]:
+    """Yield those lines of a damaged shard whose header and custom_id can be read. Their bodies may be damaged."""
+    try:
+        for line in decode_lines(data):
+            _text.decode(line.custom_id)
+            yield line
+    except (struct.error, DecodeError, UnicodeDecodeError):
+        return
+
+
+def _size(line: Line) -> int:
+    return _HEADER.size + len(line.custom_id) + len(line.body)

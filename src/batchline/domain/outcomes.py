@@ -134,6 +134,12 @@ TOO_LONG = Failure(
 DELIVERED_TOO_OFTEN = Failure(
     "internal_error", "dlq_exhausted", "The line was delivered three times and no worker lived to answer it"
 )
+LOST = Failure(
+    "internal_error", "storage_damaged", "The line or its answer was damaged in storage and could not be recovered"
+)
+ENDED_BY_OPERATOR = Failure(
+    "internal_error", "batch_failed", "The operator ended the batch before this line had a result"
+)
 BATCH_CANCELLED = Failure(
     "batch_cancelled", "batch_cancelled", "The batch was cancelled before this line was dispatched"
 )

@@ -79,7 +79,8 @@ class _Error(Struct):
 
 
 class _ErrorLine(Struct):
-    custom_id: str
+    custom_id: str | None
+    """None if the line was damaged in storage, and its id with it."""
     error: _Error
 
 
@@ -99,7 +100,10 @@ def count_errors(lines: Iterable[bytes]) -> list[LineErrors]:
 
 def _sample(line: _ErrorLine) -> bytes:
     return encode_json(
-        {"custom_id": line.custom_id[:_MAX_SAMPLE_CHARACTERS], "message": line.error.message[:_MAX_SAMPLE_CHARACTERS]}
+        {
+            "custom_id": (line.custom_id or "")[:_MAX_SAMPLE_CHARACTERS],
+            "message": line.error.message[:_MAX_SAMPLE_CHARACTERS],
+        }
     )
 
 

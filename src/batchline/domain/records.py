@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.json import encode as encode_json
 
-from batchline.domain.states import BatchStatus, Stop
+from batchline.domain.checksum import Checksum
+from batchline.domain.errors import Damaged
+from batchline.domain.states import BatchStatus, ShardState, Stop
 from batchline.domain.usage import NOTHING, Usage, total
 
 BATCH = "batch"
@@ -116,6 +118,8 @@ class File(Struct, frozen=True, kw_only=True):
     expires_at: int
     is_error: bool
     object_key: str
+    checksum: int | None = None
+    """The checksum of a result file. An upload has none, and neither has a file of a version before checksums."""
 
 
 class InputFault(Struct, frozen=True):
@@ -168,13 +172,18 @@ class Batch(Struct, frozen=True, kw_only=True):
         )
 
 
+SHARED_LANE = ""
+"""The model of shards whose lines name no model, or one of those that get no shards of their own."""
+
+
 class NewShard(Struct, frozen=True, kw_only=True):
-    """Consecutive lines in a work file, as validation divided it."""
+    """Consecutive lines in a work file, as validation divided it. They name one model, except in the shared lane."""
 
     offset: int
     length: int
     lines: int
     model: str
+    checksum: int | None = None
 
 
 class Shard(Struct, frozen=True, kw_only=True):
@@ -189,6 +198,8 @@ class Shard(Struct, frozen=True, kw_only=True):
     settled: bytes
     epoch: int
     strikes: int
+    checksum: int | None = None
+    """The checksum of the shard's part of the work file, or None if a version before checksums wrote it."""
 
 
 class Lane(Struct, frozen=True, kw_only=True):
@@ -213,10 +224,15 @@ class LeasedBatch(Struct, frozen=True, kw_only=True):
 
 
 class ShardProgress(Struct, frozen=True, kw_only=True):
-    """The lines that one flush adds to a shard; the write is void unless the shard still has this epoch."""
+    """The lines that one flush adds to a shard.
+
+    The write is void unless the shard still has this epoch and ``former`` is still its bitmap. The database may have
+    gone back to an earlier state meanwhile, in which lines that are recorded as far as this process knows are not.
+    """
 
     n: int
     epoch: int
+    former: bytes
     settled: bytes
     completed: int
     failed: int
@@ -225,13 +241,41 @@ class ShardProgress(Struct, frozen=True, kw_only=True):
 
 
 class Segment(Struct, frozen=True, kw_only=True):
-    """Recorded lines of a batch: output lines first, then error lines; small segments are stored in the row itself."""
+    """Recorded lines of a batch: output lines first, then error lines; small segments are stored in the row itself.
+
+    ``lines``, ``checksum`` and ``charges`` are None if a version before checksums recorded it.
+    """
 
     id: int = 0
     output_bytes: int
     error_bytes: int
     object_key: str | None = None
     data: bytes | None = None
+    lines: int | None = None
+    checksum: int | None = None
+    charges: bytes | None = None
+    """What was charged for its lines, as JSON, to be given back if the segment is lost."""
+
+    @property
+    def place(self) -> str:
+        """Where its bytes are: the key of its object, or the number of its row."""
+        return self.object_key or f"row {self.id} of segments"
+
+    def verify(self, read: Checksum) -> None:
+        """Raise Damaged unless the bytes that were read are those that were recorded."""
+        if read.bytes != self.output_bytes + self.error_bytes or self.checksum not in (None, read.value):
+            raise Damaged(self.place)
+
+
+class MendedShard(Struct, frozen=True, kw_only=True):
+    """A shard as it is after a repair: its bitmap and counts say what the readable segments hold."""
+
+    n: int
+    settled: bytes
+    completed: int
+    failed: int
+    usage: Usage = NOTHING
+    state: ShardState
 
 
 def escape_line_breaks(line: bytes) -> bytes:

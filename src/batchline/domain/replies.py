@@ -19,7 +19,7 @@ class FaultKind(StrEnum):
     """The upstream answered with success, but compressed, and it cannot be decompressed. It would do so again."""
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class Answer(Struct, frozen=True, kw_only=True, weakref=True):
     """An HTTP answer with any status."""
 
     status: int

@@ -13,7 +13,8 @@ A batch::
 
 completed, failed, expired and cancelled are terminal. A batch that is cancelled while it is validated has
 no lines yet and becomes cancelled at once. A batch past its window stays ``in_progress`` with ``stop = expired``
-until the lines in flight are recorded and its files are written.
+until the lines in flight are recorded and its files are written. A batch whose results turn out to be damaged stays
+``finalizing`` while the lost lines run again.
 
 A file::
 
@@ -26,7 +27,11 @@ A shard::
 
     open <──> leased ──> done             (every line is recorded)
       │          │
-      └──> closed <─┘                     (its batch was stopped: lines that are not recorded never run)
+      └──> closed <─┘                     (its batch was stopped, or its lines cannot be read: what is not recorded
+                                           does not run)
+
+A repair sets the shards of a drained batch to what its readable segments hold: done or closed shards are open again if
+they have lines that are lost.
 """
 
 from enum import StrEnum
@@ -51,6 +56,8 @@ class Stop(StrEnum):
 
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    FAILED = "failed"
+    """An operator ended it: what has no result fails."""
 
 
 class FileState(StrEnum):

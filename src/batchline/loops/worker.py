@@ -9,15 +9,18 @@ from contextlib import suppress
 from functools import partial
 from itertools import groupby
 
+from batchline.domain.chat import named_model
 from batchline.domain.engine_queue import QueueLength
 from batchline.domain.errors import ObjectsDown, StoreDown
 from batchline.domain.fleet import MAX_REPORTED_BATCHES, Report
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.models import DEFAULT_UPSTREAM, lanes_of
-from batchline.domain.records import Lane
+from batchline.domain.records import SHARED_LANE, Lane
 from batchline.domain.states import Stop
 from batchline.loops.engine_queue_watch import EngineQueueWatch
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.claim import Claims
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.dispatch.circuit_breaker import Breakers
 from batchline.pipeline.dispatch.dispatcher import Dispatcher
 from batchline.pipeline.dispatch.limiter import Limiter
@@ -53,6 +56,7 @@ class Worker:
         store: ShardStore,
         objects: Objects,
         upstreams: Mapping[str, Upstream],
+        held_bytes: HeldBytes,
         token_limit: TokenLimit,
         router: SyncRouter,
         clock: StoreClock,
@@ -80,6 +84,7 @@ class Worker:
             clock=clock,
             owner=owner,
             lease_seconds=self._lease_seconds,
+            damage_log=DamageLog(metrics),
         )
         self._recorder = Recorder(
             store=store,
@@ -87,7 +92,7 @@ class Worker:
             claims=self._claims,
             clock=clock,
             owner=owner,
-            max_held_bytes=settings.max_held_bytes,
+            held_bytes=held_bytes,
             metrics=metrics,
             on_recorded=self._on_recorded,
             on_shard_done=on_shard_done,
@@ -135,7 +140,7 @@ class Worker:
             _register_gauges(name, dispatcher, metrics)
         metrics.watch(
             shards_held=lambda: len(self._claims.shards),
-            held_bytes=lambda: self._recorder.held_bytes,
+            held_bytes=lambda: held_bytes.total,
         )
 
     async def run(self) -> None:
@@ -276,8 +281,8 @@ class Worker:
 
         A job whose model no upstream serves goes to any of them, which ends it with an error.
         """
-        for shard, group in groupby(jobs, key=lambda job: job.shard):
-            names = [name for name in self._catalog.upstreams_of(shard.model) if name in self._dispatchers]
+        for model, group in groupby(jobs, key=_model_of):
+            names = [name for name in self._catalog.upstreams_of(model) if name in self._dispatchers]
             serving = [self._dispatchers[name] for name in names or self._dispatchers]
             available = [dispatcher for dispatcher in serving if not dispatcher.paused] or serving
             if len(available) == 1:
@@ -382,6 +387,11 @@ class Worker:
             await self._claims.release(shards)
         except StoreDown as error:
             log.warning("failed to release leases, leaving them to expire", extra={"reason": str(error)})
+
+
+def _model_of(job: Job) -> str:
+    """Return the model of a job's shard; in the shared lane each line has its own."""
+    return job.shard.model or named_model(job.line.body) or SHARED_LANE
 
 
 def _lanes_of_model(lanes: Iterable[Lane], model_id: str) -> list[Lane]:

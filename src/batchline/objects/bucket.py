@@ -20,14 +20,14 @@ from batchline.domain.errors import ObjectsDown
 from batchline.objects.bucket_writer import BucketWriter
 from batchline.objects.keys import TEMPORARY, components, is_component
 from batchline.objects.s3_errors import FAULTS, explained, is_missing, is_past_the_end
-from batchline.objects.scratch import Scratch, disk
-from batchline.ports import Random, Threads
+from batchline.objects.scratch import Scratch
+from batchline.objects.spool import CHUNK_BYTES, FileSender, SpooledWriter, make_file, write_at
+from batchline.ports import Random, Threads, Writer
 
 if TYPE_CHECKING:
     from obstore import GetOptions
     from obstore.store import ClientConfig, RetryConfig
 
-_CHUNK_BYTES = 256 * 1024
 _PAGE_KEYS = 1000
 _UNLIMITED_BYTES = 1 << 50
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -52,6 +52,7 @@ class BucketObjects:
     def __init__(self, store: S3Store, *, scratch: Scratch, threads: Threads, random: Random) -> None:
         self._store, self._scratch = store, scratch
         self._threads, self._random = threads, random
+        self._sender = FileSender(threads)
 
     @classmethod
     def open(cls, url: str, *, threads: Threads, random: Random, scratch: Path) -> "BucketObjects":
@@ -68,15 +69,16 @@ class BucketObjects:
     async def put(self, key: str, data: bytes) -> None:
         await self._put(_checked(key), data)
 
-    async def create(self, key: str) -> BucketWriter:
-        return BucketWriter(self._store, _checked(key))
+    async def create(self, key: str, *, spooled: bool = False) -> Writer:
+        writer = BucketWriter(self._store, _checked(key))
+        if not spooled:
+            return writer
+        return SpooledWriter(writer, sender=self._sender, scratch=self._scratch, threads=self._threads)
 
     async def accept(self, path: Path, key: str) -> None:
-        writer = await self.create(key)
+        writer = BucketWriter(self._store, _checked(key))
         try:
-            async for chunk in self._chunks_of(path):
-                await writer.write(chunk)
-            await writer.commit()
+            await self._sender.send(path, writer)
         except BaseException:
             await writer.abort()
             raise
@@ -106,7 +108,7 @@ class BucketObjects:
             try:
                 answer = await obstore.get_async(self._store, key, options=_range(start, end, version))
                 end, version = min(end, answer.range[1]), answer.meta["e_tag"]
-                async for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
+                async for piece in answer.stream(min_chunk_size=CHUNK_BYTES):
                     for chunk in _split(piece):
                         yield chunk
                         start += len(chunk)
@@ -144,7 +146,7 @@ class BucketObjects:
         key = f"{TEMPORARY}/{self._random.bytes(16).hex()}"
         await self._put(key, key.encode())
         try:
-            if await self._read(key, 0, _CHUNK_BYTES) != key.encode():
+            if await self._read(key, 0, CHUNK_BYTES) != key.encode():
                 raise ObjectsDown("What was written to the bucket is not what is read")
         finally:
             await self._delete([key])
@@ -181,16 +183,10 @@ class BucketObjects:
                 raise explained(fault, action=f"Deleting {keys[0]}") from None
 
     async def _download(self, key: str, path: Path) -> None:
-        await self._threads.run(partial(_make_file, path))
+        await self._threads.run(partial(make_file, path))
         at = 0
         async for chunk in self.stream(key, 0, _UNLIMITED_BYTES):
-            await self._threads.run(partial(_write_at, path, at, chunk))
-            at += len(chunk)
-
-    async def _chunks_of(self, path: Path) -> AsyncIterator[bytes]:
-        at = 0
-        while chunk := await self._threads.run(partial(_read_at, path, at)):
-            yield chunk
+            await self._threads.run(partial(write_at, path, at, chunk))
             at += len(chunk)
 
 
@@ -228,25 +224,4 @@ def _range(start: int, end: int, version: str | None) -> "GetOptions":
 
 def _split(piece: bytes) -> list[bytes]:
     data = bytes(piece)
-    return [data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)]
-
-
-@disk()
-def _make_file(path: Path) -> None:
-    path.touch(exist_ok=False)
-
-
-# The file is opened for every chunk: a call whose caller was cancelled continues in its thread, so no other code may
-# close its file, and it must not create a file again that was removed.
-@disk()
-def _write_at(path: Path, at: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(data)
-
-
-@disk()
-def _read_at(path: Path, at: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(at)
-        return file.read(_CHUNK_BYTES)
+    return [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]

@@ -1,7 +1,7 @@
 """Writes an object to a bucket.
 
 A small object is sent in one request at its commit. A larger one is sent part by part as it is written, so that only a
-few parts of it are ever in memory.
+few parts of it are ever in memory. Where many objects are written at once, ``FileSender`` bounds their sum.
 """
 
 import asyncio

@@ -40,7 +40,8 @@ class LocalObjects:
         draft = self._draft(key)
         await self._threads.run(partial(draft.put, data))
 
-    async def create(self, key: str) -> "LocalWriter":
+    async def create(self, key: str, *, spooled: bool = False) -> "LocalWriter":
+        # What is written goes to the disk at once, spooled or not.
         return LocalWriter(self._draft(key), self._threads)
 
     async def accept(self, path: Path, key: str) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from batchline.domain.bitmap import unsettled
-from batchline.domain.errors import ObjectMissing, ObjectsDown, StoreDown
-from batchline.domain.lines import decode_lines
+from batchline.domain.errors import Damaged, ObjectMissing, ObjectsDown, StoreDown
+from batchline.domain.lines import lines_of
 from batchline.domain.records import Lane, LeasedBatch, Shard
 from batchline.domain.states import Stop
 from batchline.pipeline.budget import Budgets
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.job import HeldBatch, HeldShard, Job
 from batchline.ports import Claim, Objects, ShardStore, StoreClock
 
@@ -31,8 +32,10 @@ class Claims:
         clock: StoreClock,
         owner: str,
         lease_seconds: float,
+        damage_log: DamageLog,
     ) -> None:
         self._store, self._objects, self._budgets, self._clock = store, objects, budgets, clock
+        self._damage_log = damage_log
         self._owner, self._lease_seconds = owner, lease_seconds
         self._claiming = False
         self._stops: dict[str, Stop] = {}
@@ -47,7 +50,7 @@ class Claims:
 
         A shard that must run alone is claimed only if nothing else is held, and nothing is claimed until it has ended.
         """
-        held = [shard for shard in self.shards if not shard.damaged]
+        held = self.shards
         if any(shard.alone for shard in held):
             return []
         self._claiming = True
@@ -95,6 +98,22 @@ class Claims:
             await self._release_keys(kept - {shard.key for shard in (*before, *self.shards)})
         return lost
 
+    async def find_lost(self, batch: HeldBatch) -> list[HeldShard]:
+        """Compare the shards that are held of a batch with the store; forget and return those that are lost.
+
+        A shard is lost if another process holds it, or if its bitmap is not the one that was seen here last: then the
+        database has gone back to an earlier state. Call this only while nothing of the batch is being recorded.
+        """
+        before = list(batch.shards.values())
+        stored = await self._store.held_shards(batch.id, owner=self._owner)
+        found = {(shard.batch_id, shard.n, shard.epoch): shard for shard in stored}
+        lost = [shard for shard in before if shard.is_held and not shard.matches(found.get(shard.key))]
+        for shard in lost:
+            shard.lost = True
+            self.forget(shard)
+        await self._release_keys(shard.key for shard in lost if shard.key in found)
+        return lost
+
     async def release(self, shards: list[HeldShard]) -> None:
         """Forget shards and end their leases, so that any worker can claim them."""
         keys = {shard.key for shard in shards}
@@ -115,7 +134,7 @@ class Claims:
         for batch_id, n, epoch in sorted(keys):
             by_batch.setdefault(batch_id, []).append((n, epoch))
         for batch_id, shards in by_batch.items():
-            await self._store.release(batch_id, shards=shards)
+            await self._store.release(batch_id, owner=self._owner, shards=shards)
 
     async def _load_all(self, claim: Claim) -> list[Job]:
         leased = {batch.id: batch for batch in claim.batches}
@@ -131,20 +150,21 @@ class Claims:
                 )
                 self.forget(held)
                 await self._try_to_release(shard)
-            except ObjectMissing:
-                log.exception(
-                    "work file missing or cut off: its lines cannot run",
-                    extra={"batch": shard.batch_id, "shard": shard.n},
-                )
-                # No worker can run these lines. The shard stays leased, so that it is not claimed again and again. It
-                # does not count as held, so that neither it nor another shard that must run alone stops other claims.
-                held.damaged = True
+            except (Damaged, ObjectMissing):
+                self._damage_log.report("shard", batch=shard.batch_id, key=held.batch.work_key, offset=shard.offset)
+                self.forget(held)
+                await self._try_to_close(shard)
         return jobs
 
     async def _try_to_release(self, shard: Shard) -> None:
         """End a lease. If that fails, the next renewal finds a stray."""
         with suppress(StoreDown):
-            await self._store.release(shard.batch_id, shards=[(shard.n, shard.epoch)])
+            await self._store.release(shard.batch_id, owner=self._owner, shards=[(shard.n, shard.epoch)])
+
+    async def _try_to_close(self, shard: Shard) -> None:
+        """Close a shard whose lines cannot be read. If that fails, the next renewal finds a stray."""
+        with suppress(StoreDown):
+            await self._store.close_shard(shard.batch_id, shard.n, epoch=shard.epoch, owner=self._owner)
 
     def _hold(self, shard: Shard, leased: LeasedBatch) -> HeldShard:
         batch = self.batches.setdefault(leased.id, HeldBatch(leased, budget=self._budgets.of(leased.organization_id)))
@@ -157,13 +177,12 @@ class Claims:
     async def _load(self, shard: Shard, held: HeldShard) -> list[Job]:
         batch = held.batch
         data = await self._objects.read(batch.work_key, shard.offset, shard.length)
-        if len(data) != shard.length:
-            raise ObjectMissing(f"{batch.work_key} is cut off")
+        lines = lines_of(shard, data)
         batch.stop = batch.stop or self._stops.get(batch.id)
         open_positions = set(unsettled(shard.settled, shard.lines))
         jobs = [
             Job(line, position=position, shard=held)
-            for position, line in enumerate(decode_lines(data))
+            for position, line in enumerate(lines)
             if position in open_positions
         ]
         batch.pending_lines += len(jobs)

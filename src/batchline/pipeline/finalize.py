@@ -1,7 +1,11 @@
 """Assembles the two result files of a batch that has nothing left to run, and publishes them with its terminal state.
 
-Segments are joined in one sequential pass, and lines that never ran get error lines. The keys of the objects contain
-the epoch of the lease, so two finalizers never write the same object, and only the holder of the epoch can publish.
+Segments are joined in one sequential pass, and lines that never ran get error lines. Whatever is read is compared with
+its checksum, and the lines of the segments with the counts of the shards. If anything disagrees, nothing is published:
+the batch is repaired (``repair.py``) and finalized again.
+
+The keys of the objects contain the epoch and the owner of the lease, so two finalizers never write the same object,
+and only the holder of the lease can publish.
 """
 
 import logging
@@ -9,30 +13,49 @@ from collections.abc import AsyncIterator, Callable
 
 from batchline.domain import ids
 from batchline.domain.bitmap import unsettled
-from batchline.domain.errors import LeaseLost, ObjectMissing
+from batchline.domain.checksum import Checksum
+from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing, ObjectsDown, StoreDown
 from batchline.domain.limits import STRIKES
-from batchline.domain.lines import decode_lines
-from batchline.domain.outcomes import BATCH_CANCELLED, BATCH_EXPIRED, DELIVERED_TOO_OFTEN, Failure, error_line
+from batchline.domain.lines import lines_of
+from batchline.domain.outcomes import (
+    BATCH_CANCELLED,
+    BATCH_EXPIRED,
+    DELIVERED_TOO_OFTEN,
+    ENDED_BY_OPERATOR,
+    LOST,
+    Failure,
+    error_line,
+)
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import BATCH_OUTPUT, Batch, File, Segment, Shard
 from batchline.domain.states import BatchStatus, Stop
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.lease import renewing
+from batchline.pipeline.repair import Repair
 from batchline.ports import Clock, FinalizeLease, Objects, Random, Store, Writer
 from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 _SEGMENTS_PER_PAGE = 32
+_MAX_REPAIRS = 8
+"""A batch that still disagrees with itself after so many repairs is only tried again now and then."""
+_MAX_BACKOFF_SECONDS = 60.0
 
 
 class Finalizer:
-    """Finalizes batches. ``on_batch_ended`` is called for each one: its segments and work file can be removed."""
+    """Finalizes batches. ``on_batch_ended`` is called for each one: its segments and work file can be removed.
+
+    ``on_work_available`` is called after a repair: lost lines may run again.
+    """
 
     def __init__(
         self,
         *,
         store: Store,
         objects: Objects,
+        repair: Repair,
+        damage_log: DamageLog,
         clock: Clock,
         random: Random,
         owner: str,
@@ -40,52 +63,85 @@ class Finalizer:
         retention_seconds: int,
         metrics: Metrics,
         on_batch_ended: Callable[[], None],
+        on_work_available: Callable[[], None],
     ) -> None:
         self._store, self._objects = store, objects
+        self._repair, self._damage_log = repair, damage_log
         self._clock, self._random = clock, random
-        self._metrics, self._on_batch_ended = metrics, on_batch_ended
+        self._metrics = metrics
+        self._on_batch_ended, self._on_work_available = on_batch_ended, on_work_available
         self._owner, self._lease_seconds, self._retention_seconds = owner, lease_seconds, retention_seconds
 
     async def step(self) -> bool:
-        """Finalize one batch that has nothing left to run, and return whether there was one."""
-        status = await self._finalize_next()
-        if status is None:
-            return False
-        self._metrics.batches.labels(status).inc()
-        self._on_batch_ended()
-        return True
+        """Finalize or repair one batch that has nothing left to run, and return whether there was one.
 
-    async def _finalize_next(self) -> BatchStatus | None:
+        A batch that cannot be finalized is tried again later, and the others go first.
+        """
         seconds = self._lease_seconds
         leased = await self._store.lease_finalizable(owner=self._owner, lease=seconds, at=int(self._clock.now()))
         if leased is None:
-            return None
-        batch_id, epoch = leased.batch.id, leased.epoch
+            return False
+        try:
+            status = await self._finalize_or_repair(leased)
+        except (LeaseLost, StoreDown):
+            raise
+        except Exception as error:
+            await self._defer(leased, error)
+            if isinstance(error, ObjectsDown):
+                raise
+            return True
+        if status is not None:
+            self._metrics.batches.labels(status).inc()
+            self._on_batch_ended()
+        return True
+
+    async def _finalize_or_repair(self, leased: FinalizeLease) -> BatchStatus | None:
+        """Return the terminal status of the batch, or None if it was repaired and is still to be finalized."""
+        batch_id, seconds = leased.batch.id, self._lease_seconds
         async with renewing(
-            lambda: self._store.renew_batch(batch_id, epoch=epoch, owner=self._owner, lease=seconds),
+            lambda: self._store.renew_batch(batch_id, epoch=leased.epoch, owner=self._owner, lease=seconds),
             every=seconds / 3,
             clock=self._clock,
         ):
-            return await self._finalize(leased)
+            try:
+                return await self._finalize(leased)
+            except (Damaged, ObjectMissing):
+                if leased.repairs >= _MAX_REPAIRS:
+                    raise
+            except ObjectsDown:
+                if not await self._repair.gives_up_unreadable(leased):
+                    raise
+            await self._repair.run(leased)
+        self._on_work_available()
+        return None
+
+    async def _defer(self, leased: FinalizeLease, error: Exception) -> None:
+        retry_in = min(2.0**leased.failures, _MAX_BACKOFF_SECONDS)
+        log.error(
+            "failed to finalize a batch, retrying",
+            exc_info=not isinstance(error, ObjectsDown),
+            extra={"batch": leased.batch.id, "reason": repr(error), "retry_in": retry_in},
+        )
+        await self._store.defer_finalize(leased, seconds=retry_in)
 
     async def _finalize(self, leased: FinalizeLease) -> BatchStatus:
         batch = leased.batch
-        output = _Result(self._objects, f"results/{batch.id}/{leased.epoch}-output")
-        errors = _Result(self._objects, f"results/{batch.id}/{leased.epoch}-error")
+        _check_counts(leased)
+        output = _Result(self._objects, f"results/{batch.id}/{leased.epoch}-{self._owner}-output")
+        errors = _Result(self._objects, f"results/{batch.id}/{leased.epoch}-{self._owner}-error")
         try:
-            await self._join_segments(batch, output, errors)
+            recorded = await self._join_segments(batch, output, errors)
+            if recorded != batch.completed + batch.failed:
+                raise Damaged(f"{batch.id}: {recorded} lines in segments, {batch.completed + batch.failed} counted")
             leftovers = await self._write_leftovers(leased, errors)
             completed, failed = batch.completed, batch.failed + sum(each.count for each in leftovers)
-            if completed + failed != batch.total:
-                raise AssertionError(f"{batch.id} counts {completed} + {failed} of {batch.total} lines")
             await output.commit()
             await errors.commit()
-            files = [
-                self._file(batch, result, is_error=result is errors) for result in (output, errors) if result.bytes
-            ]
+            files = [self._file(batch, result, is_error=result is errors) for result in (output, errors) if result.size]
             status = await self._store.publish(
                 batch.id,
                 epoch=leased.epoch,
+                owner=self._owner,
                 files=files,
                 completed=completed,
                 failed=failed,
@@ -104,19 +160,30 @@ class Finalizer:
         )
         return status
 
-    async def _join_segments(self, batch: Batch, output: "_Result", errors: "_Result") -> None:
-        last = 0
+    async def _join_segments(self, batch: Batch, output: "_Result", errors: "_Result") -> int:
+        """Append all segments to the results, and return the number of their lines."""
+        last = lines = 0
         while page := await self._store.segments(batch.id, after=last, limit=_SEGMENTS_PER_PAGE):
             for segment in page:
-                await self._append(segment, output, errors)
+                lines += await self._append(batch, segment, output, errors)
             last = page[-1].id
+        return lines
 
-    async def _append(self, segment: Segment, output: "_Result", errors: "_Result") -> None:
-        output_bytes_left = segment.output_bytes
-        async for chunk in self._chunks(segment):
-            await output.write(chunk[:output_bytes_left])
-            await errors.write(chunk[output_bytes_left:])
-            output_bytes_left = max(0, output_bytes_left - len(chunk))
+    async def _append(self, batch: Batch, segment: Segment, output: "_Result", errors: "_Result") -> int:
+        output_bytes_left, checksum, line_ends = segment.output_bytes, Checksum(), 0
+        try:
+            async for chunk in self._chunks(segment):
+                await output.write(chunk[:output_bytes_left])
+                await errors.write(chunk[output_bytes_left:])
+                output_bytes_left = max(0, output_bytes_left - len(chunk))
+                checksum.update(chunk)
+                if segment.lines is None:
+                    line_ends += chunk.count(b"\n")
+            segment.verify(checksum)
+        except (Damaged, ObjectMissing):
+            self._damage_log.report("segment", batch=batch.id, key=segment.place)
+            raise
+        return line_ends if segment.lines is None else segment.lines
 
     async def _chunks(self, segment: Segment) -> AsyncIterator[bytes]:
         if segment.object_key is None:
@@ -131,12 +198,12 @@ class Finalizer:
         for shard in leased.leftovers:
             failure = _failure_of_unrun_lines(shard, leased.batch)
             open_positions = set(unsettled(shard.settled, shard.lines))
+            if not open_positions:
+                continue
             data = await self._objects.read(leased.work_key, shard.offset, shard.length)
-            if len(data) != shard.length:
-                raise ObjectMissing(f"{leased.work_key} is cut off")
             lines = [
                 error_line(ids.line_id(leased.batch.id, line.index), line.custom_id, failure)
-                for position, line in enumerate(decode_lines(data))
+                for position, line in enumerate(lines_of(shard, data))
                 if position in open_positions
             ]
             await errors.write(b"".join(lines))
@@ -150,11 +217,12 @@ class Finalizer:
             project_id=batch.project_id,
             filename=f"{batch.id}_{'error' if is_error else 'output'}.jsonl",
             purpose=BATCH_OUTPUT,
-            bytes=result.bytes,
+            bytes=result.size,
             created_at=now,
             expires_at=now + self._retention_seconds,
             is_error=is_error,
             object_key=result.key,
+            checksum=result.checksum.value,
         )
 
 
@@ -165,7 +233,11 @@ class _Result:
         self._objects = objects
         self._writer: Writer | None = None
         self.key = key
-        self.bytes = 0
+        self.checksum = Checksum()
+
+    @property
+    def size(self) -> int:
+        return self.checksum.bytes
 
     async def write(self, data: bytes) -> None:
         if not data:
@@ -173,7 +245,7 @@ class _Result:
         if self._writer is None:
             self._writer = await self._objects.create(self.key)
         await self._writer.write(data)
-        self.bytes += len(data)
+        self.checksum.update(data)
 
     async def commit(self) -> None:
         if self._writer is not None:
@@ -191,7 +263,22 @@ class _Result:
         await self._objects.delete(self.key)
 
 
+def _check_counts(leased: FinalizeLease) -> None:
+    """Raise Damaged unless every line is either counted or left over, and lines are left over for a reason."""
+    batch = leased.batch
+    left = sum(len(unsettled(shard.settled, shard.lines)) for shard in leased.leftovers)
+    if batch.completed + batch.failed + left != batch.total:
+        raise Damaged(f"{batch.id} counts {batch.completed} + {batch.failed} + {left} of {batch.total} lines")
+    if batch.stop is None and any(shard.strikes < STRIKES for shard in leased.leftovers):
+        raise Damaged(f"{batch.id} has lines that could not be read")
+
+
 def _failure_of_unrun_lines(shard: Shard, batch: Batch) -> Failure:
     if shard.strikes >= STRIKES:
         return DELIVERED_TOO_OFTEN
+    if batch.stop is Stop.FAILED:
+        return ENDED_BY_OPERATOR
+    if batch.stop is Stop.EXPIRED and batch.status is BatchStatus.FINALIZING:
+        # It was finalizing before: these lines had results that were lost, and did not run again in time.
+        return LOST
     return BATCH_EXPIRED if batch.stop is Stop.EXPIRED else BATCH_CANCELLED

@@ -40,12 +40,16 @@ class HeldShard:
         self.model = shard.model
         self.settled, self.all_settled = int.from_bytes(shard.settled, "little"), (1 << shard.lines) - 1
         self.alone = runs_alone(shard.strikes)
-        self.lost = self.damaged = False
+        self.lost = False
 
     @property
     def is_held(self) -> bool:
         """Whether it is still held: it has not ended, and no other worker holds it."""
         return self.batch.shards.get(self.n) is self
+
+    def matches(self, stored: Shard | None) -> bool:
+        """Return whether the store has the same lines as recorded."""
+        return stored is not None and int.from_bytes(stored.settled, "little") == self.settled
 
     @property
     def key(self) -> tuple[str, int, int]:

@@ -10,7 +10,11 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from itertools import count
 
+from msgspec.json import encode as encode_json
+
+from batchline.domain.checksum import checksum_of
 from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import Charge, Segment, ShardProgress
 from batchline.domain.usage import Usage, total
@@ -119,6 +123,7 @@ class _ShardPart:
         return ShardProgress(
             n=shard.n,
             epoch=shard.epoch,
+            former=shard.settled.to_bytes((shard.lines + 7) // 8, "little"),
             settled=settled.to_bytes((shard.lines + 7) // 8, "little"),
             completed=len(self.output),
             failed=len(self.errors),
@@ -158,30 +163,25 @@ class Recorder:
         claims: Claims,
         clock: Clock,
         owner: str,
-        max_held_bytes: int,
+        held_bytes: HeldBytes,
         metrics: Metrics,
         on_recorded: Callable[[], None],
         on_shard_done: Callable[[], None],
     ) -> None:
         self._store, self._objects, self._claims, self._clock = store, objects, claims, clock
-        self._owner, self._max_held_bytes = owner, max_held_bytes
+        self._owner, self._held_bytes = owner, held_bytes
         self._metrics = metrics
         self._on_recorded, self._on_shard_done = on_recorded, on_shard_done
         self._buffers: dict[str, _Buffer] = {}
         self._segment_numbers = count(1)
-        self._held_bytes = 0
         self._storage_down = False
         self._closing = False
         self._changed = asyncio.Event()
 
     @property
     def full(self) -> bool:
-        """Whether no line may start: too many bytes are buffered, or storage is unavailable."""
-        return self._storage_down or self._held_bytes >= self._max_held_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        return self._held_bytes
+        """Whether no line may start: too many bytes are held, or storage is unavailable."""
+        return self._storage_down or self._held_bytes.full
 
     @property
     def unrecorded(self) -> Counter[str]:
@@ -198,7 +198,7 @@ class Recorder:
             buffer = self._begin_segment(job.batch)
         builder = buffer.segments[-1]
         builder.add(job, line, usage=usage, cost=cost)
-        self._held_bytes += len(line)
+        self._held_bytes.add_unrecorded(len(line))
         buffer.lines += 1
         if cost:
             job.batch.budget.add_cost(cost)
@@ -249,7 +249,7 @@ class Recorder:
             if shard.settled == shard.all_settled:
                 self._claims.forget(shard)
                 self._on_shard_done()
-        self._held_bytes -= size
+        self._held_bytes.on_recorded(size)
         buffer.lines -= lines
         if not buffer.segments:
             del self._buffers[buffer.batch.id]
@@ -268,7 +268,7 @@ class Recorder:
             try:
                 await self._write_segment(batch, builder)
             except LeaseLost:
-                await self._find_lost_shards()
+                await self._find_lost_shards(batch)
             except (StoreDown, ObjectsDown) as error:
                 await self._wait_for_storage(error)
             else:
@@ -276,11 +276,16 @@ class Recorder:
             builder.drop_lost()
         self._storage_down = False
 
-    async def _find_lost_shards(self) -> None:
+    async def _find_lost_shards(self, batch: HeldBatch) -> None:
         try:
-            await self._claims.renew()
+            lost = await self._claims.find_lost(batch)
         except StoreDown as error:
             await self._wait_for_storage(error)
+        else:
+            log.warning("leases lost, dropping their lines", extra={"batch": batch.id, "shards": len(lost)})
+            if not lost:
+                # The lines were lost before, or the store disagrees with itself: do not try again at once.
+                await self._clock.sleep(STORAGE_RETRY_SECONDS)
 
     async def _wait_for_storage(self, error: Exception) -> None:
         if not self._storage_down:
@@ -294,19 +299,24 @@ class Recorder:
         if len(data) >= INLINE_SEGMENT_BYTES:
             key = f"segments/{batch.id}/{self._owner}-{next(self._segment_numbers)}"
             await self._objects.put(key, data)
+        charges = builder.charges
         segment = Segment(
             output_bytes=len(output),
             error_bytes=len(errors),
             object_key=key,
             data=data if key is None else None,
+            lines=builder.lines,
+            checksum=checksum_of(data),
+            charges=encode_json(charges),
         )
         with batch.budget.recording():
             balance = await self._store.record(
                 batch.id,
+                owner=self._owner,
                 progress=builder.progress,
                 segment=segment,
                 errors=builder.error_counts,
-                charges=builder.charges,
+                charges=charges,
                 at=int(self._clock.now()),
             )
         batch.budget.on_recorded(builder.cost, balance=balance)

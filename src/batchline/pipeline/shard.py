@@ -2,22 +2,27 @@
 
 Lines of one model stand together, and among them those whose prompts begin alike, so that an inference engine can reuse
 its prefix cache. This is a single pass in bounded memory: prompts are compared within the last 16 MiB of lines.
+
+A configured model always has its own shards. Of all other names, the first 64 of a file have their own, and the lines
+of the rest share theirs. So a file that names 50,000 models has hardly more shards than one that names a few.
 """
 
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import accumulate, pairwise
+from os import pread
 from typing import Any, BinaryIO
 
 from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
 
+from batchline.domain.checksum import checksum_of
 from batchline.domain.limits import ShardLimits
-from batchline.domain.records import NewShard
+from batchline.domain.records import SHARED_LANE, NewShard
 from batchline.durable import sync
 
-MAX_OPEN_BLOCKS = 64
 MAX_BUFFERED_BYTES = 16 * 1024 * 1024
 MAX_MODEL_CHARACTERS = 256
 
@@ -38,8 +43,8 @@ def grouping_key(body: Mapping[str, Raw]) -> str:
     try:
         name = _read_text(body["model"])
     except (KeyError, DecodeError):
-        return ""
-    return name if len(name) <= MAX_MODEL_CHARACTERS else ""
+        return SHARED_LANE
+    return name if len(name) <= MAX_MODEL_CHARACTERS else SHARED_LANE
 
 
 def prompt_prefix(body: Mapping[str, Raw]) -> Prefix:
@@ -90,11 +95,16 @@ class _Block:
 
 
 class ShardWriter:
-    """Writes a work file block by block. Shards are divided at the end, when the number of lines is known."""
+    """Writes a work file block by block. Shards are divided at the end, when the number of lines is known.
 
-    def __init__(self, out: BinaryIO, limits: ShardLimits) -> None:
+    So their checksums are computed from the file, which must be open for reading too.
+    """
+
+    def __init__(self, out: BinaryIO, limits: ShardLimits, *, models: AbstractSet[str] = frozenset()) -> None:
         self._out = out
         self._limits = limits
+        self._models = models
+        self._other_models: set[str] = set()
         self._open: dict[str, _Block] = {}
         self._buffered = 0
         self._bounds = array("Q", [0])
@@ -104,8 +114,8 @@ class ShardWriter:
         size = len(record)
         block = self._open.get(model)
         if block is None or self._buffered + size > MAX_BUFFERED_BYTES:
-            self._make_room(model, size)
-            block = self._open.setdefault(model, _Block())
+            self._make_room(size)
+            block = self._open.setdefault(self._group_of(model), _Block())
         block.append(prefix, record)
         self._buffered += size
 
@@ -117,9 +127,16 @@ class ShardWriter:
         sync(self._out.fileno())
         return list(self._shards())
 
-    def _make_room(self, model: str, size: int) -> None:
-        if model not in self._open and len(self._open) >= MAX_OPEN_BLOCKS:
-            self._close_fullest()
+    def _group_of(self, model: str) -> str:
+        """Return the model whose shards take a line of this model: its own, or the shared lane."""
+        if model == SHARED_LANE or model in self._models or model in self._other_models:
+            return model
+        if len(self._other_models) == self._limits.max_other_models:
+            return SHARED_LANE
+        self._other_models.add(model)
+        return model
+
+    def _make_room(self, size: int) -> None:
         while self._open and self._buffered + size > MAX_BUFFERED_BYTES:
             self._close_fullest()
 
@@ -145,7 +162,8 @@ class ShardWriter:
                 for begin, stop in pairwise(cuts):
                     offset = self._bounds[begin]
                     length = self._bounds[stop] - offset
-                    yield NewShard(offset=offset, length=length, lines=stop - begin, model=model)
+                    checksum = checksum_of(pread(self._out.fileno(), length, offset))
+                    yield NewShard(offset=offset, length=length, lines=stop - begin, model=model, checksum=checksum)
             first += lines
 
     def _runs(self, start: int, last: int) -> Iterator[tuple[int, int]]:

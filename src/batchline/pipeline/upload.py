@@ -108,7 +108,7 @@ class IncomingFile:
 
     async def _open(self) -> Writer:
         await self._row.begin(self._file(filename=None, lifetime_seconds=self._retention_seconds))
-        self._writer = await self._objects.create(self._row.object_key)
+        self._writer = await self._objects.create(self._row.object_key, spooled=True)
         return self._writer
 
     async def _abandon(self) -> None:

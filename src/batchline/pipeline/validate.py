@@ -51,8 +51,8 @@ def validate_file(
     """Check ``source`` and write its lines to ``work``, which is complete and durable only if there are no faults."""
     if source.stat().st_size > limits.max_bytes:
         return _refusal([InputFault(f"Input file exceeds maximum size of {limits.max_bytes} bytes")])
-    with source.open("rb", buffering=_CHUNK_BYTES) as file, work.open("wb", buffering=_CHUNK_BYTES) as out:
-        shard_writer = ShardWriter(out, shards)
+    with source.open("rb", buffering=_CHUNK_BYTES) as file, work.open("w+b", buffering=_CHUNK_BYTES) as out:
+        shard_writer = ShardWriter(out, shards, models=limits.models)
         check = _Check(limits, shard_writer)
         faults = list(islice(check.faults(_non_blank_lines(file, limits.max_line_bytes)), MAX_FAULTS))
         if not faults:

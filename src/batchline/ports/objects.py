@@ -25,8 +25,12 @@ class Objects(Protocol):
     async def put(self, key: str, data: bytes) -> None:
         """Write a whole object; it is durable when the call returns."""
 
-    async def create(self, key: str) -> Writer:
-        """Return a writer for an object that is written piece by piece."""
+    async def create(self, key: str, *, spooled: bool = False) -> Writer:
+        """Return a writer for an object that is written piece by piece.
+
+        With ``spooled``, its bytes are kept on a local disk until the commit: for an object that takes as long as a
+        client likes, of which there may be many.
+        """
 
     async def accept(self, path: Path, key: str) -> None:
         """Turn a file of ``scratch`` into an object, durably."""

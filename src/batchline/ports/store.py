@@ -21,6 +21,7 @@ from batchline.domain.records import (
     Lane,
     LeasedBatch,
     LedgerEntry,
+    MendedShard,
     NewShard,
     Organization,
     Owner,
@@ -262,9 +263,27 @@ class FinalizeLease(Struct, frozen=True, kw_only=True):
 
     batch: Batch
     epoch: int
+    owner: str
     work_key: str
     leftovers: list[Shard]
     """Shards with lines that never ran."""
+    failures: int = 0
+    """How often finalizing it failed."""
+    repairs: int = 0
+    """How often damage of it was repaired."""
+
+
+class Mending(Struct, frozen=True, kw_only=True):
+    """What a repair changes in a batch: its shards, the segments that are lost or replaced, and the errors by code."""
+
+    shards: list[MendedShard]
+    removed: list[int]
+    """The ids of segments that are lost or replaced."""
+    lost: list[int]
+    """Those of them whose charges are given back."""
+    added: list[Segment]
+    errors: list[LineErrors]
+    """All errors of the batch by code, in place of those that were counted before."""
 
 
 class KnownBatch(Struct, frozen=True, kw_only=True):
@@ -298,6 +317,7 @@ class ShardStore(Protocol):
         self,
         batch_id: str,
         *,
+        owner: str,
         progress: Sequence[ShardProgress],
         segment: Segment,
         errors: Sequence[LineErrors] = (),
@@ -306,11 +326,18 @@ class ShardStore(Protocol):
     ) -> int:
         """Record a segment, the progress of its shards, its errors by code and its charges, all or nothing.
 
-        Return the nano-units that the organization has left. Raise LeaseLost.
+        Return the nano-units that the organization has left. Raise LeaseLost, also if the bitmap of a shard is not the
+        one that its holder saw last.
         """
 
-    async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
+    async def held_shards(self, batch_id: str, *, owner: str) -> list[Shard]:
+        """Return the shards of a batch that an owner has leased, with their bitmaps."""
+
+    async def release(self, batch_id: str, *, owner: str, shards: Sequence[tuple[int, int]]) -> None:
         """Give up the leases on shards, named as (shard, epoch), that are not done. This is no strike."""
+
+    async def close_shard(self, batch_id: str, n: int, *, epoch: int, owner: str) -> None:
+        """Close a leased shard whose lines cannot be read. A repair decides about them when the batch is drained."""
 
     async def watch_leases(self, *, owner: str, lease: float) -> None:
         """Note that this process looks for ended leases, which it does several times in the length of one.
@@ -336,6 +363,25 @@ class ShardStore(Protocol):
     async def lease_finalizable(self, *, owner: str, lease: float, at: int) -> FinalizeLease | None:
         """Lease a batch that has no open or leased shard left; move it to ``finalizing`` unless it was stopped."""
 
+    async def defer_finalize(self, leased: FinalizeLease, *, seconds: float) -> None:
+        """Let no process try to finalize a batch for so long, and after batches that never failed. Raise LeaseLost."""
+
+    async def stop_failed(self, batch_id: str) -> Batch | None:
+        """Stop a batch by hand and return it as it is afterwards, or None if there is none.
+
+        No line of it starts any more. Once it is drained, every line without a result fails. A batch that is being
+        validated, or is terminal, does not change.
+        """
+
+    async def batch_shards(self, batch_id: str) -> list[Shard]:
+        """Return all shards of a batch."""
+
+    async def mend(self, leased: FinalizeLease, mending: Mending, *, at: int) -> None:
+        """Repair a batch in one transaction, give back the charges of lost segments, and end the lease.
+
+        Shards that become open run again; without any, the batch can be finalized at once. Raise LeaseLost.
+        """
+
     async def count_queued_lines(self) -> int:
         """Return the number of lines in shards that no worker holds."""
 
@@ -347,6 +393,7 @@ class ShardStore(Protocol):
         batch_id: str,
         *,
         epoch: int,
+        owner: str,
         files: Sequence[File],
         completed: int,
         failed: int,

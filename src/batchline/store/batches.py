@@ -17,6 +17,11 @@ from batchline.store.sql import Database, Row, Script, change, change_many, fenc
 _COUNTED_BY_SHARDS = frozenset({BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING})
 """The states in which the counts of a batch are the sums over its shards."""
 
+_BEFORE_ALL = -(1 << 63)
+_LAST = ((1 << 63) - 1, 0)
+"""A time before that of all batches, and a position after all of them. A page always has both bounds, so that the index
+finds it wherever it begins."""
+
 
 class SqlBatches:
     """The Batches port."""
@@ -143,21 +148,23 @@ class SqlBatches:
         created_before: int | None = None,
     ) -> list[Batch] | None:
         def script() -> Script[list[Batch] | None]:
-            seq = None
+            before = _LAST if created_before is None else (created_before, 0)
             if after is not None:
-                cursor = yield from one("batch_seq", project_id=project_id, id=after)
+                cursor = yield from one("batch_position", project_id=project_id, id=after)
                 if cursor is None:
                     return None
-                seq = cursor["seq"]
-            page = yield from rows(
-                "batches",
-                project_id=project_id,
-                after=seq,
-                limit=limit,
-                status=status,
-                created_after=created_after,
-                created_before=created_before,
-            )
+                before = min(before, (cursor["created_at"], cursor["seq"]))
+            bounds = {
+                "project_id": project_id,
+                "created_after": _BEFORE_ALL if created_after is None else created_after,
+                "before_created_at": before[0],
+                "before_seq": before[1],
+                "limit": limit,
+            }
+            if status is None:
+                page = yield from rows("batches", **bounds)
+            else:
+                page = yield from rows("batches_of_status", status=status, **bounds)
             batches = []
             for row in page:
                 batches.append((yield from _with_counts(row)))  # noqa: PERF401 - a comprehension cannot yield
@@ -199,10 +206,25 @@ def open_lanes(shards: Sequence[Row]) -> Script[None]:
     for shard in shards:
         lane, position = (shard["project_id"], shard["model"]), (shard["expires_at"], shard["batch_id"], shard["n"])
         first[lane] = min(position, first.get(lane, position))
-    for (project_id, model), (expires_at, batch_id, n) in sorted(first.items()):
-        lane_name = {"project_id": project_id, "model": model}
-        yield from one("lock_lane", **lane_name)
-        yield from change("open_lane", **lane_name, expires_at=expires_at, batch_id=batch_id, n=n)
+    if not first:
+        return
+    for project_id in sorted({project_id for project_id, _ in first}):
+        yield from one("lock_lanes", project_id=project_id)
+    start = (yield from rows("lane_start"))[0]["virtual_time"]
+    yield from change_many(
+        "open_lane",
+        [
+            {
+                "project_id": project_id,
+                "model": model,
+                "virtual_time": start,
+                "expires_at": expires_at,
+                "batch_id": batch_id,
+                "n": n,
+            }
+            for (project_id, model), (expires_at, batch_id, n) in sorted(first.items())
+        ],
+    )
 
 
 def store_answer(batch_id: str, *, status: int, body: bytes) -> Script[CreateRecord]:
@@ -242,6 +264,7 @@ def _new_shard(batch: Batch, n: int, shard: NewShard) -> dict[str, Any]:
         "expires_at": batch.expires_at,
         "settled": bytes((shard.lines + 7) // 8),
         "strikes": 0,
+        "checksum": shard.checksum,
     }
 
 

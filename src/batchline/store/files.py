@@ -1,12 +1,16 @@
 """Stores files: uploads, which have a lease until they are whole, and results."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import convert
 from msgspec.structs import asdict
 
 from batchline.domain.records import File
 from batchline.store.sql import Database, Row, Script, change, fenced, one, rows, rows_of_many
+
+_AFTER_ALL = (1 << 63) - 1
+"""A number after that of all files."""
 
 
 class SqlFiles:
@@ -38,16 +42,20 @@ class SqlFiles:
     async def files(
         self, project_id: str, *, purpose: str | None, ascending: bool, after: str | None, limit: int, at: int
     ) -> list[File] | None:
-        order = "files_oldest_first" if ascending else "files_newest_first"
+        order = "oldest_first" if ascending else "newest_first"
 
         def script() -> Script[list[File] | None]:
-            seq = None
+            seq = 0 if ascending else _AFTER_ALL
             if after is not None:
                 cursor = yield from one("file_seq", project_id=project_id, id=after)
                 if cursor is None:
                     return None
                 seq = cursor["seq"]
-            page = yield from rows(order, project_id=project_id, purpose=purpose, after=seq, limit=limit, at=at)
+            bounds: dict[str, Any] = {"project_id": project_id, "after": seq, "limit": limit, "at": at}
+            if purpose is None:
+                page = yield from rows(f"files_{order}", **bounds)
+            else:
+                page = yield from rows(f"files_of_purpose_{order}", purpose=purpose, **bounds)
             return [_file(row) for row in page]
 
         return await self._database.read(script)

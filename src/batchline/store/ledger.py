@@ -108,6 +108,32 @@ def charge_account(
     return funds
 
 
+def give_back(batch_id: str, charges: Sequence[Charge], *, at: int) -> Script[None]:
+    """Book charges of a batch with the opposite sign, and give their cost back to where it was taken from.
+
+    Paid money comes back before free credits do, but never more of it than the batch was charged.
+    """
+    if not charges:
+        return
+    account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
+    yield from rows("lock_organization", organization_id=account["organization_id"])
+    for charge in by_model(charges):
+        names = {"key_id": account["key_id"], "batch_id": batch_id, "model": charge.model}
+        paid = (yield from rows("charged", **names))[0]["balance"]
+        balance = min(charge.cost, max(paid, 0))
+        booked = {"balance": balance, "credits": charge.cost - balance}
+        usage = {name: -tokens for name, tokens in asdict(charge.usage).items()}
+        entry = {
+            "organization_id": account["organization_id"],
+            "at": at - at % _HOUR_SECONDS,
+            **names,
+            **booked,
+            **usage,
+        }
+        yield from change_many("book_usage", [{**entry, "requests": -charge.requests}])
+        yield from change("add_funds", organization_id=account["organization_id"], **booked)
+
+
 def _grant(organization_id: str, *, balance: int, credits: int, at: int) -> Script[None]:
     yield from change("add_funds", organization_id=organization_id, balance=balance, credits=credits)
     yield from change("book_grant", organization_id=organization_id, at=at, balance=balance, credits=credits)

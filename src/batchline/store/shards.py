@@ -1,9 +1,10 @@
-"""Stores leases on shards and batches. Every write that needs a lease is fenced by the lease's epoch."""
+"""Stores leases on shards and batches. Every write that needs a lease is fenced by the lease's epoch and owner."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msgspec import convert
+from msgspec.json import decode as decode_json
 from msgspec.json import encode as encode_json
 from msgspec.structs import asdict, replace
 
@@ -11,12 +12,22 @@ from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.limits import STRIKES
 from batchline.domain.progress import KEPT_SECONDS, LineErrors, bucket_of
-from batchline.domain.records import Charge, File, Lane, LeasedBatch, Segment, Shard, ShardProgress
+from batchline.domain.records import (
+    Batch,
+    Charge,
+    File,
+    Lane,
+    LeasedBatch,
+    MendedShard,
+    Segment,
+    Shard,
+    ShardProgress,
+)
 from batchline.domain.states import BatchStatus, ShardState
-from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch
+from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch, Mending
 from batchline.store.batches import fetch_batch, open_lanes, store_answer
 from batchline.store.claim import choose_shards
-from batchline.store.ledger import charge_account
+from batchline.store.ledger import charge_account, give_back
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, one, rows, rows_of_many
 
 _SPLIT_PIECES = 4
@@ -66,6 +77,7 @@ class SqlShards:
         self,
         batch_id: str,
         *,
+        owner: str,
         progress: Sequence[ShardProgress],
         segment: Segment,
         errors: Sequence[LineErrors] = (),
@@ -73,7 +85,7 @@ class SqlShards:
         at: int,
     ) -> int:
         def script() -> Script[int]:
-            yield from fenced_many("advance_shard", [advance_params(batch_id, shard) for shard in progress])
+            yield from fenced_many("advance_shard", [advance_params(batch_id, owner, shard) for shard in progress])
             yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
             account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
             if any(shard.done for shard in progress):
@@ -88,8 +100,22 @@ class SqlShards:
 
         return await self._database.write(script)
 
-    async def release(self, batch_id: str, *, shards: Sequence[tuple[int, int]]) -> None:
-        many = [{"batch_id": batch_id, "n": n, "epoch": epoch} for n, epoch in sorted(shards)]
+    async def held_shards(self, batch_id: str, *, owner: str) -> list[Shard]:
+        return [
+            _shard(row)
+            for row in await self._database.read(lambda: rows("held_shards", batch_id=batch_id, owner=owner))
+        ]
+
+    async def close_shard(self, batch_id: str, n: int, *, epoch: int, owner: str) -> None:
+        def script() -> Script[None]:
+            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            yield from change("close_shard", batch_id=batch_id, n=n, epoch=epoch, owner=owner)
+            yield from change("mark_drained", batch_id=batch_id)
+
+        await self._database.write(script)
+
+    async def release(self, batch_id: str, *, owner: str, shards: Sequence[tuple[int, int]]) -> None:
+        many = [{"batch_id": batch_id, "n": n, "epoch": epoch, "owner": owner} for n, epoch in sorted(shards)]
 
         def script() -> Script[None]:
             yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
@@ -140,10 +166,57 @@ class SqlShards:
             batch = yield from fetch_batch(row["id"])
             closed = yield from rows("closed_shards", batch_id=batch.id)
             return FinalizeLease(
-                batch=batch, epoch=batch.epoch, work_key=row["work_key"], leftovers=[_shard(shard) for shard in closed]
+                batch=batch,
+                epoch=batch.epoch,
+                owner=owner,
+                work_key=row["work_key"],
+                leftovers=[_shard(shard) for shard in closed],
+                failures=row["failures"],
+                repairs=row["repairs"],
             )
 
         return await self._database.write(script)
+
+    async def defer_finalize(self, leased: FinalizeLease, *, seconds: float) -> None:
+        await self._database.write(lambda: fenced("defer_finalize", **_lease_of(leased), seconds=seconds))
+
+    async def stop_failed(self, batch_id: str) -> Batch | None:
+        def script() -> Script[Batch | None]:
+            if (yield from one("batch", id=batch_id, project_id=None)) is None:
+                return None
+            if (yield from change("stop_failed", batch_id=batch_id)):
+                yield from change("close_open_shards", batch_id=batch_id)
+                yield from change("mark_drained", batch_id=batch_id)
+            return (yield from fetch_batch(batch_id))
+
+        return await self._database.write(script)
+
+    async def batch_shards(self, batch_id: str) -> list[Shard]:
+        return [_shard(row) for row in await self._database.read(lambda: rows("batch_shards", batch_id=batch_id))]
+
+    async def mend(self, leased: FinalizeLease, mending: Mending, *, at: int) -> None:
+        batch_id = leased.batch.id
+        opened = {shard.n for shard in mending.shards if shard.state is ShardState.OPEN}
+
+        def script() -> Script[None]:
+            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            yield from fenced("mend_batch", **_lease_of(leased), drained=not opened)
+            known = yield from rows("batch_shards", batch_id=batch_id)
+            yield from open_lanes([row for row in known if row["n"] in opened])
+            yield from change_many("mend_shard", [_mend_params(batch_id, shard) for shard in mending.shards])
+            for segment in mending.added:
+                yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
+            yield from change("delete_line_errors", batch_id=batch_id)
+            yield from _add_line_errors(batch_id, mending.errors)
+            charges = yield from rows_of_many("segment_charges", _segment_params(batch_id, mending.lost))
+            yield from change_many("delete_segment", _segment_params(batch_id, mending.removed))
+            yield from give_back(
+                batch_id,
+                [charge for row in charges for charge in decode_json(row["charges"], type=list[Charge])],
+                at=at,
+            )
+
+        await self._database.write(script)
 
     async def count_queued_lines(self) -> int:
         counted = await self._database.read(lambda: rows("count_queued_lines"))
@@ -159,6 +232,7 @@ class SqlShards:
         batch_id: str,
         *,
         epoch: int,
+        owner: str,
         files: Sequence[File],
         completed: int,
         failed: int,
@@ -178,6 +252,7 @@ class SqlShards:
                 "publish_batch",
                 batch_id=batch_id,
                 epoch=epoch,
+                owner=owner,
                 status=_TERMINAL_STATUS[batch.status],
                 completed=completed,
                 failed=failed,
@@ -229,9 +304,21 @@ def _lease(chosen: Sequence[Shard], *, owner: str, lease: float) -> Script[list[
     ]
 
 
-def advance_params(batch_id: str, shard: ShardProgress) -> dict[str, Any]:
+def advance_params(batch_id: str, owner: str, shard: ShardProgress) -> dict[str, Any]:
     """Return the parameters of ``advance_shard``."""
+    return {"batch_id": batch_id, "owner": owner, **asdict(shard), **asdict(shard.usage)}
+
+
+def _lease_of(leased: FinalizeLease) -> dict[str, Any]:
+    return {"batch_id": leased.batch.id, "epoch": leased.epoch, "owner": leased.owner}
+
+
+def _mend_params(batch_id: str, shard: MendedShard) -> dict[str, Any]:
     return {"batch_id": batch_id, **asdict(shard), **asdict(shard.usage)}
+
+
+def _segment_params(batch_id: str, segment_ids: Sequence[int]) -> list[dict[str, Any]]:
+    return [{"batch_id": batch_id, "id": segment_id} for segment_id in segment_ids]
 
 
 def _add_line_errors(batch_id: str, errors: Sequence[LineErrors]) -> Script[None]:

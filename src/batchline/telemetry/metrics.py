@@ -24,6 +24,7 @@ class Metrics:
         self.segments = self._counter("segments", "Recorded segments.")
         self.segment_bytes = self._counter("segment_bytes", "Size of the recorded segments in bytes.")
         self.batches = self._counter("batches", "Batches that ended, by status.", "status")
+        self.damage = self._counter("damage", "Damaged or missing pieces of stored data, by what they are.", "what")
         self.sweep_deleted = self._counter("sweep_deleted", "Objects that no row needed and that sweeps deleted.")
         self.http_requests = self._counter(
             "http_requests", "Answered HTTP requests, by method and status.", "method", "status"

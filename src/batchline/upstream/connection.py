@@ -3,12 +3,14 @@
 batchline has its own HTTP client because the libraries are too slow: they cost 65 to 155 us per request, this one
 10 us, and the budget for everything that is done per line is 60 us.
 
-Memory stays bounded for any bytes that the server sends: an answer by ``max_answer_bytes``, and everything around it
-(status line, headers, chunk extensions, trailers) by 64 KiB. An answer of server-sent events is passed to the
-exchange's ``EventReceiver`` as it arrives, and the receiver limits how much of it is held.
+Memory stays bounded for any bytes that the server sends: an answer by ``max_answer_bytes``, all large answers of the
+process by ``HeldBytes``, and everything around an answer (status line, headers, chunk extensions, trailers) by 64 KiB.
+An answer of server-sent events is passed to the exchange's ``EventReceiver`` as it arrives, and the receiver limits how
+much of it is held.
 """
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -16,6 +18,7 @@ from typing import Protocol, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec.structs import replace
 
+from batchline.domain.held_bytes import HeldBytes, Reservation
 from batchline.domain.rate_limits import RATE_LIMIT_HEADERS, RETRY_AFTER_HEADERS, read_rate_limits, read_retry_after
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock
@@ -23,6 +26,11 @@ from batchline.upstream.encoding import Undecodable, decode, is_plain, is_readab
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_SHOWN_BYTES = 50
+_UNRESERVED_BYTES = 64 * 1024
+"""An answer up to this size reserves nothing: nearly all are smaller, and never wait for large ones."""
+_RESERVED_STEP_BYTES = 256 * 1024
+"""How far ahead a large answer reserves bytes: as many as one read from the socket returns. An answer that arrives
+slowly thus holds little more than what has arrived."""
 
 _READ_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"x-request-id")
 _HEADERS = {
@@ -86,11 +94,17 @@ class UpstreamConnection(asyncio.Protocol):
         *,
         clock: Clock,
         max_answer_bytes: int,
+        held_bytes: HeldBytes,
         idle: deque["UpstreamConnection"],
     ) -> None:
         self._clock = clock
         self._max_bytes = max_answer_bytes
         self._max_bytes_digits = len(str(max_answer_bytes))
+        self._held_bytes = held_bytes
+        self._reservation: Reservation | None = None
+        self._readable_bytes = _UNRESERVED_BYTES
+        self._paused_at: float | None = None
+        self._paused_seconds = 0.0
         self._idle = idle
         self._loop = asyncio.get_running_loop()
         self._parser = HttpResponseParser(self)
@@ -124,6 +138,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._timeout = timeout
         self._answer_begun = False
         self._bytes_since_body = self._status = 0
+        self._paused_seconds = 0.0
         if self._timer is None:
             self._schedule_deadline_check(timeout)
         self._transport.write(exchange.request)
@@ -238,6 +253,8 @@ class UpstreamConnection(asyncio.Protocol):
             # A bytearray and not a list of pieces: a piece of a few bytes would take many times its size.
             self._body = self._body if isinstance(self._body, bytearray) else bytearray(self._body)
             self._body += data
+        if len(self._body) > self._readable_bytes:
+            self._reserve()
 
     def on_message_complete(self) -> None:
         if self._busy and self._status >= 200:
@@ -253,6 +270,41 @@ class UpstreamConnection(asyncio.Protocol):
         if 200 <= self._status < 300 and not is_plain(encoding) and (streams or not is_readable(encoding)):
             name = encoding[:_MAX_SHOWN_BYTES].decode("ascii", "replace")
             self._fail(FaultKind.UNREADABLE, f"the answer has the encoding {name!r}, and identity was asked for")
+
+    def _reserve(self) -> None:
+        """Reserve bytes for the next read, and read nothing until they are there."""
+        if self._reservation is None:
+            self._reservation = Reservation(self._held_bytes, on_room=self._on_room)
+        self._reservation.grow_to(min(len(self._body) + _RESERVED_STEP_BYTES, self._max_bytes))
+        if self._reservation.waiting and self._paused_at is None:
+            self._paused_at = self._loop.time()
+            self._transport.pause_reading()
+
+    def _on_room(self) -> None:
+        if self._reservation is not None:
+            self._readable_bytes = self._reservation.size
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._paused_at is not None:
+            self._paused_seconds += self._loop.time() - self._paused_at
+            self._paused_at = None
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def _end_reservation(self, reservation: Reservation, outcome: Reply) -> None:
+        """Give the reserved bytes back: at once, or when the last reference to a complete answer is gone.
+
+        Between its end here and its record an answer may wait behind others, while more could arrive.
+        """
+        self._reservation = None
+        if isinstance(outcome, Answer):
+            reservation.complete()
+            weakref.finalize(outcome, reservation.end).atexit = False
+        else:
+            reservation.end()
+        self._readable_bytes = _UNRESERVED_BYTES
+        self._resume()
 
     def _begin_events(self, exchange: UpstreamExchange, events: EventReceiver) -> None:
         self._exchange = None
@@ -307,7 +359,14 @@ class UpstreamConnection(asyncio.Protocol):
         if self._exchange is None:
             return
         if self._timed_exchange == self._exchanges:
-            self._fail(FaultKind.TIMEOUT, f"no complete answer within {self._timeout:.3g} s")
+            if self._paused_at is not None:
+                # The answer waits for this process, and not for the server.
+                self._schedule_deadline_check(self._timeout)
+            elif self._paused_seconds:
+                self._schedule_deadline_check(self._paused_seconds)
+                self._paused_seconds = 0.0
+            else:
+                self._fail(FaultKind.TIMEOUT, f"no complete answer within {self._timeout:.3g} s")
         else:
             self._schedule_deadline_check(self._exchange.started + self._timeout - self._clock.steady())
 
@@ -326,6 +385,8 @@ class UpstreamConnection(asyncio.Protocol):
         events, self._events = self._events, None
         self._busy = False
         self._body = b""
+        if self._reservation is not None:
+            self._end_reservation(self._reservation, outcome)
         if events is not None:
             events.end(outcome)
         if exchange is not None and not exchange.done():

@@ -6,6 +6,7 @@ to 155 us, of a budget of 60 us per line.
 """
 
 import asyncio
+import math
 import re
 import socket
 import ssl
@@ -18,6 +19,7 @@ from urllib.parse import quote, urlsplit
 from msgspec import Struct
 
 from batchline import __version__
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.ports import Clock
 from batchline.upstream.connection import CLOSED, EventReceiver, UpstreamConnection, UpstreamExchange
@@ -50,8 +52,12 @@ class HttpUpstream:
         request_timeout: float,
         max_answer_bytes: int,
         clock: Clock,
+        held_bytes: HeldBytes | None = None,
     ) -> None:
-        """Raise ValueError if the URL, the key or a header is invalid; the message never contains their values."""
+        """``held_bytes`` bounds the answers of all upstreams that share it.
+
+        Raise ValueError if the URL, the key or a header is invalid; the message never contains their values.
+        """
         self._address = _parse_address(base_url)
         own = _own_fields(api_key, headers or {})
         self._get_fields = _header_fields(self._address, own, _ACCEPT_JSON)
@@ -61,6 +67,7 @@ class HttpUpstream:
         self._connect_timeout = min(connect_timeout, request_timeout)
         self._request_timeout = request_timeout
         self._max_answer_bytes = max_answer_bytes
+        self._held_bytes = held_bytes or HeldBytes(math.inf)
         self._clock = clock
         self._tls = ssl.create_default_context() if self._address.tls else None
         self._idle: deque[UpstreamConnection] = deque()
@@ -160,6 +167,7 @@ class HttpUpstream:
         return UpstreamConnection(
             clock=self._clock,
             max_answer_bytes=self._max_answer_bytes,
+            held_bytes=self._held_bytes,
             idle=self._idle,
         )
 

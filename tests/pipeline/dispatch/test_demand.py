@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from batchline.domain.records import Lane
+from batchline.domain.records import SHARED_LANE, Lane
 from batchline.domain.replies import Answer, Fault, FaultKind
 from tests.support.dispatchers import DispatcherHarness
 from tests.support.jobs import FAR_FUTURE, make_jobs
@@ -53,6 +53,18 @@ def test_lines_of_a_model_that_is_held_back_do_not_satisfy_its_project(harness: 
     assert harness.dispatcher.satisfied_lanes == {Lane(model="limited", project_id="p")}
     harness.add(make_jobs(8, model="other", expires_at=FAR_FUTURE))
     assert harness.dispatcher.satisfied_lanes == {EVERYTHING_OF_P}
+
+
+def test_many_lines_that_are_held_back_satisfy_the_shared_lane(harness: DispatcherHarness) -> None:
+    """A claim cannot leave out one model of that lane: without a bound, all of its lines would be claimed."""
+    harness.add(make_jobs(4, model="limited", expires_at=FAR_FUTURE))
+    harness.advance(1.0)
+    harness.reply(THROTTLED)
+    held_back = {Lane(model="limited", project_id="p")}
+    harness.add(make_jobs(4000, model="limited", expires_at=FAR_FUTURE))
+    assert harness.dispatcher.satisfied_lanes == held_back
+    harness.add(make_jobs(100, model="limited", expires_at=FAR_FUTURE))
+    assert harness.dispatcher.satisfied_lanes == held_back | {Lane(model=SHARED_LANE, project_id="p")}
 
 
 def test_lines_of_a_paused_model_do_not_satisfy_its_project(harness: DispatcherHarness) -> None:

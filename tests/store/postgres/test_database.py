@@ -12,7 +12,8 @@ from batchline.domain.errors import LeaseLost, StoreDown
 from batchline.store.postgres.database import PostgresDatabase
 from batchline.store.postgres.migrate import migrate
 from batchline.store.postgres.pool import ConnectionPool
-from batchline.store.sql import Script, change, fenced, load_queries, one
+from batchline.store.postgres.queries import Query
+from batchline.store.sql import Script, change, fenced, load_queries, one, rows
 from batchline.system import SystemClock
 from tests.support.postgres_proxy import wired
 from tests.support.postgres_server import Postgres
@@ -335,3 +336,15 @@ async def test_a_lane_below_the_floor_of_a_restored_database_is_found(postgres_u
         assert await world.claim() == []
     async with opened(postgres_url) as world:
         assert len(await world.claim()) == 1
+
+
+@pytest.mark.rule("C7", "Commits are durable when they are reported, even if PostgreSQL is set to report them early.")
+async def test_synchronous_commit_is_on_whatever_the_server_is_set_to(postgres_url: str) -> None:
+    """C7, C12: with synchronous_commit=off, a crash of PostgreSQL would lose what clients were told is stored."""
+    async with opened(postgres_url) as world:
+        await world.execute(f"ALTER DATABASE {postgres_url.rpartition('/')[2]} SET synchronous_commit = off")
+    async with opened(postgres_url) as world:
+        assert await world.fetch("SHOW synchronous_commit") == "off"
+        world.database._queries["durability"] = Query("SHOW synchronous_commit", ())
+        found = await world.database.write(lambda: rows("durability"))
+        assert [dict(row) for row in found] == [{"synchronous_commit": "on"}]

@@ -73,7 +73,7 @@ async def test_what_is_handed_back_during_a_cancel_never_runs(
         (shard,) = await world.claim()
         async with held_after(world, "release_shard", monkeypatch) as held:
             await asyncio.gather(
-                world.store.release(batch.id, shards=[(shard.n, shard.epoch)]),
+                world.store.release(batch.id, owner=ME, shards=[(shard.n, shard.epoch)]),
                 held.meanwhile(world.store.cancel_batch(batch.project_id, batch.id, at=NOW)),
             )
         assert await world.claim() == []

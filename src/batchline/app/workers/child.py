@@ -27,6 +27,7 @@ from batchline.app.workers.messages import (
     read_to_worker,
 )
 from batchline.domain.fleet import Report
+from batchline.domain.held_bytes import HeldBytes
 from batchline.engine import Context, clock_task, new_worker
 from batchline.loops.heartbeat import Heartbeat
 from batchline.loops.periodic import PeriodicTask
@@ -114,13 +115,15 @@ async def run_child(*, read_pipe: BinaryIO, write_pipe: BinaryIO) -> None:
     connection = await PoolConnection.connect(read_pipe=read_pipe, write_pipe=write_pipe, metrics=metrics)
     start = await connection.read_start()
     settings = Settings(**start.settings)
-    upstreams = await open_upstreams(settings, lambda _done, _total: None)
+    held_bytes = HeldBytes(settings.max_held_bytes)
+    upstreams = await open_upstreams(settings, lambda _done, _total: None, held_bytes=held_bytes)
     async with open_child_store(settings) as (store, clock), open_shared_objects(settings) as objects:
         context = new_context(
             settings,
             store=store,
             objects=objects,
             upstreams=upstreams,
+            held_bytes=held_bytes,
             metrics=metrics,
             owner=start.owner,
             clock=clock,

@@ -30,6 +30,8 @@ class Attempts:
         self._in_progress: dict[_Attempt, Job] = {}
         self._ended_attempts: deque[_Attempt] = deque()
         self._any_ended = asyncio.Event()
+        self._collected: list[_Attempt] = []
+        """The attempts of the last group. Their answers hold their bytes until the group was handled."""
 
     def send(self, job: Job) -> None:
         attempt = self._begin(job)
@@ -41,14 +43,15 @@ class Attempts:
 
         A line whose input is too long has an outcome without ever being sent.
         """
+        self._collected.clear()
         if self._ended_attempts:
             # More attempts have ended than one group takes. Other tasks may run between two groups.
             await self._clock.sleep(0)
         else:
             self._any_ended.clear()
             await self._any_ended.wait()
-        ended = [self._ended_attempts.popleft() for _ in range(min(len(self._ended_attempts), _MAX_GROUP))]
-        return [_outcome(self._in_progress.pop(attempt), attempt) for attempt in ended]
+        self._collected += [self._ended_attempts.popleft() for _ in range(min(len(self._ended_attempts), _MAX_GROUP))]
+        return [_outcome(self._in_progress.pop(attempt), attempt) for attempt in self._collected]
 
     def cancel(self) -> None:
         for attempt in self._in_progress:

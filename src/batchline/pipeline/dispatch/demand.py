@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from batchline.domain.records import Lane
+from batchline.domain.records import SHARED_LANE, Lane
 from batchline.pipeline.dispatch.circuit_breaker import Breakers
 from batchline.pipeline.dispatch.completion import Completer
 from batchline.pipeline.dispatch.in_flight import InFlight
@@ -18,6 +18,10 @@ _MAX_WAITING_LINES = 4096
 
 _MAX_PROJECT_BYTES = 32 * 1024 * 1024
 """Bytes of one project's lines that may be held before no more of them are claimed."""
+
+_MAX_HELD_BACK_LINES = 4096
+"""Lines of one project that the limits and pauses of their models may hold back before no more of its shared lane are
+claimed, because a claim cannot leave out single models of that lane."""
 
 _LINES_TO_PROBE = 16
 """Lines to claim while the upstream is paused: one of each project and model, to probe with."""
@@ -91,13 +95,17 @@ class Demand:
 
     def _satisfied_of_project(self, project_id: str, enough: int) -> set[Lane]:
         """Return the lanes of a project that have enough: all of them, if lines that may start now are enough."""
-        lanes, free = set[Lane](), 0
+        lanes, free, held_back = set[Lane](), 0, 0
         for model, count in self._ready.count_by_model(project_id).items():
             needed = self._needed_of(model, enough)
             if needed is None:
                 free += count
-            elif count >= needed:
+                continue
+            held_back += count
+            if count >= needed:
                 lanes.add(Lane(model=model, project_id=project_id))
+        if held_back >= _MAX_HELD_BACK_LINES:
+            lanes.add(Lane(model=SHARED_LANE, project_id=project_id))
         return {Lane(model=None, project_id=project_id)} if free >= enough else lanes
 
     def _needed_of(self, model: str, enough: int) -> int | None:

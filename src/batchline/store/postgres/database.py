@@ -34,6 +34,10 @@ _MAX_ATTEMPTS = 10
 _COMMIT_POLL_INTERVAL_SECONDS = 0.5
 _COMMIT_POLL_TIMEOUT_SECONDS = 10.0
 
+_DURABLE = "SET LOCAL synchronous_commit = on"
+"""A commit is on the disk before it is reported, whatever the server, the database or the role is set to. It is set in
+each transaction because a pooler in transaction mode keeps nothing that is set for a session."""
+
 _TRANSACTION_ID = "SELECT pg_current_xact_id_if_assigned()::text"
 _TRANSACTION_STATUS = "SELECT pg_xact_status($1::text::xid8) AS status, pg_is_in_recovery() AS standby"
 
@@ -74,7 +78,7 @@ class PostgresDatabase:
         self.schema_version = expected_version()
         settings = _transaction_settings(idle_timeout_seconds)
         self._begin_read = f"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {settings}"
-        self._begin_write = f"BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; {settings}"
+        self._begin_write = f"BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; {settings}; {_DURABLE}"
 
     @classmethod
     async def open(

@@ -170,14 +170,14 @@ UPDATE files SET state = 'abandoned' WHERE id = :id AND state = 'uploading' AND 
 -- name: insert_result
 -- Creates a file that the finalizer wrote; it is visible at once.
 INSERT INTO files
-    (id, seq, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, state)
+    (id, seq, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum, state)
 VALUES
     (:id, nextval('file_seq'), :project_id, :filename, :purpose, :bytes, :created_at, :expires_at, :is_error,
-     :object_key, 'stored');
+     :object_key, :checksum, 'stored');
 
 -- name: file
 -- Reads a file that is stored and not expired.
-SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at;
 
@@ -187,25 +187,39 @@ SELECT seq FROM files WHERE id = :id AND project_id = :project_id AND seq IS NOT
 
 -- name: files_newest_first
 -- Lists a page of files, newest first.
-SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
-    AND (:purpose::text IS NULL OR purpose = :purpose::text) AND (:after::bigint IS NULL OR seq < :after::bigint)
+    AND seq < :after
+ORDER BY seq DESC LIMIT :limit;
+
+-- name: files_of_purpose_newest_first
+-- Lists a page of files with one purpose, newest first.
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
+FROM files
+WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at AND purpose = :purpose AND seq < :after
 ORDER BY seq DESC LIMIT :limit;
 
 -- name: files_oldest_first
 -- Lists a page of files, oldest first.
-SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
-    AND (:purpose::text IS NULL OR purpose = :purpose::text) AND (:after::bigint IS NULL OR seq > :after::bigint)
+    AND seq > :after
+ORDER BY seq LIMIT :limit;
+
+-- name: files_of_purpose_oldest_first
+-- Lists a page of files with one purpose, oldest first.
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
+FROM files
+WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at AND purpose = :purpose AND seq > :after
 ORDER BY seq LIMIT :limit;
 
 -- name: delete_file
 -- Marks a file as deleted.
 UPDATE files SET state = 'deleted', removed_at = unix_time()
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at
-RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key;
+RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum;
 
 -- name: expire_files
 -- Marks files past their expiry as expired, by the database's clock, and returns the keys of their objects.
@@ -285,10 +299,10 @@ WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
 -- Creates open shards.
-INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes)
+INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes, checksum)
 SELECT * FROM unnest(
     :batch_id::text[], :n::integer[], :project_id::text[], :offset::bigint[], :length::bigint[], :lines::integer[],
-    :model::text[], :expires_at::bigint[], :settled::bytea[], :strikes::integer[]
+    :model::text[], :expires_at::bigint[], :settled::bytea[], :strikes::integer[], :checksum::bigint[]
 );
 
 -- name: fail_batch
@@ -326,9 +340,9 @@ SELECT coalesce(sum(completed), 0)::bigint AS completed, coalesce(sum(failed), 0
     coalesce(sum(reasoning_tokens), 0)::bigint AS reasoning_tokens
 FROM shards WHERE batch_id = :batch_id;
 
--- name: batch_seq
+-- name: batch_position
 -- Finds the position of a batch in its project's order.
-SELECT seq FROM batches WHERE id = :id AND project_id = :project_id;
+SELECT created_at, seq FROM batches WHERE id = :id AND project_id = :project_id;
 
 -- name: batches
 -- Lists a page of batches, newest first.
@@ -336,11 +350,19 @@ SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, 
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
 FROM batches
-WHERE project_id = :project_id AND (:after::bigint IS NULL OR seq < :after::bigint)
-    AND (:status::text IS NULL OR status = :status::text)
-    AND (:created_after::bigint IS NULL OR created_at > :created_after::bigint)
-    AND (:created_before::bigint IS NULL OR created_at < :created_before::bigint)
-ORDER BY seq DESC LIMIT :limit;
+WHERE project_id = :project_id AND created_at > :created_after
+    AND (created_at, seq) < (:before_created_at::bigint, :before_seq::bigint)
+ORDER BY created_at DESC, seq DESC LIMIT :limit;
+
+-- name: batches_of_status
+-- Lists a page of batches with one status, newest first.
+SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
+    created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
+FROM batches
+WHERE project_id = :project_id AND status = :status AND created_at > :created_after
+    AND (created_at, seq) < (:before_created_at::bigint, :before_seq::bigint)
+ORDER BY created_at DESC, seq DESC LIMIT :limit;
 
 -- name: cancel_validating
 -- Cancels a batch before any line ran. It is terminal at once, and its new epoch fences the validating process off.
@@ -369,37 +391,45 @@ WHERE id = :batch_id AND NOT drained AND NOT EXISTS (
     ) AS last_first WHERE state IN ('open', 'leased')
 );
 
--- name: lock_lane
--- Locks a lane until the end of the transaction: no other transaction opens it meanwhile, and none raises the floor
--- above a lane that is being opened.
-SELECT pg_advisory_xact_lock_shared(1651794792, 1),
-    pg_advisory_xact_lock(hashtextextended(:model, hashtextextended(:project_id, 0)));
+-- name: lock_lanes
+-- Locks the lanes of a project until the end of the transaction: no other transaction opens one of them meanwhile, and
+-- none raises the floor above a lane that is being opened. It is one lock, however many models the project names.
+SELECT pg_advisory_xact_lock_shared(1651794792, 1), pg_advisory_xact_lock(hashtextextended(:project_id, 0));
+
+-- name: lane_start
+-- Finds the virtual time at which a lane starts: that of the open lane with the least.
+SELECT coalesce(
+    (SELECT min(virtual_time) FROM lanes WHERE open AND virtual_time >= (SELECT last_value FROM lane_floor)),
+    (SELECT last_value FROM lane_floor)
+) AS virtual_time;
 
 -- name: open_lane
--- Opens a lane for a new open shard. A lane that was idle starts at the virtual time of the others: it is
--- served equally from now on, and gets nothing extra for the time before.
-WITH others AS (
-    SELECT coalesce(
-        (SELECT min(virtual_time) FROM lanes WHERE open AND virtual_time >= (SELECT last_value FROM lane_floor)),
-        (SELECT last_value FROM lane_floor)
-    ) AS virtual_time
+-- Opens lanes for new open shards. A lane that was idle starts at the virtual time of the others: it is served equally
+-- from now on, and gets nothing extra for the time before.
+WITH opening AS (
+    SELECT * FROM unnest(
+        :project_id::text[], :model::text[], :virtual_time::bigint[], :expires_at::bigint[], :batch_id::text[],
+        :n::integer[]
+    ) AS first (project_id, model, virtual_time, expires_at, batch_id, n)
 ), opened AS (
     UPDATE lanes SET open = TRUE,
-        virtual_time = CASE WHEN open THEN lanes.virtual_time ELSE greatest(lanes.virtual_time, others.virtual_time) END,
+        virtual_time = CASE
+            WHEN open THEN lanes.virtual_time ELSE greatest(lanes.virtual_time, opening.virtual_time)
+        END,
         (next_expires_at, next_batch_id, next_n) = (
             SELECT expires_at, batch_id, n FROM (
                 SELECT next_expires_at, next_batch_id, next_n WHERE open
-                UNION ALL SELECT :expires_at::bigint, :batch_id::text, :n::integer
+                UNION ALL SELECT opening.expires_at, opening.batch_id, opening.n
             ) AS known (expires_at, batch_id, n) ORDER BY expires_at, batch_id, n LIMIT 1
         )
-    FROM others
-    WHERE project_id = :project_id::text AND hashtextextended(model, 0) = hashtextextended(:model::text, 0)
-        AND model = :model::text
-    RETURNING 1
+    FROM opening
+    WHERE lanes.project_id = opening.project_id
+        AND hashtextextended(lanes.model, 0) = hashtextextended(opening.model, 0) AND lanes.model = opening.model
+    RETURNING lanes.project_id, lanes.model
 )
 INSERT INTO lanes (project_id, model, virtual_time, next_expires_at, next_batch_id, next_n, open)
-SELECT :project_id::text, :model::text, virtual_time, :expires_at::bigint, :batch_id::text, :n::integer, TRUE
-FROM others WHERE NOT EXISTS (SELECT 1 FROM opened);
+SELECT project_id, model, virtual_time, expires_at, batch_id, n, TRUE
+FROM opening WHERE (project_id, model) NOT IN (SELECT project_id, model FROM opened);
 
 -- name: claimable_lanes
 -- Locks lanes with open shards that no other claim has locked, the one with the least virtual time first. A claim that
@@ -435,7 +465,7 @@ FROM unnest(
     :limit::bigint[], :offset::bigint[]
 ) AS lane (project_id, model, next_expires_at, next_batch_id, next_n, most, skipped)
 CROSS JOIN LATERAL (
-    SELECT project_id, expires_at, batch_id, n, "offset", length, lines, model, settled, epoch, strikes
+    SELECT project_id, expires_at, batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum
     FROM shards
     WHERE state = 'open' AND owner IS NULL AND project_id = lane.project_id
         AND hashtextextended(model, 0) = hashtextextended(lane.model, 0) AND model = lane.model
@@ -463,7 +493,7 @@ FROM unnest(
 WHERE lanes.ctid = moved.place::tid;
 
 -- name: delete_idle_lanes
--- Deletes the lanes of a batch's project that have no open shard; one that is opened again starts where the others are.
+-- Deletes the closed lanes of a batch's project; one that is opened again starts where the others are.
 DELETE FROM lanes WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND NOT open;
 
 -- name: lease_shard
@@ -503,22 +533,25 @@ FROM unnest(:batch_id::text[]) WITH ORDINALITY AS asked (batch_id, place) JOIN b
 ORDER BY asked.place;
 
 -- name: advance_shard
--- Records the progress of shards. The fence: only the holder of the current epoch changes a shard.
+-- Records the progress of shards. The fence: only the holder of the current epoch changes a shard, and only if its
+-- bitmap is what the holder saw last. A database that went back to an earlier state may give the same epoch to another
+-- owner, or have lost what this one recorded.
 UPDATE shards SET settled = moved.settled, completed = shards.completed + moved.completed,
     failed = shards.failed + moved.failed, input_tokens = shards.input_tokens + moved.input_tokens,
     cached_tokens = shards.cached_tokens + moved.cached_tokens,
     output_tokens = shards.output_tokens + moved.output_tokens,
     reasoning_tokens = shards.reasoning_tokens + moved.reasoning_tokens,
-    state = CASE WHEN moved.done THEN 'done' ELSE 'leased' END, owner = CASE WHEN NOT moved.done THEN owner END
+    state = CASE WHEN moved.done THEN 'done' ELSE 'leased' END, owner = CASE WHEN NOT moved.done THEN shards.owner END
 FROM unnest(
     :batch_id::text[], :n::integer[], :epoch::integer[], :settled::bytea[], :completed::integer[], :failed::integer[],
     :input_tokens::bigint[], :cached_tokens::bigint[], :output_tokens::bigint[], :reasoning_tokens::bigint[],
-    :done::boolean[]
+    :done::boolean[], :owner::text[], :former::bytea[]
 ) AS moved (
-    batch_id, n, epoch, settled, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, done
+    batch_id, n, epoch, settled, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, done,
+    owner, former
 )
 WHERE shards.batch_id = moved.batch_id AND shards.n = moved.n AND shards.epoch = moved.epoch
-    AND shards.state = 'leased';
+    AND shards.owner = moved.owner AND shards.settled = moved.former AND shards.state = 'leased';
 
 -- name: add_line_errors
 -- Adds to the number of errors by code. The sample is that of the first line with the code.
@@ -549,17 +582,27 @@ SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open
 
 -- name: insert_segment
 -- Stores a segment, or the key of its object.
-INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data)
-VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data);
+INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lines, checksum, charges)
+VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :checksum, :charges);
 
 -- name: release_shard
 -- Gives up the leases on shards. A shard is open again, or closed if its batch was stopped.
 UPDATE shards SET owner = NULL, lease_until = NULL, lease = NULL,
     state = CASE WHEN (SELECT stop FROM batches WHERE id = released.batch_id) IS NULL THEN 'open' ELSE 'closed' END
-FROM unnest(:batch_id::text[], :n::integer[], :epoch::integer[]) AS released (batch_id, n, epoch)
+FROM unnest(:batch_id::text[], :n::integer[], :epoch::integer[], :owner::text[]) AS released (batch_id, n, epoch, owner)
 WHERE shards.batch_id = released.batch_id AND shards.n = released.n AND shards.epoch = released.epoch
-    AND shards.state = 'leased'
+    AND shards.owner = released.owner AND shards.state = 'leased'
 RETURNING shards.project_id, shards.model, shards.expires_at, shards.batch_id, shards.n, shards.state;
+
+-- name: close_shard
+-- Closes a leased shard whose lines cannot be read.
+UPDATE shards SET owner = NULL, lease_until = NULL, lease = NULL, state = 'closed'
+WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND owner = :owner AND state = 'leased';
+
+-- name: held_shards
+-- Lists the shards of a batch that an owner has leased.
+SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum
+FROM shards WHERE batch_id = :batch_id AND owner = :owner AND state = 'leased';
 
 -- name: watch_leases
 -- Notes that a process looks for ended leases. If none did so for half of one that seems to have ended, the database
@@ -582,7 +625,7 @@ FROM lapsed WHERE id = 1;
 
 -- name: expired_leases
 -- Finds shards whose leases have ended, by the database's clock; the live owners are known to be alive anyway.
-SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes
+SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
 FROM shards
 WHERE owner IS NOT NULL AND state = 'leased' AND lease_ended(lease_until, lease)
     AND owner NOT IN (SELECT json_array_elements_text(:live_owners::json))
@@ -599,44 +642,101 @@ WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
 SELECT max(n) + 1 AS n FROM shards WHERE batch_id = :batch_id;
 
 -- name: batches_past_window
--- Finds batches in progress that are past their completion window, by the database's clock.
+-- Finds batches with lines to run that are past their completion window, by the database's clock.
 SELECT id AS batch_id FROM batches
-WHERE status = 'in_progress' AND stop IS NULL AND NOT drained AND expires_at <= unix_time()
+WHERE status IN ('in_progress', 'finalizing') AND stop IS NULL AND NOT drained AND expires_at <= unix_time()
 ORDER BY expires_at LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: stop_expired
 -- Stops a batch that is past its completion window.
-UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progress' AND stop IS NULL;
+UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status IN ('in_progress', 'finalizing') AND stop IS NULL;
 
 -- name: finalizable_batch
--- Finds a batch with no line left to run that no process is finalizing.
-SELECT id, status, stop, epoch, work_key FROM batches
+-- Finds a batch with no line left to run that no process is finalizing. Those that never failed come first.
+SELECT id, epoch, work_key, failures, repairs FROM batches
 WHERE drained AND status IN ('in_progress', 'finalizing', 'cancelling')
     AND (owner IS NULL OR lease_ended(lease_until, lease))
-ORDER BY expires_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
+ORDER BY failures, expires_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: lease_finalizable
--- Leases a batch to finalize it, under a new epoch; moves it to finalizing unless it was stopped.
+-- Leases a batch to finalize it, under a new epoch; moves it to finalizing unless it was cancelled or has expired.
 UPDATE batches SET epoch = epoch + 1, owner = :owner,
     lease_until = clock_timestamp() + make_interval(secs => :lease), lease = make_interval(secs => :lease),
     finalizing_at = CASE
-        WHEN status = 'in_progress' AND stop IS NULL THEN greatest(:at, in_progress_at) ELSE finalizing_at
+        WHEN status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN greatest(:at, in_progress_at)
+        ELSE finalizing_at
     END,
-    status = CASE WHEN status = 'in_progress' AND stop IS NULL THEN 'finalizing' ELSE status END
+    status = CASE WHEN status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN 'finalizing' ELSE status END
 WHERE id = :id AND epoch = :epoch;
+
+-- name: defer_finalize
+-- Keeps the lease on a batch that could not be finalized for a while, so that it is tried again after that.
+UPDATE batches SET lease_until = clock_timestamp() + make_interval(secs => :seconds), failures = failures + 1
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner;
+
+-- name: stop_failed
+-- Stops a batch by hand. Its new epoch fences off a process that tries to finalize it.
+UPDATE batches SET stop = coalesce(stop, 'failed'), epoch = epoch + 1, owner = NULL, lease_until = NULL, failures = 0
+WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
+
+-- name: mend_batch
+-- Ends the lease on a batch that was repaired, under a new epoch. It is drained unless lines run again.
+UPDATE batches SET drained = :drained, repairs = repairs + 1, epoch = epoch + 1, owner = NULL, lease_until = NULL
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
+    AND status IN ('in_progress', 'finalizing', 'cancelling');
+
+-- name: batch_shards
+-- Lists all shards of a batch.
+SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
+FROM shards WHERE batch_id = :batch_id ORDER BY n;
+
+-- name: mend_shard
+-- Sets shards of a drained batch to what its readable segments hold.
+UPDATE shards SET settled = mended.settled, completed = mended.completed, failed = mended.failed,
+    input_tokens = mended.input_tokens, cached_tokens = mended.cached_tokens, output_tokens = mended.output_tokens,
+    reasoning_tokens = mended.reasoning_tokens, state = mended.state, epoch = shards.epoch + 1, owner = NULL,
+    lease_until = NULL, lease = NULL
+FROM unnest(
+    :batch_id::text[], :n::integer[], :settled::bytea[], :completed::integer[], :failed::integer[],
+    :input_tokens::bigint[], :cached_tokens::bigint[], :output_tokens::bigint[], :reasoning_tokens::bigint[],
+    :state::text[]
+) AS mended (
+    batch_id, n, settled, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, state
+)
+WHERE shards.batch_id = mended.batch_id AND shards.n = mended.n AND shards.state NOT IN ('open', 'leased');
+
+-- name: segment_charges
+-- Reads what was charged for the lines of segments.
+SELECT charges FROM segments
+WHERE batch_id = ANY (:batch_id::text[]) AND id = ANY (:id::bigint[]) AND charges IS NOT NULL;
+
+-- name: delete_segment
+-- Deletes segments.
+DELETE FROM segments WHERE batch_id = ANY (:batch_id::text[]) AND id = ANY (:id::bigint[]);
+
+-- name: delete_line_errors
+-- Deletes the errors of a batch by code, which are counted again.
+DELETE FROM line_errors WHERE batch_id = :batch_id;
+
+-- name: charged
+-- Sums what was taken for a batch's lines of one model.
+SELECT -coalesce(sum(balance), 0)::bigint AS balance, -coalesce(sum(credits), 0)::bigint AS credits
+FROM ledger
+WHERE key_id = :key_id AND batch_id = :batch_id AND hashtextextended(model, 0) = hashtextextended(:model, 0)
+    AND model = :model AND kind = 'usage';
 
 -- name: closed_shards
 -- Lists the shards of a batch that were closed with lines that never ran.
-SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes
+SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum
 FROM shards WHERE batch_id = :batch_id AND state = 'closed' ORDER BY n;
 
 -- name: segments
 -- Lists a page of a batch's segments, in the order in which they were recorded.
-SELECT id, output_bytes, error_bytes, object_key, data
+SELECT id, output_bytes, error_bytes, object_key, data, lines, checksum, charges
 FROM segments WHERE batch_id = :batch_id AND id > :after ORDER BY id LIMIT :limit;
 
 -- name: publish_batch
--- Makes a batch terminal, with its final counts and files, if its epoch is still the current one.
+-- Makes a batch terminal, with its final counts and files, if this process still holds its lease.
 UPDATE batches
 SET status = :status::text, completed = :completed, failed = :failed, input_tokens = :input_tokens,
     cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens,
@@ -644,7 +744,7 @@ SET status = :status::text, completed = :completed, failed = :failed, input_toke
     completed_at = CASE WHEN :status::text = 'completed' THEN greatest(:at, finalizing_at) END,
     cancelled_at = CASE WHEN :status::text = 'cancelled' THEN greatest(:at, cancelling_at) END,
     expired_at = CASE WHEN :status::text = 'expired' THEN greatest(:at, in_progress_at) END
-WHERE id = :batch_id AND epoch = :epoch;
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner;
 
 -- name: prunable_batches
 -- Lists batches that ended long enough ago, by the database's clock, and whose work is still stored; the earliest end

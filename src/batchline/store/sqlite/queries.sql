@@ -154,14 +154,14 @@ UPDATE files SET state = 'abandoned' WHERE id = :id AND state = 'uploading' AND 
 -- name: insert_result
 -- Creates a file that the finalizer wrote; it is visible at once.
 INSERT INTO files
-    (id, seq, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, state)
+    (id, seq, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum, state)
 VALUES
     (:id, (SELECT coalesce(max(seq), 0) + 1 FROM files), :project_id, :filename, :purpose, :bytes, :created_at,
-     :expires_at, :is_error, :object_key, 'stored');
+     :expires_at, :is_error, :object_key, :checksum, 'stored');
 
 -- name: file
 -- Reads a file that is stored and not expired.
-SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at;
 
@@ -171,25 +171,39 @@ SELECT seq FROM files WHERE id = :id AND project_id = :project_id AND seq IS NOT
 
 -- name: files_newest_first
 -- Lists a page of files, newest first.
-SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
-    AND (:purpose IS NULL OR purpose = :purpose) AND (:after IS NULL OR seq < :after)
+    AND seq < :after
+ORDER BY seq DESC LIMIT :limit;
+
+-- name: files_of_purpose_newest_first
+-- Lists a page of files with one purpose, newest first.
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
+FROM files
+WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at AND purpose = :purpose AND seq < :after
 ORDER BY seq DESC LIMIT :limit;
 
 -- name: files_oldest_first
 -- Lists a page of files, oldest first.
-SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
 FROM files
 WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at
-    AND (:purpose IS NULL OR purpose = :purpose) AND (:after IS NULL OR seq > :after)
+    AND seq > :after
+ORDER BY seq LIMIT :limit;
+
+-- name: files_of_purpose_oldest_first
+-- Lists a page of files with one purpose, oldest first.
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum
+FROM files
+WHERE project_id = :project_id AND state = 'stored' AND expires_at > :at AND purpose = :purpose AND seq > :after
 ORDER BY seq LIMIT :limit;
 
 -- name: delete_file
 -- Marks a file as deleted.
 UPDATE files SET state = 'deleted', removed_at = :time
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at
-RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key;
+RETURNING id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum;
 
 -- name: expire_files
 -- Marks files past their expiry as expired, and returns the keys of their objects.
@@ -263,8 +277,8 @@ WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
 -- Creates an open shard.
-INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes)
-VALUES (:batch_id, :n, :project_id, :offset, :length, :lines, :model, :expires_at, :settled, :strikes);
+INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes, checksum)
+VALUES (:batch_id, :n, :project_id, :offset, :length, :lines, :model, :expires_at, :settled, :strikes, :checksum);
 
 -- name: fail_batch
 -- Moves a batch from validating to failed, if its epoch is still the current one.
@@ -300,9 +314,9 @@ SELECT coalesce(sum(completed), 0) AS completed, coalesce(sum(failed), 0) AS fai
     coalesce(sum(output_tokens), 0) AS output_tokens, coalesce(sum(reasoning_tokens), 0) AS reasoning_tokens
 FROM shards WHERE batch_id = :batch_id;
 
--- name: batch_seq
+-- name: batch_position
 -- Finds the position of a batch in its project's order.
-SELECT seq FROM batches WHERE id = :id AND project_id = :project_id;
+SELECT created_at, seq FROM batches WHERE id = :id AND project_id = :project_id;
 
 -- name: batches
 -- Lists a page of batches, newest first.
@@ -310,10 +324,19 @@ SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, 
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
 FROM batches
-WHERE project_id = :project_id AND (:after IS NULL OR seq < :after) AND (:status IS NULL OR status = :status)
-    AND (:created_after IS NULL OR created_at > :created_after)
-    AND (:created_before IS NULL OR created_at < :created_before)
-ORDER BY seq DESC LIMIT :limit;
+WHERE project_id = :project_id AND created_at > :created_after
+    AND (created_at, seq) < (:before_created_at, :before_seq)
+ORDER BY created_at DESC, seq DESC LIMIT :limit;
+
+-- name: batches_of_status
+-- Lists a page of batches with one status, newest first.
+SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
+    created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
+FROM batches
+WHERE project_id = :project_id AND status = :status AND created_at > :created_after
+    AND (created_at, seq) < (:before_created_at, :before_seq)
+ORDER BY created_at DESC, seq DESC LIMIT :limit;
 
 -- name: cancel_validating
 -- Cancels a batch before any line ran. It is terminal at once, and its new epoch fences the validating process off.
@@ -337,31 +360,27 @@ UPDATE batches SET drained = 1
 WHERE id = :batch_id AND drained = 0
     AND NOT EXISTS (SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased'));
 
--- name: lock_lane
+-- name: lock_lanes
 -- Locks nothing, because there is one writer at a time.
 SELECT 1;
+
+-- name: lane_start
+-- Finds the virtual time at which a lane starts: that of the open lane with the least. If no lane is open, none of the
+-- idle ones may be ahead.
+SELECT coalesce(
+    (SELECT min(virtual_time) FROM lanes WHERE open = 1), (SELECT max(virtual_time) FROM lanes WHERE open = 0), 0
+) AS virtual_time;
 
 -- name: open_lane
 -- Opens a lane for a new open shard. A lane that was idle starts at the virtual time of the others: it is
 -- served equally from now on, and gets nothing extra for the time before.
-INSERT INTO lanes (project_id, model, virtual_time)
-VALUES (
-    :project_id, :model,
-    coalesce(
-        (SELECT min(virtual_time) FROM lanes WHERE EXISTS (
-            SELECT 1 FROM shards
-            WHERE state = 'open' AND shards.project_id = lanes.project_id AND shards.model = lanes.model
-        )), 0)
-)
-ON CONFLICT (project_id, model) DO UPDATE SET virtual_time = max(virtual_time, excluded.virtual_time);
+INSERT INTO lanes (project_id, model, virtual_time, open) VALUES (:project_id, :model, :virtual_time, 1)
+ON CONFLICT (project_id, model) DO UPDATE SET virtual_time = max(virtual_time, excluded.virtual_time), open = 1;
 
 -- name: claimable_lanes
--- Lists lanes with open shards, the one with the least virtual time first.
+-- Lists open lanes, the one with the least virtual time first.
 SELECT project_id, model, virtual_time FROM lanes
-WHERE EXISTS (
-        SELECT 1 FROM shards
-        WHERE state = 'open' AND shards.project_id = lanes.project_id AND shards.model = lanes.model
-    )
+WHERE open = 1
     AND NOT EXISTS (
         SELECT 1 FROM json_each(:without) AS left_out
         WHERE coalesce(left_out.value ->> 'model', lanes.model) = lanes.model
@@ -375,22 +394,19 @@ SELECT 1 WHERE FALSE;
 
 -- name: claimable_shards
 -- Lists the open shards of a lane, the earliest deadline first.
-SELECT project_id, expires_at, batch_id, n, "offset", length, lines, model, settled, epoch, strikes
+SELECT project_id, expires_at, batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum
 FROM shards
 WHERE state = 'open' AND project_id = :project_id AND model = :model
 ORDER BY expires_at, batch_id, n LIMIT :limit OFFSET :offset;
 
 -- name: advance_lane
--- Adds the lines that a claim took to the virtual time of a lane.
-UPDATE lanes SET virtual_time = virtual_time + :lines WHERE project_id = :project_id AND model = :model;
+-- Adds the lines that a claim took to the virtual time of a lane, and closes the lane if no open shard is left in it.
+UPDATE lanes SET virtual_time = virtual_time + :lines, open = :open WHERE project_id = :project_id AND model = :model;
 
 -- name: delete_idle_lanes
--- Deletes the lanes of a batch's project that have no open shard; one that is opened again starts where the others are.
-DELETE FROM lanes
-WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND NOT EXISTS (
-    SELECT 1 FROM shards
-    WHERE state IN ('open', 'leased') AND shards.project_id = lanes.project_id AND shards.model = lanes.model
-);
+-- Deletes the closed lanes of a batch's project; one that is opened again starts where the others are.
+DELETE FROM lanes INDEXED BY lanes_idle
+WHERE project_id = (SELECT project_id FROM batches WHERE id = :batch_id) AND open = 0;
 
 -- name: lease_shard
 -- Leases an open shard under a new epoch, unless it changed since it was read.
@@ -421,12 +437,15 @@ FROM batches JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id 
 WHERE batches.id = :batch_id;
 
 -- name: advance_shard
--- Records the progress of a shard. The fence: only the holder of the current epoch changes a shard.
+-- Records the progress of a shard. The fence: only the holder of the current epoch changes a shard, and only if its
+-- bitmap is what the holder saw last. A database that went back to an earlier state may give the same epoch to another
+-- owner, or have lost what this one recorded.
 UPDATE shards SET settled = :settled, completed = completed + :completed, failed = failed + :failed,
     input_tokens = input_tokens + :input_tokens, cached_tokens = cached_tokens + :cached_tokens,
     output_tokens = output_tokens + :output_tokens, reasoning_tokens = reasoning_tokens + :reasoning_tokens,
     state = CASE WHEN :done THEN 'done' ELSE 'leased' END
-WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
+WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND owner = :owner AND settled = :former
+    AND state = 'leased';
 
 -- name: add_line_errors
 -- Adds to the number of errors by code. The sample is that of the first line with the code.
@@ -456,14 +475,14 @@ SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open
 
 -- name: insert_segment
 -- Stores a segment, or the key of its object.
-INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data)
-VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data);
+INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lines, checksum, charges)
+VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :checksum, :charges);
 
 -- name: release_shard
 -- Gives up the lease on a shard. The shard is open again, or closed if its batch was stopped.
 UPDATE shards SET owner = NULL, lease_until = NULL,
     state = CASE WHEN (SELECT stop FROM batches WHERE id = :batch_id) IS NULL THEN 'open' ELSE 'closed' END
-WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased'
+WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND owner = :owner AND state = 'leased'
 RETURNING project_id, model, expires_at, batch_id, n, state;
 
 -- name: watch_leases
@@ -473,10 +492,21 @@ INSERT INTO watch (id, owner, lease, seen, since) VALUES (1, :owner, :lease, :no
 ON CONFLICT (id) DO UPDATE SET owner = :owner, lease = :lease, seen = :now,
     since = CASE WHEN owner = :owner AND seen >= :now - :lease / 2 THEN since ELSE :now END;
 
+-- name: close_shard
+-- Closes a leased shard whose lines cannot be read.
+UPDATE shards SET owner = NULL, lease_until = NULL, state = 'closed'
+WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND owner = :owner AND state = 'leased';
+
+-- name: held_shards
+-- Lists the shards of a batch that an owner has leased.
+SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum
+FROM shards WHERE batch_id = :batch_id AND owner = :owner AND state = 'leased';
+
 -- name: expired_leases
 -- Finds shards of dead processes. This process holds the folder's lock, so every owner that is not in the list is dead.
-SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes
-FROM shards WHERE state = 'leased' AND owner NOT IN (SELECT value FROM json_each(:live_owners))
+SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
+FROM shards INDEXED BY shards_leased
+WHERE state = 'leased' AND owner NOT IN (SELECT value FROM json_each(:live_owners))
 ORDER BY batch_id, n LIMIT :limit;
 
 -- name: reopen_shard
@@ -490,44 +520,90 @@ WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND state = 'leased';
 SELECT max(n) + 1 AS n FROM shards WHERE batch_id = :batch_id;
 
 -- name: batches_past_window
--- Finds batches in progress that are past their completion window.
+-- Finds batches with lines to run that are past their completion window.
 SELECT id AS batch_id FROM batches
-WHERE status = 'in_progress' AND stop IS NULL AND drained = 0 AND expires_at <= :due;
+WHERE status IN ('in_progress', 'finalizing') AND stop IS NULL AND drained = 0 AND expires_at <= :due;
 
 -- name: stop_expired
 -- Stops a batch that is past its completion window.
-UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status = 'in_progress' AND stop IS NULL;
+UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status IN ('in_progress', 'finalizing') AND stop IS NULL;
 
 -- name: finalizable_batch
--- Finds a batch with no line left to run that no process is finalizing.
-SELECT id, status, stop, epoch, work_key FROM batches
+-- Finds a batch with no line left to run that no process is finalizing. Those that never failed come first.
+SELECT id, epoch, work_key, failures, repairs FROM batches
 WHERE drained = 1 AND status IN ('in_progress', 'finalizing', 'cancelling')
     AND (owner IS NULL OR owner <> :owner OR lease_until < :now AND EXISTS (
         SELECT 1 FROM watch WHERE watch.owner = :owner AND seen >= :now - lease / 2 AND since < :now - lease
     ))
-ORDER BY expires_at LIMIT 1;
+ORDER BY failures, expires_at LIMIT 1;
 
 -- name: lease_finalizable
--- Leases a batch to finalize it, under a new epoch; moves it to finalizing unless it was stopped.
+-- Leases a batch to finalize it, under a new epoch; moves it to finalizing unless it was cancelled or has expired.
 UPDATE batches SET epoch = epoch + 1, owner = :owner, lease_until = :now + :lease,
     finalizing_at = CASE
-        WHEN status = 'in_progress' AND stop IS NULL THEN max(:at, in_progress_at) ELSE finalizing_at
+        WHEN status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN max(:at, in_progress_at)
+        ELSE finalizing_at
     END,
-    status = CASE WHEN status = 'in_progress' AND stop IS NULL THEN 'finalizing' ELSE status END
+    status = CASE WHEN status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN 'finalizing' ELSE status END
 WHERE id = :id AND epoch = :epoch;
+
+-- name: defer_finalize
+-- Keeps the lease on a batch that could not be finalized for a while, so that it is tried again after that.
+UPDATE batches SET lease_until = :now + :seconds, failures = failures + 1
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner;
+
+-- name: stop_failed
+-- Stops a batch by hand. Its new epoch fences off a process that tries to finalize it.
+UPDATE batches SET stop = coalesce(stop, 'failed'), epoch = epoch + 1, owner = NULL, lease_until = NULL, failures = 0
+WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
+
+-- name: mend_batch
+-- Ends the lease on a batch that was repaired, under a new epoch. It is drained unless lines run again.
+UPDATE batches SET drained = :drained, repairs = repairs + 1, epoch = epoch + 1, owner = NULL, lease_until = NULL
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
+    AND status IN ('in_progress', 'finalizing', 'cancelling');
+
+-- name: batch_shards
+-- Lists all shards of a batch.
+SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
+FROM shards WHERE batch_id = :batch_id ORDER BY n;
+
+-- name: mend_shard
+-- Sets a shard of a drained batch to what its readable segments hold.
+UPDATE shards SET settled = :settled, completed = :completed, failed = :failed, input_tokens = :input_tokens,
+    cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens,
+    state = :state, epoch = epoch + 1, owner = NULL, lease_until = NULL
+WHERE batch_id = :batch_id AND n = :n AND state NOT IN ('open', 'leased');
+
+-- name: segment_charges
+-- Reads what was charged for the lines of a segment.
+SELECT charges FROM segments WHERE batch_id = :batch_id AND id = :id AND charges IS NOT NULL;
+
+-- name: delete_segment
+-- Deletes a segment.
+DELETE FROM segments WHERE batch_id = :batch_id AND id = :id;
+
+-- name: delete_line_errors
+-- Deletes the errors of a batch by code, which are counted again.
+DELETE FROM line_errors WHERE batch_id = :batch_id;
+
+-- name: charged
+-- Sums what was taken for a batch's lines of one model.
+SELECT -coalesce(sum(balance), 0) AS balance, -coalesce(sum(credits), 0) AS credits
+FROM ledger WHERE key_id = :key_id AND batch_id = :batch_id AND model = :model AND kind = 'usage';
 
 -- name: closed_shards
 -- Lists the shards of a batch that were closed with lines that never ran.
-SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes
+SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum
 FROM shards WHERE batch_id = :batch_id AND state = 'closed' ORDER BY n;
 
 -- name: segments
 -- Lists a page of a batch's segments, in the order in which they were recorded.
-SELECT id, output_bytes, error_bytes, object_key, data
+SELECT id, output_bytes, error_bytes, object_key, data, lines, checksum, charges
 FROM segments WHERE batch_id = :batch_id AND id > :after ORDER BY id LIMIT :limit;
 
 -- name: publish_batch
--- Makes a batch terminal, with its final counts and files, if its epoch is still the current one.
+-- Makes a batch terminal, with its final counts and files, if this process still holds its lease.
 UPDATE batches
 SET status = :status, completed = :completed, failed = :failed, input_tokens = :input_tokens,
     cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens,
@@ -535,7 +611,7 @@ SET status = :status, completed = :completed, failed = :failed, input_tokens = :
     completed_at = CASE WHEN :status = 'completed' THEN max(:at, finalizing_at) END,
     cancelled_at = CASE WHEN :status = 'cancelled' THEN max(:at, cancelling_at) END,
     expired_at = CASE WHEN :status = 'expired' THEN max(:at, in_progress_at) END
-WHERE id = :batch_id AND epoch = :epoch;
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner;
 
 -- name: prunable_batches
 -- Lists batches that ended long enough ago and whose work is still stored, the earliest end first.

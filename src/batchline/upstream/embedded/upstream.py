@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock, Random, Stream
 from batchline.upstream.embedded.child import SPARE_CALLS
@@ -47,12 +48,14 @@ class EmbeddedUpstream:
         max_answer_bytes: int,
         clock: Clock,
         random: Random,
+        held_bytes: HeldBytes | None = None,
     ) -> None:
         self._weights = weights
         self._slots = slots
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
         self._max_answer_bytes = max_answer_bytes
+        self._held_bytes = held_bytes
         self._clock, self._random = clock, random
         self._calls = asyncio.Semaphore(slots + SPARE_CALLS)
         self._starting = asyncio.Lock()
@@ -148,6 +151,7 @@ class EmbeddedUpstream:
             connect_timeout=self._connect_timeout,
             request_timeout=self._request_timeout,
             max_answer_bytes=self._max_answer_bytes,
+            held_bytes=self._held_bytes,
             clock=self._clock,
         )
 

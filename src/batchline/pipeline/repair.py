@@ -1,0 +1,354 @@
+"""Repairs a batch whose stored data is damaged, so that it can be finalized.
+
+The lines that can still be read from the segments are what counts. The shards are set to them: their bitmaps, counts
+and tokens. What else the input had is *lost*:
+
+- A lost line runs again, as long as its batch has not been stopped, its window has not ended, and it did not help
+  three times already.
+- Else it is recorded as failed, with the code ``internal_error``. So every line is in the files once.
+- A line that is in the segments twice is kept once.
+
+A work file that cannot be read is made again from the input file, if that still exists. The finalizer holds the batch's
+lease meanwhile, and no worker runs lines of it.
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from msgspec import DecodeError, Raw, Struct
+from msgspec.json import Decoder
+
+from batchline.domain import ids
+from batchline.domain.bitmap import all_but, unsettled
+from batchline.domain.checksum import Checksum, checksum_of
+from batchline.domain.errors import Damaged, ObjectMissing, ObjectsDown
+from batchline.domain.limits import STRIKES, InputLimits
+from batchline.domain.lines import Line, legible_lines, lines_of
+from batchline.domain.outcomes import LOST, error_line
+from batchline.domain.progress import LineErrors, count_errors
+from batchline.domain.records import Batch, MendedShard, Segment, Shard
+from batchline.domain.states import ShardState, Stop
+from batchline.domain.usage import Usage, reported_usage, total
+from batchline.pipeline.damage import DamageLog
+from batchline.pipeline.record import INLINE_SEGMENT_BYTES
+from batchline.ports import Clock, FinalizeLease, Mending, Objects, Store, Validator, Verdict
+
+log = logging.getLogger(__name__)
+
+_MAX_RERUNS = 3
+"""Repairs after which lost lines run no more: each time costs an answer of the upstream."""
+_SEGMENTS_PER_PAGE = 32
+_INDEX = re.compile(rb'\{"id":"batch_req_[0-9A-Za-z]+_([0-9]+)",')
+_UNKNOWN_ID = b"null"
+
+
+class _Response(Struct):
+    body: Raw
+
+
+class _ResultLine(Struct):
+    response: _Response | None
+
+
+_result_line = Decoder(_ResultLine)
+
+
+@dataclass
+class _Results:
+    """What can be read of the segments of a batch, and how its segments change."""
+
+    found: dict[int, Usage | None] = field(default_factory=dict)
+    """The usage of each line that has a result, by its index; None if the line failed."""
+    errors: list[LineErrors] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    added: list[Segment] = field(default_factory=list)
+
+
+class _Group:
+    """The shards of one part of the work file: one, or the pieces that it was split into. They share its lines."""
+
+    def __init__(self, pieces: list[Shard], data: bytes) -> None:
+        self.pieces, self.data = pieces, data
+        self.lines: list[Line] | None
+        try:
+            self.lines = lines_of(pieces[0], data)
+        except Damaged:
+            self.lines = None
+        self._open: dict[int, list[int]] = {}
+        """The positions of lines that are open in each piece, by the number of the piece."""
+
+    def divide(self, found: Mapping[int, Usage | None], *, runs_again: bool, stopped: bool) -> dict[int, bytes]:
+        """Decide which lines without a result stay open, and return the index and custom_id of those that fail.
+
+        Lines that never ran stay with their piece: they run, or the finalizer says why they did not. A line that had a
+        result goes to the first piece that may run.
+        """
+        lines = self.lines or []
+        missing = {position for position, line in enumerate(lines) if line.index not in found}
+        self._open = {
+            piece.n: [at for at in unsettled(piece.settled, piece.lines) if at in missing] for piece in self.pieces
+        }
+        failing = sorted(missing.difference(*self._open.values()))
+        runnable = [piece.n for piece in self.pieces if piece.strikes < STRIKES]
+        if runs_again:
+            self._open[(runnable or [self.pieces[0].n])[0]] += failing
+            failing = []
+        elif not stopped:
+            for n in runnable:
+                failing += self._open.pop(n)
+        return {lines[position].index: lines[position].custom_id for position in failing}
+
+    def mended(self, found: Mapping[int, Usage | None], *, runs_again: bool) -> Iterator[MendedShard]:
+        """Yield the pieces as they are now. The first has the counts of all, since only their sum is used."""
+        results = [found[line.index] for line in self.lines or [] if line.index in found]
+        for piece in self.pieces:
+            positions = self._open.get(piece.n, [])
+            state = ShardState.DONE
+            if positions:
+                state = ShardState.OPEN if runs_again and piece.strikes < STRIKES else ShardState.CLOSED
+            yield _mended(piece, positions, state=state, results=results)
+            results = []
+
+
+class Repair:
+    """Repairs batches that are leased to be finalized."""
+
+    def __init__(
+        self, *, store: Store, objects: Objects, validator: Validator, damage_log: DamageLog, clock: Clock
+    ) -> None:
+        self._store, self._objects, self._validator = store, objects, validator
+        self._damage_log, self._clock = damage_log, clock
+
+    async def run(self, leased: FinalizeLease) -> None:
+        """Make the rows of a batch agree with what can be read of it, and end the lease. Raise LeaseLost."""
+        batch = leased.batch
+        results = await self._read_results(leased)
+        groups = await self._read_work(leased)
+        in_time = batch.stop is None and self._clock.now() < batch.expires_at
+        runs_again = in_time and leased.repairs < _MAX_RERUNS
+        failing: dict[int, bytes] = {}
+        for group in groups:
+            failing |= group.divide(results.found, runs_again=runs_again, stopped=batch.stop is not None)
+        failing |= _lines_of_unreadable(batch, groups, results.found)
+        if failing:
+            lines = [error_line(ids.line_id(batch.id, index), custom_id, LOST) for index, custom_id in failing.items()]
+            results.added.append(await self._new_segment(leased, results, output=[], errors=lines))
+            results.errors += count_errors(lines)
+            results.found |= dict.fromkeys(failing)
+        shards = [shard for group in groups for shard in group.mended(results.found, runs_again=runs_again)]
+        mending = Mending(
+            shards=_count_rest(shards, groups, results.found),
+            removed=results.removed,
+            lost=results.lost,
+            added=results.added,
+            errors=results.errors,
+        )
+        await self._store.mend(leased, mending, at=int(self._clock.now()))
+        log.warning(
+            "batch repaired",
+            extra={
+                "batch": batch.id,
+                "segments_lost": len(results.lost),
+                "lines_failed": len(failing),
+                "lines_open": batch.total - len(results.found),
+            },
+        )
+
+    async def gives_up_unreadable(self, leased: FinalizeLease) -> bool:
+        """Return whether an object that cannot be read counts as lost, because the batch must end now.
+
+        It does not while the whole object store is unavailable.
+        """
+        if leased.batch.stop is not Stop.FAILED and self._clock.now() < leased.batch.expires_at:
+            return False
+        try:
+            await self._objects.check()
+        except ObjectsDown:
+            return False
+        return True
+
+    async def _read_results(self, leased: FinalizeLease) -> _Results:
+        results, last = _Results(), 0
+        while page := await self._store.segments(leased.batch.id, after=last, limit=_SEGMENTS_PER_PAGE):
+            for segment in page:
+                await self._read_segment(leased, segment, results)
+            last = page[-1].id
+        return results
+
+    async def _read_segment(self, leased: FinalizeLease, segment: Segment, results: _Results) -> None:
+        data = segment.data or b""
+        if segment.object_key is not None:
+            data = await self._read(leased, segment.object_key, 0, segment.output_bytes + segment.error_bytes)
+        read = Checksum()
+        read.update(data)
+        try:
+            segment.verify(read)
+            output = _parse_lines(data[: segment.output_bytes])
+            errors = _parse_lines(data[segment.output_bytes :])
+        except (Damaged, DecodeError):
+            self._damage_log.report("segment", batch=leased.batch.id, key=segment.place)
+            results.removed.append(segment.id)
+            results.lost.append(segment.id)
+            return
+        kept_output, kept_errors = _keep_new(output, results.found), _keep_new(errors, results.found)
+        results.errors += count_errors(kept_errors)
+        if len(kept_output) + len(kept_errors) < len(output) + len(errors):
+            results.removed.append(segment.id)
+            results.added.append(
+                await self._new_segment(leased, results, output=kept_output, errors=kept_errors, of=segment)
+            )
+
+    async def _new_segment(
+        self,
+        leased: FinalizeLease,
+        results: _Results,
+        *,
+        output: list[bytes],
+        errors: list[bytes],
+        of: Segment | None = None,
+    ) -> Segment:
+        """Store lines as a segment, in place of another or in addition to all."""
+        output_bytes, data = sum(map(len, output)), b"".join([*output, *errors])
+        key = None
+        if len(data) >= INLINE_SEGMENT_BYTES:
+            key = f"segments/{leased.batch.id}/{leased.owner}-repair-{leased.epoch}-{len(results.added)}"
+            await self._objects.put(key, data)
+        return Segment(
+            output_bytes=output_bytes,
+            error_bytes=len(data) - output_bytes,
+            object_key=key,
+            data=data if key is None else None,
+            lines=len(output) + len(errors),
+            checksum=checksum_of(data),
+            charges=of.charges if of else None,
+        )
+
+    async def _read_work(self, leased: FinalizeLease) -> list[_Group]:
+        """Read all shards from the work file; if some cannot be read, make the file again and read it once more."""
+        shards = sorted(await self._store.batch_shards(leased.batch.id), key=lambda shard: (shard.offset, shard.n))
+        groups = [await self._read_group(leased, pieces) for pieces in _by_offset(shards)]
+        if all(group.lines is not None for group in groups) or not await self._make_work_file(leased, shards):
+            return groups
+        return [await self._read_group(leased, pieces) for pieces in _by_offset(shards)]
+
+    async def _read_group(self, leased: FinalizeLease, pieces: list[Shard]) -> _Group:
+        first = pieces[0]
+        group = _Group(pieces, await self._read(leased, leased.work_key, first.offset, first.length))
+        if group.lines is None:
+            self._damage_log.report("shard", batch=leased.batch.id, key=leased.work_key, offset=first.offset)
+        return group
+
+    async def _read(self, leased: FinalizeLease, key: str, start: int, length: int) -> bytes:
+        """Return a range of an object, or nothing if it is lost."""
+        try:
+            return await self._objects.read(key, start, length)
+        except ObjectMissing:
+            return b""
+        except ObjectsDown:
+            if await self.gives_up_unreadable(leased):
+                return b""
+            raise
+
+    async def _make_work_file(self, leased: FinalizeLease, shards: list[Shard]) -> bool:
+        """Make the work file again from the input file, and return whether it is the one that the shards are of."""
+        batch = leased.batch
+        file = await self._store.file(batch.project_id, batch.input_file_id, at=int(self._clock.now()))
+        if file is None:
+            return False
+        limits = InputLimits(
+            max_bytes=file.bytes, max_lines=batch.total, max_line_bytes=file.bytes, endpoints=(batch.endpoint,)
+        )
+        try:
+            async with self._objects.local(file.object_key) as source, self._objects.scratch() as work:
+                verdict = await self._validator.validate(
+                    source=source, work=work, endpoint=batch.endpoint, limits=limits
+                )
+                if not _is_work_of(verdict, shards):
+                    return False
+                await self._objects.accept(work, leased.work_key)
+        except ObjectMissing:
+            return False
+        return True
+
+
+def _parse_lines(data: bytes) -> list[tuple[int, bytes, Usage | None]]:
+    """Return the index, the bytes and the usage of each line. Raise Damaged or DecodeError."""
+    *lines, rest = data.split(b"\n")
+    if rest:
+        raise Damaged("a line without an end")
+    return [_parse_line(line) for line in lines]
+
+
+def _parse_line(line: bytes) -> tuple[int, bytes, Usage | None]:
+    index = _INDEX.match(line)
+    if index is None:
+        raise Damaged("a line without an id")
+    response = _result_line.decode(line).response
+    return int(index[1]), line + b"\n", None if response is None else reported_usage(response.body)
+
+
+def _keep_new(lines: Iterable[tuple[int, bytes, Usage | None]], found: dict[int, Usage | None]) -> list[bytes]:
+    """Return the lines that were not found before, and note them as found."""
+    kept = []
+    for index, line, usage in lines:
+        if index not in found:
+            found[index] = usage
+            kept.append(line)
+    return kept
+
+
+def _by_offset(shards: list[Shard]) -> Iterator[list[Shard]]:
+    for _, pieces in groupby(shards, key=lambda shard: shard.offset):
+        yield list(pieces)
+
+
+def _is_work_of(verdict: Verdict, shards: list[Shard]) -> bool:
+    made = {shard.offset: shard for shard in verdict.shards}
+    return all(
+        (new := made.get(shard.offset)) is not None
+        and (new.length, new.lines) == (shard.length, shard.lines)
+        and shard.checksum in (None, new.checksum)
+        for shard in shards
+    )
+
+
+def _lines_of_unreadable(batch: Batch, groups: Iterable[_Group], found: Mapping[int, Usage | None]) -> dict[int, bytes]:
+    """Return the index and custom_id of lines that are in no readable shard and have no result.
+
+    A custom_id is null if it cannot be read either.
+    """
+    known = found.keys() | {line.index for group in groups for line in group.lines or []}
+    failing = dict.fromkeys((index for index in range(batch.total) if index not in known), _UNKNOWN_ID)
+    for group in groups:
+        if group.lines is None:
+            failing |= {line.index: line.custom_id for line in legible_lines(group.data) if line.index in failing}
+    return failing
+
+
+def _count_rest(
+    shards: list[MendedShard], groups: Iterable[_Group], found: Mapping[int, Usage | None]
+) -> list[MendedShard]:
+    """Count the results of lines that are in no readable shard for the first unreadable one."""
+    unreadable = [piece for group in groups if group.lines is None for piece in group.pieces]
+    if not unreadable:
+        return shards
+    readable = {line.index for group in groups for line in group.lines or []}
+    rest = [usage for index, usage in found.items() if index not in readable]
+    counted = _mended(unreadable[0], [], state=ShardState.DONE, results=rest)
+    return [counted if shard.n == counted.n else shard for shard in shards]
+
+
+def _mended(piece: Shard, positions: list[int], *, state: ShardState, results: list[Usage | None]) -> MendedShard:
+    usages = [usage for usage in results if usage is not None]
+    return MendedShard(
+        n=piece.n,
+        settled=all_but(positions, piece.lines),
+        completed=len(usages),
+        failed=len(results) - len(usages),
+        usage=total(usages),
+        state=state,
+    )
