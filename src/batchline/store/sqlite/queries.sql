@@ -485,13 +485,6 @@ UPDATE shards SET owner = NULL, lease_until = NULL,
 WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND owner = :owner AND state = 'leased'
 RETURNING project_id, model, expires_at, batch_id, n, state;
 
--- name: watch_leases
--- Notes that the service looks for ended leases of its own. If it did not for half a lease, the database could not be
--- used: then each of its leases lasts for at least a whole length from now on.
-INSERT INTO watch (id, owner, lease, seen, since) VALUES (1, :owner, :lease, :now, :now)
-ON CONFLICT (id) DO UPDATE SET owner = :owner, lease = :lease, seen = :now,
-    since = CASE WHEN owner = :owner AND seen >= :now - :lease / 2 THEN since ELSE :now END;
-
 -- name: close_shard
 -- Closes a leased shard whose lines cannot be read.
 UPDATE shards SET owner = NULL, lease_until = NULL, state = 'closed'
@@ -501,6 +494,13 @@ WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND owner = :owner AND 
 -- Lists the shards of a batch that an owner has leased.
 SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum
 FROM shards WHERE batch_id = :batch_id AND owner = :owner AND state = 'leased';
+
+-- name: watch_leases
+-- Notes that the service looks for ended leases of its own. If it did not for half a lease, the database could not be
+-- used: then each of its leases lasts for at least a whole length from now on.
+INSERT INTO watch (id, owner, lease, seen, since) VALUES (1, :owner, :lease, :now, :now)
+ON CONFLICT (id) DO UPDATE SET owner = :owner, lease = :lease, seen = :now,
+    since = CASE WHEN owner = :owner AND seen >= :now - :lease / 2 THEN since ELSE :now END;
 
 -- name: expired_leases
 -- Finds shards of dead processes. This process holds the folder's lock, so every owner that is not in the list is dead.
