@@ -100,7 +100,7 @@ class InFlight:
         """Remove a job whose attempt ended, and return its latency. An outcome of None does not affect the limiter."""
         start = self._starts.pop(job)
         if isinstance(outcome, Retryable):
-            self._limiter.end(
+            job.provoked = self._limiter.end(
                 start,
                 _sign_of(outcome),
                 now,
