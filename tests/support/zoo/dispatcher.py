@@ -182,7 +182,11 @@ class SimulatedDispatcher:
 
     def _on_fault(self, job: Job, fault: Retryable) -> None:
         model, policy = job.model.id, self._policy
-        last = job.throttles >= policy.max_throttles if fault.throttled else job.attempts + 1 >= policy.max_attempts
+        job.last_fault = fault
+        spends = fault.throttled and not job.provoked
+        last = job.throttles + spends > policy.max_throttles or (
+            not fault.throttled and job.attempts + 1 >= policy.max_attempts
+        )
         line = job.batch.id, job.line.index
         self._breakers.on_unavailable(model, line, fault.kind, throttled=fault.throttled, last_attempt=last)
         self._paused_models = self._breakers.paused_models
@@ -190,7 +194,7 @@ class SimulatedDispatcher:
             job.probes += 1
             self._ready.add(job, first=job.probes % _PROBES_IN_A_ROW != 0)
             return
-        job.throttles += fault.throttled and not job.provoked
+        job.throttles += spends
         job.attempts += not fault.throttled
         if last:
             work = self._work[job.batch.id]

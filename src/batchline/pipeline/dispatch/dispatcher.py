@@ -452,7 +452,7 @@ class Dispatcher:
 
     def _is_last_attempt(self, job: Job, fault: Retryable) -> bool:
         if fault.throttled:
-            return job.throttles >= self._policy.max_throttles
+            return job.throttles >= self._policy.max_throttles and not job.provoked
         return job.attempts + 1 >= self._policy.max_attempts
 
     def _wait_for_retry(self, job: Job, fault: Retryable) -> None:
