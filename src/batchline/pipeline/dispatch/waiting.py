@@ -13,8 +13,8 @@ from batchline.pipeline.dispatch.queues import ReadyQueue, RetryQueue
 from batchline.pipeline.record import Recorder
 from batchline.ports import Clock
 
-_LONGEST_RATE_WAIT_SECONDS = 4.0
-"""The limiter lets a line start at least this often. A longer wait is one that the upstream announced."""
+_LONGEST_RATE_WAIT_SECONDS = 2.0
+"""A shorter wait for what the headers announce is a matter of the rate. A longer one is worth to be named."""
 
 DISPATCH_REASONS = tuple(reason for reason in WaitReason if reason is not WaitReason.QUEUED)
 """The reasons for which lines wait in a dispatcher. Queued lines are in none."""
@@ -95,5 +95,6 @@ class Waiting:
 
     def _blocked_seconds(self, model: str, now: float) -> float:
         """Return how long no line of a model may start because its upstream said so."""
-        blocked, wait = self._limiter.model(model).blocked_until - now, self._limiter.wait(model, now)
-        return blocked if blocked > 0 else wait if wait > _LONGEST_RATE_WAIT_SECONDS else 0.0
+        limit = self._limiter.model(model)
+        announced = limit.announced_wait(now)
+        return max(limit.blocked_seconds(now), announced if announced > _LONGEST_RATE_WAIT_SECONDS else 0.0)

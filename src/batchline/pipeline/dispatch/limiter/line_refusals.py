@@ -13,11 +13,16 @@ from math import inf
 _TOGETHER_SECONDS = 1.0
 """If two lines are refused within this time, it is not about a single line."""
 _AGAIN_WEIGHT = 0.1
+"""The weight of one more line that is tried again: about ten of them decide."""
 _SELDOM, _OFTEN = 0.15, 0.2
 """The parts of lines that pass seldom and often."""
 _PERIOD_SECONDS, _PERIOD_LATENCIES = 0.5, 4
+"""A period lasts for this time, or for so many answers after each other: some of each kind must have ended."""
 _MIN_FIRST, _MIN_AGAIN = 16, 4
 """A period shows something with so many lines that were tried first, and so many that were tried again."""
+_UNDECIDED_SECONDS = 2.0
+"""If none was accepted, neither first nor often enough again, the period goes on for this time: the lines may need
+several tries each."""
 
 
 class LineRefusals:
@@ -60,7 +65,9 @@ class LineRefusals:
         counts = self._counts
         first, tried_again = counts[False, True] + counts[False, False], counts[True, True] + counts[True, False]
         if now >= self._period_ends and first >= _MIN_FIRST and tried_again >= _MIN_AGAIN:
-            self.first_are_refused = not counts[False, True] and counts[True, True] > _OFTEN * tried_again
-            self._counts = counts = dict.fromkeys(counts, 0)
-            self._period_ends = now + max(_PERIOD_SECONDS, _PERIOD_LATENCIES * latency_seconds)
+            first_pass, others_pass = counts[False, True] > 0, counts[True, True] > _OFTEN * tried_again
+            if first_pass or others_pass or now >= self._period_ends + _UNDECIDED_SECONDS:
+                self.first_are_refused = others_pass and not first_pass
+                self._counts = counts = dict.fromkeys(counts, 0)
+                self._period_ends = now + max(_PERIOD_SECONDS, _PERIOD_LATENCIES * latency_seconds)
         counts[again, accepted] += 1

@@ -19,8 +19,11 @@ class ModelLimit:
         self._refusals = RefusalLimit()
         self._line_refusals = LineRefusals()
         self._announced = Announced()
-        self.started = 0
+
+    @property
+    def started(self) -> int:
         """How many were started in all."""
+        return self._refusals.started
 
     @property
     def is_limited(self) -> bool:
@@ -41,11 +44,6 @@ class ModelLimit:
         """How many start in a second; None while that is not limited."""
         return self._refusals.rate
 
-    @property
-    def blocked_until(self) -> float:
-        """When the upstream lets the next one start, as it said."""
-        return self._refusals.blocked_until
-
     def allowance(self, in_flight: int, now: float) -> int:
         """Return how many may start now beside those that are in flight."""
         allowed = min(self._refusals.allowance(in_flight, now), self._announced.allowance(now))
@@ -55,9 +53,16 @@ class ModelLimit:
         """Return the seconds until one may start although none ends; 0 if it may now, or if one must end first."""
         return max(self._refusals.wait(in_flight, now), self._announced.wait(now))
 
+    def blocked_seconds(self, now: float) -> float:
+        """Return the seconds until one may start because the upstream said so, with Retry-After; 0 if it did not."""
+        return max(0.0, self._refusals.blocked_until - now)
+
+    def announced_wait(self, now: float) -> float:
+        """Return the seconds until the headers of the upstream let one start."""
+        return self._announced.wait(now)
+
     def on_start(self, now: float, count: int, in_flight: int) -> None:
         """Report so many starts, with so many in flight including them."""
-        self.started += count
         self._refusals.on_start(now, count, in_flight)
         if self._announced.is_limiting:
             self._announced.on_start(count)
@@ -81,4 +86,6 @@ class ModelLimit:
         return self._refusals.on_refusal(start, now, retry_after=retry_after)
 
     def on_outage_over(self, now: float) -> None:
+        """Forget what was refused in an outage: it was neither about a limit nor about the lines."""
+        self._line_refusals = LineRefusals()
         self._refusals.on_outage_over(now)

@@ -6,10 +6,12 @@ is a number in flight divided by the latency. So one number is looked for, the *
 
                  many are refused               now and then
     unlimited ────────────────────> hold <══════════════════════> probe: a little more, then much more
-        ^                           │  ^                            │
-        │                           │  └─ many are refused:         │
-        │                           │     as many as were accepted  │
-        └───────────────────────────┴───────────────────────────────┘
+        ^                         ^ │ ^                             │
+        │                         │ │ └─ many are refused:          │
+        │                         │ │    as many as were accepted   │
+        │                         │ └──> test: after three such cuts│
+        │                         └────────┘                        │
+        └───────────────────────────────────────────────────────────┘
                     more than are in flight would be accepted
 
 Holding the part that was accepted is right at once, be it about a number or about a rate. If as large a part is refused
@@ -34,25 +36,34 @@ _TOLERANCE = 1.3
 _NONE = 0.02
 """While no larger part than this is refused, the upstream may not be full."""
 _RECENT_WEIGHT, _USUAL_WEIGHT, _USUAL_SAMPLE_WEIGHT = 1 / 16, 1 / 64, 0.2
+"""The weights of one more request in the part that was refused lately, and of one more request or sample in the part
+that is refused at any limit. What is refused lately must be known soon, and what is usual must not follow chance."""
 _SHORTEST_PATIENCE_SECONDS, _PATIENCE_IN_REFUSALS = 0.1, 4
 """A request was accepted if it is not refused in so many times the time that refusals take."""
 _SAMPLE_SIZE = 16
+"""The fewest starts that a part is counted of. Half of them are enough below one in flight, where they take long."""
 _FIRST_LIMIT = 32.0
 """The limit if many are refused and nothing was ever accepted: the number in flight shows nothing then."""
 _LARGEST_CUT, _CUT_IF_ALL_REFUSED, _LARGEST_TEST_CUT = 1 / 4, 1 / 2, 1 / 16
+"""What is left of the limit at least: a sample may show too many refusals by chance. A test may go lower, since it is
+over soon."""
 _SECONDS_IF_ALL_REFUSED = 0.5
 """The time between two cuts if nothing is accepted. It may be an outage, in which the limit says nothing."""
 _LEAST_RATE = 1.0
-"""At least so many start in a second."""
+"""The limit lets at least so many start in a second, or one be in flight if that takes longer."""
 _SAMPLES_TO_BLOCK = 2
 """If so many samples in a row were refused whole, all requests wait until the time of Retry-After."""
 _CUTS_TO_TEST, _TEST_SECONDS = 3, 0.25
+"""So many cuts in a row should have reached any limit. The two samples of a test take at least this time each, so that
+a burst that the upstream accepts at once does not decide."""
 _GROWTH_PER_SAMPLE = 1.02
+"""While nothing at all is refused, the limit creeps up between probes."""
 _FIRST_GROWTH, _GROWTH_OF_GROWTH, _LARGEST_GROWTH = 0.04, 8.0, 1.0
 """A probe adds a little first, and more while that is accepted: an upstream that has grown is soon known."""
 _USUAL_GROWTH = 4
 """A probe adds so many times the part that is refused anyway. Otherwise chance would decide."""
 _SECONDS_BETWEEN_PROBES, _LONGEST_PROBE_SECONDS = 1.0, 0.5
+"""A limit that was lifted must be noticed within seconds. A probe ends after this time if what it added was started."""
 _LONGEST_HOLD_SECONDS = 2.0
 """A limit is held for a sample before a probe, or for this time if requests take too long for a sample."""
 _USED_PART = 0.85
@@ -87,7 +98,7 @@ class RefusalLimit:
         """How often in a row the limit was cut, and what it was before."""
         self._before_cuts: float | None = None
         self._part_before: float | None = None
-        """The part that was refused in the first sample of a test."""
+        """The part that was refused in the first sample of a test, while the second one is counted."""
         self._good = inf
         """The limit to return to after a probe."""
         self._growth = 0.0
@@ -109,12 +120,20 @@ class RefusalLimit:
         return self._slots.limit
 
     @property
+    def started(self) -> int:
+        """How many were started in all."""
+        return self._slots.started
+
+    @property
     def rate(self) -> float | None:
         """How many start in a second at this limit; None if that is not limited."""
         return self.limit / self._slots.usual_seconds if self.is_limiting else None
 
     def allowance(self, in_flight: int, now: float) -> float:
-        """Return how many may start beside those that are in flight."""
+        """Return how many may start beside those that are in flight, and begin a probe if it is time for one.
+
+        A probe needs requests that wait for a slot, and nothing else knows whether there are any.
+        """
         if self.is_limiting:
             self._consider_sample(now)
         if not self.is_limiting:
@@ -123,7 +142,7 @@ class RefusalLimit:
             return 0
         free = self._slots.free(in_flight, now)
         if free <= 0 and self._phase is _Phase.HOLD and now >= self._probe_at:
-            self._probe(self._limit_growth, now)
+            self._probe(self._first_growth, now)
             free = self._slots.free(in_flight, now)
         return free
 
@@ -170,6 +189,7 @@ class RefusalLimit:
                 self._hold(self._accepted_beside(start), now)
             return False
         if start.order <= self._set_after:
+            # Those that started before the limit was set may show that it is still too high.
             if self._phase is _Phase.HOLD and not self._cuts and self._accepted_beside(start) < self.limit:
                 self._hold(self._accepted_beside(start), now)
             return True
@@ -196,8 +216,7 @@ class RefusalLimit:
         self.blocked_until = self._retry_at = self._recent = 0.0
         self._refused_samples = 0
         if self.is_limiting:
-            self._hold(self.limit if self._before_cuts is None else self._before_cuts, now)
-            self._end_cuts()
+            self._return_from_cuts(now)
             self._probe(_LARGEST_GROWTH, now)
 
     @property
@@ -210,7 +229,8 @@ class RefusalLimit:
         return max(_FEW, _TOLERANCE * self._usual + _FEW / 2)
 
     @property
-    def _limit_growth(self) -> float:
+    def _first_growth(self) -> float:
+        """The part of the limit that a probe adds first."""
         return max(_FIRST_GROWTH, _USUAL_GROWTH * self._usual)
 
     @property
@@ -223,7 +243,7 @@ class RefusalLimit:
 
     def _set_limit(self, limit: float, phase: _Phase, now: float) -> None:
         self._slots.set_limit(max(min(1.0, _LEAST_RATE * self._slots.usual_seconds), limit))
-        self._phase, self._set_at, self._sample = phase, now, None
+        self._phase, self._set_at = phase, now
 
     def _hold(self, limit: float, now: float) -> None:
         self._set_limit(limit, _Phase.HOLD, now)
@@ -232,12 +252,19 @@ class RefusalLimit:
         # Probes are not evenly spaced: the same lines might be ready for each of them, and be refused each time.
         self._probes += 1
         self._next_probe = now + _SECONDS_BETWEEN_PROBES * (0.5 + self._probes * 0.618 % 1)
-        self._sample = self._new_sample(now)
+        self._begin_sample(now)
 
-    def _new_sample(self, now: float, *, seconds: float = 0.0) -> Sample:
+    def _begin_sample(self, now: float, *, least: int = 0, seconds: float = 0.0, most_seconds: float = inf) -> None:
         size = max(_SAMPLE_SIZE, ceil(self.limit)) if self.limit >= 1 or seconds else _SAMPLE_SIZE // 2
-        whole = seconds > 0 or self._usual >= _FEW
-        return Sample(now, after=self._slots.started, size=size, seconds=seconds, whole=whole)
+        self._sample = Sample(
+            now,
+            after=self._slots.started,
+            size=size,
+            least=least,
+            seconds=seconds,
+            most_seconds=most_seconds,
+            whole=seconds > 0 or self._usual >= _FEW,
+        )
 
     def _consider_sample(self, now: float) -> None:
         sample = self._sample
@@ -249,7 +276,7 @@ class RefusalLimit:
             self._go_on_with_test(sample.refused_part, now)
         else:
             self._held = True
-            self._sample = self._new_sample(now)
+            self._begin_sample(now)
             if sample.refused > 1 and sample.refused_part > self._tolerated:
                 self._cut(sample.refused_part, now)
             else:
@@ -284,28 +311,30 @@ class RefusalLimit:
     def _end_cuts(self) -> None:
         self._cuts, self._before_cuts = 0, None
 
-    def _block(self, now: float) -> None:
-        """Wait until the time of Retry-After. Then as many are accepted as before the refusals."""
+    def _return_from_cuts(self, now: float) -> None:
+        """Hold the limit that there was before the last cuts."""
         limit = self.limit if self._before_cuts is None else self._before_cuts
         self._end_cuts()
-        self._refused_samples, self.blocked_until = 0, self._retry_at
         self._hold(limit, now)
 
-    def _begin_test(self, limit: float, now: float) -> None:
+    def _block(self, now: float) -> None:
+        """Wait until the time of Retry-After. Then as many are accepted as before the refusals."""
+        self._refused_samples, self.blocked_until = 0, self._retry_at
+        self._return_from_cuts(now)
+
+    def _begin_test(self, limit: float, now: float, *, part_before: float | None = None) -> None:
         self._hold(limit, now)
-        self._phase = _Phase.TEST
-        self._sample = self._new_sample(now, seconds=_TEST_SECONDS)
+        self._phase, self._part_before = _Phase.TEST, part_before
+        self._begin_sample(now, seconds=_TEST_SECONDS)
 
     def _go_on_with_test(self, part: float, now: float) -> None:
         """After the first sample, go on with a limit at which nothing is refused if it is about the limit."""
-        before, self._part_before = self._part_before, None
+        before = self._part_before
         if before is None:
-            self._begin_test(self.limit * max(_LARGEST_TEST_CUT, min(0.5, 1 - part)), now)
-            self._part_before = part
+            self._begin_test(self.limit * max(_LARGEST_TEST_CUT, min(0.5, 1 - part)), now, part_before=part)
         elif part > before / 2 and before < 1 - _LARGEST_TEST_CUT:
-            self._usual, limit = part, self.limit if self._before_cuts is None else self._before_cuts
-            self._end_cuts()
-            self._hold(limit, now)
+            self._usual = part
+            self._return_from_cuts(now)
             self._probe(_LARGEST_GROWTH, now)
         else:
             self._cuts = 0
@@ -315,16 +344,10 @@ class RefusalLimit:
         self._growth = min(_LARGEST_GROWTH, growth)
         added = self._good * self._growth
         self._set_limit(self._good + (max(1.0, added) if self._good >= 1 else added), _Phase.PROBE, now)
-        self._sample = Sample(
-            now,
-            after=self._slots.started,
-            size=max(_SAMPLE_SIZE, ceil(self.limit)) if self.limit >= 1 else _SAMPLE_SIZE // 2,
-            least=ceil(self.limit - self._good),
-            most_seconds=_LONGEST_PROBE_SECONDS,
-            whole=self._usual >= _FEW,
-        )
+        self._begin_sample(now, least=ceil(self.limit - self._good), most_seconds=_LONGEST_PROBE_SECONDS)
 
     def _end_probe(self, part: float, now: float) -> None:
+        """Return to the limit if half of what was added is refused; else add more, or limit nothing any more."""
         added = 1 - self._good / self.limit
         if part >= self._usual + added / 2:
             self._hold(self._good, now)

@@ -16,6 +16,7 @@ _LAST_PART = 2 / 3
 """If requests queued, those that started with more than this part of the most in flight show the throughput."""
 _MIN_LATENCY_SECONDS = 1e-6
 _MAX_MODELS = 1000
+"""Models to remember. A file may name any number of them."""
 
 
 class Measure:

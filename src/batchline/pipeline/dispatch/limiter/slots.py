@@ -8,6 +8,7 @@ from collections import deque
 from math import inf
 
 _LATENCY_WEIGHT = 1 / 32
+"""The weight of one more answer in the mean latency."""
 _FIRST_LATENCY_SECONDS = 0.1
 """What is assumed while nothing was answered."""
 _GOLDEN_RATIO = 0.6180339887
