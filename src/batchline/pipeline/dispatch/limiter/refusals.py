@@ -54,6 +54,7 @@ _LEAST_RATE = 1.0
 _SAMPLES_TO_BLOCK = 2
 """If so many samples in a row were refused whole, all requests wait until the time of Retry-After."""
 _CUTS_TO_TEST, _TEST_SECONDS = 3, 0.25
+_LEAST_TEST_STARTS, _LONGEST_TEST_SECONDS = 4, 2.0
 """So many cuts in a row should have reached any limit. The two samples of a test take at least this time each, so that
 a burst that the upstream accepts at once does not decide."""
 _GROWTH_PER_SAMPLE = 1.02
@@ -154,7 +155,7 @@ class RefusalLimit:
             return self.blocked_until - now
         if self._slots.free(in_flight, now) > 0:
             return 0.0
-        times = [self._slots.next_free(now)]
+        times = [self._slots.next_free(in_flight, now)]
         if self._phase is _Phase.HOLD:
             times.append(self._probe_at)
         if self._sample is not None:
@@ -325,7 +326,9 @@ class RefusalLimit:
     def _begin_test(self, limit: float, now: float, *, part_before: float | None = None) -> None:
         self._hold(limit, now)
         self._phase, self._part_before = _Phase.TEST, part_before
-        self._begin_sample(now, seconds=_TEST_SECONDS)
+        self._begin_sample(
+            now, least=_LEAST_TEST_STARTS, seconds=_TEST_SECONDS, most_seconds=_LONGEST_TEST_SECONDS
+        )
 
     def _go_on_with_test(self, part: float, now: float) -> None:
         """After the first sample, go on with a limit at which nothing is refused if it is about the limit."""
@@ -339,6 +342,7 @@ class RefusalLimit:
         else:
             self._cuts = 0
             self._hold(self.limit * (1 - part), now)
+            self._held = True
 
     def _probe(self, growth: float, now: float) -> None:
         self._growth = min(_LARGEST_GROWTH, growth)

@@ -11,6 +11,10 @@ _LATENCY_WEIGHT = 1 / 32
 """The weight of one more answer in the mean latency."""
 _FIRST_LATENCY_SECONDS = 0.1
 """What is assumed while nothing was answered."""
+_LARGEST_PACE = 2.0
+"""Starts follow each other at most so many times as fast as the limit has them on average. Slots that are free at once
+would otherwise make a burst, which an upstream with a limit on the rate refuses."""
+_ROUNDING = 1e-6
 _GOLDEN_RATIO = 0.6180339887
 """Its multiples, without their whole part, are spread evenly between 0 and 1."""
 
@@ -46,16 +50,13 @@ class Slots:
 
         With a limit of 7.3, eight may be in flight for three of ten starts, and seven for the others.
         """
-        if self.limit < 1:
-            return int(not in_flight and now >= self._next_start)
-        while self._refused_until and self._refused_until[0] <= now:
-            self._refused_until.popleft()
-        return int(self.limit + self.started * _GOLDEN_RATIO % 1) - in_flight - len(self._refused_until)
+        spaced = (now - self._last_start) / self._spacing_seconds + _ROUNDING
+        return int(min(self._untaken(in_flight, now), spaced))
 
-    def next_free(self, now: float) -> float:
-        """Return when a slot is free even if no request ends; infinity if none is."""
-        if self.limit < 1:
-            return max(now, self._next_start)
+    def next_free(self, in_flight: int, now: float) -> float:
+        """Return when one may start even if no request ends; infinity if one must end first."""
+        if self._untaken(in_flight, now) > 0:
+            return self._last_start + self._spacing_seconds
         return self._refused_until[0] if self._refused_until else inf
 
     def on_start(self, now: float, count: int, in_flight: int) -> None:
@@ -69,8 +70,17 @@ class Slots:
         self.latency_seconds += weight * (latency_seconds - self.latency_seconds)
 
     def on_refusal(self, started: float) -> None:
-        self._refused_until.append(started + self.usual_seconds)
+        """Let a refused request take its slot. Below one in flight, the time between two starts does that."""
+        if self.limit >= 1:
+            self._refused_until.append(started + self.usual_seconds)
+
+    def _untaken(self, in_flight: int, now: float) -> int:
+        if self.limit < 1:
+            return 1 - in_flight
+        while self._refused_until and self._refused_until[0] <= now:
+            self._refused_until.popleft()
+        return int(self.limit + self.started * _GOLDEN_RATIO % 1) - in_flight - len(self._refused_until)
 
     @property
-    def _next_start(self) -> float:
-        return self._last_start + self.usual_seconds / self.limit
+    def _spacing_seconds(self) -> float:
+        return self.usual_seconds / (self.limit if self.limit < 1 else _LARGEST_PACE * self.limit)
