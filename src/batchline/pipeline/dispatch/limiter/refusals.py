@@ -54,9 +54,10 @@ _LEAST_RATE = 1.0
 _SAMPLES_TO_BLOCK = 2
 """If so many samples in a row were refused whole, all requests wait until the time of Retry-After."""
 _CUTS_TO_TEST, _TEST_SECONDS = 3, 0.25
-_LEAST_TEST_STARTS, _LONGEST_TEST_SECONDS = 4, 2.0
 """So many cuts in a row should have reached any limit. The two samples of a test take at least this time each, so that
 a burst that the upstream accepts at once does not decide."""
+_LEAST_TEST_STARTS, _LONGEST_TEST_SECONDS = 4, 2.0
+"""A sample of a test ends after this time if it has so many starts: at a low limit the search must go on soon."""
 _GROWTH_PER_SAMPLE = 1.02
 """While nothing at all is refused, the limit creeps up between probes."""
 _FIRST_GROWTH, _GROWTH_OF_GROWTH, _LARGEST_GROWTH = 0.04, 8.0, 1.0
@@ -94,6 +95,8 @@ class RefusalLimit:
         """The part of the last requests that was refused."""
         self._usual = 0.0
         """The part that is refused at any limit."""
+        self._most_usual = _FEW
+        """The largest part that a test has shown to be refused at any limit, or few if there was no test."""
         self._refusal_seconds = 0.0
         self._cuts = 0
         """How often in a row the limit was cut, and what it was before."""
@@ -185,7 +188,7 @@ class RefusalLimit:
         if retry_after:
             self._retry_at = max(self._retry_at, now + min(MAX_RETRY_AFTER_SECONDS, retry_after))
         if not self.is_limiting:
-            self._usual += _USUAL_WEIGHT * max(0.0, _FEW - self._usual)
+            self._learn_usual_unlimited()
             if self._recent > max(_MANY, self._tolerated):
                 self._hold(self._accepted_beside(start), now)
             return False
@@ -290,6 +293,11 @@ class RefusalLimit:
             self._slots.limit *= _GROWTH_PER_SAMPLE
             self._good = self.limit
 
+    def _learn_usual_unlimited(self) -> None:
+        """Count a refusal without a limit: it may be about a limit unless a test has shown that it is not."""
+        most = 1.0 if self._most_usual > _FEW else _FEW
+        self._usual = min(self._most_usual, self._usual + _USUAL_WEIGHT * max(0.0, most - self._usual))
+
     def _cut(self, part: float, now: float) -> None:
         """Lower the limit to the part that was accepted."""
         kept = max(_LARGEST_CUT, 1 - part)
@@ -326,9 +334,7 @@ class RefusalLimit:
     def _begin_test(self, limit: float, now: float, *, part_before: float | None = None) -> None:
         self._hold(limit, now)
         self._phase, self._part_before = _Phase.TEST, part_before
-        self._begin_sample(
-            now, least=_LEAST_TEST_STARTS, seconds=_TEST_SECONDS, most_seconds=_LONGEST_TEST_SECONDS
-        )
+        self._begin_sample(now, least=_LEAST_TEST_STARTS, seconds=_TEST_SECONDS, most_seconds=_LONGEST_TEST_SECONDS)
 
     def _go_on_with_test(self, part: float, now: float) -> None:
         """After the first sample, go on with a limit at which nothing is refused if it is about the limit."""
@@ -336,12 +342,13 @@ class RefusalLimit:
         if before is None:
             self._begin_test(self.limit * max(_LARGEST_TEST_CUT, min(0.5, 1 - part)), now, part_before=part)
         elif part > before / 2 and before < 1 - _LARGEST_TEST_CUT:
-            self._usual = part
+            self._usual = self._most_usual = part
             self._return_from_cuts(now)
             self._probe(_LARGEST_GROWTH, now)
         else:
             self._cuts = 0
             self._hold(self.limit * (1 - part), now)
+            # The test has held it for a sample.
             self._held = True
 
     def _probe(self, growth: float, now: float) -> None:
