@@ -54,11 +54,12 @@ class Drive:
         due = self.now + max(wait, 0.001)
         if wait > 0 and due < self._due:
             self._due = due
-            self.world.after(due - self.now, self._on_timer)
+            self.world.after(due - self.now, partial(self._on_timer, due))
 
-    def _on_timer(self) -> None:
-        self._due = inf
-        self._pump()
+    def _on_timer(self, due: float) -> None:
+        if due == self._due:
+            self._due = inf
+            self._pump()
 
     def _send(self, start: Start) -> None:
         if self._accepts(self.now, self._processed):

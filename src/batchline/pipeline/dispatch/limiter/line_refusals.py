@@ -54,12 +54,11 @@ class LineRefusals:
         others_pass, self._others_pass = self._others_pass, False
         self._refused_line, self._refused_at = line, now
         self._count(now, again=again, accepted=False)
+        if again:
+            self._accepted_again -= _AGAIN_WEIGHT * self._accepted_again
         if not together or self.first_are_refused:
             return True
-        if not again:
-            return False
-        self._accepted_again -= _AGAIN_WEIGHT * self._accepted_again
-        return others_pass and self._accepted_again < _SELDOM
+        return again and others_pass and self._accepted_again < _SELDOM
 
     def _count(self, now: float, *, again: bool, accepted: bool, latency_seconds: float = 0.0) -> None:
         counts = self._counts
