@@ -80,9 +80,9 @@ def test_a_server_that_queues_in_silence_is_not_buried(tmp_path: Path) -> None:
         bench.play(scene())
 
 
-@pytest.mark.rule("D3", "429 makes lines start at a pace that is hardly ever refused.")
-def test_a_server_that_refuses_by_rate_is_used_and_hardly_annoyed(tmp_path: Path) -> None:
-    """If it takes 40 per second, 90 % of that is used and less than 5 % of the requests are refused after 30 seconds.
+@pytest.mark.rule("D3", "429 makes lines start at a pace that is seldom refused.")
+def test_a_server_that_refuses_by_rate_is_used_and_seldom_annoyed(tmp_path: Path) -> None:
+    """If it takes 40 per second, 95 % of that is used and less than 20 % of the requests are refused after 30 seconds.
 
     No line fails.
     """
@@ -95,8 +95,8 @@ def test_a_server_that_refuses_by_rate_is_used_and_hardly_annoyed(tmp_path: Path
             answered, refused = server.answered, server.refused
             await asyncio.sleep(60)
             answered, refused = server.answered - answered, server.refused - refused
-            assert answered >= 0.9 * 40 * 60
-            assert refused < 0.05 * (answered + refused)
+            assert answered >= 0.95 * 40 * 60
+            assert refused < 0.2 * (answered + refused)
             assert await bench.failures(await bench.ended(batch)) == {}
 
         bench.play(scene())

@@ -208,8 +208,8 @@ class SimulatedDispatcher:
             jitter=self._world.uniform(0, 1),
             limited=fault.throttled and self.limiter.model(model).is_refused,
         )
-        self._world.after(wait, lambda: self._make_ready(job))
+        self._world.after(wait, lambda: self._make_ready(job, first=fault.throttled))
 
-    def _make_ready(self, job: Job) -> None:
-        self._ready.add(job, first=True)
+    def _make_ready(self, job: Job, *, first: bool) -> None:
+        self._ready.add(job, first=first)
         self.pump()

@@ -517,8 +517,9 @@ class Dispatcher:
             self._timers_changed.clear()
             now = self._clock.steady()
             for job in self._retries.take_due(now):
-                # It has waited longer than those that were never tried.
-                self._make_ready(job, first=True)
+                # A refused line has waited longer than those that were never tried. One with another fault waits for
+                # its turn: if each line fails at first, others must be tried before anything can be said about that.
+                self._make_ready(job, first=_last_fault(job).throttled)
             self.pump()
             self._demand.update()
             waits = [] if self._retries.next_due is None else [self._retries.next_due - now]
