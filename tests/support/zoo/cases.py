@@ -118,7 +118,7 @@ CASES = {
         upstream=lambda world: HardLimit(world, about(0.1), slots=always(8)),
         script=lines(1600),
         ideal_seconds=20.0,
-        goal=0.9,
+        goal=0.85,
     ),
     "hard 200": Case(
         upstream=lambda world: HardLimit(world, about(0.2), slots=always(200)),
