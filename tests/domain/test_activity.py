@@ -184,15 +184,7 @@ def test_rates_are_summed_and_the_first_end_of_a_block_counts() -> None:
 def test_slots_are_those_of_the_workers_whose_lines_wait() -> None:
     workers = [_report(_load(m=SLOTS)), _report(_load(m=SLOTS, sync_calls=1)), _report(_load(limit=100))]
     assert _wait(*workers) == SlotsWait(
-        upstream=DEFAULT_UPSTREAM, model=None, in_flight=16, limit=16, by_other_projects=12, sync_calls=1
-    )
-
-
-@pytest.mark.rule("D11", "Slots of a model are given if the upstream accepts only so many of it at once.")
-def test_slots_of_a_model_are_not_those_of_the_upstream() -> None:
-    ceiling = ModelQueue(reason="slots", lines=4, limit=3, projects={"theirs": 3})
-    assert _wait(_report(_load(m=ceiling, n=SLOTS))) == SlotsWait(
-        upstream=DEFAULT_UPSTREAM, model="m", in_flight=3, limit=3, by_other_projects=3, sync_calls=0
+        upstream=DEFAULT_UPSTREAM, in_flight=16, limit=16, by_other_projects=12, sync_calls=1
     )
 
 

@@ -33,8 +33,8 @@ WAITS: list[tuple[Wait, str]] = [
         '{"reason":"rate_limit","upstream":"u","model":"m","rate":2.5}',
     ),
     (
-        SlotsWait(upstream="u", model=None, in_flight=7, limit=8, by_other_projects=6, sync_calls=1),
-        '{"reason":"slots","upstream":"u","model":null,"in_flight":7,"limit":8,"by_other_projects":6,"sync_calls":1}',
+        SlotsWait(upstream="u", in_flight=7, limit=8, by_other_projects=6, sync_calls=1),
+        '{"reason":"slots","upstream":"u","in_flight":7,"limit":8,"by_other_projects":6,"sync_calls":1}',
     ),
     (RetryWait(lines=3), '{"reason":"retrying","lines":3}'),
     (QueueWait(workers=0), '{"reason":"queued","workers":0}'),

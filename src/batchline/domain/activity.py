@@ -132,17 +132,14 @@ def _slots(servers: Iterable[_Server], project_id: str) -> SlotsWait | None:
     server = _with_most_lines(servers, WaitReason.SLOTS)
     if server is None:
         return None
-    queues = server.queues(WaitReason.SLOTS)
-    of_model = all(queue.limit is not None for _, queue in queues)
-    taken = [queue.projects if of_model else load.projects for load, queue in queues]
-    in_flight = sum(sum(projects.values()) for projects in taken)
+    loads = [load for load, _ in server.queues(WaitReason.SLOTS)]
+    in_flight = sum(sum(load.projects.values()) for load in loads)
     return SlotsWait(
         upstream=server.upstream,
-        model=server.model if of_model else None,
         in_flight=in_flight,
-        limit=sum((queue.limit or 0) if of_model else load.limit for load, queue in queues),
-        by_other_projects=in_flight - sum(projects.get(project_id, 0) for projects in taken),
-        sync_calls=0 if of_model else sum(load.sync_calls for load, _ in queues),
+        limit=sum(load.limit for load in loads),
+        by_other_projects=in_flight - sum(load.projects.get(project_id, 0) for load in loads),
+        sync_calls=sum(load.sync_calls for load in loads),
     )
 
 

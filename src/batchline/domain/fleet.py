@@ -21,10 +21,6 @@ class ModelQueue(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When the next one may start, in Unix seconds, for `retry_after`."""
     rate: float | None = None
     """How many start in a second, for `rate_limit`, if that is known."""
-    limit: int | None = None
-    """How many of the model may be in flight, for `slots`; None if it is the limit of the upstream that holds."""
-    projects: Mapping[str, int] = {}
-    """Lines of the model in flight by project, if ``limit`` is set."""
 
 
 class UpstreamLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,8 @@ from msgspec import Struct
 _MAX_BACKOFF_SECONDS = 60.0
 MAX_RETRY_AFTER_SECONDS = 300.0
 _MAX_DOUBLINGS = 64
+_LIMITED_TRIES, _MAX_LIMITED_DOUBLINGS = 6, 3
+"""At an upstream with a limit, the waits after so many refusals begin to double, and they double so often at most."""
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
@@ -14,10 +16,14 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     max_throttles: int = 12
     base_seconds: float = 1.0
 
-    def wait(self, *, tries: int, retry_after: float | None, jitter: float) -> float:
+    def wait(self, *, tries: int, retry_after: float | None, jitter: float, limited: bool = False) -> float:
         """Return the seconds to wait: exponential backoff with full jitter, and never less than Retry-After.
 
-        ``jitter`` is uniform in 0..1.
+        ``jitter`` is uniform in 0..1. ``limited`` says that the upstream refuses what exceeds a known limit. Then fewer
+        lines are started, and the refused ones need not stay away longer and longer.
         """
-        backoff = jitter * min(_MAX_BACKOFF_SECONDS, self.base_seconds * 2.0 ** min(tries - 1, _MAX_DOUBLINGS))
+        doublings = min(tries - 1, _MAX_DOUBLINGS)
+        if limited:
+            doublings = min(max(0, tries - _LIMITED_TRIES), _MAX_LIMITED_DOUBLINGS)
+        backoff = jitter * min(_MAX_BACKOFF_SECONDS, self.base_seconds * 2.0**doublings)
         return backoff if retry_after is None else min(retry_after, MAX_RETRY_AFTER_SECONDS) + backoff

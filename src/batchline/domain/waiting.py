@@ -60,7 +60,7 @@ class RetryAfterWait(_Wait, tag=WaitReason.RETRY_AFTER.value):
 
 
 class RateLimitWait(_Wait, tag=WaitReason.RATE_LIMIT.value):
-    """The upstream refuses lines (429) that come faster than at this rate."""
+    """The upstream refuses lines (429) beyond this rate, or beyond a number in flight that comes to this rate."""
 
     upstream: str
     model: str
@@ -74,9 +74,6 @@ class SlotsWait(_Wait, tag=WaitReason.SLOTS.value):
     """The upstream has as many requests in flight as it can use."""
 
     upstream: str
-    model: Annotated[
-        str | None, Meta(description="The model whose slots are taken, or null if it is those of the whole upstream.")
-    ]
     in_flight: Annotated[Count, Meta(description="Lines in flight, of all batches.")]
     limit: Annotated[Count, Meta(description="How many requests may be in flight.")]
     by_other_projects: Annotated[Count, Meta(description="Those of the lines in flight that other projects have.")]

@@ -68,6 +68,7 @@ class Job:
         "model",
         "position",
         "probes",
+        "provoked",
         "shard",
         "suspect",
         "throttles",
@@ -87,5 +88,7 @@ class Job:
         self.throttles = 0
         self.probes = 0
         """How often it was refused while its upstream was paused, which spends no attempt."""
+        self.provoked = False
+        """Whether its last refusal came because the limiter looked for the limit, which spends nothing."""
         self.last_fault: Retryable | None = None
         self.suspect = False

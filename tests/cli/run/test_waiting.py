@@ -70,8 +70,8 @@ UPSTREAM = "default"
         ),
         (
             "slots",
-            {"in_flight": 8, "limit": 8, "by_other_projects": 6, "model": "x"},
-            "waiting for a slot: all 8 of model x are taken, 6 by other projects",
+            {"in_flight": 8, "limit": 8, "by_other_projects": 6},
+            "waiting for a slot: all 8 are taken, 6 by other projects",
         ),
         ("retrying", {"lines": 1}, "waiting: 1 line will be tried again after a fault"),
         ("retrying", {"lines": 1200}, "waiting: 1,200 lines will be tried again after a fault"),

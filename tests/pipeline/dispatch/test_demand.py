@@ -46,10 +46,10 @@ def test_more_is_asked_for_as_soon_as_a_project_is_no_longer_satisfied(harness: 
 @pytest.mark.rule("D9", "A model that is held back keeps no other model of its project from being claimed.")
 def test_lines_of_a_model_that_is_held_back_do_not_satisfy_its_project(harness: DispatcherHarness) -> None:
     """D9: they cannot start, so the project's other models need lines too."""
-    harness.add(make_jobs(4, model="limited", expires_at=FAR_FUTURE))
-    harness.advance(1.0)
-    harness.reply(THROTTLED)
     harness.add(make_jobs(100, model="limited", expires_at=FAR_FUTURE))
+    for _ in range(3):
+        harness.advance(0.1)
+        harness.reply(THROTTLED)
     assert harness.dispatcher.satisfied_lanes == {Lane(model="limited", project_id="p")}
     harness.add(make_jobs(8, model="other", expires_at=FAR_FUTURE))
     assert harness.dispatcher.satisfied_lanes == {EVERYTHING_OF_P}

@@ -83,9 +83,10 @@ def test_a_project_that_comes_later_is_probed_within_a_second_if_a_model_is_paus
     """D3, D9: the same, with another model in use that the project with nothing but refusals has no lines of."""
     with closing(Scene(status=429)) as scene:
         scene.failing_projects = {"refused"}
-        scene.add_lines(5000, "welcome", "other")
         scene.add_lines(40, "refused", "m")
-        scene.advance(10.0)
+        for _ in range(50):
+            scene.add_lines(40, "welcome", "other")
+            scene.advance(0.2)
         assert scene.pauses() == {"m"}
         scene.add_lines(5000, "welcome", "other")
         scene.add_lines(50, "welcome", "m")

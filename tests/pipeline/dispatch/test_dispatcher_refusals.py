@@ -8,7 +8,9 @@ from zlib import crc32
 import pytest
 
 from batchline.domain.replies import Answer, Reply
-from tests.support.dispatchers import Request, ScriptedHarness
+from batchline.pipeline.dispatch.limiter import Limiter
+from batchline.pipeline.dispatch.limiter.model import ModelLimit
+from tests.support.dispatchers import DispatcherHarness, Request, ScriptedHarness
 from tests.support.jobs import FAR_FUTURE, make_jobs
 
 ANSWER = Answer(status=200, body=b'{"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}')
@@ -108,6 +110,93 @@ def test_lines_that_each_get_three_503_before_their_answer_all_succeed() -> None
         harness.add(make_jobs(500, expires_at=FAR_FUTURE))
         assert seconds_until(harness, 500) <= 60
         assert harness.recorder.errors == []
+
+
+def refused_once(status: int) -> Script:
+    """Return what refuses the first attempt of the first line, and answers all others after a while."""
+
+    async def reply(request: Request) -> Reply:
+        if request.attempt == 1 and request.line.endswith(" 0"):
+            return refusal(status)
+        return await answer(request)
+
+    return reply
+
+
+def tries_before(harness: ScriptedHarness) -> int:
+    """Return how many attempts were made before the second one of a line."""
+    return next(index for index, request in enumerate(harness.requests) if request.attempt == 2)
+
+
+@pytest.mark.rule("D3", "A refused line is tried again before lines that were never tried.")
+def test_a_refused_line_goes_first_when_it_is_tried_again() -> None:
+    """D3: it waits for a second at most. In that time five others are tried, one at a time."""
+    with closing(ScriptedHarness(refused_once(429), cap=1)) as harness:
+        harness.add(make_jobs(40, expires_at=FAR_FUTURE))
+        harness.advance(30.0)
+        assert tries_before(harness) <= 7
+
+
+def test_a_line_with_another_fault_waits_for_its_turn() -> None:
+    """D3: an upstream that fails each line at first must get others before anything can be said about it."""
+    with closing(ScriptedHarness(refused_once(503), cap=1)) as harness:
+        harness.add(make_jobs(40, expires_at=FAR_FUTURE))
+        harness.advance(30.0)
+        assert tries_before(harness) == 40
+
+
+@pytest.mark.rule("D3", "A refusal that the service provoked while it looks for the limit spends no throttle.")
+def test_refusals_that_the_search_provoked_spend_no_throttle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D3: a line must not fail because the service tries now and then whether more is accepted."""
+    real, provoked = Limiter.end, [True]
+    monkeypatch.setattr(Limiter, "end", lambda *given, **named: bool(real(*given, **named)) or provoked[0])
+
+    async def refuse(request: Request) -> Reply:
+        return refusal(429)
+
+    with closing(ScriptedHarness(refuse)) as harness:
+        harness.add(make_jobs(1, expires_at=FAR_FUTURE))
+        harness.advance(60.0)
+        assert (len(harness.requests) > 40, harness.recorder.errors) == (True, [])
+        provoked[0] = False
+        before = len(harness.requests)
+        harness.advance(600.0)
+        assert len(harness.requests) - before == 13
+        assert len(harness.recorder.errors) == 1
+
+
+@pytest.mark.rule("D3", "At an upstream whose limit is known, a refused line is tried again after a second at most.")
+def test_the_backoff_is_short_where_the_limit_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D3: six times. Elsewhere the wait doubles each time."""
+
+    def seconds_of_six_waits() -> float:
+        with closing(DispatcherHarness()) as harness:
+            harness.add(make_jobs(1, expires_at=FAR_FUTURE))
+            since = harness.now
+            for sent in range(1, 7):
+                assert harness.sent == sent
+                harness.reply(refusal(429))
+                while harness.sent == sent:
+                    harness.advance(0.5)
+            return harness.now - since
+
+    assert seconds_of_six_waits() == 1 + 2 + 4 + 8 + 16 + 32
+    monkeypatch.setattr(ModelLimit, "is_refused", True)
+    assert seconds_of_six_waits() == 6
+
+
+def test_a_line_that_may_start_earlier_than_another_is_not_kept_waiting() -> None:
+    """D9: the timer of a model that must wait for long is set again when another one need not."""
+    with closing(ScriptedHarness(answer)) as harness:
+        may_start = {"late": 60.0, "soon": 5.0}
+        limiter = harness.dispatcher._limiter
+        limiter.allowance = lambda model, now: 10 if now >= may_start[model] else 0  # type: ignore[method-assign]
+        limiter.wait = lambda model, now: max(0.0, may_start[model] - now)  # type: ignore[method-assign]
+        harness.add(make_jobs(1, model="late", expires_at=FAR_FUTURE))
+        harness.advance(1.0)
+        harness.add(make_jobs(1, model="soon", expires_at=FAR_FUTURE))
+        harness.advance(100.0)
+        assert [(request.model, request.at) for request in harness.requests] == [("soon", 5.0), ("late", 60.0)]
 
 
 def test_lines_that_each_get_some_429_before_their_answer_all_succeed() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchline.domain.outcomes import Retryable
+from batchline.domain.outcomes import Retryable, Success
 from batchline.pipeline.dispatch.in_flight import InFlight
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.job import Job
@@ -139,10 +139,38 @@ def test_a_throttled_end_limits_its_model_and_a_broken_one_does_not(kind: str, t
     """D3, D9: a broken connection says nothing about how much the upstream can take."""
     limiter, clock = Limiter(cap=16), SettableClock()
     in_flight = InFlight(limiter, clock=clock, count_sync_calls=lambda: 0)
-    jobs = make_jobs(4)
+    jobs = make_jobs(16)
     in_flight.start(jobs)
     clock.advance(0.1)
     for job in jobs:
         in_flight.finish(job, Retryable(kind, "reason", throttled=throttled), clock.steady())
     assert limiter.model("m").is_limited is throttled
     assert not limiter.model("other").is_limited
+
+
+def test_a_line_was_refused_before_also_if_that_spent_nothing() -> None:
+    """D9: otherwise lines that pass when they are tried again would seem to pass at once."""
+    limiter, clock = Limiter(cap=64), SettableClock()
+    in_flight = InFlight(limiter, clock=clock, count_sync_calls=lambda: 0)
+    refusal = Retryable("http_429", "reason", throttled=True)
+    for _ in range(12):
+        jobs = make_jobs(16)
+        for outcome in (refusal, Success(200, None, b"")):
+            in_flight.start(jobs)
+            clock.advance(0.1)
+            for job in jobs:
+                in_flight.finish(job, outcome, clock.steady())
+                job.last_fault = refusal
+        assert not any(job.throttles for job in jobs)
+    assert not limiter.model("m").is_limited
+
+
+def test_an_end_that_says_nothing_was_not_provoked() -> None:
+    """D3: what the limiter said about an earlier attempt does not count for this one."""
+    limiter, clock = Limiter(cap=64), SettableClock()
+    in_flight = InFlight(limiter, clock=clock, count_sync_calls=lambda: 0)
+    (job,) = make_jobs(1)
+    job.provoked = True
+    in_flight.start([job])
+    in_flight.finish(job, None, clock.steady())
+    assert not job.provoked

@@ -7,6 +7,7 @@ and the circuit breakers are the real ones.
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 from batchline.domain.engine_queue import QueueLength
 from batchline.domain.outcomes import Outcome, Retryable
@@ -59,7 +60,7 @@ class SimulatedDispatcher:
         self._work: dict[str, Work] = {}
         self._sent_at = 0.0
         """When the last line that was started is sent: each of them takes some time."""
-        self._rate_timer = self._probe_timer = False
+        self._rate_due, self._probe_timer = inf, False
         self.refused = self.peak = 0
 
     def add(self, lines: int, *, project: str = "one", model: str = "m", hopeless: int = 0) -> Work:
@@ -130,17 +131,19 @@ class SimulatedDispatcher:
         return self._ready.take_lane(*lane)
 
     def _set_rate_timer(self) -> None:
-        if self._rate_timer or not self._ready or self._breakers.paused:
+        if not self._ready or self._breakers.paused:
             return
         now = self._world.time
         waits = [wait for model in self._ready.by_model if (wait := self.limiter.wait(model, now)) > 0]
-        if waits:
-            self._rate_timer = True
-            self._world.after(max(min(waits), _SHORTEST_RATE_WAIT_SECONDS), self._on_rate_timer)
+        due = now + max(min(waits), _SHORTEST_RATE_WAIT_SECONDS) if waits else inf
+        if due < self._rate_due:
+            self._rate_due = due
+            self._world.after(due - now, lambda: self._on_rate_timer(due))
 
-    def _on_rate_timer(self) -> None:
-        self._rate_timer = False
-        self.pump()
+    def _on_rate_timer(self, due: float) -> None:
+        if due == self._rate_due:
+            self._rate_due = inf
+            self.pump()
 
     def _set_probe_timer(self) -> None:
         if not self._probe_timer and self._breakers.pauses:
@@ -179,7 +182,11 @@ class SimulatedDispatcher:
 
     def _on_fault(self, job: Job, fault: Retryable) -> None:
         model, policy = job.model.id, self._policy
-        last = job.throttles >= policy.max_throttles if fault.throttled else job.attempts + 1 >= policy.max_attempts
+        job.last_fault = fault
+        spends = fault.throttled and not job.provoked
+        last = job.throttles + spends > policy.max_throttles or (
+            not fault.throttled and job.attempts + 1 >= policy.max_attempts
+        )
         line = job.batch.id, job.line.index
         self._breakers.on_unavailable(model, line, fault.kind, throttled=fault.throttled, last_attempt=last)
         self._paused_models = self._breakers.paused_models
@@ -187,7 +194,7 @@ class SimulatedDispatcher:
             job.probes += 1
             self._ready.add(job, first=job.probes % _PROBES_IN_A_ROW != 0)
             return
-        job.throttles += fault.throttled
+        job.throttles += spends
         job.attempts += not fault.throttled
         if last:
             work = self._work[job.batch.id]
@@ -195,9 +202,14 @@ class SimulatedDispatcher:
             work.failed += 1
             return
         tries = max(1, job.throttles if fault.throttled else job.attempts)
-        wait = policy.wait(tries=tries, retry_after=fault.retry_after, jitter=self._world.uniform(0, 1))
-        self._world.after(wait, lambda: self._make_ready(job))
+        wait = policy.wait(
+            tries=tries,
+            retry_after=fault.retry_after,
+            jitter=self._world.uniform(0, 1),
+            limited=fault.throttled and self.limiter.model(model).is_refused,
+        )
+        self._world.after(wait, lambda: self._make_ready(job, first=fault.throttled))
 
-    def _make_ready(self, job: Job) -> None:
-        self._ready.add(job)
+    def _make_ready(self, job: Job, *, first: bool) -> None:
+        self._ready.add(job, first=first)
         self.pump()

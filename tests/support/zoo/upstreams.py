@@ -124,6 +124,23 @@ class Queueing(Upstream):
         self._process()
 
 
+class ImpatientQueue(Queueing):
+    """A gateway that queues what comes while its slots are taken, and refuses what has waited for too long."""
+
+    def __init__(self, world: World, seconds: Seconds, *, slots: Capacity, patience_seconds: float) -> None:
+        super().__init__(world, seconds, slots=slots)
+        self._patience_seconds = patience_seconds
+
+    def handle(self, job: Job, reply: Reply) -> None:
+        super().handle(job, reply)
+        self.world.after(self._patience_seconds, lambda: self._refuse_if_queued(reply))
+
+    def _refuse_if_queued(self, reply: Reply) -> None:
+        if reply in self._queue:
+            self._queue.remove(reply)
+            reply(refusal())
+
+
 class Bucket:
     """So many a second, and some of them at once."""
 
@@ -159,8 +176,10 @@ class Window:
 class RateLimited(Upstream):
     """Refuses what comes too fast; ``retry_after`` is sent along."""
 
-    def __init__(self, world: World, bucket: Bucket, *, retry_after: float | None = None) -> None:
-        super().__init__(world)
+    def __init__(
+        self, world: World, bucket: Bucket, seconds: Seconds = QUICK, *, retry_after: float | None = None
+    ) -> None:
+        super().__init__(world, seconds)
         self._bucket, self._retry_after = bucket, retry_after
 
     def handle(self, job: Job, reply: Reply) -> None:
@@ -173,8 +192,8 @@ class RateLimited(Upstream):
 class RequestsPerWindow(Upstream):
     """Refuses what comes after the allowed number, until the window ends, and says when that is."""
 
-    def __init__(self, world: World, window: Window) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, window: Window, seconds: Seconds = QUICK) -> None:
+        super().__init__(world, seconds)
         self._window = window
 
     def handle(self, job: Job, reply: Reply) -> None:

@@ -53,7 +53,7 @@ def _rate_limit(wait: RemoteWait) -> str:
 
 
 def _slots(wait: RemoteWait) -> str:
-    slots = f"all {wait.limit:,}" if wait.model is None else f"all {wait.limit:,} of model {wait.model}"
+    slots = f"all {wait.limit:,}"
     others = wait.by_other_projects
     if not others:
         return f"waiting for a slot: {slots} are taken"

@@ -115,5 +115,5 @@ class Demand:
         limit = self._limiter.model(model)
         if not limit.is_limited:
             return None
-        rate = limit.rate(self._clock.steady())
+        rate = limit.rate
         return enough if rate is None else min(enough, max(_MIN_LIMITED_LINES, int(rate * _LIMITED_SECONDS)))

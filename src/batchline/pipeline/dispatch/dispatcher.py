@@ -172,7 +172,7 @@ class Dispatcher:
     @property
     def rate_limit(self) -> float | None:
         """How many may start in a second now; None while that is not limited."""
-        return self._limiter.rate(self._clock.steady())
+        return self._limiter.rate
 
     @property
     def upstream_load(self) -> UpstreamLoad:
@@ -320,13 +320,18 @@ class Dispatcher:
 
     def _set_rate_timer(self) -> None:
         """Look again when the rate lets the next job start, if that is what the ready jobs wait for."""
-        if self._rate_timer is not None or not self._some_could_start or self._breakers.paused:
+        if not self._some_could_start or self._breakers.paused:
             return
         now = self._clock.steady()
         waits = [wait for model in self._ready.by_model if (wait := self._limiter.wait(model, now)) > 0]
-        if waits:
-            wait = max(min(waits), _SHORTEST_RATE_WAIT_SECONDS)
-            self._rate_timer = asyncio.get_running_loop().call_later(wait, self._on_rate_timer)
+        if not waits:
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(min(waits), _SHORTEST_RATE_WAIT_SECONDS)
+        if self._rate_timer is None or due < self._rate_timer.when():
+            if self._rate_timer is not None:
+                self._rate_timer.cancel()
+            self._rate_timer = loop.call_at(due, self._on_rate_timer)
 
     def _on_rate_timer(self) -> None:
         self._rate_timer = None
@@ -445,7 +450,7 @@ class Dispatcher:
         job.last_fault = fault
         forgiven = fault.unavailable and self._breakers.forgives(job.model.id, fault.kind)
         if not forgiven:
-            job.throttles += fault.throttled
+            job.throttles += fault.throttled and not job.provoked
             job.attempts += not fault.throttled
         if self._completer.end_if_stopped(job):
             return
@@ -459,7 +464,7 @@ class Dispatcher:
 
     def _is_last_attempt(self, job: Job, fault: Retryable) -> bool:
         if fault.throttled:
-            return job.throttles >= self._policy.max_throttles
+            return job.throttles >= self._policy.max_throttles and not job.provoked
         return job.attempts + 1 >= self._policy.max_attempts
 
     def _wait_for_retry(self, job: Job, fault: Retryable) -> None:
@@ -468,6 +473,7 @@ class Dispatcher:
             tries=max(1, job.throttles if fault.throttled else job.attempts),
             retry_after=fault.retry_after,
             jitter=self._random.uniform(0, 1),
+            limited=fault.throttled and self._limiter.model(job.model.id).is_refused,
         )
         self._retries.add(job, until=self._clock.steady() + wait)
         self._timers_changed.set()
@@ -523,7 +529,9 @@ class Dispatcher:
             self._timers_changed.clear()
             now = self._clock.steady()
             for job in self._retries.take_due(now):
-                self._make_ready(job)
+                # A refused line has waited longer than those that were never tried. One with another fault waits for
+                # its turn: if each line fails at first, others must be tried before anything can be said about that.
+                self._make_ready(job, first=_last_fault(job).throttled)
             self.pump()
             self._demand.update()
             waits = [] if self._retries.next_due is None else [self._retries.next_due - now]

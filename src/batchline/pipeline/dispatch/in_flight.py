@@ -99,20 +99,22 @@ class InFlight:
     def finish(self, job: Job, outcome: Outcome | None, now: float) -> float:
         """Remove a job whose attempt ended, and return its latency. An outcome of None does not affect the limiter."""
         start = self._starts.pop(job)
+        again = job.last_fault is not None and job.last_fault.throttled
         if isinstance(outcome, Retryable):
-            self._limiter.end(
+            job.provoked = self._limiter.end(
                 start,
                 _sign_of(outcome),
                 now,
                 line=job,
-                again=job.throttles > 0,
+                again=again,
                 retry_after=outcome.retry_after,
                 rate_limits=outcome.rate_limits,
             )
         elif isinstance(outcome, Success):
-            self._limiter.end(start, Sign.ANSWERED, now, again=job.throttles > 0, rate_limits=outcome.rate_limits)
+            self._limiter.end(start, Sign.ANSWERED, now, again=again, rate_limits=outcome.rate_limits)
         else:
-            self._limiter.end(start, Sign.OTHER if outcome is None else Sign.ANSWERED, now, again=job.throttles > 0)
+            job.provoked = False
+            self._limiter.end(start, Sign.OTHER if outcome is None else Sign.ANSWERED, now, again=again)
         self._count_end(job.batch.project_id, now)
         seconds = now - start.at
         before = seconds if self._typical_seconds == math.inf else self._typical_seconds

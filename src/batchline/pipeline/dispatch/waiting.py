@@ -1,7 +1,6 @@
 """Why the lines of a dispatcher do not start, for the progress of their batches and for the metrics (D11)."""
 
 from collections import Counter
-from collections.abc import Mapping
 from math import ceil
 
 from batchline.domain.fleet import MAX_REPORTED_MODELS, ModelQueue
@@ -15,7 +14,7 @@ from batchline.pipeline.record import Recorder
 from batchline.ports import Clock
 
 _LONGEST_RATE_WAIT_SECONDS = 2.0
-"""A rate is never below one line a second. A longer wait than this is one that the upstream announced."""
+"""A shorter wait for what the headers announce is a matter of the rate. A longer one is worth to be named."""
 
 DISPATCH_REASONS = tuple(reason for reason in WaitReason if reason is not WaitReason.QUEUED)
 """The reasons for which lines wait in a dispatcher. Queued lines are in none."""
@@ -90,28 +89,12 @@ class Waiting:
             return ModelQueue(reason=WaitReason.RETRY_AFTER, lines=lines, until=until)
         if not lines:
             return None
-        if self._is_paced(model, now):
-            return ModelQueue(reason=WaitReason.RATE_LIMIT, lines=lines, rate=limit.rate(now))
-        if self._is_at_ceiling(model):
-            projects = self._in_flight_of(model)
-            return ModelQueue(reason=WaitReason.SLOTS, lines=lines, limit=limit.ceiling, projects=projects)
+        if limit.is_refused or self._limiter.wait(model, now) > 0:
+            return ModelQueue(reason=WaitReason.RATE_LIMIT, lines=lines, rate=limit.rate)
         return ModelQueue(reason=WaitReason.SLOTS, lines=lines)
 
     def _blocked_seconds(self, model: str, now: float) -> float:
         """Return how long no line of a model may start because its upstream said so."""
-        blocked, wait = self._limiter.model(model).blocked_until - now, self._limiter.wait(model, now)
-        return blocked if blocked > 0 else wait if wait > _LONGEST_RATE_WAIT_SECONDS else 0.0
-
-    def _is_paced(self, model: str, now: float) -> bool:
-        """Return whether a rate holds back a model, also at a moment at which the next line may just start."""
-        if self._limiter.wait(model, now) > 0:
-            return True
-        return self._limiter.model(model).rate(now) is not None and self._in_flight.room > 0
-
-    def _is_at_ceiling(self, model: str) -> bool:
-        ceiling = self._limiter.model(model).ceiling
-        return ceiling is not None and sum(self._in_flight_of(model).values()) >= ceiling
-
-    def _in_flight_of(self, model: str) -> Mapping[str, int]:
-        """Return the lines of a model that are in flight, by project."""
-        return Counter(job.batch.project_id for job in self._in_flight if job.model.id == model)
+        limit = self._limiter.model(model)
+        announced = limit.announced_wait(now)
+        return max(limit.blocked_seconds(now), announced if announced > _LONGEST_RATE_WAIT_SECONDS else 0.0)

@@ -243,11 +243,11 @@ class Rounds:
         for _ in range(rounds):
             number = self.limit.limit
             limits.append(number)
-            started = [(in_flight, self.limit.on_start(in_flight)) for in_flight in [number] * 2 * number]
+            started = [(in_flight, self.limit.on_start(in_flight, self.now)) for in_flight in [number] * 2 * number]
             self.now += self.latency(number)
             for in_flight, round_ in started:
                 if round_ is not None:
-                    self.limit.on_answer(round_, in_flight=in_flight, latency=self.latency(number), now=self.now)
+                    self.limit.on_answer(round_, "m", in_flight, self.latency(number), self.now)
         return limits
 
 

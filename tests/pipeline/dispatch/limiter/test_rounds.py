@@ -11,7 +11,9 @@ from batchline.pipeline.dispatch.limiter.rounds import Measure, Round
 def complete(round_: Round, answers: list[tuple[int, float]]) -> bool:
     """Put requests into a round and answer all of them; return whether the round is complete then."""
     added = [answer for answer in answers if round_.add(answer[0])]
-    return [round_.end(*answer) for answer in added][-1]
+    complete = [round_.end("m", *answer) for answer in added][-1]
+    round_.scale({"m": 1.0})
+    return complete
 
 
 def test_throughput_is_what_is_in_flight_divided_by_the_latency() -> None:
@@ -29,33 +31,33 @@ def test_latencies_that_vary_make_a_measure_less_certain_and_more_of_them_more_c
 
 def test_a_round_is_complete_when_enough_of_it_has_ended() -> None:
     """Waiting for the last of them would wait for the slowest request of all."""
-    round_ = Round(10, size=10, full=False, part=0.6)
+    round_ = Round(10, size=10, full=False, part=0.6, since=0.0)
     assert all(round_.add(number) for number in range(1, 11))
-    assert [round_.end(number, 1.0) for number in range(1, 7)] == [False] * 5 + [True]
+    assert [round_.end("m", number, 1.0) for number in range(1, 7)] == [False] * 5 + [True]
 
 
 def test_only_so_many_belong_to_a_round() -> None:
-    round_ = Round(4, size=4, full=False, part=1.0)
+    round_ = Round(4, size=4, full=False, part=1.0, since=0.0)
     assert [round_.add(1) for _ in range(6)] == [True] * 4 + [False] * 2
 
 
 def test_what_started_beside_free_slots_shows_nothing_about_the_limit() -> None:
-    round_ = Round(100, size=8, full=True, part=1.0)
+    round_ = Round(100, size=8, full=True, part=1.0, since=0.0)
     assert not round_.add(50)
     assert round_.add(95)
 
 
 def test_a_request_without_an_answer_makes_place_for_another() -> None:
-    round_ = Round(2, size=2, full=False, part=1.0)
+    round_ = Round(2, size=2, full=False, part=1.0, since=0.0)
     assert complete(round_, [(1, 1.0)]) is False
     assert round_.add(2)
     round_.remove()
     assert round_.add(2)
-    assert round_.end(2, 1.0)
+    assert round_.end("m", 2, 1.0)
 
 
 def test_a_limit_that_was_not_reached_was_not_measured() -> None:
-    idle, busy = (Round(100, size=8, full=False, part=1.0) for _ in range(2))
+    idle, busy = (Round(100, size=8, full=False, part=1.0, since=0.0) for _ in range(2))
     complete(idle, [(10, 1.0)] * 8)
     complete(busy, [(number, 1.0) for number in range(93, 101)])
     assert (idle.is_used, busy.is_used) == (False, True)
@@ -63,7 +65,7 @@ def test_a_limit_that_was_not_reached_was_not_measured() -> None:
 
 def test_requests_that_queue_take_longer_the_later_they_start() -> None:
     """An upstream that shares its capacity lets all of them take as long."""
-    queued, shared, equal = (Round(32, size=32, full=False, part=1.0) for _ in range(3))
+    queued, shared, equal = (Round(32, size=32, full=False, part=1.0, since=0.0) for _ in range(3))
     complete(queued, [(number, 0.1 * number) for number in range(1, 33)])
     complete(shared, [(number, 1.0 + 0.5 * (number % 2)) for number in range(1, 33)])
     complete(equal, [(number, 1.0) for number in range(1, 33)])
@@ -74,10 +76,45 @@ def test_requests_that_queue_take_longer_the_later_they_start() -> None:
 
 def test_of_requests_that_queued_the_last_ones_show_the_throughput() -> None:
     """The first ones found free slots and were quick, with few beside them."""
-    round_ = Round(32, size=32, full=False, part=1.0)
+    round_ = Round(32, size=32, full=False, part=1.0, since=0.0)
     complete(round_, [(number, 0.2 * -(-number // 4)) for number in range(1, 33)])
     assert round_.last_measure.rate == pytest.approx(20.0, rel=0.05)
     assert round_.last_measure.load > round_.measure.load
+
+
+def round_of(models: dict[str, tuple[int, float]], usual: dict[str, float]) -> Round:
+    """Return a complete round of so many requests of each model with that latency, measured by what is usual."""
+    requests = [(model, latency) for model, (number, latency) in models.items() for _ in range(number)]
+    round_ = Round(10, size=len(requests), full=False, part=1.0, since=0.0)
+    for _ in requests:
+        round_.add(10)
+    for model, latency in requests:
+        round_.end(model, 10, latency)
+    round_.scale(usual)
+    return round_
+
+
+def test_two_models_of_unequal_speed_in_one_round_show_the_same_throughput_whatever_their_parts() -> None:
+    """Otherwise a round with more requests of the slow model would seem to be slower."""
+    usual = dict[str, float]()
+    even = round_of({"quick": (10, 0.1), "slow": (10, 2.0)}, usual).measure
+    assert usual == pytest.approx({"quick": 0.1, "slow": 2.0})
+    quick = round_of({"quick": (19, 0.1), "slow": (1, 2.0)}, usual).measure
+    assert quick.rate == pytest.approx(even.rate)
+    assert quick.variation == pytest.approx(0.0)
+
+
+def test_a_model_that_takes_twice_as_long_as_usual_is_slower() -> None:
+    usual = dict[str, float]()
+    before = round_of({"quick": (10, 0.1), "slow": (10, 2.0)}, usual).measure
+    after = round_of({"quick": (10, 0.2), "slow": (10, 4.0)}, usual).measure
+    assert after.rate == pytest.approx(before.rate / 2)
+
+
+def test_what_is_usual_is_remembered_for_so_many_models_only() -> None:
+    usual = {f"model {number}": 1.0 for number in range(5000)}
+    round_of({"m": (10, 0.1)}, usual)
+    assert usual == pytest.approx({"m": 0.1})
 
 
 class Waves:
@@ -107,7 +144,7 @@ def test_a_round_is_not_fooled_by_waves(first: int) -> None:
     engine.run(30)
     answers = engine.answers[64 + first : 64 + first + 32]
     assert {later[0] - earlier[0] for earlier, later in pairwise(answers)} == {0.0, 1.0}
-    round_ = Round(32, size=32, full=True, part=1.0)
+    round_ = Round(32, size=32, full=True, part=1.0, since=0.0)
     assert complete(round_, [(32, latency) for _, latency in answers])
     assert round_.measure.rate == pytest.approx(16.0)
     assert round_.measure.error < 0.01

@@ -1,9 +1,10 @@
 """How many requests one upstream gets at once and how fast, found out while they run.
 
 `limiter.py` is what the dispatcher talks to. `load.py` counts what is in flight. `concurrency.py` finds by throughput
-how many the upstream should have in flight, from the measurements of `rounds.py`. For each model that was refused
-something, `model.py` holds back its starts: by number (`ceiling.py`), by rate (`rate.py`) and by what the upstream
-announces in its headers (`announced.py`).
+how many the upstream should have in flight, from the measurements of `rounds.py`; `overload.py` lowers that number if
+requests time out. For each model, `model.py` holds back starts: by what the upstream announces in its headers
+(`announced.py`) and by what it refuses (`refusals.py`, with `sample.py` and `slots.py`), unless the refusals are about
+single lines (`line_refusals.py`).
 """
 
 from batchline.pipeline.dispatch.limiter.limiter import Limiter

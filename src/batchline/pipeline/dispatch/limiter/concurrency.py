@@ -79,6 +79,8 @@ class ConcurrencyLimit:
         self._points: list[Measure] = []
         """The measurements of this ramp."""
         self._round: Round | None = None
+        self._usual_latency: dict[str, float] = {}
+        """The mean latency of each model in its first round. All later ones are measured by it."""
         self._probe = Probe()
         self._expected: float | None = None
         """The throughput at this limit, as a logarithm."""
@@ -105,18 +107,17 @@ class ConcurrencyLimit:
             self._set_limit(max(self._wanted, FIRST_LIMIT), _Phase.RAMP)
             self._wanted = 0
 
-    def on_start(self, in_flight: int) -> Round | None:
+    def on_start(self, in_flight: int, now: float) -> Round | None:
         """Return the round that a request belongs to, if it does, with so many in flight including itself."""
         if self._round is None:
-            self._round = self._new_round()
+            self._round = self._new_round(now)
         return self._round if self._round.add(in_flight) else None
 
-    def on_answer(self, round_: Round, *, in_flight: int, latency: float, now: float) -> None:
+    def on_answer(self, round_: Round, model: str, in_flight: int, latency: float, now: float) -> None:
         """Count an answer to a request of a round."""
-        if round_ is not self._round:
-            return
-        if round_.end(in_flight, latency):
+        if round_ is self._round and round_.end(model, in_flight, latency):
             self._round = None
+            round_.scale(self._usual_latency)
             self._consider(round_, now)
 
     def on_no_answer(self, round_: Round) -> None:
@@ -144,17 +145,19 @@ class ConcurrencyLimit:
         if self._phase is _Phase.HOLD and length.waiting > _LONG_QUEUE * running:
             self._hold(int((1 + _LONG_QUEUE / 2) * running) + 1)
 
-    def _new_round(self) -> Round:
+    def _new_round(self, now: float) -> Round:
         limit = self.limit
         if self._phase is _Phase.RAMP and not self._again:
-            return Round(limit, size=max(_MIN_ROUND // 2, limit), full=False, part=_RAMP_PART)
+            return Round(limit, size=max(_MIN_ROUND // 2, limit), full=False, part=_RAMP_PART, since=now)
         size = max(_MIN_ROUND, 2 * limit) if self._is_quick else max(_MIN_ROUND // 2, limit)
         precise = (self._variation / (_RAMP_ERROR if self._again else _HOLD_ERROR)) ** 2
-        return Round(limit, size=int(max(size, min(_MOST_ROUNDS * limit, precise))), full=True, part=_HOLD_PART)
+        return Round(
+            limit, size=int(max(size, min(_MOST_ROUNDS * limit, precise))), full=True, part=_HOLD_PART, since=now
+        )
 
     def _consider(self, round_: Round, now: float) -> None:
         measure = round_.measure
-        self._variation, self._is_quick = measure.variation, measure.latency < _QUICK_SECONDS
+        self._variation, self._is_quick = measure.variation, now - round_.since < _QUICK_SECONDS
         if self._phase is _Phase.RAMP:
             self._consider_first(round_, measure, now)
         elif self._phase is _Phase.PROBE:

@@ -43,15 +43,16 @@ class Limiter:
         """How many may be in flight now."""
         limit, accepted = min(self._cap, self._concurrency.limit), 0
         for model in self._load.by_model:
-            ceiling = self._models[model].ceiling
-            if ceiling is None:
+            accepted_of_model = self._models[model].limit
+            if accepted_of_model is None:
                 return limit
-            accepted += ceiling
+            accepted += accepted_of_model
         return min(limit, accepted) if accepted else limit
 
-    def rate(self, now: float) -> float | None:
-        """Return how many may start in a second, of all models; None while that is not limited."""
-        rates = [model.rate(now) for model in self._models.values()]
+    @property
+    def rate(self) -> float | None:
+        """How many may start in a second, of all models; None while that is not limited."""
+        rates = [model.rate for model in self._models.values()]
         return None if not rates or None in rates else sum(rate for rate in rates if rate is not None)
 
     @property
@@ -84,16 +85,16 @@ class Limiter:
     def wait(self, model: str, now: float) -> float:
         """Return the seconds until the rate lets one of a model start; 0 if something else holds it back."""
         limit = self._models.get(model)
-        return limit.wait(now) if limit is not None and limit.is_limited else 0.0
+        return limit.wait(self._load.by_model[model], now) if limit is not None and limit.is_limited else 0.0
 
     def start(self, model: str, count: int, now: float) -> list[Start]:
         """Report that so many of a model start now. Each of the returned values is passed to ``end`` later."""
         limit = self.model(model)
         load, concurrency, starts = self._load, self._concurrency, list[Start]()
-        limit.on_start(now, count)
+        limit.on_start(now, count, load.by_model[model] + count)
         for order in range(limit.started - count + 1, limit.started + 1):
             start = load.start(model, now, order=order, limit=concurrency.limit)
-            start.round = concurrency.on_start(start.in_flight)
+            start.round = concurrency.on_start(start.in_flight, now)
             starts.append(start)
         return starts
 
@@ -107,8 +108,11 @@ class Limiter:
         again: bool = False,
         retry_after: float | None = None,
         rate_limits: RateLimits | None = None,
-    ) -> None:
-        """Report that one has ended. ``line`` identifies what it was for, and ``again`` says it was refused before."""
+    ) -> bool:
+        """Report that one has ended, and return whether the search for a limit provoked its refusal.
+
+        ``line`` identifies what it was for, and ``again`` says that it was refused before.
+        """
         self._load.end(start)
         self._note_overload(start, sign, now)
         if rate_limits is not None:
@@ -117,20 +121,13 @@ class Limiter:
             self._load.on_answer()
             self._models[start.model].on_answer(start, now, again=again)
             if start.round is not None:
-                latency = now - start.at
-                self._concurrency.on_answer(start.round, in_flight=start.in_flight, latency=latency, now=now)
-            return
+                self._concurrency.on_answer(start.round, start.model, start.in_flight, now - start.at, now)
+            return False
         if start.round is not None:
             self._concurrency.on_no_answer(start.round)
         if sign is Sign.THROTTLED:
-            self._models[start.model].on_refusal(
-                start,
-                now,
-                line=line,
-                again=again,
-                retry_after=retry_after,
-                all_refused=not self._load.by_model[start.model],
-            )
+            return self._models[start.model].on_refusal(start, now, line=line, again=again, retry_after=retry_after)
+        return False
 
     def on_outage_over(self, now: float) -> None:
         """Return quickly to the last good rates: the upstream is available again."""

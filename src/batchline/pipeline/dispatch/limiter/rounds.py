@@ -15,6 +15,8 @@ _USED_PART = 0.85
 _LAST_PART = 2 / 3
 """If requests queued, those that started with more than this part of the most in flight show the throughput."""
 _MIN_LATENCY_SECONDS = 1e-6
+_MAX_MODELS = 1000
+"""Models to remember. A file may name any number of them."""
 
 
 class Measure:
@@ -49,11 +51,12 @@ class Round:
     slowest request of all.
     """
 
-    __slots__ = ("_answers", "_full", "_highest", "_part", "_started", "limit", "size")
+    __slots__ = ("_answers", "_full", "_highest", "_latencies", "_part", "_started", "limit", "since", "size")
 
-    def __init__(self, limit: int, *, size: int, full: bool, part: float) -> None:
-        self.limit, self.size, self._full, self._part = limit, size, full, part
+    def __init__(self, limit: int, *, size: int, full: bool, part: float, since: float) -> None:
+        self.limit, self.size, self.since, self._full, self._part = limit, size, since, full, part
         self._started = self._highest = 0
+        self._latencies: list[tuple[str, int, float]] = []
         self._answers: list[Answer] = []
 
     def add(self, in_flight: int) -> bool:
@@ -73,10 +76,21 @@ class Round:
         """Take out a request that had no answer."""
         self._started -= 1
 
-    def end(self, in_flight: int, latency: float) -> bool:
+    def end(self, model: str, in_flight: int, latency: float) -> bool:
         """Count an answer, and return whether the round is complete."""
-        self._answers.append((in_flight, latency))
-        return self._started >= self.size and len(self._answers) >= self._part * self.size
+        self._latencies.append((model, in_flight, latency))
+        return self._started >= self.size and len(self._latencies) >= self._part * self.size
+
+    def scale(self, usual: dict[str, float]) -> None:
+        """Express each latency as a multiple of what is usual for its model, and add what is not known yet.
+
+        Otherwise a round with more requests of a slow model than the round before would seem to be slower.
+        """
+        if len(usual) > _MAX_MODELS:
+            usual.clear()
+        for model in {model for model, _, _ in self._latencies} - usual.keys():
+            usual[model] = max(_MIN_LATENCY_SECONDS, fmean(each[2] for each in self._latencies if each[0] == model))
+        self._answers = [(in_flight, latency / usual[model]) for model, in_flight, latency in self._latencies]
 
     @property
     def is_used(self) -> bool:

@@ -1,0 +1,86 @@
+"""Lets requests start so that as many are in flight on average as a limit says, which may be a fraction.
+
+A refused request takes its slot as long as an answer would have. Otherwise its slot would be used again at once, and a
+limit on the number in flight would not limit the rate.
+"""
+
+from collections import deque
+from math import inf
+
+_LATENCY_WEIGHT = 1 / 32
+"""The weight of one more answer in the mean latency."""
+_FIRST_LATENCY_SECONDS = 0.1
+"""What is assumed while nothing was answered."""
+_LARGEST_PACE = 2.0
+"""Starts follow each other at most so many times as fast as the limit has them on average. Slots that are free at once
+would otherwise make a burst, which an upstream with a limit on the rate refuses."""
+_ROUNDING = 1e-6
+_GOLDEN_RATIO = 0.6180339887
+"""Its multiples, without their whole part, are spread evenly between 0 and 1."""
+
+
+class Slots:
+    """The slots of one model."""
+
+    def __init__(self) -> None:
+        self.limit = inf
+        """How many may be in flight on average."""
+        self.started = 0
+        """How many were started in all."""
+        self.most_taken = 0
+        """The most slots that were taken at once since the limit was set."""
+        self.latency_seconds = 0.0
+        """The mean latency of the last answers; 0 while there was none."""
+        self._last_start = -inf
+        self._refused_until: deque[float] = deque()
+        """When each slot that a refused request takes is free again."""
+
+    @property
+    def usual_seconds(self) -> float:
+        """How long a request takes its slot."""
+        return self.latency_seconds or _FIRST_LATENCY_SECONDS
+
+    def set_limit(self, limit: float) -> None:
+        """Set the limit. What was refused before takes no slot any more."""
+        self.limit, self.most_taken = limit, 0
+        self._refused_until.clear()
+
+    def free(self, in_flight: int, now: float) -> int:
+        """Return how many may start beside those that are in flight.
+
+        With a limit of 7.3, eight may be in flight for three of ten starts, and seven for the others.
+        """
+        spaced = (now - self._last_start) / self._spacing_seconds + _ROUNDING
+        return int(min(self._untaken(in_flight, now), spaced))
+
+    def next_free(self, in_flight: int, now: float) -> float:
+        """Return when one may start even if no request ends; infinity if one must end first."""
+        if self._untaken(in_flight, now) > 0:
+            return self._last_start + self._spacing_seconds
+        return self._refused_until[0] if self._refused_until else inf
+
+    def on_start(self, now: float, count: int, in_flight: int) -> None:
+        """Count so many starts, with so many in flight including them."""
+        self.started += count
+        self._last_start = now
+        self.most_taken = max(self.most_taken, in_flight + len(self._refused_until))
+
+    def on_answer(self, latency_seconds: float) -> None:
+        weight = _LATENCY_WEIGHT if self.latency_seconds else 1.0
+        self.latency_seconds += weight * (latency_seconds - self.latency_seconds)
+
+    def on_refusal(self, started: float) -> None:
+        """Let a refused request take its slot. Below one in flight, the time between two starts does that."""
+        if self.limit >= 1:
+            self._refused_until.append(started + self.usual_seconds)
+
+    def _untaken(self, in_flight: int, now: float) -> int:
+        if self.limit < 1:
+            return 1 - in_flight
+        while self._refused_until and self._refused_until[0] <= now:
+            self._refused_until.popleft()
+        return int(self.limit + self.started * _GOLDEN_RATIO % 1) - in_flight - len(self._refused_until)
+
+    @property
+    def _spacing_seconds(self) -> float:
+        return self.usual_seconds / (self.limit if self.limit < 1 else _LARGEST_PACE * self.limit)

@@ -1,0 +1,346 @@
+"""How many requests of a model its upstream accepts, learned from refusals: by number, by rate, or by chance."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from random import Random
+
+import pytest
+
+from batchline.pipeline.dispatch.limiter.load import Start
+from batchline.pipeline.dispatch.limiter.refusals import RefusalLimit
+from tests.support.zoo.upstreams import Bucket, Window
+from tests.support.zoo.world import World
+
+SLOTS = 100
+"""As many are in flight at most, whatever the limit is."""
+LATENCY_SECONDS, REFUSAL_SECONDS = 0.1, 0.002
+CAPACITY = SLOTS / LATENCY_SECONDS
+NEVER_SLOW = 1 << 30
+
+Accepts = Callable[[float, int], bool]
+"""Returns whether the upstream accepts a request at a time, beside so many that it accepted and did not answer yet."""
+
+
+class Drive:
+    """Starts requests as fast as a limit allows, and counts what becomes of them."""
+
+    def __init__(self, *, latency: float = LATENCY_SECONDS) -> None:
+        self.limit, self.world = RefusalLimit(), World(1)
+        self.accepted, self.refused = Counter[int](), Counter[int]()
+        """By the second in which they started."""
+        self.retry_after: Callable[[float], float] | None = None
+        self._latency = latency
+        self._in_flight = self._processed = 0
+        self._due = inf
+
+    @property
+    def now(self) -> float:
+        return self.world.time
+
+    def run(self, accepts: Accepts, *, until: float) -> None:
+        self._accepts = accepts
+        self._pump()
+        self.world.run_until(lambda: False, limit_seconds=until - self.now)
+
+    def _pump(self) -> None:
+        while (count := int(min(SLOTS - self._in_flight, self.limit.allowance(self._in_flight, self.now)))) > 0:
+            self.limit.on_start(self.now, count, self._in_flight + count)
+            for order in range(self.limit.started - count + 1, self.limit.started + 1):
+                self._in_flight += 1
+                self._send(Start(self.now, "m", self._in_flight, self._in_flight, order, NEVER_SLOW))
+        wait = self.limit.wait(self._in_flight, self.now)
+        due = self.now + max(wait, 0.001)
+        if wait > 0 and due < self._due:
+            self._due = due
+            self.world.after(due - self.now, partial(self._on_timer, due))
+
+    def _on_timer(self, due: float) -> None:
+        if due == self._due:
+            self._due = inf
+            self._pump()
+
+    def _send(self, start: Start) -> None:
+        if self._accepts(self.now, self._processed):
+            self.accepted[int(self.now)] += 1
+            self._processed += 1
+            self.world.after(self._latency * self.world.uniform(0.8, 1.2), partial(self._answer, start))
+        else:
+            self.refused[int(self.now)] += 1
+            self.world.after(REFUSAL_SECONDS, partial(self._refuse, start))
+
+    def _answer(self, start: Start) -> None:
+        self._in_flight -= 1
+        self._processed -= 1
+        self.limit.on_answer(start, self.now)
+        self._pump()
+
+    def _refuse(self, start: Start) -> None:
+        self._in_flight -= 1
+        retry_after = None if self.retry_after is None else self.retry_after(self.now)
+        self.limit.on_refusal(start, self.now, retry_after=retry_after)
+        self._pump()
+
+
+def begin(limit: RefusalLimit, count: int, now: float) -> list[Start]:
+    """Start so many requests, with none beside them."""
+    limit.on_start(now, count, count)
+    return [
+        Start(now, "m", number, number, limit.started - count + number, NEVER_SLOW) for number in range(1, count + 1)
+    ]
+
+
+def number(slots: int) -> Accepts:
+    return lambda _, processed: processed < slots
+
+
+def rate(per_second: float, *, burst: float | None = None) -> Accepts:
+    bucket = Bucket(per_second, max(1.0, per_second / 10) if burst is None else burst)
+    return lambda now, _: bucket.take(now)
+
+
+def chance(refused: float, *, seed: int = 1) -> Accepts:
+    random = Random(seed)
+    return lambda *_: random.random() >= refused
+
+
+def everything(now: float, processed: int) -> bool:
+    return True
+
+
+def nothing(now: float, processed: int) -> bool:
+    return False
+
+
+def mean(counts: Counter[int], seconds: range) -> float:
+    return sum(counts[second] for second in seconds) / len(seconds)
+
+
+def test_until_something_is_refused_nothing_is_held_back() -> None:
+    drive = Drive()
+    drive.run(everything, until=5.0)
+    limit = drive.limit
+    assert (limit.allowance(500, 5.0), limit.wait(500, 5.0), limit.rate, limit.is_limiting) == (inf, 0.0, None, False)
+
+
+@pytest.mark.rule("D9", "An upstream that accepts a number at once has about that number, and few are refused.")
+@pytest.mark.parametrize("slots", [1, 3, 8, 60])
+def test_a_number_is_learned_and_seldom_exceeded(slots: int) -> None:
+    drive = Drive()
+    drive.run(number(slots), until=40.0)
+    settled = range(5, 40)
+    assert mean(drive.accepted, settled) >= 0.88 * slots / LATENCY_SECONDS
+    assert mean(drive.refused, settled) <= 0.15 * mean(drive.accepted, settled) + 2
+
+
+@pytest.mark.rule("D9", "An upstream that accepts a rate gets about that rate, and few are refused.")
+@pytest.mark.parametrize("per_second", [4, 20, 100, 500])
+def test_a_rate_is_learned_and_seldom_exceeded(per_second: int) -> None:
+    drive = Drive()
+    drive.run(rate(per_second), until=40.0)
+    settled = range(5, 40)
+    assert mean(drive.accepted, settled) >= 0.78 * per_second
+    assert mean(drive.refused, settled) <= 0.25 * per_second
+
+
+def test_the_first_refusals_show_the_number_that_is_accepted() -> None:
+    """It is known when the first burst was refused, and need not be approached."""
+    drive = Drive()
+    drive.run(number(8), until=0.3)
+    assert 6 <= drive.limit.limit <= 12
+
+
+@pytest.mark.parametrize("latency", [0.02, 2.0])
+def test_a_rate_is_learned_however_long_answers_take(latency: float) -> None:
+    drive = Drive(latency=latency)
+    drive.run(rate(20, burst=20), until=60.0)
+    assert mean(drive.accepted, range(20, 60)) >= 0.85 * 20
+
+
+@pytest.mark.rule(
+    "D9", "When refusals end, the capacity is used again within 15 seconds, whatever the rate was cut to."
+)
+@pytest.mark.parametrize("per_second", [1, 10, 100, 700])
+@pytest.mark.parametrize("seconds", [3.0, 20.0])
+def test_the_capacity_is_used_again_15_seconds_after_the_last_refusal(per_second: int, seconds: float) -> None:
+    drive = Drive()
+    drive.run(rate(per_second), until=seconds)
+    drive.run(everything, until=seconds + 16.0)
+    assert drive.accepted[int(seconds) + 15] >= 0.97 * CAPACITY
+
+
+@pytest.mark.rule("D9", "After refusals of everything, the capacity is used again within 15 seconds.")
+@pytest.mark.parametrize("seconds", [1.0, 10.0, 30.0])
+def test_the_capacity_is_used_again_15_seconds_after_everything_was_refused(seconds: float) -> None:
+    """Also where no circuit breaker says that it was an outage."""
+    drive = Drive()
+    drive.run(everything, until=5.0)
+    drive.run(nothing, until=5.0 + seconds)
+    drive.run(everything, until=5.0 + seconds + 16.0)
+    assert drive.accepted[int(seconds) + 20] >= 0.97 * CAPACITY
+
+
+@pytest.mark.parametrize("kind", [number, rate])
+def test_a_limit_that_grows_tenfold_is_used_within_15_seconds(kind: Callable[[int], Accepts]) -> None:
+    few, many = (5, 50) if kind is number else (50, 500)
+    drive = Drive()
+    drive.run(kind(few), until=20.0)
+    drive.run(kind(many), until=36.0)
+    assert drive.accepted[35] >= 0.9 * 500
+
+
+@pytest.mark.parametrize("kind", [number, rate])
+def test_a_limit_that_falls_to_a_tenth_is_followed_within_seconds(kind: Callable[[int], Accepts]) -> None:
+    few, many = (5, 50) if kind is number else (50, 500)
+    drive = Drive()
+    drive.run(kind(many), until=20.0)
+    drive.run(kind(few), until=40.0)
+    assert mean(drive.refused, range(25, 40)) <= 0.25 * 50
+    assert mean(drive.accepted, range(25, 40)) >= 0.88 * 50
+
+
+@pytest.mark.rule("D9", "Refusals that no rate avoids do not slow anything down.")
+@pytest.mark.parametrize("part", [0.02, 0.05])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_few_refusals_that_no_limit_avoids_are_tolerated(part: float, seed: int) -> None:
+    drive = Drive()
+    drive.run(everything, until=2.0)
+    drive.run(chance(part, seed=seed), until=20.0)
+    assert mean(drive.accepted, range(3, 20)) >= 0.9 * CAPACITY * (1 - part)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_many_refusals_that_no_limit_avoids_are_tolerated_after_a_test(seed: int) -> None:
+    """At a lower limit the same part is refused: so the limit does not matter."""
+    drive = Drive()
+    drive.run(everything, until=2.0)
+    drive.run(chance(0.35, seed=seed), until=30.0)
+    assert mean(drive.accepted, range(10, 30)) >= 0.9 * CAPACITY * 0.65
+
+
+def test_the_wait_ends_when_one_may_start() -> None:
+    """Below one in flight, starts are spaced by time."""
+    drive = Drive()
+    drive.run(rate(4), until=20.0)
+    limit, now = drive.limit, drive.now
+    assert limit.limit < 1
+    while limit.allowance(0, now) >= 1:
+        limit.on_start(now, 1, 1)
+    wait = limit.wait(0, now)
+    assert 0 < wait < 0.5
+    assert limit.allowance(0, now + 0.9 * wait) < 1
+    assert limit.allowance(0, now + 1.01 * wait) >= 1
+
+
+@pytest.mark.rule("D9", "A Retry-After that most answers carry is heeded by all lines of the model.")
+def test_a_retry_after_blocks_all_starts() -> None:
+    drive = Drive()
+    drive.run(everything, until=1.0)
+    drive.retry_after = lambda _: 5.0
+    drive.run(nothing, until=2.0)
+    limit = drive.limit
+    assert limit.allowance(0, 2.0) == 0
+    assert 3.0 <= limit.wait(0, 2.0) <= 4.5
+    assert limit.allowance(0, 5.0) == 0
+    refused = drive.refused.total()
+    drive.run(everything, until=20.0)
+    assert refused <= 3 * SLOTS
+    assert mean(drive.accepted, range(2, 5)) == 0
+    assert drive.accepted[19] >= 0.97 * CAPACITY
+
+
+def test_a_retry_after_of_a_few_lines_is_about_those_lines() -> None:
+    """If one in fifty is refused and asked to wait for a minute, the others go on."""
+    drive = Drive()
+    drive.run(everything, until=2.0)
+    drive.retry_after = lambda _: 60.0
+    drive.run(chance(0.02), until=20.0)
+    assert mean(drive.accepted, range(5, 20)) >= 0.9 * CAPACITY
+
+
+def test_a_window_with_retry_after_is_used_at_once_when_it_opens() -> None:
+    """1,000 in each 10 s: nearly all of them are used, and about two rounds are refused at the end of each window."""
+    window, drive = Window(1000, 10.0), Drive()
+    drive.retry_after = lambda now: window.ends - now
+    drive.run(lambda now, _: window.take(now), until=50.0)
+    assert drive.accepted.total() >= 0.95 * 5 * 1000
+    assert drive.refused.total() <= 5 * 3 * SLOTS
+
+
+def test_a_bucket_with_retry_after_is_used_evenly_in_the_end() -> None:
+    """Blocking for a second after every refusal would waste most of it."""
+    drive = Drive()
+    drive.retry_after = lambda _: 1.0
+    drive.run(rate(100, burst=10), until=40.0)
+    assert mean(drive.accepted, range(10, 40)) >= 0.9 * 100
+
+
+@pytest.mark.rule("D9", "After an outage the last good rate is reached again within seconds.")
+def test_after_an_outage_the_last_good_rate_is_soon_reached() -> None:
+    drive = Drive()
+    drive.run(rate(200), until=20.0)
+    drive.run(nothing, until=25.0)
+    drive.limit.on_outage_over(drive.now)
+    drive.run(rate(200), until=35.0)
+    assert mean(drive.accepted, range(28, 35)) >= 0.88 * 200
+
+
+def test_after_an_outage_that_nothing_was_learned_in_nothing_is_held_back() -> None:
+    drive = Drive()
+    drive.run(everything, until=5.0)
+    drive.run(chance(0.03), until=6.0)
+    drive.limit.on_outage_over(6.0)
+    assert drive.limit.allowance(0, 6.0) == inf
+
+
+def test_however_much_is_refused_something_starts() -> None:
+    """Lines must end, also if none of them is accepted."""
+    drive = Drive()
+    drive.run(nothing, until=60.0)
+    assert min(drive.refused[second] for second in range(60)) >= 1
+
+
+@pytest.mark.rule("D3", "A refusal that the search for a limit provoked is known as such.")
+def test_refusals_while_more_is_tried_are_provoked_and_others_are_not() -> None:
+    """So are those of requests that started before the limit was set."""
+    limit = RefusalLimit()
+    first = begin(limit, 20, 0.0)
+    for start in first[:4]:
+        limit.on_answer(start, LATENCY_SECONDS)
+    early, late = first[4:9], first[9:]
+    assert not any(limit.on_refusal(start, 0.2, retry_after=None) for start in early)
+    assert limit.is_limiting
+    assert all(limit.on_refusal(start, 0.2, retry_after=None) for start in late)
+    (held,) = begin(limit, 1, 0.3)
+    assert not limit.on_refusal(held, 0.3, retry_after=None)
+    full = int(limit.limit)
+    assert limit.allowance(full, 9.0) > 0
+    (probe,) = begin(limit, 1, 9.0)
+    assert limit.on_refusal(probe, 9.0, retry_after=None)
+
+
+def test_a_refusal_that_is_about_a_line_takes_its_slot_and_changes_nothing_else() -> None:
+    """Otherwise the slot would be used again at once, and the rate would exceed the limit."""
+    drive = Drive()
+    drive.run(number(8), until=5.4)
+    limit, now = drive.limit, drive.now
+    before, free = limit.limit, limit.allowance(0, now)
+    limit.on_start(now, 1, 1)
+    limit.on_other_refusal(Start(now, "m", 1, 1, limit.started, NEVER_SLOW))
+    assert limit.limit == before
+    assert abs(limit.allowance(0, now) - (free - 1)) <= 1
+
+
+def test_a_limit_that_is_given_up_holds_nothing_back() -> None:
+    drive = Drive()
+    drive.run(number(8), until=5.0)
+    assert drive.limit.is_limiting
+    drive.limit.give_up()
+    assert (drive.limit.is_limiting, drive.limit.allowance(50, 5.0), drive.limit.rate) == (False, inf, None)
+
+
+def test_the_rate_is_the_limit_divided_by_the_latency() -> None:
+    drive = Drive()
+    drive.run(number(8), until=10.0)
+    assert drive.limit.rate == pytest.approx(8 / LATENCY_SECONDS, rel=0.2)
