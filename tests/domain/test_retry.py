@@ -38,8 +38,8 @@ def test_retry_after_is_honoured(told: float, obeyed: float) -> None:
 def test_at_a_known_limit_the_waits_double_late_and_seldom() -> None:
     """Fewer lines are started there, so the refused ones need not stay away longer and longer."""
     limited = [POLICY.wait(tries=tries, retry_after=None, jitter=1.0, limited=True) for tries in range(1, 13)]
-    assert limited == [1] * 6 + [2, 4] + [8] * 4
-    assert POLICY.wait(tries=3, retry_after=7.0, jitter=0.5, limited=True) == 7.5
+    assert limited == [0.5] * 6 + [1, 2, 4] + [8] * 3
+    assert POLICY.wait(tries=3, retry_after=7.0, jitter=0.5, limited=True) == 7.0625
 
 
 def test_the_base_is_a_setting() -> None:

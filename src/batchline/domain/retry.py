@@ -6,7 +6,10 @@ _MAX_BACKOFF_SECONDS = 60.0
 MAX_RETRY_AFTER_SECONDS = 300.0
 _MAX_DOUBLINGS = 64
 _LIMITED_TRIES, _MAX_LIMITED_DOUBLINGS = 6, 3
-"""At an upstream with a limit, the waits after so many refusals begin to double, and they double so often at most."""
+"""At an upstream with a limit, so many waits are half as long as the first one otherwise. Then they double, so often at
+most."""
+_JITTER_AFTER_RETRY_AFTER = 0.25
+"""At an upstream with a limit, lines need not be spread far after the time of Retry-After: the limiter spaces them."""
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
@@ -24,6 +27,8 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
         """
         doublings = min(tries - 1, _MAX_DOUBLINGS)
         if limited:
-            doublings = min(max(0, tries - _LIMITED_TRIES), _MAX_LIMITED_DOUBLINGS)
+            doublings = min(max(-1, tries - _LIMITED_TRIES - 1), _MAX_LIMITED_DOUBLINGS)
         backoff = jitter * min(_MAX_BACKOFF_SECONDS, self.base_seconds * 2.0**doublings)
+        if limited and retry_after is not None:
+            backoff *= _JITTER_AFTER_RETRY_AFTER
         return backoff if retry_after is None else min(retry_after, MAX_RETRY_AFTER_SECONDS) + backoff

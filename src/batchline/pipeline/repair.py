@@ -34,7 +34,7 @@ from batchline.domain.states import ShardState, Stop
 from batchline.domain.usage import Usage, reported_usage, total
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.record import INLINE_SEGMENT_BYTES
-from batchline.ports import Clock, FinalizeLease, Mending, Objects, Store, Validator, Verdict
+from batchline.ports import FinalizeLease, Mending, Objects, Store, StoreClock, Validator, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Repair:
     """Repairs batches that are leased to be finalized."""
 
     def __init__(
-        self, *, store: Store, objects: Objects, validator: Validator, damage_log: DamageLog, clock: Clock
+        self, *, store: Store, objects: Objects, validator: Validator, damage_log: DamageLog, clock: StoreClock
     ) -> None:
         self._store, self._objects, self._validator = store, objects, validator
         self._damage_log, self._clock = damage_log, clock
@@ -128,7 +128,7 @@ class Repair:
         batch = leased.batch
         results = await self._read_results(leased)
         groups = await self._read_work(leased)
-        in_time = batch.stop is None and self._clock.now() < batch.expires_at
+        in_time = batch.stop is None and self._clock.due() < batch.expires_at
         runs_again = in_time and leased.repairs < _MAX_RERUNS
         failing: dict[int, bytes] = {}
         for group in groups:
@@ -163,7 +163,7 @@ class Repair:
 
         It does not while the whole object store is unavailable.
         """
-        if leased.batch.stop is not Stop.FAILED and self._clock.now() < leased.batch.expires_at:
+        if leased.batch.stop is not Stop.FAILED and self._clock.due() < leased.batch.expires_at:
             return False
         try:
             await self._objects.check()

@@ -245,6 +245,7 @@ class SqlShards:
             if batch.status not in _TERMINAL_STATUS:
                 raise LeaseLost(batch_id)
             yield from one("lock_project", project_id=batch.project_id)
+            yield from change("delete_idle_lanes", batch_id=batch_id)
             for file in files:
                 yield from change("insert_result", **asdict(file))
             yield from _add_line_errors(batch_id, errors)
@@ -277,7 +278,6 @@ class SqlShards:
             yield from change("delete_shards", batch_id=batch_id)
             yield from change("delete_segments", batch_id=batch_id)
             yield from change("delete_samples", batch_id=batch_id)
-            yield from change("delete_idle_lanes", batch_id=batch_id)
             yield from change("clear_work_key", batch_id=batch_id)
 
         await self._database.write(script)

@@ -671,17 +671,19 @@ WHERE id = :id AND epoch = :epoch;
 
 -- name: defer_finalize
 -- Keeps the lease on a batch that could not be finalized for a while, so that it is tried again after that.
-UPDATE batches SET lease_until = clock_timestamp() + make_interval(secs => :seconds), failures = failures + 1
+UPDATE batches SET lease_until = clock_timestamp() + make_interval(secs => :seconds), lease = NULL, failures = failures + 1
 WHERE id = :batch_id AND epoch = :epoch AND owner = :owner;
 
 -- name: stop_failed
 -- Stops a batch by hand. Its new epoch fences off a process that tries to finalize it.
-UPDATE batches SET stop = coalesce(stop, 'failed'), epoch = epoch + 1, owner = NULL, lease_until = NULL, failures = 0
+UPDATE batches SET stop = coalesce(stop, 'failed'), epoch = epoch + 1, owner = NULL, lease_until = NULL,
+    lease = NULL, failures = 0
 WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
 
 -- name: mend_batch
 -- Ends the lease on a batch that was repaired, under a new epoch. It is drained unless lines run again.
-UPDATE batches SET drained = :drained, repairs = repairs + 1, epoch = epoch + 1, owner = NULL, lease_until = NULL
+UPDATE batches SET drained = :drained, repairs = repairs + 1, epoch = epoch + 1, owner = NULL, lease_until = NULL,
+    lease = NULL
 WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
     AND status IN ('in_progress', 'finalizing', 'cancelling');
 

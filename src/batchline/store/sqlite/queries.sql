@@ -532,9 +532,9 @@ UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status IN ('in_prog
 -- Finds a batch with no line left to run that no process is finalizing. Those that never failed come first.
 SELECT id, epoch, work_key, failures, repairs FROM batches
 WHERE drained = 1 AND status IN ('in_progress', 'finalizing', 'cancelling')
-    AND (owner IS NULL OR owner <> :owner OR lease_until < :now AND EXISTS (
+    AND (owner IS NULL OR owner <> :owner OR lease_until < :now AND (failures > 0 OR EXISTS (
         SELECT 1 FROM watch WHERE watch.owner = :owner AND seen >= :now - lease / 2 AND since < :now - lease
-    ))
+    )))
 ORDER BY failures, expires_at LIMIT 1;
 
 -- name: lease_finalizable
