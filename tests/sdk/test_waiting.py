@@ -106,7 +106,6 @@ def test_lines_wait_for_slots(service: Service, mock: Mock) -> None:
         assert wait == {
             "reason": "slots",
             "upstream": "default",
-            "model": None,
             "in_flight": _SLOTS,
             "limit": _SLOTS,
             "by_other_projects": 1,

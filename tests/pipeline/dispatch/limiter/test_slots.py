@@ -61,6 +61,16 @@ def test_starts_follow_each_other_at_twice_the_mean_rate_at_most() -> None:
     assert made.next_free(1, 0.0) == 0.05
 
 
+def test_slots_are_full_if_the_limit_is_reached_and_not_while_starts_are_spaced() -> None:
+    """Only then may more be tried."""
+    made = slots(10)
+    made.on_start(0.0, 1, 1)
+    assert (made.free(1, 0.0), made.is_full(1, 0.0), made.is_full(10, 0.0)) == (0, False, True)
+    made = slots(0.25)
+    made.on_start(0.0, 1, 1)
+    assert (made.is_full(0, 1.0), made.is_full(0, 4.0)) == (True, False)
+
+
 def test_a_refused_request_takes_its_slot_as_long_as_an_answer() -> None:
     """Otherwise the next one would start at once, and the limit would not limit the rate."""
     made = slots(2)

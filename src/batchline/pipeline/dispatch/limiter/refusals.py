@@ -26,7 +26,7 @@ from math import ceil, inf
 from batchline.domain.retry import MAX_RETRY_AFTER_SECONDS
 from batchline.pipeline.dispatch.limiter.load import Start
 from batchline.pipeline.dispatch.limiter.sample import Sample
-from batchline.pipeline.dispatch.limiter.slots import Slots
+from batchline.pipeline.dispatch.limiter.slots import GOLDEN_RATIO, Slots
 
 _FEW, _MANY, _ALL = 0.12, 0.25, 0.99
 """Parts of the requests. If few are refused, nothing is done. If many of the last ones are, there is a limit. If all
@@ -40,6 +40,8 @@ _RECENT_WEIGHT, _USUAL_WEIGHT, _USUAL_SAMPLE_WEIGHT = 1 / 16, 1 / 64, 0.2
 that is refused at any limit. What is refused lately must be known soon, and what is usual must not follow chance."""
 _SHORTEST_PATIENCE_SECONDS, _PATIENCE_IN_REFUSALS = 0.1, 4
 """A request was accepted if it is not refused in so many times the time that refusals take."""
+_REFUSAL_SECONDS_WEIGHT = 0.9
+"""The weight of the slowest of the earlier refusals in that time: it must be forgotten some time."""
 _SAMPLE_SIZE = 16
 """The fewest starts that a part is counted of. Half of them are enough below one in flight, where they take long."""
 _FIRST_LIMIT = 32.0
@@ -145,7 +147,7 @@ class RefusalLimit:
         if now < self.blocked_until:
             return 0
         free = self._slots.free(in_flight, now)
-        if free <= 0 and self._phase is _Phase.HOLD and now >= self._probe_at:
+        if self._phase is _Phase.HOLD and now >= self._probe_at and self._slots.is_full(in_flight, now):
             self._probe(self._first_growth, now)
             free = self._slots.free(in_flight, now)
         return free
@@ -159,7 +161,7 @@ class RefusalLimit:
         if self._slots.free(in_flight, now) > 0:
             return 0.0
         times = [self._slots.next_free(in_flight, now)]
-        if self._phase is _Phase.HOLD:
+        if self._phase is _Phase.HOLD and self._slots.is_full(in_flight, now):
             times.append(self._probe_at)
         if self._sample is not None:
             times.append(self._sample.complete_at)
@@ -183,7 +185,7 @@ class RefusalLimit:
 
     def on_refusal(self, start: Start, now: float, *, retry_after: float | None) -> bool:
         """Learn from a refusal, and return whether the search for the limit provoked it."""
-        self._refusal_seconds = max(0.9 * self._refusal_seconds, now - start.at)
+        self._refusal_seconds = max(_REFUSAL_SECONDS_WEIGHT * self._refusal_seconds, now - start.at)
         self._recent += _RECENT_WEIGHT * (1 - self._recent)
         if retry_after:
             self._retry_at = max(self._retry_at, now + min(MAX_RETRY_AFTER_SECONDS, retry_after))
@@ -255,7 +257,7 @@ class RefusalLimit:
         self._set_after = self._slots.started
         # Probes are not evenly spaced: the same lines might be ready for each of them, and be refused each time.
         self._probes += 1
-        self._next_probe = now + _SECONDS_BETWEEN_PROBES * (0.5 + self._probes * 0.618 % 1)
+        self._next_probe = now + _SECONDS_BETWEEN_PROBES * (0.5 + self._probes * GOLDEN_RATIO % 1)
         self._begin_sample(now)
 
     def _begin_sample(self, now: float, *, least: int = 0, seconds: float = 0.0, most_seconds: float = inf) -> None:
@@ -342,7 +344,7 @@ class RefusalLimit:
         if before is None:
             self._begin_test(self.limit * max(_LARGEST_TEST_CUT, min(0.5, 1 - part)), now, part_before=part)
         elif part > before / 2 and before < 1 - _LARGEST_TEST_CUT:
-            self._usual = self._most_usual = part
+            self._usual, self._most_usual = part, max(_FEW, part)
             self._return_from_cuts(now)
             self._probe(_LARGEST_GROWTH, now)
         else:

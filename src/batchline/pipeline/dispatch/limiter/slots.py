@@ -15,7 +15,7 @@ _LARGEST_PACE = 2.0
 """Starts follow each other at most so many times as fast as the limit has them on average. Slots that are free at once
 would otherwise make a burst, which an upstream with a limit on the rate refuses."""
 _ROUNDING = 1e-6
-_GOLDEN_RATIO = 0.6180339887
+GOLDEN_RATIO = 0.6180339887
 """Its multiples, without their whole part, are spread evenly between 0 and 1."""
 
 
@@ -53,6 +53,10 @@ class Slots:
         spaced = (now - self._last_start) / self._spacing_seconds + _ROUNDING
         return int(min(self._untaken(in_flight, now), spaced))
 
+    def is_full(self, in_flight: int, now: float) -> bool:
+        """Return whether the limit holds back a start, and not only the space between two of them."""
+        return self._untaken(in_flight, now) <= 0 if self.limit >= 1 else self.free(in_flight, now) <= 0
+
     def next_free(self, in_flight: int, now: float) -> float:
         """Return when one may start even if no request ends; infinity if one must end first."""
         if self._untaken(in_flight, now) > 0:
@@ -79,7 +83,7 @@ class Slots:
             return 1 - in_flight
         while self._refused_until and self._refused_until[0] <= now:
             self._refused_until.popleft()
-        return int(self.limit + self.started * _GOLDEN_RATIO % 1) - in_flight - len(self._refused_until)
+        return int(self.limit + self.started * GOLDEN_RATIO % 1) - in_flight - len(self._refused_until)
 
     @property
     def _spacing_seconds(self) -> float:
