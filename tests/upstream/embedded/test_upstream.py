@@ -295,6 +295,7 @@ def test_what_would_harm_it_is_refused_unasked(model: Model, body: bytes) -> Non
 
 def test_a_request_for_gigabytes_fails_alone(model: Model) -> None:
     """D5: the engine's memory is limited; the request fails and the engine keeps running."""
+    model.ask(chat())
     before = model.process
     outcome = model.judged(chat(repeat_penalty=1.1, repeat_last_n=2**31 - 1))
     assert isinstance(outcome, Failure)
