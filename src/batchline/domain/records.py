@@ -254,11 +254,11 @@ class Segment(Struct, frozen=True, kw_only=True):
     lines: int | None = None
     checksum: int | None = None
     charges: bytes | None = None
-    """What was charged for its lines, as JSON, to be given back if the segment is lost."""
+    """The charges for its lines, as JSON. They are given back if the segment is lost."""
 
     @property
     def place(self) -> str:
-        """Where its bytes are: the key of its object, or the number of its row."""
+        """The place of its bytes: the key of its object, or the number of its row."""
         return self.object_key or f"row {self.id} of segments"
 
     def verify(self, read: Checksum) -> None:

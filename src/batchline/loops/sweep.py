@@ -28,14 +28,15 @@ _FORGET_SECONDS = 7 * 86_400
 _MAX_SIGHTINGS = 50_000
 """The most sightings that are kept. Further objects without a row are held back."""
 _MIN_LIMIT = 10
-"""So many objects without a row may always be removed: in a small service a crash can leave more than the share."""
+"""The number of objects without a row that a sweep may always remove: in a small service a crash can leave more than
+the share."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class _Counts:
-    """What one sweep has seen and done. The objects of one batch in ``work`` or ``segments`` count as one."""
+    """The counts of one sweep. The objects of one batch in ``work`` or ``segments`` count as one."""
 
     seen: int = 0
     first_sighted: int = 0

@@ -41,7 +41,7 @@ class LocalObjects:
         await self._threads.run(partial(draft.put, data))
 
     async def create(self, key: str, *, spooled: bool = False) -> "LocalWriter":
-        # What is written goes to the disk at once, spooled or not.
+        # Bytes go to the disk at once, spooled or not.
         return LocalWriter(self._draft(key), self._threads)
 
     async def accept(self, path: Path, key: str) -> None:

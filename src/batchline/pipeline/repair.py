@@ -58,7 +58,7 @@ _result_line = Decoder(_ResultLine)
 
 @dataclass
 class _Results:
-    """What can be read of the segments of a batch, and how its segments change."""
+    """The readable results of a batch, and the changes to its segments."""
 
     found: dict[int, Usage | None] = field(default_factory=dict)
     """The usage of each line that has a result, by its index; None if the line failed."""

@@ -3,7 +3,7 @@
 from math import inf
 
 _REFUSALS_TO_JUDGE, _REFUSED_PART_TO_JUDGE = 4, 0.5
-"""With so many refusals the sample need not be completed to show that too many are refused."""
+"""A sample with this number and part of refusals shows that too many are refused, also before it is complete."""
 
 
 class Sample:

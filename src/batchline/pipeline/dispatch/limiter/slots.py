@@ -10,7 +10,7 @@ from math import inf
 _LATENCY_WEIGHT = 1 / 32
 """The weight of one more answer in the mean latency."""
 _FIRST_LATENCY_SECONDS = 0.1
-"""What is assumed while nothing was answered."""
+"""The latency that is assumed while nothing was answered."""
 _LARGEST_PACE = 2.0
 """Starts follow each other at most so many times as fast as the limit has them on average. Slots that are free at once
 would otherwise make a burst, which an upstream with a limit on the rate refuses."""
