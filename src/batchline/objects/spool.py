@@ -43,7 +43,7 @@ class FileSender:
 
     @asynccontextmanager
     async def _memory_for(self, size: int) -> AsyncIterator[None]:
-        """Wait for that many bytes of memory. The call that waits longest gets them first, however many others want less."""
+        """Wait for that many bytes of memory. The call that waited longest gets them first."""
         units = max(1, -(-size // _UNIT_BYTES))
         taken = 0
         try:

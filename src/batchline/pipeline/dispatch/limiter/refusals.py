@@ -47,8 +47,8 @@ _SAMPLE_SIZE = 16
 _FIRST_LIMIT = 32.0
 """The limit if many are refused and nothing was ever accepted: the number in flight shows nothing then."""
 _LARGEST_CUT, _CUT_IF_ALL_REFUSED, _LARGEST_TEST_CUT = 1 / 4, 1 / 2, 1 / 16
-"""The least part of the limit that a cut leaves: a sample may show too many refusals by chance. A test may go lower, since it is
-over soon."""
+"""The least part of the limit that a cut leaves: a sample may show too many refusals by chance. A test may go
+lower, since it is over soon."""
 _SECONDS_IF_ALL_REFUSED = 0.5
 """The time between two cuts if nothing is accepted. It may be an outage, in which the limit says nothing."""
 _LEAST_RATE = 1.0
@@ -56,8 +56,8 @@ _LEAST_RATE = 1.0
 _SAMPLES_TO_BLOCK = 2
 """If so many samples in a row were refused whole, all requests wait until the time of Retry-After."""
 _CUTS_TO_TEST, _TEST_SECONDS = 3, 0.25
-"""This number of cuts in a row should have reached any limit. The two samples of a test take at least this time each, so that
-a burst that the upstream accepts at once does not decide."""
+"""This number of cuts in a row should have reached any limit. The two samples of a test take at least this time each,
+so that a burst that the upstream accepts at once does not decide."""
 _LEAST_TEST_STARTS, _LONGEST_TEST_SECONDS = 4, 2.0
 """A sample of a test ends after this time if it has so many starts: at a low limit the search must go on soon."""
 _GROWTH_PER_SAMPLE = 1.02
