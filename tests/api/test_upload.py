@@ -171,4 +171,4 @@ def test_a_download_that_breaks_in_the_middle_is_cut_off_not_completed(serve: Ca
             received += chunk
         head, _, body = received.partition(b"\r\n\r\n")
         assert b"content-length: 3000000" in head
-        assert len(body) == 1_000_000
+        assert len(body) <= 1_000_000

@@ -15,6 +15,7 @@ _LABELS = {
     "segments": (),
     "segment_bytes": (),
     "batches": ("status",),
+    "damage": ("what",),
     "http_requests": ("method", "status"),
     "sweep_deleted": (),
     "sweep_held_back": (),
@@ -28,6 +29,8 @@ _LABELS = {
     "upstream_paused": ("upstream", "model", "reason"),
     "upstream_seconds": (),
     "flush_seconds": (),
+    "clock_offset_seconds": (),
+    "clock_held": (),
 }
 
 

@@ -1,8 +1,10 @@
 """The HTTP client's connections: how they are opened, reused and closed, and that answers are never mixed up."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -158,6 +160,31 @@ def test_a_connection_closed_while_idle_is_replaced(run: Run, how: str) -> None:
 
     assert run(main()) == (FINE, 2)
     assert requests == [1, 2]
+
+
+@pytest.mark.rule("D10", "A kept-alive connection that was closed a moment ago is replaced too.")
+def test_a_connection_that_was_closed_unnoticed_is_replaced(run: Run) -> None:
+    """D10: the server closed it while the event loop was busy with something else."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+
+        def serve_one() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65536)
+                peer.sendall(answer())
+
+        async def main() -> list[Reply]:
+            replies = []
+            async with client(listener.getsockname()[1]) as upstream:
+                for _ in range(2):
+                    server = Thread(target=serve_one)
+                    server.start()
+                    replies.append(await post(upstream))
+                    server.join()
+            return replies
+
+        assert run(main()) == [FINE, FINE]
 
 
 @pytest.mark.rule("D10", "A request is written once per attempt, whatever becomes of its connection.")

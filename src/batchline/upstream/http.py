@@ -179,8 +179,9 @@ class HttpUpstream:
         while self._idle and now - self._idle[0].idle_since > _MAX_IDLE_SECONDS:
             self._idle.popleft().close()
         while self._idle:
-            if (connection := self._idle.pop()).reusable:
+            if (connection := self._idle.pop()).is_open():
                 return connection
+            connection.close()
         return None
 
 

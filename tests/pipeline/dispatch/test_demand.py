@@ -57,13 +57,13 @@ def test_lines_of_a_model_that_is_held_back_do_not_satisfy_its_project(harness: 
 
 def test_many_lines_that_are_held_back_satisfy_the_shared_lane(harness: DispatcherHarness) -> None:
     """A claim cannot leave out one model of that lane: without a bound, all of its lines would be claimed."""
-    harness.add(make_jobs(4, model="limited", expires_at=FAR_FUTURE))
-    harness.advance(1.0)
-    harness.reply(THROTTLED)
-    held_back = {Lane(model="limited", project_id="p")}
     harness.add(make_jobs(4000, model="limited", expires_at=FAR_FUTURE))
+    for _ in range(3):
+        harness.advance(0.1)
+        harness.reply(THROTTLED)
+    held_back = {Lane(model="limited", project_id="p")}
     assert harness.dispatcher.satisfied_lanes == held_back
-    harness.add(make_jobs(100, model="limited", expires_at=FAR_FUTURE))
+    harness.add(make_jobs(200, model="limited", expires_at=FAR_FUTURE))
     assert harness.dispatcher.satisfied_lanes == held_back | {Lane(model=SHARED_LANE, project_id="p")}
 
 
