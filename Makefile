@@ -32,7 +32,7 @@ check: setup
 test: setup $(if $(NODE),$(NODE_MODULES))
 	@$(if $(NODE),,echo "Skipping the test of the Node client: node and npm are not installed.")
 	@$(if $(CURL),,echo "Skipping the curl commands of the README: curl is not installed.")
-	$(BIN)/pytest -n 2 --dist loadscope -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)"
+	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)"
 
 test-node: setup $(NODE_MODULES)
 	$(BIN)/pytest -m node

@@ -12,6 +12,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("batchline")
 
 
+_LONG = ("crash", "simulation", "fleet", "cli/run", "app", "sdk", "docs", "backup", "pipeline")
+"""Folders of tests that take long, the longest first."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run long tests first: a process that begins one last would run on while the others are done."""
+    folders = tuple(f"tests/{folder}/" for folder in _LONG)
+    items.sort(
+        key=lambda item: next((n for n, each in enumerate(folders) if item.nodeid.startswith(each)), len(folders))
+    )
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Return the event loop of tests that are marked ``anyio``."""

@@ -10,17 +10,16 @@ import pytest
 from tests.support.zoo.cases import CASES
 from tests.support.zoo.table import print_table
 
-SEEDS = (1, 2)
+SEED = 1
 PROOF_SEEDS = range(1, 21)
 
 
 @pytest.mark.rule("D9", "Whatever an upstream refuses, queues or announces, most of its capacity is used.")
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", CASES)
-def test_an_upstream_is_used_nearly_as_well_as_by_a_client_that_knows_it(name: str, seed: int) -> None:
+def test_an_upstream_is_used_nearly_as_well_as_by_a_client_that_knows_it(name: str) -> None:
     """D3, D9: and no line fails that can succeed."""
     case = CASES[name]
-    result = case.run(seed)
+    result = case.run(SEED)
     assert result.failed == 0
     if case.shortfall and result.share < case.goal:
         pytest.xfail(case.shortfall)
