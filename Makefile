@@ -10,6 +10,8 @@ NODE_MODULES := tests/node/node_modules/.package-lock.json
 # The redirection makes make run a shell, which has `command` as a builtin.
 NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
 CURL := $(shell command -v curl 2>/dev/null)
+# The tests start hundreds of processes. Without stored bytecode each of them would compile the whole program first.
+export PYTHONDONTWRITEBYTECODE :=
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
