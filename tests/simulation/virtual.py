@@ -5,15 +5,17 @@ import random
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context
 from heapq import heappop
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from batchline.domain.limits import InputLimits
 from batchline.pipeline.validate import validate_file
 from batchline.ports import ClockState, Verdict
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 EPOCH = 1_750_000_000.0
 
 
@@ -22,6 +24,15 @@ class Time:
 
     def __init__(self) -> None:
         self.now = 0.0
+
+
+class _Timer(asyncio.TimerHandle):
+    """A timer without ``when``: with uvloop, the handle of a timer that is nearly due has none."""
+
+    __slots__ = ()
+
+    def when(self) -> float:
+        raise AttributeError("when")
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -37,6 +48,13 @@ class Loop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._virtual.now
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = super().call_at(when, callback, *args, context=context)
+        timer.__class__ = _Timer
+        return timer
 
     def next_due(self) -> float | None:
         """Return the time of the next callback, or None if there is none."""

@@ -90,7 +90,8 @@ class Dispatcher:
         self._overdue: list[Job] = []
         """Jobs past their batch's window. They do not start, and end when the store says that the batch expired."""
         self._due, self._due_until = 0.0, -math.inf
-        self._rate_timer: asyncio.TimerHandle | None = None
+        self._rate_timer: asyncio.Handle | None = None
+        self._rate_timer_at = 0.0
         self._timers_changed = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._attempts = Attempts(upstream, name=name, token_limit=token_limit, clock=clock, group=self._group)
@@ -328,10 +329,10 @@ class Dispatcher:
             return
         loop = asyncio.get_running_loop()
         due = loop.time() + max(min(waits), _SHORTEST_RATE_WAIT_SECONDS)
-        if self._rate_timer is None or due < self._rate_timer.when():
+        if self._rate_timer is None or due < self._rate_timer_at:
             if self._rate_timer is not None:
                 self._rate_timer.cancel()
-            self._rate_timer = loop.call_at(due, self._on_rate_timer)
+            self._rate_timer, self._rate_timer_at = loop.call_at(due, self._on_rate_timer), due
 
     def _on_rate_timer(self) -> None:
         self._rate_timer = None
