@@ -50,7 +50,7 @@ class Loop(asyncio.SelectorEventLoop):
         return self._virtual.now
 
     def call_at(
-        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = super().call_at(when, callback, *args, context=context)
         timer.__class__ = _Timer
