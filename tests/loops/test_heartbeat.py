@@ -52,6 +52,8 @@ class FleetStub:
         return dict.fromkeys(caps, self.share)
 
     async def leave(self, owner: str) -> None:
+        if self.down:
+            raise StoreDown("away")
         self.left.append(owner)
 
 
@@ -95,6 +97,14 @@ def test_a_process_that_ends_says_so(virtual: VirtualLoop) -> None:
     heartbeat, _, fleet = new_heartbeat()
     virtual.run(heartbeat.leave())
     assert fleet.left == ["me"]
+
+
+def test_a_worker_can_leave_without_its_store(virtual: VirtualLoop) -> None:
+    """Its shares end with its lease."""
+    heartbeat, _, fleet = new_heartbeat()
+    fleet.down = True
+    virtual.run(heartbeat.leave())
+    assert fleet.left == []
 
 
 def test_an_api_process_reports_its_calls_and_once_that_there_are_none_left(virtual: VirtualLoop) -> None:

@@ -1,12 +1,16 @@
 """Reports what this process does to the other processes of its fleet, and keeps to its share of every cap."""
 
 import asyncio
+import logging
 
+from batchline.domain.errors import StoreDown
 from batchline.domain.fleet import Report, UpstreamLoad
 from batchline.loops.worker import Worker
 from batchline.pipeline.routing import SyncRouter
 from batchline.ports import CapSharing
 from batchline.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _SHARE_LIFETIME_PART_OF_LEASE = 0.8
 """The part of the lease after which a granted share is void unless it was renewed. It ends before the lease does, so
@@ -45,8 +49,11 @@ class Heartbeat:
             self._worker.set_cap(name, 0)
 
     async def leave(self) -> None:
-        """Report that this process ends, so that the others get its shares at once."""
-        await self._fleet.leave(self._worker.report().owner)
+        """Report that this process ends, so that the others get its shares at once. If that fails, they wait."""
+        try:
+            await self._fleet.leave(self._worker.report().owner)
+        except StoreDown as error:
+            log.warning("failed to give up shares, leaving them to expire", extra={"reason": str(error)})
 
 
 class SyncCallHeartbeat:
