@@ -253,3 +253,30 @@ def test_a_busy_upstream_does_not_tell_strangers_of_its_models(tmp_path: Path) -
             assert (refused.failed, bench.time.now < 20) == (1, True)
 
         bench.play(scene())
+
+
+@pytest.mark.rule(
+    "F2", "A worker that has lost its share of a cap leaves the lines that it has not started to the others."
+)
+def test_a_worker_without_a_share_keeps_no_lines_from_the_others(tmp_path: Path) -> None:
+    """A cap may be smaller than the number of workers, and a worker that joins may get the share of one that has lines.
+    What is in flight is recorded first."""
+    with closing(Bench(tmp_path, latency=0.5, max_concurrency=2)) as bench:
+        worker = bench.engine.worker_role.worker
+
+        async def scene() -> None:
+            batch = await bench.batch(f"line {n}" for n in range(20))
+            await asyncio.sleep(0.2)
+            worker.set_cap("default", 0)
+            await asyncio.sleep(5)
+            claimed = await bench.rows.claim(owner="another", lease=LEASE, lines=20, bytes=1 << 20, alone=True, at=0)
+            assert sum(shard.lines for shard in claimed.shards) == 20
+            assert (await bench.seen(batch.id)).completed == 2
+            await bench.rows.release(
+                batch.id, owner="another", shards=[(each.n, each.epoch) for each in claimed.shards]
+            )
+            worker.set_cap("default", 2)
+            assert await bench.failures(await bench.ended(batch)) == {}
+
+        bench.play(scene(), seconds=100)
+        assert bench.attempts("line") == 20

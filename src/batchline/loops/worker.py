@@ -282,14 +282,17 @@ class Worker:
         A job whose model no upstream serves goes to any of them, which ends it with an error.
         """
         for model, group in groupby(jobs, key=_model_of):
-            names = [name for name in self._catalog.upstreams_of(model) if name in self._dispatchers]
-            serving = [self._dispatchers[name] for name in names or self._dispatchers]
+            serving = [self._dispatchers[name] for name in self._serving(model)]
             available = [dispatcher for dispatcher in serving if not dispatcher.paused] or serving
             if len(available) == 1:
                 available[0].add(group)
                 continue
             for job in group:
                 min(available, key=lambda dispatcher: dispatcher.load).add([job])
+
+    def _serving(self, model: str) -> list[str]:
+        """Return the upstreams that the jobs of a model go to."""
+        return [name for name in self._catalog.upstreams_of(model) if name in self._dispatchers] or [*self._dispatchers]
 
     def _find_alternative(self, name: str, job: Job) -> Dispatcher | None:
         """Return the least busy of the other upstreams that serve a job's model and are not paused."""
@@ -326,6 +329,27 @@ class Worker:
             await self._try_to_release(released)
             self._on_shard_done()
 
+    async def _release_without_share(self) -> None:
+        """Release the shards whose upstreams this worker has no share of, so that a worker with a share can run them.
+
+        Shards of batches with lines in flight or unrecorded are released later.
+        """
+        in_flight = {
+            batch_id for dispatcher in self._dispatchers.values() for batch_id in dispatcher.in_flight_by_batch
+        }
+        released = [
+            shard
+            for batch in self._claims.batches.values()
+            if batch.id not in in_flight and not self._recorder.holds(batch)
+            for shard in batch.shards.values()
+            if all(self._dispatchers[name].cap == 0 for name in self._serving(shard.model))
+        ]
+        for shard in released:
+            shard.lost = True
+        for dispatcher in self._dispatchers.values() if released else ():
+            dispatcher.drop_lost()
+        await self._try_to_release(released)
+
     async def _poll_signals(self) -> None:
         while True:
             await self._clock.sleep(_SIGNAL_POLL_SECONDS)
@@ -337,6 +361,7 @@ class Worker:
                 continue
             for signal in signals:
                 self._apply_signal(signal, read_at=read_at)
+            await self._release_without_share()
             self._lend_probe_jobs()
             self._claim_loop_woken.set()
 

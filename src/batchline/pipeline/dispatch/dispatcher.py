@@ -171,6 +171,11 @@ class Dispatcher:
         return self._limiter.limit
 
     @property
+    def cap(self) -> int:
+        """How many may be in flight at most: this worker's share of what was set, if there are others."""
+        return self._limiter.cap
+
+    @property
     def rate_limit(self) -> float | None:
         """How many may start in a second now; None while that is not limited."""
         return self._limiter.rate
