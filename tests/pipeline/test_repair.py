@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from batchline.domain.errors import ObjectsDown
 from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
+from tests.simulation.virtual import EPOCH, VirtualClock
 from tests.support.damage import batch_with_damaged_work_file
 from tests.support.engine_harness import Bench
 
@@ -308,6 +310,59 @@ def test_an_object_that_stays_unreadable_does_not_keep_a_batch_open(tmp_path: Pa
 
         bench.play(scene(), seconds=2000)
         assert bench.attempts("good") == 64
+
+
+@pytest.mark.rule("C12", "A short outage of the object store loses no result, also after the window.")
+def test_reads_that_fail_for_a_moment_after_the_window_lose_nothing(tmp_path: Path) -> None:
+    """C12: the object can be read a second later."""
+    with closing(Bench(tmp_path, completion_window_seconds=60)) as bench:
+        failures: list[str] = []
+
+        async def pass_the_window(batch_id: str, **_: Any) -> None:
+            bench.time.now += 0 if failures else 100
+
+        def fail_once(name: str) -> Callable[..., Any]:
+            read = getattr(bench.objects, name)
+
+            def fail(key: str, start: int, length: int) -> Any:
+                if name not in failures and key.startswith("segments/"):
+                    failures.append(name)
+                    raise ObjectsDown("connection reset")
+                return read(key, start, length)
+
+            return fail
+
+        bench.store.trouble["segments"] = pass_the_window
+        bench.objects.stream, bench.objects.read = fail_once("stream"), fail_once("read")
+
+        async def scene() -> None:
+            ended = await bench.ended(await bench.batch(_prompts("good")))
+            assert (ended.completed, ended.failed) == (64, 0)
+
+        bench.play(scene(), seconds=1000)
+        assert "stream" in failures
+        assert bench.attempts("good") == 64
+
+
+@pytest.mark.rule("C13", "A clock that jumped ahead does not make lost lines fail before their window has ended.")
+def test_lost_lines_run_again_if_the_clock_has_jumped_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C12, C13: what is due decides, and not what the clock of the machine shows."""
+    with closing(Bench(tmp_path, completion_window_seconds=600)) as bench:
+        lose_segment = _lose_first_segment(bench, _cut)
+
+        async def jump(batch_id: str, **_: Any) -> None:
+            monkeypatch.setattr(VirtualClock, "now", lambda clock: EPOCH + clock._time.now + 31 * 86_400)
+            monkeypatch.setattr(VirtualClock, "due", lambda _: 0.0)
+            await lose_segment(batch_id)
+
+        bench.store.trouble["segments"] = jump
+
+        async def scene() -> None:
+            ended = await bench.ended(await bench.batch(_prompts("good")))
+            assert (ended.status, ended.completed, ended.failed) == (BatchStatus.COMPLETED, 64, 0)
+
+        bench.play(scene(), seconds=500)
+        assert bench.attempts("good") > 64
 
 
 @pytest.mark.parametrize("damage", [None, _cut])

@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 
 _MAX_RERUNS = 3
 """Repairs after which lost lines run no more: each time costs an answer of the upstream."""
+_FAILURES_TO_GIVE_UP = 6
+"""How often a batch past its window must have failed, about a minute in all, before an object counts as lost: a single
+call to an object store may fail at any time."""
 _SEGMENTS_PER_PAGE = 32
 _INDEX = re.compile(rb'\{"id":"batch_req_[0-9A-Za-z]+_([0-9]+)",')
 _UNKNOWN_ID = b"null"
@@ -161,9 +164,10 @@ class Repair:
     async def gives_up_unreadable(self, leased: FinalizeLease) -> bool:
         """Return whether an object that cannot be read counts as lost, because the batch must end now.
 
-        It does not while the whole object store is unavailable.
+        It does not before several tries, nor while the whole object store is unavailable.
         """
-        if leased.batch.stop is not Stop.FAILED and self._clock.due() < leased.batch.expires_at:
+        must_end = leased.batch.stop is Stop.FAILED or self._clock.due() >= leased.batch.expires_at
+        if not must_end or leased.failures < _FAILURES_TO_GIVE_UP:
             return False
         try:
             await self._objects.check()
