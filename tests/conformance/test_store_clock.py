@@ -84,6 +84,19 @@ async def test_an_outage_of_the_database_ends_no_finalization(world: World) -> N
     await world.store.renew_batch(batch.id, epoch=batch.epoch, owner=ME, lease=LEASE)
 
 
+async def test_an_outage_of_the_database_does_not_prolong_the_wait_after_a_failure(world: World) -> None:
+    """C12: nobody renews the lease on a batch that could not be finalized. It is a wait, which has ended meanwhile."""
+    await world.rescue()
+    await world.running()
+    await world.record_all(await world.claim())
+    await world.store.defer_finalize(await world.finish(), seconds=1)
+    await world.lose_time(5 * LEASE)
+    await world.rescue()
+    again = await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW)
+    assert again is not None
+    assert again.failures == 1
+
+
 async def test_who_does_not_renew_after_an_outage_is_dead(world: World) -> None:
     """D5: the time to renew ends, too."""
     file = world.file(await world.owner())

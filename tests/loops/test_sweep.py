@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from batchline.domain.records import Batch
 from batchline.loops.sweep import Sweep
 from batchline.telemetry.metrics import Metrics
 from tests.simulation.virtual import VirtualClock
-from tests.support.engine_harness import Bench
+from tests.support.engine_harness import Bench, Port
 from tests.support.identities import identity_of
 
 _HOUR = 3600.0
@@ -162,6 +163,38 @@ def test_objects_of_another_database_are_not_swept(tmp_path: Path, caplog: pytes
     assert "sweep stopped" in caplog.text
 
 
+@pytest.mark.rule("B8", "Results that are published while the sweep looks at them are not swept.")
+def test_results_that_are_published_between_two_looks_are_kept(tmp_path: Path) -> None:
+    """B8: the sweep asks first which batches run and then which objects belong to files. In the other order, a batch
+    that is published in between neither runs nor has files."""
+    with closing(_bench(tmp_path)) as bench:
+        may_publish = asyncio.Event()
+        looks: list[str] = []
+        batches: list[Batch] = []
+
+        async def wait(*_: Any, **__: Any) -> None:
+            await may_publish.wait()
+
+        async def publish_at_second_look(keys: Sequence[str]) -> None:
+            looks.extend(keys)
+            if len(looks) > 1 and not may_publish.is_set():
+                may_publish.set()
+                await bench.ended(batches[0])
+
+        bench.store.trouble["publish"] = wait
+
+        async def scene() -> None:
+            batches.append(await bench.batch(["good"]))
+            await asyncio.sleep(10)
+            looking = Port(bench.rows)
+            looking.trouble |= dict.fromkeys(("known_batches", "referenced_keys"), publish_at_second_look)
+            (key,) = [key for key in await _everything(bench) if key.startswith("results/")]
+            unneeded = await _new_sweep(bench, store=looking)._find_unneeded([key])
+            assert (len(looks), unneeded.removed, unneeded.unknown) == (2, [], [])
+
+        bench.play(scene())
+
+
 def test_a_sweep_keeps_what_was_published_and_rests_between_looks(tmp_path: Path) -> None:
     """However many results there are: each look takes a moment, and leaves one to others."""
     with closing(_bench(tmp_path, work_retention_seconds=0)) as bench:
@@ -196,15 +229,19 @@ async def _put_late(bench: Bench, *batch_ids: str) -> None:
             await bench.objects.put(f"{folder}/{batch_id}/late", b"")
 
 
-async def _sweep(bench: Bench, *, max_percent: int = 5, metrics: Metrics | None = None) -> None:
-    await Sweep(
-        store=bench.rows,
+async def _sweep(bench: Bench, **changes: Any) -> None:
+    await _new_sweep(bench, **changes).step()
+
+
+def _new_sweep(bench: Bench, *, max_percent: int = 5, metrics: Metrics | None = None, store: Any = None) -> Sweep:
+    return Sweep(
+        store=store or bench.rows,
         objects=bench.objects,
         identity=identity_of(bench.rows, bench.objects),
         clock=VirtualClock(bench.time),
         metrics=metrics or Metrics(),
         max_percent=max_percent,
-    ).step()
+    )
 
 
 async def _everything(bench: Bench) -> set[str]:

@@ -338,6 +338,18 @@ async def test_a_lane_below_the_floor_of_a_restored_database_is_found(postgres_u
         assert len(await world.claim()) == 1
 
 
+async def test_the_lanes_of_a_project_without_open_shards_are_deleted_when_a_batch_ends(postgres_url: str) -> None:
+    """Else they would grow with every name of a model that a client ever used. Those with open shards stay."""
+    async with opened(postgres_url) as world:
+        owner = await world.owner()
+        await world.running(owner, shards=[1], model="mine")
+        await world.record_all(await world.claim())
+        await world.running(owner, shards=[1], model="waits")
+        await world.running(await world.owner("beta"), shards=[1], model="of another")
+        await world.publish(await world.finish())
+        assert await world.fetch("SELECT string_agg(model, ', ' ORDER BY model) FROM lanes") == "of another, waits"
+
+
 @pytest.mark.rule("C7", "Commits are durable when they are reported, even if PostgreSQL is set to report them early.")
 async def test_synchronous_commit_is_on_whatever_the_server_is_set_to(postgres_url: str) -> None:
     """C7, C12: with synchronous_commit=off, a crash of PostgreSQL would lose what clients were told is stored."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from batchline.store.sql import load_queries
+from batchline.store.sql import load_queries, rows
 from batchline.store.sqlite.database import SqliteDatabase, migrate
 from batchline.store.store import SqlStore
 from batchline.system import ThreadPool
@@ -111,6 +111,11 @@ class Counted(World):
             SqlStore(self.database), pass_time=_nothing, lose_time=_nothing, die=_nothing, set_time=_nothing
         )
 
+    async def lanes(self) -> list[str]:
+        """Return the models of all lanes."""
+        self.database._queries["lanes"] = "SELECT model FROM lanes ORDER BY model"
+        return [row["model"] for row in await self.database.read(lambda: rows("lanes"))]
+
     async def steps(self, call: Callable[[], Awaitable[object]]) -> int:
         """Return how many steps a call takes, in tens."""
         count = 0
@@ -157,6 +162,18 @@ async def test_the_end_of_a_batch_costs_the_same_whatever_else_is_open(world: Co
         batch = await world.running(owner, shards=[1], model="mine")
         costs.append(await world.steps(partial(world.store.delete_work, batch.id)))
     assert costs[1] <= 1.5 * costs[0]
+
+
+@pytest.mark.anyio
+async def test_the_lanes_of_a_project_without_open_shards_are_deleted_when_a_batch_ends(world: Counted) -> None:
+    """Else they would grow with every name of a model that a client ever used. Those with open shards stay."""
+    owner = await world.owner()
+    await world.running(owner, shards=[1], model="mine")
+    await world.record_all(await world.claim())
+    await world.running(owner, shards=[1], model="waits")
+    await world.running(await world.owner("beta"), shards=[1], model="of another")
+    await world.publish(await world.finish())
+    assert await world.lanes() == ["of another", "waits"]
 
 
 @pytest.mark.anyio
