@@ -8,7 +8,6 @@ from batchline.domain.limits import STRIKES
 from batchline.domain.records import Batch, LedgerEntry, Organization
 from batchline.domain.states import TERMINAL, BatchStatus, Stop
 from batchline.ports import BatchSnapshot
-from batchline.store.sqlite.clock import TOLERANCE_SECONDS
 from tests.simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
 from tests.simulation.virtual import Time
 
@@ -55,14 +54,25 @@ class BatchObserver:
     def __init__(self, plan: Plan, time: Time) -> None:
         self.seen: dict[str, Batch] = {}
         self._created: dict[str, float] = {}
-        self._window, self._time = plan.settings.completion_window_seconds, time
-        self._tolerance = 1.0 if plan.shared else TOLERANCE_SECONDS
+        self._last_open_at: dict[str, float] = {}
+        self._plan, self._time = plan, time
+        self._window = plan.settings.completion_window_seconds
 
     def note_create(self, file_id: str, *, at: float) -> None:
         """Note when a client created a batch of a file for the first time."""
         self._created.setdefault(file_id, at)
 
+    def last_open_at(self, batch: Batch) -> float:
+        """Return the last time at which a batch was not seen as terminal."""
+        return self._last_open_at.get(batch.id, self._created[batch.input_file_id])
+
+    def forget(self) -> None:
+        """Forget what was seen, because the database has gone back to an earlier state."""
+        self.seen.clear()
+
     def check(self, batch: Batch) -> None:
+        if batch.status not in TERMINAL:
+            self._last_open_at[batch.id] = self._time.now
         before = self.seen.get(batch.id)
         self.seen[batch.id] = batch
         self._check_times(batch)
@@ -76,7 +86,9 @@ class BatchObserver:
         if before is None:
             return
         require(batch.status in reachable(before.status), f"{batch.id} went from {before.status} to {batch.status}")
-        require(batch.completed >= before.completed and batch.failed >= before.failed, f"{batch.id} counts fell")
+        # Lines whose results were damaged run again.
+        fell = batch.completed < before.completed or batch.failed < before.failed
+        require(not fell or self._plan.damaged, f"{batch.id} counts fell")
         for name in _TIMES:
             was = getattr(before, name)
             require(was is None or getattr(batch, name) == was, f"{batch.id} changed {name}")
@@ -86,7 +98,7 @@ class BatchObserver:
     def _check_times(self, batch: Batch) -> None:
         """Check that a batch did not expire before the end of its window, and that its times are in order."""
         age = self._time.now - self._created[batch.input_file_id]
-        in_time = batch.stop is not Stop.EXPIRED or age >= self._window - self._tolerance
+        in_time = batch.stop is not Stop.EXPIRED or age >= self._window - self._plan.clock_tolerance
         require(in_time, f"{batch.id} expired after {age:.0f} of {self._window} seconds")
         for name in _ORDERED_TIMES:
             reached = [at for at in (getattr(batch, each) for each in name) if at is not None]
@@ -99,10 +111,7 @@ def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, 
     require(in_time, f"{batch.id} made no progress until its window ended")
     good = [json.loads(line) for line in output.splitlines()]
     bad = [json.loads(line) for line in errors.splitlines()]
-    times = Counter(record["custom_id"] for record in good + bad)
-    require(set(times) == set(plan.fates), f"{batch.id} lost {set(plan.fates) - set(times)}")
-    require(max(times.values()) == 1, f"{batch.id} has lines twice")
-    require(len({record["id"] for record in good + bad}) == len(times), f"{batch.id} repeats line ids")
+    _check_lines(batch, list(plan.fates), good + bad, damaged=world.damaged)
     require((len(good), len(bad)) == (batch.completed, batch.failed), f"{batch.id} counts are not those of its files")
     for record in good:
         require(plan.fates[record["custom_id"]] in SUCCEEDS, f"{batch.id} succeeded at {record['custom_id']}")
@@ -112,6 +121,18 @@ def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, 
     require(tokens == [batch.input_tokens, batch.output_tokens], f"{batch.id} sums tokens that its lines do not report")
     for record in bad:
         _check_error(batch, plan, record, world=world)
+
+
+def _check_lines(batch: Batch, custom_ids: list[str], records: list[dict[str, Any]], *, damaged: bool) -> None:
+    """Check that every line has one result, under its own name. Damage may have taken the name away."""
+    times = Counter(int(record["id"].rpartition("_")[2]) for record in records)
+    missing = [custom_id for n, custom_id in enumerate(custom_ids) if n not in times]
+    require(not missing and len(times) == len(custom_ids), f"{batch.id} lost {missing}")
+    require(max(times.values()) == 1, f"{batch.id} has lines twice")
+    for record in records:
+        name = custom_ids[int(record["id"].rpartition("_")[2])]
+        nameless = damaged and record["custom_id"] is None and record["error"]["code"] == "internal_error"
+        require(record["custom_id"] == name or nameless, f"{batch.id}: {record['custom_id']} has the place of {name}")
 
 
 def check_standing(snapshot: BatchSnapshot) -> None:
@@ -125,27 +146,36 @@ def check_errors(snapshot: BatchSnapshot, errors: bytes) -> None:
     records = [json.loads(line) for line in errors.splitlines()]
     codes = Counter(record["error"]["code"] for record in records)
     require({each.code: each.count for each in snapshot.errors} == codes, f"{snapshot.batch.id} counts other errors")
-    known = [(record["error"]["code"], record["custom_id"], record["error"]["message"][:300]) for record in records]
+    known = [
+        (record["error"]["code"], record["custom_id"] or "", record["error"]["message"][:300]) for record in records
+    ]
     for each in snapshot.errors:
         sample = json.loads(each.sample)
         require((each.code, sample["custom_id"], sample["message"]) in known, f"{snapshot.batch.id} shows {sample}")
 
 
-def check_money(
-    plan: Plan, organization: Organization, entries: list[LedgerEntry], *, answers: list[bytes], short: int
-) -> None:
+def check_ledger(organization: Organization, entries: list[LedgerEntry], *, completed: int) -> None:
+    """Check that the ledger adds up to what the organization has, and that it has an entry for each answer."""
+    require(sum(entry.balance for entry in entries) == organization.balance, "the ledger is not the balance")
+    require(sum(entry.credits for entry in entries) == organization.credits, "the ledger is not the credits")
+    require(sum(entry.requests for entry in entries) == completed, "answers are not those of the ledger")
+
+
+def check_money(plan: Plan, organization: Organization, *, answers: list[bytes], short: int) -> None:
     """Check that each answer was paid once, no failed line was, and an overdraft is at most what was in flight."""
     costs = [_cost(json.loads(answer)["response"]["body"]) if plan.metered else 0 for answer in answers]
     left = organization.balance + organization.credits
-    require(sum(entry.balance for entry in entries) == organization.balance, "the ledger is not the balance")
-    require(sum(entry.credits for entry in entries) == organization.credits, "the ledger is not the credits")
-    require(sum(entry.requests for entry in entries) == len(answers), "answers are not those of the ledger")
     require(left == plan.funds - sum(costs), f"{plan.funds - left} was charged for answers of {sum(costs)}")
     slots = len(plan.settings.all_upstreams) * (plan.settings.max_concurrency or 0)
     in_flight = slots * (2 if plan.zombies else 1)
+    if plan.shared:
+        # The balance that a process of a fleet knows may be 2 seconds old.
+        in_flight += round(slots * 2 / plan.latency)
     require(left >= -in_flight * max(costs, default=0), f"an overdraft of {-left}")
-    # A process that died had spent, as far as it knew, the answers that it did not record.
-    require(not short or left <= 0 or (plan.metered and plan.deaths), f"{short} lines found no money, {left} is left")
+    # A process that died had spent, as far as it knew, the answers that it did not record. Money for answers that were
+    # lost is given back, or was never taken.
+    excused = plan.metered and (plan.deaths or plan.damaged or plan.goes_back or plan.storage_fails)
+    require(not short or left <= 0 or excused, f"{short} lines found no money, {left} is left")
 
 
 def _cost(answer: dict[str, Any]) -> int:
@@ -156,14 +186,19 @@ def _cost(answer: dict[str, Any]) -> int:
 
 
 def _check_error(batch: Batch, plan: BatchPlan, record: dict[str, dict[str, str]], *, world: Plan) -> None:
+    if record["custom_id"] is None:
+        return
     fate, error = plan.fates[str(record["custom_id"])], record["error"]
     never_ran = {BatchStatus.CANCELLED: "batch_cancelled", BatchStatus.EXPIRED: "batch_expired"}
     if error["code"] in never_ran.values():
         require(batch.status in never_ran, f"{batch.id}: {error['code']} in a batch that is {batch.status}")
     elif error["code"] == "insufficient_quota":
         require(world.metered, f"{batch.id}: {error} without metering")
-    elif batch.status is BatchStatus.COMPLETED:
-        earned = error["code"] in CODES.get(fate, set())
+    elif error["code"] == "authentication_error":
+        require(plan.revoked, f"{batch.id}: {error} with a key that is valid")
+    elif batch.stop is None and not (world.damaged and "storage_damaged" in error["message"]):
+        lost_cancel = world.goes_back and plan.cancelled
+        earned = lost_cancel or error["code"] in CODES.get(fate, set())
         require(earned or _excused(fate, error, world), f"{batch.id}: a line that is {fate} ended as {error}")
 
 
@@ -177,7 +212,10 @@ def _excused(fate: str, error: dict[str, str], world: Plan) -> bool:
     """
     kinds = [each.kind for each in world.disturbances]
     if "dlq_exhausted" in error["message"]:
-        return world.zombies or kinds.count("kill") + 2 * (world.poison == "kills worker") >= STRIKES
+        return (
+            world.zombies
+            or kinds.count("kill") + kinds.count("crash") + 2 * (world.poison == "kills worker") >= STRIKES
+        )
     outage = "outage" in kinds or world.poison == "kills upstream"
     few_slots = (world.settings.max_concurrency or 0) < 8 or len(world.settings.all_upstreams) > 1
     few = few_slots or any(len(batch.fates) < 4 for batch in world.batches)
