@@ -7,7 +7,7 @@ from msgspec.json import encode as encode_json
 
 from batchline.domain.checksum import Checksum
 from batchline.domain.errors import Damaged
-from batchline.domain.states import BatchStatus, ShardState, Stop
+from batchline.domain.states import BatchStatus, FileState, ShardState, Stop
 from batchline.domain.usage import NOTHING, Usage, total
 
 BATCH = "batch"
@@ -31,6 +31,17 @@ class Organization(Struct, frozen=True, kw_only=True):
     balance: int
     """Nano-units, like all money; below zero after an overdraft."""
     credits: int
+
+
+class OrganizationBooks(Struct, frozen=True, kw_only=True):
+    """The money of an organization, and the sums of its ledger entries."""
+
+    id: str
+    name: str
+    balance: int
+    credits: int
+    booked_balance: int
+    booked_credits: int
 
 
 class Project(Struct, frozen=True, kw_only=True):
@@ -122,6 +133,12 @@ class File(Struct, frozen=True, kw_only=True):
     """The checksum of a result file. An upload has none, and neither has a file of a version before checksums."""
 
 
+class InspectedFile(File, frozen=True, kw_only=True):
+    """A file in any state."""
+
+    state: FileState
+
+
 class InputFault(Struct, frozen=True):
     """One error in an input file; ``line`` is None if no single line is at fault."""
 
@@ -200,6 +217,29 @@ class Shard(Struct, frozen=True, kw_only=True):
     strikes: int
     checksum: int | None = None
     """The checksum of the shard's part of the work file, or None if a version before checksums wrote it."""
+
+
+class InspectedShard(Shard, frozen=True, kw_only=True):
+    """A shard with its state and counts."""
+
+    state: ShardState
+    owner: str | None
+    completed: int
+    failed: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of the recorded lines."""
+        return Usage(
+            input_tokens=self.input_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+        )
 
 
 class Lane(Struct, frozen=True, kw_only=True):

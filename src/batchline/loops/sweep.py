@@ -46,7 +46,7 @@ class _Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Unneeded:
+class Unneeded:
     """Objects that no row needs: those whose row says so, and those without a row."""
 
     removed: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Sweep:
         counts = _Counts()
         try:
             await self._identity.check()
-            async for keys in self._pages():
+            async for keys in pages_of(self._objects):
                 await self._look_at(keys, counts)
                 await self._clock.sleep(_PAUSE_BETWEEN_PAGES_SECONDS)
             await self._delete_due(counts)
@@ -88,18 +88,8 @@ class Sweep:
         self._report(counts)
         return False
 
-    async def _pages(self) -> AsyncIterator[list[str]]:
-        """Yield the keys of uploads and results, and for work files and segments one prefix per batch."""
-        for folder in ("segments", "work"):
-            names = await self._objects.names(folder)
-            for at in range(0, len(names), _PAGE_KEYS):
-                yield [f"{folder}/{name}" for name in names[at : at + _PAGE_KEYS]]
-        for folder in ("uploads", "results"):
-            async for keys in self._objects.keys(folder):
-                yield keys
-
     async def _look_at(self, keys: list[str], counts: _Counts) -> None:
-        unneeded = await self._find_unneeded(keys)
+        unneeded = await find_unneeded(self._store, keys)
         await self._delete(unneeded.removed)
         sighted = await self._store.sight(unneeded.unknown, age=_SIGHTING_AGE_SECONDS, limit=_MAX_SIGHTINGS)
         counts.seen += len(keys)
@@ -114,7 +104,7 @@ class Sweep:
             counts.held_back += len(counts.due)
             return
         for at in range(0, len(counts.due), _PAGE_KEYS):
-            still_unknown = (await self._find_unneeded(counts.due[at : at + _PAGE_KEYS])).unknown
+            still_unknown = (await find_unneeded(self._store, counts.due[at : at + _PAGE_KEYS])).unknown
             await self._delete(still_unknown)
             await self._store.forget(still_unknown)
             counts.deleted += len(still_unknown)
@@ -131,19 +121,6 @@ class Sweep:
                 await self._objects.delete_all(key)
             else:
                 await self._objects.delete(key)
-
-    async def _find_unneeded(self, keys: list[str]) -> _Unneeded:
-        # The order matters. If a batch has ended and an object of it has no row after that, it will never have one.
-        batches = await self._store.known_batches(sorted({_batch_of(key) for key in keys if not _is_upload(key)}))
-        named = await self._store.known_keys(keys)
-        referenced = await self._store.referenced_keys(keys)
-        unneeded = _Unneeded()
-        for key in keys:
-            batch = batches.get(_batch_of(key))
-            if key in referenced or (batch is not None and (batch.active or (batch.has_work and _is_work(key)))):
-                continue
-            (unneeded.removed if key in named or batch is not None else unneeded.unknown).append(key)
-        return unneeded
 
     def _report(self, counts: _Counts) -> None:
         fields = {
@@ -162,6 +139,32 @@ class Sweep:
             )
         else:
             log.info("sweep finished", extra=fields)
+
+
+async def pages_of(objects: Objects) -> AsyncIterator[list[str]]:
+    """Yield the keys of uploads and results, and for work files and segments one prefix per batch."""
+    for folder in ("segments", "work"):
+        names = await objects.names(folder)
+        for at in range(0, len(names), _PAGE_KEYS):
+            yield [f"{folder}/{name}" for name in names[at : at + _PAGE_KEYS]]
+    for folder in ("uploads", "results"):
+        async for keys in objects.keys(folder):
+            yield keys
+
+
+async def find_unneeded(store: Store, keys: Sequence[str]) -> Unneeded:
+    """Return those of the keys and prefixes that no row needs."""
+    # The order matters. If a batch has ended and an object of it has no row after that, it will never have one.
+    batches = await store.known_batches(sorted({_batch_of(key) for key in keys if not _is_upload(key)}))
+    named = await store.known_keys(keys)
+    referenced = await store.referenced_keys(keys)
+    unneeded = Unneeded()
+    for key in keys:
+        batch = batches.get(_batch_of(key))
+        if key in referenced or (batch is not None and (batch.active or (batch.has_work and _is_work(key)))):
+            continue
+        (unneeded.removed if key in named or batch is not None else unneeded.unknown).append(key)
+    return unneeded
 
 
 def _batch_of(key: str) -> str:

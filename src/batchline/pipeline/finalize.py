@@ -9,35 +9,23 @@ and only the holder of the lease can publish.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from batchline.domain import ids
 from batchline.domain.bitmap import unsettled
-from batchline.domain.checksum import Checksum
 from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing, ObjectsDown, StoreDown
 from batchline.domain.limits import STRIKES
-from batchline.domain.lines import lines_of
-from batchline.domain.outcomes import (
-    BATCH_CANCELLED,
-    BATCH_EXPIRED,
-    DELIVERED_TOO_OFTEN,
-    ENDED_BY_OPERATOR,
-    LOST,
-    Failure,
-    error_line,
-)
-from batchline.domain.progress import LineErrors, count_errors
-from batchline.domain.records import BATCH_OUTPUT, Batch, File, Segment, Shard
-from batchline.domain.states import BatchStatus, Stop
+from batchline.domain.records import BATCH_OUTPUT, Batch, File
+from batchline.domain.states import BatchStatus
+from batchline.pipeline.assemble import Assembler, ResultWriter
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.lease import renewing
 from batchline.pipeline.repair import Repair
-from batchline.ports import Clock, FinalizeLease, Objects, Random, Store, Writer
+from batchline.ports import Clock, FinalizeLease, Objects, Random, Store
 from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_SEGMENTS_PER_PAGE = 32
 _MAX_REPAIRS = 8
 """A batch that still disagrees with itself after so many repairs is only tried again now and then."""
 _MAX_BACKOFF_SECONDS = 60.0
@@ -66,7 +54,7 @@ class Finalizer:
         on_work_available: Callable[[], None],
     ) -> None:
         self._store, self._objects = store, objects
-        self._repair, self._damage_log = repair, damage_log
+        self._repair, self._assembler = repair, Assembler(store=store, objects=objects, damage_log=damage_log)
         self._clock, self._random = clock, random
         self._metrics = metrics
         self._on_batch_ended, self._on_work_available = on_batch_ended, on_work_available
@@ -127,13 +115,13 @@ class Finalizer:
     async def _finalize(self, leased: FinalizeLease) -> BatchStatus:
         batch = leased.batch
         _check_counts(leased)
-        output = _Result(self._objects, f"results/{batch.id}/{leased.epoch}-{self._owner}-output")
-        errors = _Result(self._objects, f"results/{batch.id}/{leased.epoch}-{self._owner}-error")
+        output = ResultWriter(self._objects, f"results/{batch.id}/{leased.epoch}-{self._owner}-output")
+        errors = ResultWriter(self._objects, f"results/{batch.id}/{leased.epoch}-{self._owner}-error")
         try:
-            recorded = await self._join_segments(batch, output, errors)
+            recorded = await self._assembler.join_segments(batch, output, errors)
             if recorded != batch.completed + batch.failed:
                 raise Damaged(f"{batch.id}: {recorded} lines in segments, {batch.completed + batch.failed} counted")
-            leftovers = await self._write_leftovers(leased, errors)
+            leftovers = await self._assembler.write_leftovers(leased, errors)
             completed, failed = batch.completed, batch.failed + sum(each.count for each in leftovers)
             await output.commit()
             await errors.commit()
@@ -160,57 +148,7 @@ class Finalizer:
         )
         return status
 
-    async def _join_segments(self, batch: Batch, output: "_Result", errors: "_Result") -> int:
-        """Append all segments to the results, and return the number of their lines."""
-        last = lines = 0
-        while page := await self._store.segments(batch.id, after=last, limit=_SEGMENTS_PER_PAGE):
-            for segment in page:
-                lines += await self._append(batch, segment, output, errors)
-            last = page[-1].id
-        return lines
-
-    async def _append(self, batch: Batch, segment: Segment, output: "_Result", errors: "_Result") -> int:
-        output_bytes_left, checksum, line_ends = segment.output_bytes, Checksum(), 0
-        try:
-            async for chunk in self._chunks(segment):
-                await output.write(chunk[:output_bytes_left])
-                await errors.write(chunk[output_bytes_left:])
-                output_bytes_left = max(0, output_bytes_left - len(chunk))
-                checksum.update(chunk)
-                if segment.lines is None:
-                    line_ends += chunk.count(b"\n")
-            segment.verify(checksum)
-        except (Damaged, ObjectMissing):
-            self._damage_log.report("segment", batch=batch.id, key=segment.place)
-            raise
-        return line_ends if segment.lines is None else segment.lines
-
-    async def _chunks(self, segment: Segment) -> AsyncIterator[bytes]:
-        if segment.object_key is None:
-            yield segment.data or b""
-            return
-        async for chunk in self._objects.stream(segment.object_key, 0, segment.output_bytes + segment.error_bytes):
-            yield chunk
-
-    async def _write_leftovers(self, leased: FinalizeLease, errors: "_Result") -> list[LineErrors]:
-        """Write an error line for each line that never ran, and return their counts per shard."""
-        written: list[LineErrors] = []
-        for shard in leased.leftovers:
-            failure = _failure_of_unrun_lines(shard, leased.batch)
-            open_positions = set(unsettled(shard.settled, shard.lines))
-            if not open_positions:
-                continue
-            data = await self._objects.read(leased.work_key, shard.offset, shard.length)
-            lines = [
-                error_line(ids.line_id(leased.batch.id, line.index), line.custom_id, failure)
-                for position, line in enumerate(lines_of(shard, data))
-                if position in open_positions
-            ]
-            await errors.write(b"".join(lines))
-            written += count_errors(lines)
-        return written
-
-    def _file(self, batch: Batch, result: "_Result", *, is_error: bool) -> File:
+    def _file(self, batch: Batch, result: ResultWriter, *, is_error: bool) -> File:
         now = int(self._clock.now())
         return File(
             id=ids.file_id(self._random.bytes(12)),
@@ -226,43 +164,6 @@ class Finalizer:
         )
 
 
-class _Result:
-    """A result file that exists only if something was written to it."""
-
-    def __init__(self, objects: Objects, key: str) -> None:
-        self._objects = objects
-        self._writer: Writer | None = None
-        self.key = key
-        self.checksum = Checksum()
-
-    @property
-    def size(self) -> int:
-        return self.checksum.bytes
-
-    async def write(self, data: bytes) -> None:
-        if not data:
-            return
-        if self._writer is None:
-            self._writer = await self._objects.create(self.key)
-        await self._writer.write(data)
-        self.checksum.update(data)
-
-    async def commit(self) -> None:
-        if self._writer is not None:
-            await self._writer.commit()
-            self._writer = None
-
-    async def close(self) -> None:
-        """Remove what was written and not committed."""
-        if self._writer is not None:
-            await self._writer.abort()
-            self._writer = None
-
-    async def remove(self) -> None:
-        await self.close()
-        await self._objects.delete(self.key)
-
-
 def _check_counts(leased: FinalizeLease) -> None:
     """Raise Damaged unless every line is either counted or left over, and lines are left over for a reason."""
     batch = leased.batch
@@ -271,14 +172,3 @@ def _check_counts(leased: FinalizeLease) -> None:
         raise Damaged(f"{batch.id} counts {batch.completed} + {batch.failed} + {left} of {batch.total} lines")
     if batch.stop is None and any(shard.strikes < STRIKES for shard in leased.leftovers):
         raise Damaged(f"{batch.id} has lines that could not be read")
-
-
-def _failure_of_unrun_lines(shard: Shard, batch: Batch) -> Failure:
-    if shard.strikes >= STRIKES:
-        return DELIVERED_TOO_OFTEN
-    if batch.stop is Stop.FAILED:
-        return ENDED_BY_OPERATOR
-    if batch.stop is Stop.EXPIRED and batch.status is BatchStatus.FINALIZING:
-        # It was finalizing before: these lines had results that were lost, and did not run again in time.
-        return LOST
-    return BATCH_EXPIRED if batch.stop is Stop.EXPIRED else BATCH_CANCELLED

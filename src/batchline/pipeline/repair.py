@@ -13,13 +13,9 @@ lease meanwhile, and no worker runs lines of it.
 """
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-
-from msgspec import DecodeError, Raw, Struct
-from msgspec.json import Decoder
 
 from batchline.domain import ids
 from batchline.domain.bitmap import all_but, unsettled
@@ -30,8 +26,9 @@ from batchline.domain.lines import Line, legible_lines, lines_of
 from batchline.domain.outcomes import LOST, error_line
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import Batch, MendedShard, Segment, Shard
+from batchline.domain.result_lines import read_result_line
 from batchline.domain.states import ShardState, Stop
-from batchline.domain.usage import Usage, reported_usage, total
+from batchline.domain.usage import Usage, total
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.record import INLINE_SEGMENT_BYTES
 from batchline.ports import FinalizeLease, Mending, Objects, Store, StoreClock, Validator, Verdict
@@ -44,19 +41,7 @@ _FAILURES_TO_GIVE_UP = 6
 """How often a batch past its window must have failed, about a minute in all, before an object counts as lost: a single
 call to an object store may fail at any time."""
 _SEGMENTS_PER_PAGE = 32
-_INDEX = re.compile(rb'\{"id":"batch_req_[0-9A-Za-z]+_([0-9]+)",')
 _UNKNOWN_ID = b"null"
-
-
-class _Response(Struct):
-    body: Raw
-
-
-class _ResultLine(Struct):
-    response: _Response | None
-
-
-_result_line = Decoder(_ResultLine)
 
 
 @dataclass
@@ -193,7 +178,7 @@ class Repair:
             segment.verify(read)
             output = _parse_lines(data[: segment.output_bytes])
             errors = _parse_lines(data[segment.output_bytes :])
-        except (Damaged, DecodeError):
+        except Damaged:
             self._damage_log.report("segment", batch=leased.batch.id, key=segment.place)
             results.removed.append(segment.id)
             results.lost.append(segment.id)
@@ -280,7 +265,7 @@ class Repair:
 
 
 def _parse_lines(data: bytes) -> list[tuple[int, bytes, Usage | None]]:
-    """Return the index, the bytes and the usage of each line. Raise Damaged or DecodeError."""
+    """Return the index, the bytes and the usage of each line. Raise Damaged."""
     *lines, rest = data.split(b"\n")
     if rest:
         raise Damaged("a line without an end")
@@ -288,11 +273,8 @@ def _parse_lines(data: bytes) -> list[tuple[int, bytes, Usage | None]]:
 
 
 def _parse_line(line: bytes) -> tuple[int, bytes, Usage | None]:
-    index = _INDEX.match(line)
-    if index is None:
-        raise Damaged("a line without an id")
-    response = _result_line.decode(line).response
-    return int(index[1]), line + b"\n", None if response is None else reported_usage(response.body)
+    read = read_result_line(line)
+    return read.index, line + b"\n", read.usage
 
 
 def _keep_new(lines: Iterable[tuple[int, bytes, Usage | None]], found: dict[int, Usage | None]) -> list[bytes]:

@@ -24,6 +24,8 @@ from batchline.ports.store import (
     FinalizeLease,
     Fleet,
     IdentityStore,
+    InspectedBatch,
+    Inspection,
     KnownBatch,
     Ledger,
     Mending,
@@ -33,6 +35,7 @@ from batchline.ports.store import (
     Sighted,
     Sightings,
     Store,
+    UnsettledShard,
 )
 from batchline.ports.upstream import EngineQueue, Stream, SyncUpstream, Tokens, Upstream
 
@@ -51,6 +54,8 @@ __all__ = [
     "FinalizeLease",
     "Fleet",
     "IdentityStore",
+    "InspectedBatch",
+    "Inspection",
     "KnownBatch",
     "Ledger",
     "MachineClock",
@@ -68,6 +73,7 @@ __all__ = [
     "SyncUpstream",
     "Threads",
     "Tokens",
+    "UnsettledShard",
     "Upstream",
     "Validator",
     "Verdict",

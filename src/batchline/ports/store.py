@@ -17,6 +17,8 @@ from batchline.domain.records import (
     Batch,
     Charge,
     File,
+    InspectedFile,
+    InspectedShard,
     Key,
     Lane,
     LeasedBatch,
@@ -24,6 +26,7 @@ from batchline.domain.records import (
     MendedShard,
     NewShard,
     Organization,
+    OrganizationBooks,
     Owner,
     Project,
     SchemaVersions,
@@ -33,6 +36,7 @@ from batchline.domain.records import (
     UsageEntry,
 )
 from batchline.domain.states import BatchStatus, Stop
+from batchline.domain.usage import Usage
 
 
 class NewKey(Struct, frozen=True, kw_only=True):
@@ -485,7 +489,87 @@ class Sightings(Protocol):
         """Remove what was recorded of objects that were not seen in the last ``age`` seconds."""
 
 
-class Store(Accounts, Ledger, Files, Batches, ShardStore, Fleet, IdentityStore, Sightings, Protocol):
+class InspectedBatch(Struct, frozen=True, kw_only=True):
+    """All rows about a batch, as of one moment."""
+
+    batch: Batch
+    """Its counts are those of its own row, which an active batch does not have yet."""
+    work_key: str | None
+    drained: bool
+    owner: str | None
+    failures: int
+    repairs: int
+    shards: list[InspectedShard]
+    segments: list[Segment]
+    """Without their data."""
+    files: dict[str, InspectedFile]
+    """Its input and its results, by id."""
+    failed_by_code: int
+    """The sum of its errors by code."""
+    booked_requests: int
+    booked_usage: Usage
+    """The sums of its ledger entries."""
+    unclaimable: list[int]
+    """The numbers of open shards that no claim finds."""
+
+
+class UnsettledShard(Struct, frozen=True, kw_only=True):
+    """A shard that has bits set for lines without a result: ``former`` is its bitmap, ``settled`` the right one."""
+
+    n: int
+    epoch: int
+    leased: bool
+    former: bytes
+    settled: bytes
+
+
+class Inspection(Protocol):
+    """What a check of all stored data reads and corrects. Ids are in the order of their bytes."""
+
+    async def inspected_ids(self, *, after: str, limit: int) -> list[str]:
+        """Return a page of the ids of all batches."""
+
+    async def inspect_batch(self, batch_id: str) -> InspectedBatch | None:
+        """Return all rows about a batch, as of the same moment."""
+
+    async def inspect_files(self, *, after: str, limit: int) -> list[InspectedFile]:
+        """Return a page of all files, in any state."""
+
+    async def inspect_file(self, file_id: str) -> InspectedFile | None:
+        """Return a file in any state."""
+
+    async def named_results(self, batch_ids: Sequence[str]) -> set[str]:
+        """Return the ids of the result files that these batches name."""
+
+    async def books_of(self, organization_id: str) -> OrganizationBooks | None:
+        """Return the money of an organization and the sums of its ledger, as of the same moment."""
+
+    async def set_to_ledger(self, organization_id: str) -> None:
+        """Set the balance and the credits of an organization to the sums of its ledger."""
+
+    async def correct_drained(self, batch_id: str) -> None:
+        """Set whether an active batch is drained by the states of its shards."""
+
+    async def close_ended_shards(self, batch_id: str) -> None:
+        """Close the shards of an ended batch that could still run."""
+
+    async def open_missing_lanes(self, batch_id: str) -> None:
+        """Open the lanes of open shards that no claim finds."""
+
+    async def hand_over(self, batch_id: str, shards: Sequence[UnsettledShard]) -> None:
+        """Let the service repair an active batch once it is drained.
+
+        The shards are closed with lines that have no result, which a repair looks at. Raise LeaseLost if one of them
+        changed since it was read. A batch that could not be finalized is tried again at once.
+        """
+
+    async def correct_counts(
+        self, batch: Batch, *, completed: int, failed: int, usage: Usage, errors: Sequence[LineErrors]
+    ) -> None:
+        """Set the counts, tokens and errors by code of an ended batch. Raise LeaseLost if it changed."""
+
+
+class Store(Accounts, Ledger, Files, Batches, ShardStore, Fleet, IdentityStore, Sightings, Inspection, Protocol):
     """Everything that the service keeps in its database."""
 
     async def check(self) -> None:

@@ -90,7 +90,7 @@ class SqlShards:
             account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
             if any(shard.done for shard in progress):
                 yield from change("mark_drained", batch_id=batch_id)
-            yield from _add_line_errors(batch_id, errors)
+            yield from add_line_errors(batch_id, errors)
             yield from _add_sample(batch_id, sum(shard.completed + shard.failed for shard in progress), at=at)
             return (
                 yield from charge_account(
@@ -207,7 +207,7 @@ class SqlShards:
             for segment in mending.added:
                 yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
             yield from change("delete_line_errors", batch_id=batch_id)
-            yield from _add_line_errors(batch_id, mending.errors)
+            yield from add_line_errors(batch_id, mending.errors)
             charges = yield from rows_of_many("segment_charges", _segment_params(batch_id, mending.lost))
             yield from change_many("delete_segment", _segment_params(batch_id, mending.removed))
             yield from give_back(
@@ -248,7 +248,7 @@ class SqlShards:
             yield from change("delete_idle_lanes", batch_id=batch_id)
             for file in files:
                 yield from change("insert_result", **asdict(file))
-            yield from _add_line_errors(batch_id, errors)
+            yield from add_line_errors(batch_id, errors)
             yield from fenced(
                 "publish_batch",
                 batch_id=batch_id,
@@ -321,7 +321,8 @@ def _segment_params(batch_id: str, segment_ids: Sequence[int]) -> list[dict[str,
     return [{"batch_id": batch_id, "id": segment_id} for segment_id in segment_ids]
 
 
-def _add_line_errors(batch_id: str, errors: Sequence[LineErrors]) -> Script[None]:
+def add_line_errors(batch_id: str, errors: Sequence[LineErrors]) -> Script[None]:
+    """Add to the errors of a batch by code."""
     by_code: dict[str, LineErrors] = {}
     for each in errors:
         first = by_code.get(each.code)

@@ -6,13 +6,16 @@ from batchline.store.batches import SqlBatches
 from batchline.store.files import SqlFiles
 from batchline.store.fleet import SqlFleet
 from batchline.store.identity import SqlIdentity
+from batchline.store.inspection import SqlInspection
 from batchline.store.ledger import SqlLedger
 from batchline.store.shards import SqlShards
 from batchline.store.sightings import SqlSightings
 from batchline.store.sql import Database, Script, change, one
 
 
-class SqlStore(SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlShards, SqlFleet, SqlIdentity, SqlSightings):
+class SqlStore(
+    SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlShards, SqlFleet, SqlIdentity, SqlSightings, SqlInspection
+):
     """The whole store."""
 
     def __init__(self, database: Database) -> None:

@@ -723,3 +723,98 @@ DELETE FROM sightings WHERE object_key = :object_key;
 -- name: delete_old_sightings
 -- Forgets objects that were not seen again for a long time.
 DELETE FROM sightings WHERE last_at <= :due - :age;
+
+-- name: inspected_ids
+-- Lists a page of the ids of all batches.
+SELECT id FROM batches WHERE id > :after ORDER BY id LIMIT :limit;
+
+-- name: inspected_batch
+-- Reads everything about a batch that a check of it needs.
+SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
+    created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
+    work_key, drained, owner, failures, repairs
+FROM batches WHERE id = :batch_id;
+
+-- name: inspected_shards
+-- Lists all shards of a batch with their states and counts.
+SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes, checksum, state, owner, completed, failed,
+    input_tokens, cached_tokens, output_tokens, reasoning_tokens
+FROM shards WHERE batch_id = :batch_id ORDER BY n;
+
+-- name: inspected_segments
+-- Lists all segments of a batch, without their data.
+SELECT id, output_bytes, error_bytes, object_key, lines, checksum FROM segments WHERE batch_id = :batch_id ORDER BY id;
+
+-- name: unclaimable_shards
+-- Lists the open shards of a batch that no claim finds, because their lane is closed or does not exist.
+SELECT project_id, model, expires_at, batch_id, n FROM shards
+WHERE batch_id = :batch_id AND state = 'open' AND NOT EXISTS (
+    SELECT 1 FROM lanes WHERE lanes.project_id = shards.project_id AND lanes.model = shards.model AND lanes.open = 1
+);
+
+-- name: booked_usage
+-- Sums the usage in the ledger entries of a batch.
+SELECT coalesce(sum(requests), 0) AS requests, coalesce(sum(input_tokens), 0) AS input_tokens,
+    coalesce(sum(cached_tokens), 0) AS cached_tokens, coalesce(sum(output_tokens), 0) AS output_tokens,
+    coalesce(sum(reasoning_tokens), 0) AS reasoning_tokens
+FROM ledger WHERE key_id = :key_id AND batch_id = :batch_id AND kind = 'usage';
+
+-- name: inspected_file
+-- Reads a file in any state.
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum, state
+FROM files WHERE id = :id;
+
+-- name: inspected_files
+-- Lists a page of all files in any state.
+SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_error, object_key, checksum, state
+FROM files WHERE id > :after ORDER BY id LIMIT :limit;
+
+-- name: named_results
+-- Reads the ids of the result files of a batch.
+SELECT output_file_id, error_file_id FROM batches WHERE id = :batch_id;
+
+-- name: organization_books
+-- Reads the money of an organization, and the sums of its ledger entries.
+SELECT id, name, balance, credits,
+    (SELECT coalesce(sum(balance), 0) FROM ledger WHERE organization_id = :organization_id) AS booked_balance,
+    (SELECT coalesce(sum(credits), 0) FROM ledger WHERE organization_id = :organization_id) AS booked_credits
+FROM organizations WHERE id = :organization_id;
+
+-- name: set_to_ledger
+-- Sets the money of an organization to the sums of its ledger entries.
+UPDATE organizations SET
+    balance = (SELECT coalesce(sum(balance), 0) FROM ledger WHERE organization_id = :organization_id),
+    credits = (SELECT coalesce(sum(credits), 0) FROM ledger WHERE organization_id = :organization_id)
+WHERE id = :organization_id;
+
+-- name: correct_drained
+-- Sets whether an active batch is drained by the states of its shards.
+UPDATE batches SET drained = NOT EXISTS (
+    SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased')
+)
+WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
+
+-- name: close_ended_shards
+-- Closes the shards of an ended batch that could still run.
+UPDATE shards SET state = 'closed', epoch = epoch + 1, owner = NULL, lease_until = NULL
+WHERE batch_id = :batch_id AND state IN ('open', 'leased') AND EXISTS (
+    SELECT 1 FROM batches WHERE id = :batch_id AND status IN ('completed', 'failed', 'expired', 'cancelled')
+);
+
+-- name: unsettle_shard
+-- Closes a shard and clears the bits of lines that have no result, unless it changed since it was read.
+UPDATE shards SET state = 'closed', settled = :settled, epoch = epoch + 1, owner = NULL, lease_until = NULL
+WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND settled = :former;
+
+-- name: retry_finalize
+-- Lets a batch that could not be finalized be tried again at once. Its new epoch fences off a process that tries now.
+UPDATE batches SET failures = 0, repairs = 0, epoch = epoch + 1, owner = NULL, lease_until = NULL
+WHERE id = :batch_id AND failures > 0 AND status IN ('in_progress', 'finalizing', 'cancelling');
+
+-- name: correct_counts
+-- Sets the counts of an ended batch, unless they changed since they were read.
+UPDATE batches SET completed = :completed, failed = :failed, input_tokens = :input_tokens,
+    cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens
+WHERE id = :batch_id AND status IN ('completed', 'expired', 'cancelled') AND total = :completed + :failed
+    AND output_file_id IS :output_file_id AND error_file_id IS :error_file_id;

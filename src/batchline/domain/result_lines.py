@@ -1,0 +1,59 @@
+"""Reads the lines of segments and result files: which line of the batch each is about, and what its answer used."""
+
+import re
+
+from msgspec import DecodeError, Raw, Struct
+from msgspec.json import Decoder
+
+from batchline.domain.errors import Damaged
+from batchline.domain.surrogates import Hidden
+from batchline.domain.usage import Usage, reported_usage
+
+_INDEX = re.compile(rb'\{"id":"batch_req_([0-9A-Za-z]+)_([0-9]+)",')
+
+
+class ResultLine(Struct, frozen=True):
+    """One line of an output or error file. A line that failed has no usage."""
+
+    batch: str
+    """The id of its batch, without the prefix."""
+    index: int
+    custom_id: str | None
+    """None if the line was damaged in storage, and its id with it."""
+    usage: Usage | None
+
+
+class _Response(Struct):
+    body: Raw
+
+
+class _Line(Struct):
+    custom_id: str | None
+    response: _Response | None
+
+
+_line = Decoder(_Line)
+
+
+def read_result_line(line: bytes) -> ResultLine:
+    """Return what a line says. Raise Damaged if it is none that this service wrote."""
+    found = _INDEX.match(line)
+    if found is None:
+        raise Damaged("a line without an id")
+    read = _decode(line)
+    usage = None if read.response is None else reported_usage(read.response.body)
+    return ResultLine(found[1].decode(), int(found[2]), read.custom_id, usage)
+
+
+def _decode(line: bytes) -> _Line:
+    try:
+        return _line.decode(line)
+    except (DecodeError, UnicodeDecodeError) as error:
+        # An answer may contain lone surrogates, which the parser refuses; it was recorded as it came.
+        hidden = Hidden.hide(line)
+        if hidden is None:
+            raise Damaged("a line that is not JSON") from error
+    try:
+        return _line.decode(hidden.text)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise Damaged("a line that is not JSON") from error
