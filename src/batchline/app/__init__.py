@@ -1,6 +1,6 @@
 """The composition root: settings -> adapters -> engine -> server. The only package that knows the adapters."""
 
-from batchline.app.backends import adopt_objects, clock_file, migrate_store, open_store
+from batchline.app.backends import adopt_objects, check_stored_data, clock_file, migrate_store, open_store
 from batchline.app.roles import api, run, serve, worker
 from batchline.app.startup import StartupError
 
@@ -8,6 +8,7 @@ __all__ = [
     "StartupError",
     "adopt_objects",
     "api",
+    "check_stored_data",
     "clock_file",
     "migrate_store",
     "open_store",

@@ -15,8 +15,11 @@ from batchline.backup.postgres import PostgresRows
 from batchline.backup.restore import Restore, Rows, SqliteRows
 from batchline.backup.workspace import clear_workspace, workspace
 from batchline.domain.errors import ObjectsDown, StoreDown, WrongIdentity
+from batchline.fsck.check import Fsck
+from batchline.fsck.findings import Checked, Report
 from batchline.objects.bucket import BucketObjects
 from batchline.objects.local import LocalObjects
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.identity import IdentityCheck, refuse_lost_database
 from batchline.ports import Objects, Store, StoreClock, WatchedClock
 from batchline.settings import Settings
@@ -28,6 +31,7 @@ from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.sqlite.database import migrate as migrate_sqlite
 from batchline.store.store import SqlStore
 from batchline.system import CommandClock, SystemClock, SystemRandom, ThreadPool
+from batchline.telemetry.metrics import Metrics
 
 _MAX_CONNECTIONS = 8
 _DISK_THREADS = 4
@@ -144,6 +148,27 @@ async def adopt_objects(settings: Settings) -> None:
         async with open_store(settings) as store, open_shared_objects(settings) as objects:
             with _starting():
                 await identity_check(settings, store=store, objects=objects).adopt()
+
+
+async def check_stored_data(settings: Settings, checked: Checked, *, repair: bool) -> Report:
+    """Check everything that the settings name, beside a service that may run. Raise StartupError."""
+    if settings.database_url is None and not _database_file(settings).exists():
+        raise StartupError(
+            f"There is no service in the data folder {settings.data_dir}. Name another with --data-dir, or name a "
+            "PostgreSQL database with --database-url."
+        )
+    async with open_store(settings) as store, open_shared_objects(settings) as objects:
+        fsck = Fsck(
+            store=store,
+            objects=objects,
+            identity=identity_check(settings, store=store, objects=objects),
+            damage_log=DamageLog(Metrics()),
+            clock=SystemClock(),
+            work_retention_seconds=settings.work_retention_seconds,
+            checked=checked,
+        )
+        with _starting():
+            return await fsck.run(repair=repair)
 
 
 def identity_check(settings: Settings, *, store: Store, objects: Objects) -> IdentityCheck:

@@ -12,6 +12,7 @@ _MODULES = {
     "backup": "backup",
     "batches": "batches",
     "clock": "clock",
+    "fsck": "fsck",
     "keys": "keys",
     "migrate": "migrate",
     "mock": "mock",

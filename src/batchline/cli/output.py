@@ -14,7 +14,7 @@ _MAX_CELL_WIDTH = 80
 _MB = 1_000_000
 
 
-def show_json(value: Row | Sequence[Row]) -> None:
+def show_json(value: object) -> None:
     """Print a value as indented JSON."""
     click.echo(json.dumps(value, indent=2))
 

@@ -106,7 +106,7 @@ def _inspect_batch(batch_id: str) -> Script[InspectedBatch | None]:
     row = yield from one("inspected_batch", batch_id=batch_id)
     if row is None:
         return None
-    batch = convert(dict(row), Batch, strict=False)
+    batch = convert(dict(row), Batch)
     shards = yield from rows("inspected_shards", batch_id=batch_id)
     segments = yield from rows("inspected_segments", batch_id=batch_id)
     file_ids = [

@@ -1,0 +1,147 @@
+"""``batchline fsck``: checks that everything that is stored agrees. The service may run meanwhile."""
+
+import asyncio
+import sys
+from typing import Any
+
+import click
+from msgspec.structs import asdict
+
+from batchline.cli.loading import load_settings
+from batchline.cli.options import settings_options
+from batchline.cli.output import json_flag, printable, show_json
+from batchline.fsck.findings import TITLES, Checked, Finding, Fix, Kind, Outcome, Report
+
+_MB = 1_000_000
+_DONE = {
+    Fix.REMAKE_RESULT: "It was made again from the segments of the batch.",
+    Fix.CORRECT_COUNTS: "The counts were set to those of the result files.",
+    Fix.CORRECT_DRAINED: "It was set by the states of its shards.",
+    Fix.CLOSE_SHARDS: "The shards were closed.",
+    Fix.OPEN_LANES: "The lane was opened.",
+    Fix.HAND_OVER: "It was closed, so that the service repairs it with its batch.",
+    Fix.SET_TO_LEDGER: "They were set to the sums of the ledger.",
+}
+_HANDED_OVER = "Run the check again when the batch has ended."
+
+
+class _CannotCheck(click.ClickException):
+    """Nothing was checked, or not everything."""
+
+    exit_code = 2
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Repair what can be repaired safely. Nothing of a client is deleted.")
+@json_flag
+@settings_options("data_dir", "database_url", "database_pooler", "storage_url", "work_retention_seconds", "config")
+@click.pass_context
+def fsck(context: click.Context, /, *, repair: bool, as_json: bool, **flags: Any) -> None:
+    """Check that everything that is stored agrees: rows, objects, checksums, counts, money.
+
+    Use the settings of the service, which may run meanwhile. Every stored byte is read. The exit code is 0 if nothing
+    is wrong, 1 if something is or remains wrong, and 2 if it could not be checked.
+    """
+    settings = load_settings(**flags)
+    from batchline.app import StartupError, check_stored_data  # noqa: PLC0415 (all of the service: not for --help)
+
+    checked = Checked(on_progress=_progress())
+    try:
+        report = asyncio.run(check_stored_data(settings, checked, repair=repair))
+    except StartupError as error:
+        raise _CannotCheck(str(error)) from None
+    finally:
+        _end_progress(checked)
+    if as_json:
+        show_json(_document(report, repair=repair))
+    else:
+        _show(report, repair=repair)
+    context.exit(0 if report.is_clean else 1)
+
+
+def _progress() -> Any:
+    """Return a callback that redraws one line on a terminal and prints nothing elsewhere."""
+    shown = (-1, -1)
+
+    def show(checked: Checked) -> None:
+        nonlocal shown
+        now = (checked.batches, checked.bytes // _MB)
+        if sys.stderr.isatty() and now != shown:
+            shown = now
+            click.echo(f"\rChecking: {checked.batches} batches, {checked.bytes // _MB} MB", err=True, nl=False)
+
+    return show
+
+
+def _end_progress(checked: Checked) -> None:
+    if sys.stderr.isatty() and checked.bytes:
+        click.echo(err=True)
+
+
+def _show(report: Report, *, repair: bool) -> None:
+    checked = report.checked
+    click.echo(
+        f"Checked {checked.batches} batches with {checked.segments} segments, {checked.files} files, "
+        f"{checked.objects} objects and {checked.organizations} organizations: {checked.bytes / _MB:.1f} MB were read."
+    )
+    for kind in Kind:
+        if report.found[kind]:
+            _show_kind(report, kind)
+    click.echo(f"\n{_summary(report, repair=repair)}" if report.found else _summary(report, repair=repair))
+
+
+def _show_kind(report: Report, kind: Kind) -> None:
+    named = report.of_kind(kind)
+    click.echo(f"\n{TITLES[kind]} ({report.found[kind]})")
+    for finding in named:
+        name = finding.batch or finding.organization
+        click.echo(printable(f"  {f'{name}: ' if name else ''}{_sentence(finding.problem, name is None)}"))
+        click.echo(printable(f"    {_next(finding)}"))
+    if more := report.found[kind] - len(named):
+        click.echo(f"  and {more} more")
+
+
+def _sentence(problem: str, is_start: bool) -> str:
+    text = f"{problem[0].upper()}{problem[1:]}" if is_start and problem.startswith("the ") else problem
+    return text if text.endswith(".") else f"{text}."
+
+
+def _next(finding: Finding) -> str:
+    if finding.outcome is Outcome.REPAIRED:
+        done = "It is gone with the other repairs." if finding.fix is None else _DONE[finding.fix]
+        return f"Repaired. {done}"
+    if finding.outcome is Outcome.HANDED_OVER:
+        return f"{finding.next} {_HANDED_OVER}"
+    if finding.outcome is Outcome.NOT_POSSIBLE and finding.fix is not None:
+        return "It could not be repaired: what it would be made from is damaged too. Restore it from a backup."
+    return finding.next
+
+
+def _summary(report: Report, *, repair: bool) -> str:
+    faults = report.repaired + report.remaining
+    if not faults:
+        return "Nothing is wrong."
+    problems = "1 problem" if faults == 1 else f"{faults} problems"
+    if not repair:
+        return f"{problems} found."
+    return f"{problems} found, {report.repaired} repaired, {report.remaining} left."
+
+
+def _document(report: Report, *, repair: bool) -> object:
+    checked = report.checked
+    names = ("batches", "segments", "files", "objects", "organizations", "bytes")
+    return {
+        "clean": report.is_clean,
+        "repair": repair,
+        "checked": {name: getattr(checked, name) for name in names},
+        "found": {kind.value: report.found[kind] for kind in Kind},
+        "repaired": report.repaired,
+        "remaining": report.remaining,
+        "findings": [_row(finding) for finding in report.findings],
+    }
+
+
+def _row(finding: Finding) -> object:
+    fields = asdict(finding)
+    del fields["fix"]
+    return {"fault": finding.is_fault, **fields}

@@ -1,0 +1,134 @@
+"""Repairs what a check found, where that is safe. It deletes nothing that a client stored.
+
+An active batch is not repaired here: the service does it when it finalizes the batch (``pipeline/repair.py``). What is
+done here makes sure that it looks.
+"""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing
+from batchline.domain.records import InspectedFile, Shard
+from batchline.domain.states import FileState, ShardState
+from batchline.fsck.batches import BatchCheck, status_before_end
+from batchline.fsck.findings import Finding, Fix, Kind, Outcome
+from batchline.fsck.rules import is_active
+from batchline.pipeline.assemble import Assembler, ResultWriter
+from batchline.ports import FinalizeLease, InspectedBatch, Objects, Store, UnsettledShard
+
+_MAX_ROUNDS = 3
+"""How often a batch is repaired in one run, if each time shows something new."""
+
+
+class BatchRepair:
+    """Repairs batches, and checks each of them again."""
+
+    def __init__(self, *, store: Store, objects: Objects, check: BatchCheck, assembler: Assembler) -> None:
+        self._store, self._objects = store, objects
+        self._check, self._assembler = check, assembler
+
+    async def repair(self, batch_id: str, findings: Sequence[Finding]) -> list[Finding]:
+        """Repair a batch and return all its findings with what came of each.
+
+        A repair may show more: the counts of a batch can be compared once its result files can be read.
+        """
+        found, left = list(findings), list(findings)
+        for _ in range(_MAX_ROUNDS):
+            fixes = {finding.fix for finding in left if finding.fix is not None}
+            rows = await self._store.inspect_batch(batch_id) if fixes else None
+            if rows is None:
+                break
+            for fix in sorted(fixes):
+                await self._apply(fix, rows, left)
+            left = await self._check.check(batch_id)
+            new = [finding for finding in left if not any(finding.same_as(known) for known in found)]
+            found += new
+            if not new:
+                break
+        return [_judge(finding, left) for finding in found]
+
+    async def _apply(self, fix: Fix, rows: InspectedBatch, findings: Sequence[Finding]) -> None:
+        batch_id = rows.batch.id
+        try:
+            if fix is Fix.REMAKE_RESULT:
+                await self._remake_results(rows, {finding.file for finding in findings if finding.fix is fix})
+            elif fix is Fix.CORRECT_COUNTS:
+                await self._correct_counts(rows)
+            elif fix is Fix.CORRECT_DRAINED:
+                await self._store.correct_drained(batch_id)
+            elif fix is Fix.CLOSE_SHARDS:
+                await self._store.close_ended_shards(batch_id)
+            elif fix is Fix.OPEN_LANES:
+                await self._store.open_missing_lanes(batch_id)
+            elif fix is Fix.HAND_OVER:
+                await self._hand_over(rows, findings)
+        except LeaseLost:
+            # The rows changed since they were read. The next check shows what is left to do.
+            return
+
+    async def _remake_results(self, rows: InspectedBatch, file_ids: set[str | None]) -> None:
+        """Write damaged result files again, if their segments give the same bytes as before."""
+        if rows.work_key is None or (await self._check.check_segments(rows)).damaged:
+            return
+        batch = replace(rows.batch, status=status_before_end(rows.batch.status))
+        lease = FinalizeLease(
+            batch=batch, epoch=batch.epoch, owner="", work_key=rows.work_key, leftovers=_closed_shards(rows)
+        )
+        files = [rows.files.get(file_id or "") for file_id in (batch.output_file_id, batch.error_file_id)]
+        output, errors = writers = [ResultWriter(self._objects, file.object_key if file else "") for file in files]
+        try:
+            await self._assembler.join_segments(batch, output, errors)
+            await self._assembler.write_leftovers(lease, errors)
+            for file, writer in zip(files, writers, strict=True):
+                if file is not None and file.id in file_ids and _is_content_of(writer, file):
+                    await self._replace(file, writer)
+        except (Damaged, ObjectMissing):
+            return
+        finally:
+            for writer in writers:
+                await writer.close()
+
+    async def _replace(self, file: InspectedFile, writer: ResultWriter) -> None:
+        """Give a file its bytes back under the same key, unless it was deleted meanwhile."""
+        await writer.commit()
+        now = await self._store.inspect_file(file.id)
+        if now is None or now.state is not FileState.STORED:
+            await writer.remove()
+
+    async def _correct_counts(self, rows: InspectedBatch) -> None:
+        results = await self._check.check_results(rows)
+        if results.knows_all:
+            tally = results.tally
+            await self._store.correct_counts(
+                rows.batch, completed=tally.succeeded, failed=tally.failed, usage=tally.usage, errors=tally.errors
+            )
+
+    async def _hand_over(self, rows: InspectedBatch, findings: Sequence[Finding]) -> None:
+        if not is_active(rows.batch):
+            return
+        segments = await self._check.check_segments(rows)
+        work = await self._check.check_work(rows, segments)
+        closing = {shard.n: shard for shard in work.unsettled}
+        without_owner = {finding.shard for finding in findings if finding.kind is Kind.LEASE}
+        for shard in rows.shards:
+            if shard.n in without_owner and shard.n not in closing:
+                leased = shard.state is ShardState.LEASED
+                closing[shard.n] = UnsettledShard(
+                    n=shard.n, epoch=shard.epoch, leased=leased, former=shard.settled, settled=shard.settled
+                )
+        await self._store.hand_over(rows.batch.id, list(closing.values()))
+
+
+def _judge(finding: Finding, left: Sequence[Finding]) -> Finding:
+    if not any(finding.same_as(found) for found in left):
+        return replace(finding, outcome=Outcome.REPAIRED)
+    return replace(finding, outcome=Outcome.HANDED_OVER if finding.fix is Fix.HAND_OVER else Outcome.NOT_POSSIBLE)
+
+
+def _closed_shards(rows: InspectedBatch) -> list[Shard]:
+    return [shard for shard in rows.shards if shard.state is ShardState.CLOSED]
+
+
+def _is_content_of(writer: ResultWriter, file: InspectedFile) -> bool:
+    return writer.size == file.bytes and file.checksum in (None, writer.checksum.value)
