@@ -1,4 +1,4 @@
-"""Makes what a killed service leaves, with batches in every state and charged usage; copies it, damages it, checks it."""
+"""Makes what a killed service leaves: batches in every state, and charged usage. Copies, damages and checks it."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ from tests.support.service import (
 )
 
 T = TypeVar("T")
-WHOLE = 1 << 40
+_WHOLE = 1 << 40
 _CONFIG = """
 metering = true
 
@@ -106,7 +106,10 @@ class StoredData:
         return asyncio.run(run())
 
     def read(self, key: str) -> bytes:
-        return self.in_objects(lambda objects: objects.read(key, 0, WHOLE if self.storage_url is None else 1 << 24))
+        async def read(objects: Objects) -> bytes:
+            return b"".join([chunk async for chunk in objects.stream(key, 0, _WHOLE)])
+
+        return self.in_objects(read)
 
     def put(self, key: str, data: bytes) -> None:
         self.in_objects(lambda objects: objects.put(key, data))
@@ -199,9 +202,7 @@ def empty_data(folder: Path, *, database_url: str | None = None, storage_url: st
     """Return a place where nothing is stored yet."""
     config = folder / "batchline.toml"
     config.write_text(_CONFIG)
-    return StoredData(
-        data_dir=folder / "data", config=config, database_url=database_url, storage_url=storage_url
-    )
+    return StoredData(data_dir=folder / "data", config=config, database_url=database_url, storage_url=storage_url)
 
 
 def make_data(data: StoredData) -> StoredData:

@@ -18,9 +18,12 @@ class ObjectReader:
         self._objects, self._checked = objects, checked
 
     async def read(self, key: str, start: int, length: int) -> bytes:
-        """Return a range of an object; fewer bytes if it ends before. Raise Unreadable."""
+        """Return a range of an object; fewer bytes if it ends before. Raise Unreadable.
+
+        The range is read in chunks: its length comes from a row, which may be wrong by any factor.
+        """
         try:
-            data = await self._objects.read(key, start, length)
+            data = b"".join([chunk async for chunk in self._objects.stream(key, start, length)])
         except (ObjectMissing, ObjectsDown) as error:
             raise await self._explain(error) from error
         self._checked.add(bytes=len(data))

@@ -1,0 +1,70 @@
+"""Lines are counted once each, and their custom_ids are compared without being kept."""
+
+import pytest
+
+from batchline.domain import ids
+from batchline.domain.errors import Damaged
+from batchline.domain.outcomes import BATCH_CANCELLED, LOST, Success, error_line, output_line
+from batchline.domain.records import Batch
+from batchline.domain.states import BatchStatus
+from batchline.domain.usage import Usage
+from batchline.fsck.tally import Tally, shown
+
+_BATCH = Batch(
+    id="batch_01A",
+    project_id="p",
+    key_id="k",
+    endpoint="/v1",
+    input_file_id="f",
+    metadata=b"{}",
+    status=BatchStatus.COMPLETED,
+    created_at=0,
+    expires_at=1,
+    total=4,
+)
+_BODY = b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}'
+
+
+def _output(index: int, custom_id: bytes = b'"a"', *, batch: str = _BATCH.id) -> bytes:
+    return output_line(ids.line_id(batch, index), custom_id, Success(200, None, _BODY))
+
+
+def test_lines_tokens_and_errors_are_counted() -> None:
+    tally = Tally(_BATCH)
+    for index in (0, 2):
+        tally.add(_output(index), is_error=False)
+    for failure in (BATCH_CANCELLED, LOST):
+        tally.add(error_line(ids.line_id(_BATCH.id, 3), b'"d"', failure), is_error=True)
+    assert (tally.succeeded, tally.failed) == (2, 2)
+    assert tally.usage == Usage(input_tokens=6, output_tokens=8)
+    assert [(error.code, error.count) for error in tally.errors] == [("batch_cancelled", 1), ("internal_error", 1)]
+    assert tally.missing() == [1]
+    assert tally.repeated == [3]
+
+
+def test_a_custom_id_that_was_lost_differs_from_none() -> None:
+    tally = Tally(_BATCH)
+    tally.add(_output(0), is_error=False)
+    tally.add(error_line(ids.line_id(_BATCH.id, 1), b"null", LOST), is_error=True)
+    assert tally.differs(0, "b")
+    assert not tally.differs(0, "a")
+    assert not tally.differs(1, "b")
+    assert not tally.differs(2, "b")
+
+
+def test_a_line_of_another_batch_or_beyond_the_last_is_foreign() -> None:
+    tally = Tally(_BATCH)
+    tally.add(_output(0, batch="batch_01B"), is_error=False)
+    tally.add(_output(4), is_error=False)
+    assert tally.foreign == 2
+    assert tally.missing() == [0, 1, 2, 3]
+
+
+def test_a_line_in_the_wrong_file_is_damage() -> None:
+    with pytest.raises(Damaged):
+        Tally(_BATCH).add(_output(0), is_error=True)
+
+
+def test_many_lines_are_shown_by_the_first_of_them() -> None:
+    assert shown([4]) == "line 5"
+    assert shown(list(range(7))) == "lines 1, 2, 3, 4, 5 and 2 more"
