@@ -90,14 +90,14 @@ def test_the_json_has_a_fixed_shape(data: StoredData) -> None:
     assert found == {name: int(name == "segment") for name in found}
     assert (finding.pop("problem").startswith(f"the segment {key}"), bool(finding.pop("next"))) == (True, True)
     assert finding == {
-        "fault": True,
+        "note": False,
         "kind": "segment",
         "batch": data.batches["running"],
         "file": None,
         "object": key,
         "shard": None,
         "organization": None,
-        "outcome": "not_tried",
+        "repair_status": "not_tried",
     }
 
 

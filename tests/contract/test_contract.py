@@ -16,7 +16,7 @@ RULES = {
     *(f"B{n}" for n in range(1, 11)),
     *(f"C{n}" for n in range(1, 15)),
     *(f"D{n}" for n in range(1, 12)),
-    *("C9b", "E1", "E2", "E3", "F1", "F2", "F3", "F4", "F5"),
+    *("C9b", "E1", "E2", "E3", "F1", "F2", "F3", "F4", "F5", "F6"),
 }
 """The rules that are built."""
 

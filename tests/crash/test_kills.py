@@ -123,6 +123,10 @@ class Ordeal:
         client = self._service.client()
         wait_until(lambda: _stored(self._service.data_dir) == _listed(client), what="only what is listed is stored")
 
+    def check_everything(self) -> None:
+        """F6: rows, objects, counts and money agree, right after a start and in the middle of the work."""
+        self._service.command("fsck", "--work-retention-seconds=0")
+
     def repeats(self) -> int:
         stats = self._mock.stats()
         again: int = stats["requests"] - stats["distinct"]
@@ -139,6 +143,7 @@ class Ordeal:
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.proof)])
+@pytest.mark.rule("F6", "A service that was killed again and again has nothing wrong, at any time.")
 def test_nothing_acknowledged_is_lost_and_nothing_recorded_runs_again(tmp_path: Path, kills: int) -> None:
     """B2, C6, C7, C12, D5: and a kill costs no more than what was in flight and one second of answers."""
     random = Random(kills)
@@ -153,9 +158,11 @@ def test_nothing_acknowledged_is_lost_and_nothing_recorded_runs_again(tmp_path: 
             for number in range(first, first + _KILLS_A_ROUND):
                 ordeal.moments[number % len(ordeal.moments)]()
                 service.restart()
+                ordeal.check_everything()
             ordeal.check_batches()
             assert ordeal.repeats() - repeats_before <= _KILLS_A_ROUND * _AT_RISK
         ordeal.check_folder()
+        ordeal.check_everything()
 
 
 def _interrupted(batch: Any) -> bool:

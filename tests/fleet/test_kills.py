@@ -75,6 +75,10 @@ class Ordeal:
             ended = await_end(client, batch.id)
             assert ended.status == "completed" or _is_interrupted(ended)
 
+    def check_everything(self) -> None:
+        """F6: rows, objects, counts and money agree, right after a kill and at the end."""
+        self._fleet.apis[0].command("fsck", f"--storage-url={self._fleet.settings['storage_url']}")
+
     def _kill_worker(self) -> None:
         worker = self._random.choice(self._fleet.workers)
         worker.kill()
@@ -164,12 +168,14 @@ def test_nothing_is_lost_and_nothing_is_there_twice(
                 ordeal.start_batch(size)
             kill()
             kills += 1
+            ordeal.check_everything()
         last_kill, left = time.monotonic(), ordeal.promised_lines - watch.done
         assert kills >= _KINDS
         assert left > 0
         wait_until(watch.all_ended, what="the end of every batch")
         took = time.monotonic() - last_kill
         ordeal.check()
+        ordeal.check_everything()
         stats = mock.stats()
         print(
             f"{ordeal.promised_lines} lines, {kills} kills: {stats['requests'] - stats['distinct']} lines asked again, "

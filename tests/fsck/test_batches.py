@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchline.domain.checksum import checksum_of
-from batchline.fsck.findings import Finding, Kind, Outcome
+from batchline.fsck.findings import Finding, Kind, RepairStatus
 from tests.support.stored_data import StoredData
 
 Plant = Callable[[StoredData], str]
@@ -15,17 +15,17 @@ Plant = Callable[[StoredData], str]
 
 
 def the_finding(data: StoredData, **options: Any) -> Finding:
-    """Return the only fault that a check finds."""
+    """Return the only problem that a check finds."""
     report = data.check(**options)
-    faults = [finding for finding in report.findings if finding.is_fault]
-    assert len(faults) == 1, faults
+    problems = [finding for finding in report.findings if not finding.is_note]
+    assert len(problems) == 1, problems
     assert not report.is_clean
-    return faults[0]
+    return problems[0]
 
 
 def test_nothing_is_wrong_with_what_a_killed_service_leaves(any_data: StoredData) -> None:
     report = any_data.check()
-    assert [finding for finding in report.findings if finding.is_fault] == []
+    assert [finding for finding in report.findings if not finding.is_note] == []
     assert report.is_clean
     assert report.checked.batches == 7
     assert report.checked.organizations == 1
@@ -137,9 +137,9 @@ def test_damage_is_found_and_repaired(data: StoredData, plant: Plant) -> None:
     assert found.kind is _REPAIRED[plant]
     assert found.batch in data.batches.values()
     assert problem in found.problem
-    assert found.outcome is Outcome.NOT_TRIED
+    assert found.repair_status is RepairStatus.NOT_TRIED
     repaired = data.check(repair=True)
-    assert [finding.outcome for finding in repaired.findings if finding.is_fault] == [Outcome.REPAIRED]
+    assert [finding.repair_status for finding in repaired.findings if not finding.is_note] == [RepairStatus.REPAIRED]
     assert repaired.is_clean
     assert data.check().found.total() == 0
 
@@ -213,7 +213,7 @@ def test_damage_of_a_running_batch_is_handed_to_the_service(data: StoredData, pl
     found = the_finding(data)
     assert found.kind is _HANDED_OVER[plant]
     assert problem in found.problem
-    assert the_finding(data, repair=True).outcome is Outcome.HANDED_OVER
+    assert the_finding(data, repair=True).repair_status is RepairStatus.HANDED_OVER
 
 
 def test_each_shard_of_a_lost_work_file_is_named(data: StoredData) -> None:
@@ -231,9 +231,9 @@ def test_counts_of_shards_that_disagree_with_the_segments_are_named(data: Stored
         "UPDATE shards SET completed = completed + 1 WHERE batch_id = $1 AND n = $2", shard["batch_id"], shard["n"]
     )
     found = data.check(repair=True).findings
-    assert [(finding.kind, finding.outcome) for finding in found] == [
-        (Kind.COUNTS, Outcome.HANDED_OVER),
-        (Kind.USAGE, Outcome.NOT_POSSIBLE),
+    assert [(finding.kind, finding.repair_status) for finding in found] == [
+        (Kind.COUNTS, RepairStatus.HANDED_OVER),
+        (Kind.USAGE, RepairStatus.NOT_POSSIBLE),
     ]
 
 
@@ -291,14 +291,14 @@ _NAMED: dict[Plant, set[Kind]] = {
 
 
 @pytest.mark.parametrize("plant", _NAMED, ids=lambda plant: plant.__name__.strip("_"))
-@pytest.mark.rule("F6", "Damage that cannot be repaired is named, and stays a fault.")
+@pytest.mark.rule("F6", "Damage that cannot be repaired is named, and stays a problem.")
 def test_damage_that_cannot_be_repaired_is_named(data: StoredData, plant: Plant) -> None:
     problem = plant(data)
     report = data.check(repair=True)
     assert not report.is_clean
     assert any(problem in finding.problem for finding in report.findings)
     assert {finding.kind for finding in report.findings if finding.batch} == _NAMED[plant]
-    assert {finding.outcome for finding in report.findings if finding.batch} == {Outcome.NOT_POSSIBLE}
+    assert {finding.repair_status for finding in report.findings if finding.batch} == {RepairStatus.NOT_POSSIBLE}
 
 
 def _forget_work(data: StoredData, name: str) -> None:

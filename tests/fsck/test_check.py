@@ -5,7 +5,7 @@ from threading import Event, Thread
 
 import pytest
 
-from batchline.fsck.findings import Kind, Outcome, Report
+from batchline.fsck.findings import CheckReport, Kind, RepairStatus
 from tests.support.backup_service import Load
 from tests.support.service import running_mock
 from tests.support.stored_data import StoredData, empty_data
@@ -34,7 +34,7 @@ def test_a_result_file_of_no_batch_is_named(data: StoredData) -> None:
     row = data.result("small")
     data.change("UPDATE files SET object_key = $1 WHERE id = $2", f"results/{data.batches['large']}/other", row["id"])
     data.change("UPDATE batches SET output_file_id = NULL, completed = 0 WHERE id = $1", data.batches["small"])
-    found = [finding for finding in data.check().findings if finding.batch is None and finding.is_fault]
+    found = [finding for finding in data.check().findings if finding.batch is None and not finding.is_note]
     assert [(finding.kind, finding.file) for finding in found] == [(Kind.RESULT, row["id"])]
 
 
@@ -45,7 +45,7 @@ def test_a_balance_is_set_to_the_ledger(data: StoredData) -> None:
     [found] = data.check().findings
     assert found.kind is Kind.BALANCE
     assert found.organization is not None
-    assert [finding.outcome for finding in data.check(repair=True).findings] == [Outcome.REPAIRED]
+    assert [finding.repair_status for finding in data.check(repair=True).findings] == [RepairStatus.REPAIRED]
     assert data.rows("SELECT balance, credits FROM organizations") == [before]
 
 
@@ -67,7 +67,7 @@ def test_a_database_that_was_never_served_is_fine(tmp_path: Path) -> None:
 
 
 def test_objects_without_a_row_are_counted_and_named(data: StoredData) -> None:
-    """They are no fault: the sweep deletes them."""
+    """They are no problem: the sweep deletes them."""
     data.put("uploads/file-unknown", b"?")
     data.put("segments/batch_unknown/me-1", b"?")
     data.put(f"results/{data.batches['large']}/9-me-output", b"?")
@@ -84,7 +84,7 @@ def test_objects_without_a_row_are_counted_and_named(data: StoredData) -> None:
 @pytest.mark.rule("F6", "A check while the service is busy finds nothing wrong.")
 def test_nothing_is_wrong_while_a_service_is_busy(any_data: StoredData) -> None:
     """Batches are created, run, finalized and pruned, and files are deleted, during many checks."""
-    reports: list[Report] = []
+    reports: list[CheckReport] = []
     over = Event()
 
     def keep_checking() -> None:
@@ -103,4 +103,4 @@ def test_nothing_is_wrong_while_a_service_is_busy(any_data: StoredData) -> None:
         over.set()
         checking.join()
     assert len(reports) >= 4
-    assert [finding for report in reports for finding in report.findings if finding.is_fault] == []
+    assert [finding for report in reports for finding in report.findings if not finding.is_note] == []

@@ -1,10 +1,10 @@
-"""A report counts every finding, names a bounded number of them, and tells faults from leftovers."""
+"""A report counts every finding, names a bounded number of them, and tells problems from leftovers."""
 
 from msgspec.structs import replace
 
-from batchline.fsck.findings import TITLES, Checked, Finding, Kind, Outcome, Report
+from batchline.fsck.findings import TITLES, Checked, CheckReport, Finding, Kind, RepairStatus
 
-_FAULT = Finding(kind=Kind.SEGMENT, problem="is missing", next="Restore it.")
+_PROBLEM = Finding(kind=Kind.SEGMENT, problem="is missing", next="Restore it.")
 
 
 def test_every_kind_has_a_title() -> None:
@@ -12,23 +12,23 @@ def test_every_kind_has_a_title() -> None:
 
 
 def test_only_so_many_findings_of_a_kind_are_kept() -> None:
-    report = Report(checked=Checked())
-    report.add([_FAULT] * 1500)
-    report.add([replace(_FAULT, kind=Kind.WORK)])
+    report = CheckReport(checked=Checked())
+    report.add([_PROBLEM] * 1500)
+    report.add([replace(_PROBLEM, kind=Kind.WORK)])
     assert report.found == {Kind.SEGMENT: 1500, Kind.WORK: 1}
     assert report.remaining == 1501
     assert len(report.of_kind(Kind.SEGMENT)) == 1000
     assert len(report.of_kind(Kind.WORK)) == 1
 
 
-def test_what_was_repaired_and_what_is_left_over_is_no_fault() -> None:
-    report = Report(checked=Checked())
-    report.add([replace(_FAULT, outcome=Outcome.REPAIRED), replace(_FAULT, kind=Kind.LEFTOVER)])
+def test_what_was_repaired_and_what_is_left_over_is_no_problem() -> None:
+    report = CheckReport(checked=Checked())
+    report.add([replace(_PROBLEM, repair_status=RepairStatus.REPAIRED), replace(_PROBLEM, kind=Kind.LEFTOVER)])
     assert report.is_clean
-    report.add([replace(_FAULT, outcome=Outcome.HANDED_OVER)])
+    report.add([replace(_PROBLEM, repair_status=RepairStatus.HANDED_OVER)])
     assert not report.is_clean
 
 
 def test_the_same_finding_is_recognized_whatever_came_of_it() -> None:
-    assert _FAULT.same_as(replace(_FAULT, outcome=Outcome.NOT_POSSIBLE))
-    assert not _FAULT.same_as(replace(_FAULT, shard=1))
+    assert _PROBLEM.same_as(replace(_PROBLEM, repair_status=RepairStatus.NOT_POSSIBLE))
+    assert not _PROBLEM.same_as(replace(_PROBLEM, shard=1))

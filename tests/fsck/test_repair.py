@@ -3,7 +3,7 @@
 import pytest
 from openai.types import Batch
 
-from batchline.fsck.findings import Kind, Outcome
+from batchline.fsck.findings import Kind, RepairStatus
 from tests.support.service import Service, running_mock, wait_until
 from tests.support.stored_data import StoredData
 
@@ -22,9 +22,9 @@ def test_a_result_is_not_made_again_from_damaged_segments(data: StoredData) -> N
     data.delete(data.result("large")["object_key"])
     data.flip(data.segment("large", inline=False)["object_key"])
     report = data.check(repair=True)
-    assert [(finding.kind, finding.outcome) for finding in report.findings] == [
-        (Kind.RESULT, Outcome.NOT_POSSIBLE),
-        (Kind.SEGMENT, Outcome.NOT_POSSIBLE),
+    assert [(finding.kind, finding.repair_status) for finding in report.findings] == [
+        (Kind.RESULT, RepairStatus.NOT_POSSIBLE),
+        (Kind.SEGMENT, RepairStatus.NOT_POSSIBLE),
     ]
 
 
@@ -33,7 +33,7 @@ def test_a_result_is_not_replaced_by_other_bytes(data: StoredData) -> None:
     row = data.result("large")
     data.change("UPDATE files SET checksum = checksum - 1 WHERE id = $1", row["id"])
     before = data.read(row["object_key"])
-    assert [finding.outcome for finding in data.check(repair=True).findings] == [Outcome.NOT_POSSIBLE]
+    assert [finding.repair_status for finding in data.check(repair=True).findings] == [RepairStatus.NOT_POSSIBLE]
     assert data.read(row["object_key"]) == before
 
 
@@ -64,7 +64,7 @@ def test_lines_that_only_seem_to_be_recorded_are_given_back(data: StoredData) ->
     """Their shard is closed without their bits. A repair looks at closed shards, and lets their lines run again."""
     _set_bits_of_lost_lines(data)
     [found] = data.check(repair=True).findings
-    assert (found.kind, found.outcome) == (Kind.LINES, Outcome.REPAIRED)
+    assert (found.kind, found.repair_status) == (Kind.LINES, RepairStatus.REPAIRED)
     assert "count as recorded, but have no result" in found.problem
     assert data.shard("slow", "closed")["epoch"] > 1
     assert data.check().is_clean
@@ -74,7 +74,7 @@ def test_a_shard_without_an_owner_is_closed(data: StoredData) -> None:
     shard = data.shard("running", "leased")
     data.change("UPDATE shards SET owner = NULL WHERE batch_id = $1 AND n = $2", shard["batch_id"], shard["n"])
     [found] = data.check(repair=True).findings
-    assert (found.kind, found.outcome, found.shard) == (Kind.LEASE, Outcome.REPAIRED, shard["n"])
+    assert (found.kind, found.repair_status, found.shard) == (Kind.LEASE, RepairStatus.REPAIRED, shard["n"])
     assert data.shard("running", "closed")["n"] == shard["n"]
 
 
@@ -92,7 +92,7 @@ def test_the_service_ends_what_was_handed_to_it(data: StoredData) -> None:
     data.flip(data.batch("running")["work_key"])
     _set_bits_of_lost_lines(data)
     report = data.check(repair=True)
-    assert {finding.outcome for finding in report.findings} == {Outcome.HANDED_OVER, Outcome.REPAIRED}
+    assert {finding.repair_status for finding in report.findings} == {RepairStatus.HANDED_OVER, RepairStatus.REPAIRED}
     with running_mock() as mock, data.served(mock.url) as service:
         for name in ("running", "slow"):
             # The count of completed lines falls, because recorded results are lost.
@@ -100,4 +100,4 @@ def test_the_service_ends_what_was_handed_to_it(data: StoredData) -> None:
             assert ended.status == "completed"
             assert ended.request_counts is not None
             assert ended.request_counts.completed == ended.request_counts.total
-    assert [finding for finding in data.check().findings if finding.is_fault] == []
+    assert [finding for finding in data.check().findings if not finding.is_note] == []

@@ -18,7 +18,7 @@ from batchline.app.backends import identity_check, open_shared_objects, open_sto
 from batchline.cli import main
 from batchline.cli.loading import load_settings
 from batchline.fsck.check import Fsck
-from batchline.fsck.findings import Checked, Report
+from batchline.fsck.findings import Checked, CheckReport
 from batchline.pipeline.damage import DamageLog
 from batchline.ports import Objects, Store
 from batchline.settings import DAY
@@ -72,10 +72,10 @@ class StoredData:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
         return CliRunner().invoke(main, ["fsck", *arguments, *flags])
 
-    def check(self, *, repair: bool = False, work_retention_seconds: int = DAY) -> Report:
+    def check(self, *, repair: bool = False, work_retention_seconds: int = DAY) -> CheckReport:
         """Run a check that waits for nothing."""
 
-        async def run() -> Report:
+        async def run() -> CheckReport:
             settings = load_settings(**self.settings)
             async with open_store(settings) as store, open_shared_objects(settings) as objects:
                 fsck = Fsck(

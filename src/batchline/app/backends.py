@@ -16,7 +16,7 @@ from batchline.backup.restore import Restore, Rows, SqliteRows
 from batchline.backup.workspace import clear_workspace, workspace
 from batchline.domain.errors import ObjectsDown, StoreDown, WrongIdentity
 from batchline.fsck.check import Fsck
-from batchline.fsck.findings import Checked, Report
+from batchline.fsck.findings import Checked, CheckReport
 from batchline.objects.bucket import BucketObjects
 from batchline.objects.local import LocalObjects
 from batchline.pipeline.damage import DamageLog
@@ -150,7 +150,7 @@ async def adopt_objects(settings: Settings) -> None:
                 await identity_check(settings, store=store, objects=objects).adopt()
 
 
-async def check_stored_data(settings: Settings, checked: Checked, *, repair: bool) -> Report:
+async def check_stored_data(settings: Settings, checked: Checked, *, repair: bool) -> CheckReport:
     """Check everything that the settings name, beside a service that may run. Raise StartupError."""
     if settings.database_url is None and not _database_file(settings).exists():
         raise StartupError(

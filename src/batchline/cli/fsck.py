@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
 from batchline.cli.output import json_flag, printable, show_json
-from batchline.fsck.findings import TITLES, Checked, Finding, Fix, Kind, Outcome, Report
+from batchline.fsck.findings import TITLES, Checked, CheckReport, Finding, Fix, Kind, RepairStatus
 
 _MB = 1_000_000
 _DONE = {
@@ -78,7 +78,7 @@ def _end_progress(checked: Checked) -> None:
         click.echo(err=True)
 
 
-def _show(report: Report, *, repair: bool) -> None:
+def _show(report: CheckReport, *, repair: bool) -> None:
     checked = report.checked
     click.echo(
         f"Checked {checked.batches} batches with {checked.segments} segments, {checked.files} files, "
@@ -90,7 +90,7 @@ def _show(report: Report, *, repair: bool) -> None:
     click.echo(f"\n{_summary(report, repair=repair)}" if report.found else _summary(report, repair=repair))
 
 
-def _show_kind(report: Report, kind: Kind) -> None:
+def _show_kind(report: CheckReport, kind: Kind) -> None:
     named = report.of_kind(kind)
     click.echo(f"\n{TITLES[kind]} ({report.found[kind]})")
     for finding in named:
@@ -107,27 +107,27 @@ def _sentence(problem: str, is_start: bool) -> str:
 
 
 def _next(finding: Finding) -> str:
-    if finding.outcome is Outcome.REPAIRED:
+    if finding.repair_status is RepairStatus.REPAIRED:
         done = "It is gone with the other repairs." if finding.fix is None else _DONE[finding.fix]
         return f"Repaired. {done}"
-    if finding.outcome is Outcome.HANDED_OVER:
+    if finding.repair_status is RepairStatus.HANDED_OVER:
         return f"{finding.next} {_HANDED_OVER}"
-    if finding.outcome is Outcome.NOT_POSSIBLE and finding.fix is not None:
+    if finding.repair_status is RepairStatus.NOT_POSSIBLE and finding.fix is not None:
         return "It could not be repaired: what it would be made from is damaged too. Restore it from a backup."
     return finding.next
 
 
-def _summary(report: Report, *, repair: bool) -> str:
-    faults = report.repaired + report.remaining
-    if not faults:
+def _summary(report: CheckReport, *, repair: bool) -> str:
+    wrong = report.repaired + report.remaining
+    if not wrong:
         return "Nothing is wrong."
-    problems = "1 problem" if faults == 1 else f"{faults} problems"
+    problems = "1 problem" if wrong == 1 else f"{wrong} problems"
     if not repair:
         return f"{problems} found."
     return f"{problems} found, {report.repaired} repaired, {report.remaining} left."
 
 
-def _document(report: Report, *, repair: bool) -> object:
+def _document(report: CheckReport, *, repair: bool) -> object:
     checked = report.checked
     names = ("batches", "segments", "files", "objects", "organizations", "bytes")
     return {
@@ -144,4 +144,4 @@ def _document(report: Report, *, repair: bool) -> object:
 def _row(finding: Finding) -> object:
     fields = asdict(finding)
     del fields["fix"]
-    return {"fault": finding.is_fault, **fields}
+    return {"note": finding.is_note, **fields}

@@ -10,7 +10,7 @@ from batchline.domain.money import units
 from batchline.domain.records import BATCH_OUTPUT, InspectedFile
 from batchline.domain.states import FileState
 from batchline.fsck.batches import BatchCheck
-from batchline.fsck.findings import Checked, Finding, Fix, Kind, Outcome, Report
+from batchline.fsck.findings import Checked, CheckReport, Finding, Fix, Kind, RepairStatus
 from batchline.fsck.reading import ObjectReader, Unreadable
 from batchline.fsck.repair import BatchRepair
 from batchline.fsck.results import ResultReader
@@ -51,9 +51,9 @@ class Fsck:
         assembler = Assembler(store=store, objects=objects, damage_log=damage_log)
         self._repair = BatchRepair(store=store, objects=objects, check=self._batches, assembler=assembler)
 
-    async def run(self, *, repair: bool) -> Report:
+    async def run(self, *, repair: bool) -> CheckReport:
         """Check everything, and repair what can be. Raise StoreDown, or ObjectsDown if no object can be read."""
-        report = Report(checked=self._checked)
+        report = CheckReport(checked=self._checked)
         identity = await self._check_identity()
         report.add(identity)
         if identity:
@@ -82,13 +82,15 @@ class Fsck:
             return False
         return not await self._store.needs_objects()
 
-    async def _check_money(self, report: Report, *, repair: bool) -> None:
+    async def _check_money(self, report: CheckReport, *, repair: bool) -> None:
         for organization in await self._store.organizations():
             finding = await self._check_books(organization.id)
             if finding is not None and repair:
                 await self._store.set_to_ledger(organization.id)
                 left = await self._check_books(organization.id)
-                finding = replace(finding, outcome=Outcome.REPAIRED if left is None else Outcome.NOT_POSSIBLE)
+                finding = replace(
+                    finding, repair_status=RepairStatus.REPAIRED if left is None else RepairStatus.NOT_POSSIBLE
+                )
             report.add([finding] if finding else [])
             self._checked.add(organizations=1)
 
@@ -107,7 +109,7 @@ class Fsck:
             fix=Fix.SET_TO_LEDGER,
         )
 
-    async def _check_batches(self, report: Report, *, repair: bool) -> None:
+    async def _check_batches(self, report: CheckReport, *, repair: bool) -> None:
         last = ""
         while page := await self._store.inspected_ids(after=last, limit=_PAGE_ROWS):
             for batch_id in page:

@@ -47,7 +47,7 @@ TITLES = {
 }
 
 _NOTES = frozenset({Kind.LEFTOVER})
-"""Kinds that are no faults: every killed process may leave an object behind, and the sweep deletes it."""
+"""Kinds that say nothing is wrong: every killed process may leave an object behind, and the sweep deletes it."""
 
 
 class Fix(StrEnum):
@@ -62,7 +62,7 @@ class Fix(StrEnum):
     SET_TO_LEDGER = "set_to_ledger"
 
 
-class Outcome(StrEnum):
+class RepairStatus(StrEnum):
     """What came of a repair. The values are part of the JSON report."""
 
     NOT_TRIED = "not_tried"
@@ -83,21 +83,23 @@ class Finding(Struct, frozen=True, kw_only=True):
     shard: int | None = None
     organization: str | None = None
     fix: Fix | None = None
-    outcome: Outcome = Outcome.NOT_TRIED
+    repair_status: RepairStatus = RepairStatus.NOT_TRIED
 
     @property
-    def is_fault(self) -> bool:
-        """Whether something is wrong, and not only left over."""
-        return self.kind not in _NOTES
+    def is_note(self) -> bool:
+        """Whether nothing is wrong: something is only left over."""
+        return self.kind in _NOTES
 
     @property
     def remains(self) -> bool:
-        """Whether this is a fault that has not been repaired."""
-        return self.is_fault and self.outcome is not Outcome.REPAIRED
+        """Whether this is wrong and has not been repaired."""
+        return not self.is_note and self.repair_status is not RepairStatus.REPAIRED
 
     def same_as(self, other: "Finding") -> bool:
         """Return whether another check found the same."""
-        return replace(self, outcome=Outcome.NOT_TRIED) == replace(other, outcome=Outcome.NOT_TRIED)
+        return replace(self, repair_status=RepairStatus.NOT_TRIED) == replace(
+            other, repair_status=RepairStatus.NOT_TRIED
+        )
 
 
 @dataclass(kw_only=True)
@@ -120,7 +122,7 @@ class Checked:
 
 
 @dataclass(kw_only=True)
-class Report:
+class CheckReport:
     """All findings, up to a number of each kind, and how many there are in all."""
 
     checked: Checked
@@ -133,7 +135,7 @@ class Report:
         """Add findings."""
         for finding in findings:
             self.found[finding.kind] += 1
-            self.repaired += finding.outcome is Outcome.REPAIRED
+            self.repaired += finding.repair_status is RepairStatus.REPAIRED
             self.remaining += finding.remains
             if self.found[finding.kind] <= _MAX_NAMED:
                 self.findings.append(finding)

@@ -12,7 +12,7 @@ from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing
 from batchline.domain.records import InspectedFile, Shard
 from batchline.domain.states import FileState, ShardState
 from batchline.fsck.batches import BatchCheck, status_before_end
-from batchline.fsck.findings import Finding, Fix, Kind, Outcome
+from batchline.fsck.findings import Finding, Fix, Kind, RepairStatus
 from batchline.fsck.rules import is_active
 from batchline.pipeline.assemble import Assembler, ResultWriter
 from batchline.ports import FinalizeLease, InspectedBatch, Objects, Store, UnsettledShard
@@ -122,8 +122,10 @@ class BatchRepair:
 
 def _judge(finding: Finding, left: Sequence[Finding]) -> Finding:
     if not any(finding.same_as(found) for found in left):
-        return replace(finding, outcome=Outcome.REPAIRED)
-    return replace(finding, outcome=Outcome.HANDED_OVER if finding.fix is Fix.HAND_OVER else Outcome.NOT_POSSIBLE)
+        return replace(finding, repair_status=RepairStatus.REPAIRED)
+    return replace(
+        finding, repair_status=RepairStatus.HANDED_OVER if finding.fix is Fix.HAND_OVER else RepairStatus.NOT_POSSIBLE
+    )
 
 
 def _closed_shards(rows: InspectedBatch) -> list[Shard]:
