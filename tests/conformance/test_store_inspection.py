@@ -98,6 +98,16 @@ async def test_a_batch_is_drained_if_its_shards_are(world: World) -> None:
     assert (await _rows(world, batch.id)).drained
 
 
+async def test_times_that_are_in_order_stay(world: World) -> None:
+    batch = await world.running(shards=(1,))
+    await world.record_all(await world.claim())
+    await world.publish(await world.finish(at=NOW + 5), at=NOW + 9)
+    before = (await _rows(world, batch.id)).batch
+    await world.store.correct_times(batch.id)
+    assert (await _rows(world, batch.id)).batch == before
+    assert (before.finalizing_at, before.completed_at, before.failed_at) == (NOW + 5, NOW + 9, None)
+
+
 async def test_shards_are_closed_only_of_ended_batches(world: World) -> None:
     batch = await world.running(shards=(2,))
     await world.store.close_ended_shards(batch.id)

@@ -103,6 +103,11 @@ def _a_drained_batch_does_not_count_as_such(data: StoredData) -> str:
     return "no shard of it can run any more, but it does not count as drained"
 
 
+def _its_time_runs_backwards(data: StoredData) -> str:
+    data.change("UPDATE batches SET completed_at = finalizing_at - 1 WHERE id = $1", data.batches["small"])
+    return "its completed_at is before its finalizing_at"
+
+
 def _a_lane_is_closed(data: StoredData) -> str:
     shard = data.shard("slow", "leased")
     data.change(
@@ -123,6 +128,7 @@ _REPAIRED: dict[Plant, Kind] = {
     _tokens_are_wrong: Kind.COUNTS,
     _errors_by_code_are_wrong: Kind.COUNTS,
     _an_ended_batch_can_run: Kind.STATE,
+    _its_time_runs_backwards: Kind.STATE,
     _a_running_batch_counts_as_drained: Kind.STATE,
     _a_drained_batch_does_not_count_as_such: Kind.STATE,
     _a_lane_is_closed: Kind.LANE,
@@ -242,11 +248,6 @@ def _a_segment_of_an_ended_batch_is_missing(data: StoredData) -> str:
     return "is missing"
 
 
-def _its_time_runs_backwards(data: StoredData) -> str:
-    data.change("UPDATE batches SET completed_at = finalizing_at - 1 WHERE id = $1", data.batches["small"])
-    return "its completed_at is before its finalizing_at"
-
-
 def _it_has_no_time(data: StoredData) -> str:
     data.change("UPDATE batches SET finalizing_at = NULL WHERE id = $1", data.batches["small"])
     return "it is completed, but has no finalizing_at"
@@ -280,7 +281,6 @@ def _a_result_and_its_segments_are_lost(data: StoredData) -> str:
 
 _NAMED: dict[Plant, set[Kind]] = {
     _a_segment_of_an_ended_batch_is_missing: {Kind.SEGMENT},
-    _its_time_runs_backwards: {Kind.STATE},
     _it_has_no_time: {Kind.STATE},
     _it_has_two_ends: {Kind.STATE},
     _it_was_never_stopped: {Kind.STATE},
@@ -325,8 +325,8 @@ def test_lines_that_are_not_in_the_results_once_are_found(data: StoredData) -> N
     _rewrite(data, "large", lambda lines: [lines[0], *lines[:-1]])
     problems = [finding.problem for finding in data.check(repair=True).findings if finding.kind is Kind.LINES]
     assert len(problems) == 2
-    assert problems[0].endswith("are in neither result file")
-    assert problems[1].endswith("are in the result files more than once")
+    assert problems[0].startswith("lines that are in neither result file: ")
+    assert problems[1].startswith("lines that are in the result files more than once: ")
 
 
 @pytest.mark.parametrize("name", ["large", "small"])
@@ -341,8 +341,9 @@ def test_custom_ids_are_compared_with_what_is_left_of_the_input(data: StoredData
         _forget_work(data, name)
     _rewrite(data, name, rename)
     found = [finding.problem for finding in data.check().findings if finding.kind is Kind.LINES]
-    expected = ["have another custom_id in the results than in the input"] if has_work or name == "large" else []
-    assert [problem.split(" ", 2)[2] for problem in found] == expected
+    expected = has_work or name == "large"
+    problem = "lines that have another custom_id in the results than in the input"
+    assert [text.split(":")[0] for text in found] == ([problem] if expected else [])
 
 
 def test_a_result_of_another_batch_is_no_result(data: StoredData) -> None:
@@ -352,7 +353,7 @@ def test_a_result_of_another_batch_is_no_result(data: StoredData) -> None:
 
     _rewrite(data, "small", exchange)
     problems = [finding.problem for finding in data.check().findings]
-    assert any("has 1 lines that are not of this batch" in p or "have 1 lines that are not" in p for p in problems)
+    assert "its result files have 1 lines that are not of this batch" in problems
 
 
 def test_a_file_that_its_owner_deleted_is_no_damage(data: StoredData) -> None:

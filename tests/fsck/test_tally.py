@@ -8,7 +8,7 @@ from batchline.domain.outcomes import BATCH_CANCELLED, LOST, Success, error_line
 from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
 from batchline.domain.usage import Usage
-from batchline.fsck.tally import Tally, shown
+from batchline.fsck.tally import LineNumbers, LineSet, Tally
 
 _BATCH = Batch(
     id="batch_01A",
@@ -38,8 +38,8 @@ def test_lines_tokens_and_errors_are_counted() -> None:
     assert (tally.succeeded, tally.failed) == (2, 2)
     assert tally.usage == Usage(input_tokens=6, output_tokens=8)
     assert [(error.code, error.count) for error in tally.errors] == [("batch_cancelled", 1), ("internal_error", 1)]
-    assert tally.missing() == [1]
-    assert tally.repeated == [3]
+    assert str(tally.lines.missing()) == "2"
+    assert str(tally.lines.repeated) == "4"
 
 
 def test_a_custom_id_that_was_lost_differs_from_none() -> None:
@@ -56,8 +56,8 @@ def test_a_line_of_another_batch_or_beyond_the_last_is_foreign() -> None:
     tally = Tally(_BATCH)
     tally.add(_output(0, batch="batch_01B"), is_error=False)
     tally.add(_output(4), is_error=False)
-    assert tally.foreign == 2
-    assert tally.missing() == [0, 1, 2, 3]
+    assert tally.lines.foreign == 2
+    assert tally.lines.missing().count == 4
 
 
 def test_a_line_in_the_wrong_file_is_damage() -> None:
@@ -66,5 +66,17 @@ def test_a_line_in_the_wrong_file_is_damage() -> None:
 
 
 def test_many_lines_are_shown_by_the_first_of_them() -> None:
-    assert shown([4]) == "line 5"
-    assert shown(list(range(7))) == "lines 1, 2, 3, 4, 5 and 2 more"
+    numbers = LineNumbers()
+    for index in range(7):
+        numbers.add(index)
+    assert str(numbers) == "1, 2, 3, 4, 5 and 2 more"
+
+
+def test_a_row_with_a_wrong_total_takes_no_memory() -> None:
+    """A flipped bit in a row must not end the check."""
+    lines = LineSet(1 << 60)
+    for index in (0, 1, 3):
+        lines.add(index)
+    missing = lines.missing()
+    assert missing.count == (1 << 60) - 3
+    assert str(missing).startswith("3, 5, 6, 7, 8 and ")

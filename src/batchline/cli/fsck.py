@@ -17,6 +17,7 @@ _DONE = {
     Fix.REMAKE_RESULT: "It was made again from the segments of the batch.",
     Fix.CORRECT_COUNTS: "The counts were set to those of the result files.",
     Fix.CORRECT_DRAINED: "It was set by the states of its shards.",
+    Fix.CORRECT_TIMES: "The later time was moved to the earlier one.",
     Fix.CLOSE_SHARDS: "The shards were closed.",
     Fix.OPEN_LANES: "The lane was opened.",
     Fix.HAND_OVER: "It was closed, so that the service repairs it with its batch.",

@@ -14,7 +14,7 @@ from batchline.fsck.reading import ObjectReader
 from batchline.fsck.results import ResultCheck, ResultReader
 from batchline.fsck.rules import broken_rules, is_active, recorded_usage, tokens, wrong_result_rows, wrong_usage
 from batchline.fsck.segments import SegmentCheck, SegmentReader
-from batchline.fsck.tally import Tally, shown
+from batchline.fsck.tally import LineNumbers, Tally
 from batchline.fsck.work import WorkCheck, WorkReader
 from batchline.ports import Clock, InspectedBatch, Store
 
@@ -102,14 +102,14 @@ class BatchCheck:
         ended_at = batch.completed_at or batch.expired_at or batch.cancelled_at or 0
         return rows.work_key is not None and ended_at + self._work_retention_seconds > self._clock.now()
 
-    async def _renamed(self, rows: InspectedBatch, tally: Tally) -> list[int]:
+    async def _renamed(self, rows: InspectedBatch, tally: Tally) -> LineNumbers:
         """Return the lines whose result has another custom_id than the work file, or else the input file, has."""
         source = rows.files.get(rows.batch.input_file_id)
         if self._keeps_work(rows):
             return (await self._work.check(rows, tally, compares_bits=False)).renamed
         if source is not None and source.state is FileState.STORED:
             return await self._results.renamed(source, tally)
-        return []
+        return LineNumbers()
 
 
 def _progress_of(rows: InspectedBatch) -> object:
@@ -142,27 +142,32 @@ def _active_findings(rows: InspectedBatch, segments: SegmentCheck, work: WorkChe
     if segments.damaged:
         return
     tally = segments.tally
-    for indexes, problem in (
+    for numbers, problem in (
         (work.lost, "count as recorded, but have no result"),
         (work.repeating, "have a result, but do not count as recorded"),
         (work.renamed, "have a result with another custom_id"),
-        (tally.repeated, "have more than one result"),
+        (tally.lines.repeated, "have more than one result"),
     ):
-        if indexes:
-            yield _lines(rows, indexes, problem, next_step, fix=Fix.HAND_OVER)
+        if numbers.count:
+            yield _lines(rows, numbers, problem, next_step, fix=Fix.HAND_OVER)
     yield from _wrong_active_counts(rows, tally, next_step)
 
 
 def _wrong_work(rows: InspectedBatch, work: WorkCheck) -> Iterator[Finding]:
-    missing = [index for index, times in enumerate(work.indexes) if times != 1]
-    if missing and not work.damaged:
-        yield _lines(
-            rows,
-            missing,
-            "are not in the work file exactly once",
-            "The service makes the work file again from the input file, if that still exists.",
-            fix=Fix.HAND_OVER,
-        )
+    if work.damaged:
+        return
+    for numbers, problem in (
+        (work.lines.missing(), "are in no shard of the work file"),
+        (work.lines.repeated, "are in more than one shard of the work file"),
+    ):
+        if numbers.count:
+            yield _lines(
+                rows,
+                numbers,
+                problem,
+                "The service makes the work file again from the input file, if that still exists.",
+                fix=Fix.HAND_OVER,
+            )
 
 
 def _wrong_active_counts(rows: InspectedBatch, tally: Tally, next_step: str) -> Iterator[Finding]:
@@ -197,7 +202,7 @@ def _wrong_active_counts(rows: InspectedBatch, tally: Tally, next_step: str) -> 
     yield from wrong_usage(rows, completed=completed, usage=usage)
 
 
-def _ended_findings(rows: InspectedBatch, results: ResultCheck, renamed: list[int]) -> Iterator[Finding]:
+def _ended_findings(rows: InspectedBatch, results: ResultCheck, renamed: LineNumbers) -> Iterator[Finding]:
     batch, tally = rows.batch, results.tally
     yield from wrong_result_rows(rows)
     for file, problem in results.damaged:
@@ -224,21 +229,21 @@ def _ended_findings(rows: InspectedBatch, results: ResultCheck, renamed: list[in
     )
 
 
-def _wrong_lines(rows: InspectedBatch, results: ResultCheck, renamed: list[int]) -> Iterator[Finding]:
+def _wrong_lines(rows: InspectedBatch, results: ResultCheck, renamed: LineNumbers) -> Iterator[Finding]:
     tally, next_step = results.tally, f"{_RESTORE}, or run these lines again in a new batch."
-    missing = tally.missing() if results.knows_all else []
-    for indexes, problem in (
+    missing = tally.lines.missing() if results.knows_all else LineNumbers()
+    for numbers, problem in (
         (missing, "are in neither result file"),
-        (tally.repeated, "are in the result files more than once"),
+        (tally.lines.repeated, "are in the result files more than once"),
         (renamed, "have another custom_id in the results than in the input"),
     ):
-        if indexes:
-            yield _lines(rows, indexes, problem, next_step)
-    if tally.foreign:
+        if numbers.count:
+            yield _lines(rows, numbers, problem, next_step)
+    if tally.lines.foreign:
         yield Finding(
             kind=Kind.LINES,
             batch=rows.batch.id,
-            problem=f"its result files have {tally.foreign} lines that are not of this batch",
+            problem=f"its result files have {tally.lines.foreign} lines that are not of this batch",
             next=next_step,
         )
 
@@ -287,9 +292,11 @@ def _damaged_segment(
 
 
 def _lines(
-    rows: InspectedBatch, indexes: list[int], problem: str, next_step: str, *, fix: Fix | None = None
+    rows: InspectedBatch, numbers: LineNumbers, problem: str, next_step: str, *, fix: Fix | None = None
 ) -> Finding:
-    return Finding(kind=Kind.LINES, batch=rows.batch.id, problem=f"{shown(indexes)} {problem}", next=next_step, fix=fix)
+    return Finding(
+        kind=Kind.LINES, batch=rows.batch.id, problem=f"lines that {problem}: {numbers}", next=next_step, fix=fix
+    )
 
 
 def _what_a_repair_does(rows: InspectedBatch) -> str:

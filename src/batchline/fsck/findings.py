@@ -56,6 +56,7 @@ class Fix(StrEnum):
     REMAKE_RESULT = "remake_result"
     CORRECT_COUNTS = "correct_counts"
     CORRECT_DRAINED = "correct_drained"
+    CORRECT_TIMES = "correct_times"
     CLOSE_SHARDS = "close_shards"
     OPEN_LANES = "open_lanes"
     HAND_OVER = "hand_over"

@@ -57,6 +57,8 @@ class BatchRepair:
                 await self._correct_counts(rows)
             elif fix is Fix.CORRECT_DRAINED:
                 await self._store.correct_drained(batch_id)
+            elif fix is Fix.CORRECT_TIMES:
+                await self._store.correct_times(batch_id)
             elif fix is Fix.CLOSE_SHARDS:
                 await self._store.close_ended_shards(batch_id)
             elif fix is Fix.OPEN_LANES:

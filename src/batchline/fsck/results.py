@@ -10,7 +10,7 @@ from batchline.domain.errors import Damaged
 from batchline.domain.records import File, InspectedFile
 from batchline.domain.states import FileState
 from batchline.fsck.reading import ObjectReader, Unreadable
-from batchline.fsck.tally import Tally
+from batchline.fsck.tally import LineNumbers, Tally
 from batchline.ports import InspectedBatch
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -65,20 +65,20 @@ class ResultReader:
                 found.knows_output = True
         return found
 
-    async def renamed(self, file: InspectedFile, tally: Tally) -> list[int]:
+    async def renamed(self, file: InspectedFile, tally: Tally) -> LineNumbers:
         """Return the lines whose result has another custom_id than in the input file, if that can be read."""
-        found, index = [], 0
+        found, index = LineNumbers(), 0
         try:
             async for text in self._reader.lines(file.object_key, file.bytes):
                 line = text.removeprefix(_BYTE_ORDER_MARK) if index == 0 else text
                 if not line.strip(_BLANK):
                     continue
                 if tally.differs(index, _request.decode(line).custom_id):
-                    found.append(index)
+                    found.add(index)
                 index += 1
         except (Unreadable, DecodeError, UnicodeDecodeError):
             # The check of files reports an input file that is damaged.
-            return []
+            return LineNumbers()
         return found
 
     async def verify(self, file: File) -> None:

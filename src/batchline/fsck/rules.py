@@ -65,7 +65,13 @@ def _times(batch: Batch) -> Iterator[Finding]:
     known = [(name, at) for name, at in times if at is not None]
     for (before, first), (after, second) in pairwise(known):
         if second < first:
-            yield state(f"its {after} is before its {before}")
+            yield Finding(
+                kind=Kind.STATE,
+                batch=batch.id,
+                problem=f"its {after} is before its {before}",
+                next="Run with --repair: it is moved to the same moment.",
+                fix=Fix.CORRECT_TIMES,
+            )
     for name in _ENDS:
         if getattr(batch, name) is not None and name not in required:
             yield state(f"it is {batch.status}, but has a {name}")

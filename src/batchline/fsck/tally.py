@@ -9,10 +9,70 @@ from batchline.domain.errors import Damaged
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import Batch
 from batchline.domain.result_lines import read_result_line
-from batchline.domain.usage import NOTHING, Usage, total
+from batchline.domain.usage import Usage, total
 
-_UNKNOWN, _NULL, _FIRST_DIGEST = 0, 1, 2
+_NULL, _FIRST_DIGEST = 1, 2
 _MAX_SHOWN = 5
+_USAGES_AT_ONCE = 256
+"""So many usages are summed together, which is cheaper than one by one."""
+
+
+class LineNumbers:
+    """Lines that something is wrong with: how many, and the first of them. However many they are, it stays small."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[int] = []
+
+    def add(self, index: int) -> None:
+        """Add a line by its index."""
+        self.count += 1
+        if len(self._first) < _MAX_SHOWN:
+            self._first.append(index)
+
+    def __str__(self) -> str:
+        """Return the lines for a message, counted from 1 as in the input file."""
+        numbers = ", ".join(str(index + 1) for index in self._first)
+        more = self.count - len(self._first)
+        return f"{numbers} and {more} more" if more else numbers
+
+
+class LineSet:
+    """The lines of a batch that were seen. It grows with the lines that are seen, not with what a row says."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._seen = bytearray()
+        self.repeated = LineNumbers()
+        self.foreign = 0
+
+    def add(self, index: int) -> bool:
+        """Add a line, and return whether it is one of the batch."""
+        if index >= self._total:
+            self.foreign += 1
+            return False
+        if index >= len(self._seen):
+            self._seen.extend(bytes(index + 1 - len(self._seen)))
+        elif self._seen[index]:
+            self.repeated.add(index)
+        self._seen[index] = 1
+        return True
+
+    def __contains__(self, index: int) -> bool:
+        """Return whether a line was seen."""
+        return index < len(self._seen) and self._seen[index] == 1
+
+    def missing(self) -> LineNumbers:
+        """Return the lines that were not seen."""
+        found, at = LineNumbers(), -1
+        for _ in range(_MAX_SHOWN):
+            at = self._seen.find(0, at + 1) if at + 1 < len(self._seen) else at + 1
+            at = len(self._seen) if at < 0 else at
+            if at >= self._total:
+                break
+            found.add(at)
+        found.count = self._total - self._seen.count(1)
+        return found
 
 
 class Tally:
@@ -20,14 +80,12 @@ class Tally:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch.id.removeprefix("batch_")
-        self._seen = bytearray(batch.total)
-        self._custom_ids = array("Q", bytes(8 * batch.total))
+        self._custom_ids = array("Q")
         """For each line a digest of its custom_id, or whether it is unknown or null."""
         self._errors: dict[str, LineErrors] = {}
+        self._usages: list[Usage] = []
+        self.lines = LineSet(batch.total)
         self.succeeded = self.failed = 0
-        self.usage: Usage = NOTHING
-        self.repeated: list[int] = []
-        self.foreign = 0
 
     def add(self, line: bytes, *, is_error: bool) -> None:
         """Count one line. Raise Damaged if it is not a line of an output file, or of an error file."""
@@ -39,34 +97,32 @@ class Tally:
             self._count_error(line)
         else:
             self.succeeded += 1
-            if read.usage != NOTHING:
-                self.usage = total((self.usage, read.usage))
-        if read.batch != self._batch or read.index >= len(self._seen):
-            self.foreign += 1
-            return
-        if self._seen[read.index]:
-            self.repeated.append(read.index)
-        self._seen[read.index] = 1
-        self._custom_ids[read.index] = _NULL if read.custom_id is None else _digest(read.custom_id)
+            self._usages.append(read.usage)
+            if len(self._usages) == _USAGES_AT_ONCE:
+                self._usages = [total(self._usages)]
+        if read.batch != self._batch:
+            self.lines.foreign += 1
+        elif self.lines.add(read.index):
+            self._note_custom_id(read.index, read.custom_id)
 
-    def has(self, index: int) -> bool:
-        """Return whether a line has a result."""
-        return index < len(self._seen) and self._seen[index] == 1
-
-    def missing(self) -> list[int]:
-        """Return the indexes of the lines without a result."""
-        return [index for index, seen in enumerate(self._seen) if not seen] if 0 in self._seen else []
-
-    def differs(self, index: int, custom_id: str) -> bool:
-        """Return whether a line has a result with another custom_id. A custom_id that was lost is null."""
-        if not self.has(index):
-            return False
-        return self._custom_ids[index] not in (_UNKNOWN, _NULL, _digest(custom_id))
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all lines."""
+        return total(self._usages)
 
     @property
     def errors(self) -> list[LineErrors]:
         """The errors by code."""
         return list(self._errors.values())
+
+    def differs(self, index: int, custom_id: str) -> bool:
+        """Return whether a line has a result with another custom_id. A custom_id that was lost is null."""
+        return index in self.lines and self._custom_ids[index] not in (_NULL, _digest(custom_id))
+
+    def _note_custom_id(self, index: int, custom_id: str | None) -> None:
+        if index >= len(self._custom_ids):
+            self._custom_ids.frombytes(bytes(8 * (index + 1 - len(self._custom_ids))))
+        self._custom_ids[index] = _NULL if custom_id is None else _digest(custom_id)
 
     def _count_error(self, line: bytes) -> None:
         [error] = count_errors([line])
@@ -76,10 +132,3 @@ class Tally:
 
 def _digest(custom_id: str) -> int:
     return _FIRST_DIGEST + checksum_of(custom_id.encode())
-
-
-def shown(indexes: list[int]) -> str:
-    """Return the first of many lines for a message, counted from 1 as in the input file."""
-    numbers = ", ".join(str(index + 1) for index in indexes[:_MAX_SHOWN])
-    more = len(indexes) - _MAX_SHOWN
-    return f"{'line' if len(indexes) == 1 else 'lines'} {numbers}" + (f" and {more} more" if more > 0 else "")

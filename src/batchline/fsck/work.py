@@ -12,7 +12,7 @@ from batchline.domain.lines import Line, lines_of
 from batchline.domain.records import InspectedShard
 from batchline.domain.states import ShardState
 from batchline.fsck.reading import ObjectReader, Unreadable
-from batchline.fsck.tally import Tally
+from batchline.fsck.tally import LineNumbers, LineSet, Tally
 from batchline.ports import InspectedBatch, UnsettledShard
 
 _text = Decoder(str)
@@ -22,15 +22,15 @@ _text = Decoder(str)
 class WorkCheck:
     """What the work file of a batch shows."""
 
+    lines: LineSet
+    """The lines of all readable shards."""
     damaged: list[tuple[InspectedShard, str]] = field(default_factory=list)
     """Shards whose lines cannot be read, each with the reason."""
-    indexes: bytearray = field(default_factory=bytearray)
-    """How often each line is in a readable shard."""
-    lost: list[int] = field(default_factory=list)
+    lost: LineNumbers = field(default_factory=LineNumbers)
     """Lines that count as recorded, but have no result."""
-    repeating: list[int] = field(default_factory=list)
+    repeating: LineNumbers = field(default_factory=LineNumbers)
     """Lines that have a result, but do not count as recorded."""
-    renamed: list[int] = field(default_factory=list)
+    renamed: LineNumbers = field(default_factory=LineNumbers)
     """Lines whose result has another custom_id."""
     unsettled: list[UnsettledShard] = field(default_factory=list)
     """The shards of lost lines, without the bits of these lines."""
@@ -44,13 +44,12 @@ class WorkReader:
 
     async def check(self, rows: InspectedBatch, tally: Tally, *, compares_bits: bool) -> WorkCheck:
         """Compare the work file of a batch with its results, and the bitmaps too if all results could be read."""
-        found = WorkCheck(indexes=bytearray(rows.batch.total))
+        found = WorkCheck(LineSet(rows.batch.total))
         async for pieces, lines in self._groups(rows, found):
             for line in lines:
-                if line.index < len(found.indexes):
-                    found.indexes[line.index] = min(255, found.indexes[line.index] + 1)
+                found.lines.add(line.index)
                 if tally.differs(line.index, _text.decode(line.custom_id)):
-                    found.renamed.append(line.index)
+                    found.renamed.add(line.index)
             if compares_bits:
                 _compare(pieces, lines, tally, found)
         return found
@@ -83,11 +82,15 @@ class WorkReader:
 def _compare(pieces: list[InspectedShard], lines: list[Line], tally: Tally, found: WorkCheck) -> None:
     """Compare bitmaps with results. A line is recorded if its bit is set in every piece."""
     open_positions = {at for piece in pieces for at in unsettled(piece.settled, piece.lines)}
-    lost = [at for at, line in enumerate(lines) if at not in open_positions and not tally.has(line.index)]
-    found.repeating += [line.index for at, line in enumerate(lines) if at in open_positions and tally.has(line.index)]
+    lost = []
+    for at, line in enumerate(lines):
+        if at in open_positions and line.index in tally.lines:
+            found.repeating.add(line.index)
+        if at not in open_positions and line.index not in tally.lines:
+            found.lost.add(line.index)
+            lost.append(at)
     if not lost:
         return
-    found.lost += [lines[at].index for at in lost]
     # A worker that holds a piece would lose it, so another piece is better.
     piece = min(pieces, key=lambda piece: (piece.state is ShardState.LEASED, piece.n))
     found.unsettled.append(

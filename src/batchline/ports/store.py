@@ -550,6 +550,9 @@ class Inspection(Protocol):
     async def correct_drained(self, batch_id: str) -> None:
         """Set whether an active batch is drained by the states of its shards."""
 
+    async def correct_times(self, batch_id: str) -> None:
+        """Move the times of a batch that are earlier than those before them."""
+
     async def close_ended_shards(self, batch_id: str) -> None:
         """Close the shards of an ended batch that could still run."""
 

@@ -58,6 +58,9 @@ class SqlInspection:
 
         await self._database.write(script)
 
+    async def correct_times(self, batch_id: str) -> None:
+        await self._database.write(lambda: change("correct_times", batch_id=batch_id))
+
     async def close_ended_shards(self, batch_id: str) -> None:
         await self._database.write(lambda: change("close_ended_shards", batch_id=batch_id))
 

@@ -968,3 +968,18 @@ WHERE id = :batch_id AND status IN ('completed', 'expired', 'cancelled')
     AND total = :completed::integer + :failed::integer
     AND output_file_id IS NOT DISTINCT FROM :output_file_id::text
     AND error_file_id IS NOT DISTINCT FROM :error_file_id::text;
+
+-- name: correct_times
+-- Moves the times of a batch that run backwards: none is earlier than those before it.
+UPDATE batches SET in_progress_at = CASE WHEN in_progress_at IS NOT NULL THEN greatest(in_progress_at, created_at) END,
+    finalizing_at = CASE WHEN finalizing_at IS NOT NULL THEN greatest(finalizing_at, created_at, in_progress_at) END,
+    completed_at = CASE
+        WHEN completed_at IS NOT NULL THEN greatest(completed_at, created_at, in_progress_at, finalizing_at)
+    END,
+    failed_at = CASE WHEN failed_at IS NOT NULL THEN greatest(failed_at, created_at) END,
+    expired_at = CASE WHEN expired_at IS NOT NULL THEN greatest(expired_at, created_at, in_progress_at) END,
+    cancelling_at = CASE WHEN cancelling_at IS NOT NULL THEN greatest(cancelling_at, created_at, in_progress_at) END,
+    cancelled_at = CASE
+        WHEN cancelled_at IS NOT NULL THEN greatest(cancelled_at, created_at, in_progress_at, cancelling_at)
+    END
+WHERE id = :batch_id;

@@ -818,3 +818,14 @@ UPDATE batches SET completed = :completed, failed = :failed, input_tokens = :inp
     cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens
 WHERE id = :batch_id AND status IN ('completed', 'expired', 'cancelled') AND total = :completed + :failed
     AND output_file_id IS :output_file_id AND error_file_id IS :error_file_id;
+
+-- name: correct_times
+-- Moves the times of a batch that run backwards: none is earlier than those before it.
+UPDATE batches SET in_progress_at = max(in_progress_at, created_at),
+    finalizing_at = max(finalizing_at, created_at, coalesce(in_progress_at, 0)),
+    completed_at = max(completed_at, created_at, coalesce(in_progress_at, 0), coalesce(finalizing_at, 0)),
+    failed_at = max(failed_at, created_at),
+    expired_at = max(expired_at, created_at, coalesce(in_progress_at, 0)),
+    cancelling_at = max(cancelling_at, created_at, coalesce(in_progress_at, 0)),
+    cancelled_at = max(cancelled_at, created_at, coalesce(in_progress_at, 0), coalesce(cancelling_at, 0))
+WHERE id = :batch_id;
