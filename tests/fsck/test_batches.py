@@ -187,7 +187,7 @@ def _a_segment_has_fewer_lines(data: StoredData) -> str:
 
 def _a_work_file_has_a_flipped_bit(data: StoredData) -> str:
     data.flip(data.batch("running")["work_key"])
-    return "are not what was written"
+    return "is not what was written"
 
 
 def _a_bit_is_cleared(data: StoredData) -> str:

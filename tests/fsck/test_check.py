@@ -1,5 +1,6 @@
 """Files, money, identity and objects without a row are checked too, also while a service is busy."""
 
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
@@ -7,6 +8,7 @@ import pytest
 
 from batchline.fsck.findings import CheckReport, Kind, RepairStatus
 from tests.support.backup_service import Load
+from tests.support.restore_targets import Target, back_up
 from tests.support.service import running_mock
 from tests.support.stored_data import StoredData, empty_data
 
@@ -64,6 +66,16 @@ def test_a_database_that_was_never_served_is_fine(tmp_path: Path) -> None:
     data = empty_data(tmp_path)
     data.in_store(lambda store: store.check())
     assert data.check().is_clean
+
+
+def test_nothing_is_wrong_with_a_restored_backup(local_data: StoredData, tmp_path: Path) -> None:
+    """Before its first start: open batches have their objects, and the work of ended ones is gone."""
+    back_up(local_data.data_dir, tmp_path / "backup.tar")
+    restored = replace(local_data, data_dir=tmp_path / "restored")
+    assert Target(restored.data_dir).restore(tmp_path / "backup.tar").exit_code == 0
+    report = restored.check()
+    assert report.findings == []
+    assert report.checked.batches == 7
 
 
 def test_objects_without_a_row_are_counted_and_named(data: StoredData) -> None:

@@ -130,7 +130,7 @@ def _active_findings(rows: InspectedBatch, segments: SegmentCheck, work: WorkChe
             batch=rows.batch.id,
             object=rows.work_key,
             shard=shard.n,
-            problem=f"the {shard.lines} lines of shard {shard.n} at byte {shard.offset} {problem}",
+            problem=f"shard {shard.n} of the work file, {shard.lines} lines at byte {shard.offset}, {problem}",
             next=(
                 "The service makes the work file again from the input file when no other line of the batch is left."
                 if source is not None and source.state is FileState.STORED

@@ -13,7 +13,7 @@ _MAX_NAMED = 1000
 
 
 class Kind(StrEnum):
-    """What a finding is about. The values are part of the JSON report."""
+    """The subject of a finding. The values are part of the JSON report."""
 
     IDENTITY = "identity"
     UPLOAD = "upload"
@@ -51,7 +51,7 @@ _NOTES = frozenset({Kind.LEFTOVER})
 
 
 class Fix(StrEnum):
-    """What ``--repair`` does about a finding."""
+    """The way in which ``--repair`` repairs a finding."""
 
     REMAKE_RESULT = "remake_result"
     CORRECT_COUNTS = "correct_counts"
@@ -64,7 +64,7 @@ class Fix(StrEnum):
 
 
 class RepairStatus(StrEnum):
-    """What came of a repair. The values are part of the JSON report."""
+    """The result of a repair. The values are part of the JSON report."""
 
     NOT_TRIED = "not_tried"
     REPAIRED = "repaired"
@@ -105,7 +105,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class Checked:
-    """How much was checked so far. ``on_progress`` is called whenever it grows."""
+    """The amounts that were checked so far. ``on_progress`` is called whenever it grows."""
 
     batches: int = 0
     files: int = 0

@@ -18,7 +18,7 @@ from batchline.pipeline.assemble import Assembler, ResultWriter
 from batchline.ports import FinalizeLease, InspectedBatch, Objects, Store, UnsettledShard
 
 _MAX_ROUNDS = 3
-"""How often a batch is repaired in one run, if each time shows something new."""
+"""The number of times that a batch is repaired in one run, if each time shows something new."""
 
 
 class BatchRepair:

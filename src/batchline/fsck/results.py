@@ -26,7 +26,7 @@ _request = Decoder(_Request)
 
 @dataclass
 class ResultCheck:
-    """What the result files of a batch show. A file that was deleted or has expired cannot be compared."""
+    """The lines of the result files of a batch. A file that was deleted or has expired cannot be compared."""
 
     tally: Tally
     damaged: list[tuple[InspectedFile, str]]

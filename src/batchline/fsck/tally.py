@@ -14,7 +14,7 @@ from batchline.domain.usage import Usage, total
 _NULL, _FIRST_DIGEST = 1, 2
 _MAX_SHOWN = 5
 _USAGES_AT_ONCE = 256
-"""So many usages are summed together, which is cheaper than one by one."""
+"""The number of usages that are summed together, which is cheaper than one by one."""
 
 
 class LineNumbers:

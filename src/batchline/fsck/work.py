@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from msgspec import DecodeError
 from msgspec.json import Decoder
 
 from batchline.domain.bitmap import all_but, unsettled
@@ -20,7 +21,7 @@ _text = Decoder(str)
 
 @dataclass
 class WorkCheck:
-    """What the work file of a batch shows."""
+    """The differences between the work file of a batch, the bitmaps of its shards, and its results."""
 
     lines: LineSet
     """The lines of all readable shards."""
@@ -68,14 +69,16 @@ class WorkReader:
 
     async def _lines(self, key: str, pieces: list[InspectedShard]) -> list[Line]:
         if not key:
-            raise Unreadable("has no work file")
+            raise Unreadable("is missing: the batch has no work file")
         data = await self._reader.read(key, pieces[0].offset, pieces[0].length)
         try:
             for piece in pieces:
                 lines = lines_of(piece, data)
-        except Damaged:
-            what = "are not what was written" if len(data) == pieces[0].length else "are cut off"
-            raise Unreadable(what) from None
+            for line in lines:
+                # A version before checksums may have written them.
+                _text.decode(line.custom_id)
+        except (Damaged, DecodeError, UnicodeDecodeError):
+            raise Unreadable("is not what was written" if len(data) == pieces[0].length else "is cut off") from None
         return lines
 
 

@@ -524,7 +524,7 @@ class UnsettledShard(Struct, frozen=True, kw_only=True):
 
 
 class Inspection(Protocol):
-    """What a check of all stored data reads and corrects. Ids are in the order of their bytes."""
+    """Reads and corrections for a check of all stored data. Ids are in the order of their bytes."""
 
     async def inspected_ids(self, *, after: str, limit: int) -> list[str]:
         """Return a page of the ids of all batches."""
