@@ -44,7 +44,6 @@ EXCEPTIONS = {
     "cli/store": Elsewhere("cli/test_keys.py", _PART),
     "domain/identity": Elsewhere("pipeline/test_identity.py", _PART),
     "client/models": Elsewhere("client/test_client.py", _PART),
-    "fsck/reading": Elsewhere("fsck/test_check.py", _PART),
     "fsck/results": Elsewhere("fsck/test_batches.py", _PART),
     "fsck/rules": Elsewhere("fsck/test_batches.py", _PART),
     "fsck/segments": Elsewhere("fsck/test_batches.py", _PART),

@@ -116,3 +116,13 @@ def test_nothing_is_wrong_while_a_service_is_busy(any_data: StoredData) -> None:
         checking.join()
     assert len(reports) >= 4
     assert [finding for report in reports for finding in report.findings if not finding.is_note] == []
+
+
+@pytest.mark.parametrize("any_data", ["postgres+bucket"], indirect=True)
+def test_an_unavailable_bucket_cannot_be_checked(any_data: StoredData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F6: nothing is said about single objects."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    result = any_data.fsck()
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "The objects cannot be used" in result.stderr
