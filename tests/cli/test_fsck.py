@@ -24,7 +24,7 @@ def test_a_sound_service_is_reported_in_two_lines(data: StoredData) -> None:
     result = data.fsck()
     assert result.exit_code == 0, result.output
     first, second = result.stdout.splitlines()
-    assert first.startswith("Checked 7 batches with ")
+    assert first.startswith("Checked batches: 7, segments: ")
     assert second == "Nothing is wrong."
     assert result.stderr == ""
 
@@ -38,7 +38,7 @@ def test_a_problem_is_told_with_the_remedy_and_then_with_what_was_done(data: Sto
     assert told.stdout.splitlines()[1:] == [
         "",
         "Result files (1)",
-        f"  {batch_id}: its output file is missing.",
+        f"  {batch_id}: its output file {row['id']} ({row['object_key']}) is missing.",
         "    It can be made again from the segments of the batch: run with --repair.",
         "",
         "1 problem found.",

@@ -35,33 +35,33 @@ def test_nothing_is_wrong_with_what_a_killed_service_leaves(any_data: StoredData
 
 def _output_is_missing(data: StoredData) -> str:
     data.delete(data.result("large")["object_key"])
-    return "its output file is missing"
+    return ") is missing"
 
 
 def _output_is_cut(data: StoredData) -> str:
     data.cut(data.result("large")["object_key"])
-    return "its output file has fewer than the"
+    return ") has fewer than the"
 
 
 def _output_is_longer(data: StoredData) -> str:
     key = data.result("large")["object_key"]
     data.put(key, data.read(key) + b"\n")
-    return "its output file has more than the"
+    return ") has more than the"
 
 
 def _output_has_a_flipped_bit(data: StoredData) -> str:
     data.flip(data.result("large")["object_key"])
-    return "its output file is not what was written: its checksum differs"
+    return ") is not what was written: its checksum differs"
 
 
 def _errors_of_cancelled_are_missing(data: StoredData) -> str:
     data.delete(data.result("cancelled", "error_file_id")["object_key"])
-    return "its error file is missing"
+    return ") is missing"
 
 
 def _errors_of_expired_are_cut(data: StoredData) -> str:
     data.cut(data.result("expired", "error_file_id")["object_key"])
-    return "its error file has fewer"
+    return ") has fewer"
 
 
 def _output_without_a_checksum_is_damaged(data: StoredData) -> str:
@@ -70,7 +70,7 @@ def _output_without_a_checksum_is_damaged(data: StoredData) -> str:
     data.change("UPDATE files SET checksum = NULL WHERE id = $1", row["id"])
     content = data.read(row["object_key"])
     data.put(row["object_key"], content.replace(b'"response":', b'"response"+', 1))
-    return "its output file has a line that is not JSON"
+    return ") has a line that is not JSON"
 
 
 def _counts_are_wrong(data: StoredData) -> str:
@@ -276,7 +276,7 @@ def _its_usage_was_booked_twice(data: StoredData) -> str:
 def _a_result_and_its_segments_are_lost(data: StoredData) -> str:
     data.delete(data.result("large")["object_key"])
     _forget_work(data, "large")
-    return "its output file is missing"
+    return ") is missing"
 
 
 _NAMED: dict[Plant, set[Kind]] = {

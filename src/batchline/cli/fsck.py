@@ -13,6 +13,8 @@ from batchline.cli.output import json_flag, printable, show_json
 from batchline.fsck.findings import TITLES, Checked, CheckReport, Finding, Fix, Kind, RepairStatus
 
 _MB = 1_000_000
+_AMOUNTS = ("batches", "segments", "files", "objects", "organizations", "bytes")
+"""The numbers of ``Checked``, in the order in which they are shown."""
 _DONE = {
     Fix.REMAKE_RESULT: "It was made again from the segments of the batch.",
     Fix.CORRECT_COUNTS: "The counts were set to those of the result files.",
@@ -81,10 +83,8 @@ def _end_progress(checked: Checked) -> None:
 
 def _show(report: CheckReport, *, repair: bool) -> None:
     checked = report.checked
-    click.echo(
-        f"Checked {checked.batches} batches with {checked.segments} segments, {checked.files} files, "
-        f"{checked.objects} objects and {checked.organizations} organizations: {checked.bytes / _MB:.1f} MB were read."
-    )
+    amounts = ", ".join(f"{name}: {getattr(checked, name)}" for name in _AMOUNTS if name != "bytes")
+    click.echo(f"Checked {amounts}; {checked.bytes / _MB:.1f} MB were read.")
     for kind in Kind:
         if report.found[kind]:
             _show_kind(report, kind)
@@ -129,12 +129,10 @@ def _summary(report: CheckReport, *, repair: bool) -> str:
 
 
 def _document(report: CheckReport, *, repair: bool) -> object:
-    checked = report.checked
-    names = ("batches", "segments", "files", "objects", "organizations", "bytes")
     return {
         "clean": report.is_clean,
         "repair": repair,
-        "checked": {name: getattr(checked, name) for name in names},
+        "checked": {name: getattr(report.checked, name) for name in _AMOUNTS},
         "found": {kind.value: report.found[kind] for kind in Kind},
         "repaired": report.repaired,
         "remaining": report.remaining,

@@ -130,7 +130,10 @@ def _active_findings(rows: InspectedBatch, segments: SegmentCheck, work: WorkChe
             batch=rows.batch.id,
             object=rows.work_key,
             shard=shard.n,
-            problem=f"shard {shard.n} of the work file, {shard.lines} lines at byte {shard.offset}, {problem}",
+            problem=(
+                f"shard {shard.n} of the work file {rows.work_key}, {shard.lines} lines at byte {shard.offset}, "
+                f"{problem}"
+            ),
             next=(
                 "The service makes the work file again from the input file when no other line of the batch is left."
                 if source is not None and source.state is FileState.STORED
@@ -211,7 +214,7 @@ def _ended_findings(rows: InspectedBatch, results: ResultCheck, renamed: LineNum
             batch=batch.id,
             file=file.id,
             object=file.object_key,
-            problem=f"its {'error' if file.is_error else 'output'} file {problem}",
+            problem=f"its {'error' if file.is_error else 'output'} file {file.id} ({file.object_key}) {problem}",
             next=(
                 "It can be made again from the segments of the batch: run with --repair."
                 if rows.work_key is not None

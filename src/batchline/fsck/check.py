@@ -102,8 +102,8 @@ class Fsck:
             kind=Kind.BALANCE,
             organization=organization_id,
             problem=(
-                f"{books.name} has {units(books.balance)} and {units(books.credits)} free credits, but its ledger sums "
-                f"to {units(books.booked_balance)} and {units(books.booked_credits)}"
+                f"the organization {books.name} has {units(books.balance)} and {units(books.credits)} free credits, "
+                f"but its ledger sums to {units(books.booked_balance)} and {units(books.booked_credits)}"
             ),
             next="Run with --repair: they are set to the sums of the ledger.",
             fix=Fix.SET_TO_LEDGER,
@@ -114,8 +114,11 @@ class Fsck:
         while page := await self._store.inspected_ids(after=last, limit=_PAGE_ROWS):
             for batch_id in page:
                 findings = await self._batches.check(batch_id)
+                segments = self._checked.segments
                 if findings and repair:
                     findings = await self._repair.repair(batch_id, findings)
+                # A repair reads them again.
+                self._checked.segments = segments
                 report.add(findings)
                 self._checked.add(batches=1)
             last = page[-1]
@@ -147,7 +150,7 @@ class Fsck:
             kind=Kind.RESULT if _is_result(file) else Kind.UPLOAD,
             file=file.id,
             object=file.object_key,
-            problem=f"{file.id} {problem}",
+            problem=f"{file.id} ({file.object_key}) {problem}",
             next=(
                 "Restore its object from a backup, or delete the file and let its owner upload it again. Batches that "
                 "were created from it do not need it."
