@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -62,7 +63,7 @@ def fsck(context: click.Context, /, *, repair: bool, as_json: bool, **flags: Any
     context.exit(0 if report.is_clean else 1)
 
 
-def _progress() -> Any:
+def _progress() -> Callable[[Checked], None]:
     """Return a callback that redraws one line on a terminal and prints nothing elsewhere."""
     shown = (-1, -1)
 
