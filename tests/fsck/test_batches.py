@@ -356,6 +356,18 @@ def test_a_result_of_another_batch_is_no_result(data: StoredData) -> None:
     assert "its result files have 1 lines that are not of this batch" in problems
 
 
+@pytest.mark.parametrize("name", ["small", "slow"])
+def test_tokens_that_another_version_read_from_the_answers_are_no_damage(data: StoredData, name: str) -> None:
+    """The rows and the ledger agree; this version would have counted fewer tokens."""
+    table = "batches" if name == "small" else "shards"
+    column = "id" if name == "small" else "batch_id"
+    where = "" if name == "small" else f" AND n = {data.shard(name, 'leased')['n']}"
+    data.change(f"UPDATE {table} SET output_tokens = output_tokens + 1 WHERE {column} = $1{where}", data.batches[name])
+    assert data.check().found.total() > 0
+    data.change("UPDATE ledger SET output_tokens = output_tokens + 1 WHERE batch_id = $1", data.batches[name])
+    assert data.check().found.total() == 0
+
+
 def test_a_file_that_its_owner_deleted_is_no_damage(data: StoredData) -> None:
     row = data.result("large")
 

@@ -9,10 +9,19 @@ from collections.abc import AsyncIterator, Iterator
 
 from batchline.domain.records import Segment
 from batchline.domain.states import TERMINAL, BatchStatus, FileState, Stop
+from batchline.domain.usage import Usage
 from batchline.fsck.findings import Checked, Finding, Fix, Kind
 from batchline.fsck.reading import ObjectReader
 from batchline.fsck.results import ResultCheck, ResultReader
-from batchline.fsck.rules import broken_rules, is_active, recorded_usage, tokens, wrong_result_rows, wrong_usage
+from batchline.fsck.rules import (
+    broken_rules,
+    is_active,
+    recorded_usage,
+    settle_usage,
+    tokens,
+    wrong_result_rows,
+    wrong_usage,
+)
 from batchline.fsck.segments import SegmentCheck, SegmentReader
 from batchline.fsck.tally import LineNumbers, Tally
 from batchline.fsck.work import WorkCheck, WorkReader
@@ -177,6 +186,7 @@ def _wrong_active_counts(rows: InspectedBatch, tally: Tally, next_step: str) -> 
     batch_id = rows.batch.id
     completed, failed = (sum(getattr(shard, name) for shard in rows.shards) for name in ("completed", "failed"))
     usage = recorded_usage(rows.shards)
+    found_usage = settle_usage(rows, usage, found=tally.usage)
     if (completed, failed) != (tally.succeeded, tally.failed):
         yield Finding(
             kind=Kind.COUNTS,
@@ -188,7 +198,7 @@ def _wrong_active_counts(rows: InspectedBatch, tally: Tally, next_step: str) -> 
             next=next_step,
             fix=Fix.HAND_OVER,
         )
-    elif usage != tally.usage:
+    elif usage != found_usage:
         yield Finding(
             kind=Kind.COUNTS,
             batch=batch_id,
@@ -228,7 +238,7 @@ def _ended_findings(rows: InspectedBatch, results: ResultCheck, renamed: LineNum
     yield from wrong_usage(
         rows,
         completed=tally.succeeded if results.knows_output else batch.completed,
-        usage=tally.usage if results.knows_output else batch.usage,
+        usage=usage_of(rows, results),
     )
 
 
@@ -251,6 +261,12 @@ def _wrong_lines(rows: InspectedBatch, results: ResultCheck, renamed: LineNumber
         )
 
 
+def usage_of(rows: InspectedBatch, results: ResultCheck) -> Usage:
+    """Return the tokens of an ended batch, by its output file if that can be read."""
+    counted = rows.batch.usage
+    return settle_usage(rows, counted, found=results.tally.usage) if results.knows_output else counted
+
+
 def _wrong_ended_counts(rows: InspectedBatch, results: ResultCheck) -> Iterator[Finding]:
     batch, tally = rows.batch, results.tally
     problems = []
@@ -258,8 +274,8 @@ def _wrong_ended_counts(rows: InspectedBatch, results: ResultCheck) -> Iterator[
         problems.append(f"it counts {batch.completed} lines that succeeded, its output file has {tally.succeeded}")
     if results.knows_errors and batch.failed != tally.failed:
         problems.append(f"it counts {batch.failed} lines that failed, its error file has {tally.failed}")
-    if results.knows_output and batch.usage != tally.usage:
-        problems.append(f"it counts {tokens(batch.usage)} tokens, its output file has {tokens(tally.usage)}")
+    if batch.usage != (usage := usage_of(rows, results)):
+        problems.append(f"it counts {tokens(batch.usage)} tokens, its output file has {tokens(usage)}")
     failed = tally.failed if results.knows_errors else batch.failed
     if rows.failed_by_code != failed:
         problems.append(f"its errors by code sum to {rows.failed_by_code}, but {failed} lines failed")

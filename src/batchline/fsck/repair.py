@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing
 from batchline.domain.records import InspectedFile, Shard
 from batchline.domain.states import FileState, ShardState
-from batchline.fsck.batches import BatchCheck, status_before_end
+from batchline.fsck.batches import BatchCheck, status_before_end, usage_of
 from batchline.fsck.findings import Finding, Fix, Kind, RepairStatus
 from batchline.fsck.rules import is_active
 from batchline.pipeline.assemble import Assembler, ResultWriter
@@ -101,9 +101,9 @@ class BatchRepair:
     async def _correct_counts(self, rows: InspectedBatch) -> None:
         results = await self._check.check_results(rows)
         if results.knows_all:
-            tally = results.tally
+            tally, usage = results.tally, usage_of(rows, results)
             await self._store.correct_counts(
-                rows.batch, completed=tally.succeeded, failed=tally.failed, usage=tally.usage, errors=tally.errors
+                rows.batch, completed=tally.succeeded, failed=tally.failed, usage=usage, errors=tally.errors
             )
 
     async def _hand_over(self, rows: InspectedBatch, findings: Sequence[Finding]) -> None:

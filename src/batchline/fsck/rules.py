@@ -36,6 +36,15 @@ def recorded_usage(shards: Sequence[InspectedShard]) -> Usage:
     return total([shard.usage for shard in shards])
 
 
+def settle_usage(rows: InspectedBatch, counted: Usage, *, found: Usage) -> Usage:
+    """Return the tokens of a batch, of which its rows count some, and its results have some.
+
+    If the ledger has booked what the rows count, that is right: both were written when the lines were recorded, and the
+    version that did so may have read the usage of an answer in another way than this one does.
+    """
+    return counted if counted == rows.booked_usage else found
+
+
 def broken_rules(rows: InspectedBatch) -> Iterator[Finding]:
     """Yield what is wrong with the rows of a batch, without a look at its objects."""
     yield from _times(rows.batch)
