@@ -1,4 +1,4 @@
-"""What is checked when the last client is done: every batch has ended, nothing is left over, and the money is right."""
+"""Checks that every batch has ended when the last client is done, that nothing is left over, and the money."""
 
 import asyncio
 from typing import TYPE_CHECKING

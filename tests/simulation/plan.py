@@ -99,7 +99,7 @@ class BatchPlan:
 
 @dataclass
 class Disturbance:
-    """What happens at a step of the world::
+    """Something that happens at a step of the world::
 
     kill            a process is killed
     crash           the machine crashes, and its disk forgets what was not synced

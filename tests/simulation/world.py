@@ -110,7 +110,7 @@ class World:
 
     @property
     def _actions(self) -> dict[str, Callable[[float], bool]]:
-        """What a disturbance of each kind does. It returns False if it is to be tried again."""
+        """The actions by the kind of the disturbance. Each returns False if it is to be tried again."""
         return {
             "kill": self._kill_one,
             "crash": self._crash_machine,
