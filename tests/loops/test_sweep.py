@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from batchline.domain.records import Batch
-from batchline.loops.sweep import Sweep
+from batchline.loops.sweep import Sweep, find_unneeded
 from batchline.telemetry.metrics import Metrics
 from tests.simulation.virtual import VirtualClock
 from tests.support.engine_harness import Bench, Port
@@ -189,7 +189,7 @@ def test_results_that_are_published_between_two_looks_are_kept(tmp_path: Path) -
             looking = Port(bench.rows)
             looking.trouble |= dict.fromkeys(("known_batches", "referenced_keys"), publish_at_second_look)
             (key,) = [key for key in await _everything(bench) if key.startswith("results/")]
-            unneeded = await _new_sweep(bench, store=looking)._find_unneeded([key])
+            unneeded = await find_unneeded(looking, [key])
             assert (len(looks), unneeded.removed, unneeded.unknown) == (2, [], [])
 
         bench.play(scene())
@@ -229,19 +229,16 @@ async def _put_late(bench: Bench, *batch_ids: str) -> None:
             await bench.objects.put(f"{folder}/{batch_id}/late", b"")
 
 
-async def _sweep(bench: Bench, **changes: Any) -> None:
-    await _new_sweep(bench, **changes).step()
-
-
-def _new_sweep(bench: Bench, *, max_percent: int = 5, metrics: Metrics | None = None, store: Any = None) -> Sweep:
-    return Sweep(
-        store=store or bench.rows,
+async def _sweep(bench: Bench, *, max_percent: int = 5, metrics: Metrics | None = None) -> None:
+    sweep = Sweep(
+        store=bench.rows,
         objects=bench.objects,
         identity=identity_of(bench.rows, bench.objects),
         clock=VirtualClock(bench.time),
         metrics=metrics or Metrics(),
         max_percent=max_percent,
     )
+    await sweep.step()
 
 
 async def _everything(bench: Bench) -> set[str]:

@@ -11,6 +11,7 @@ from batchline.domain.errors import LeaseLost, WrongIdentity
 from batchline.domain.identity import Identity
 from batchline.objects import local
 from batchline.pipeline import finalize
+from batchline.pipeline.assemble import ResultWriter
 from batchline.store import shards
 from batchline.store.batches import fetch_batch
 from batchline.store.ledger import charge_account
@@ -102,12 +103,12 @@ def leases_by_the_wall_clock() -> Iterator[None]:
 def results_without_the_epoch() -> Iterator[None]:
     """Let all finalizers of a batch write the same objects."""
 
-    class SameResult(finalize._Result):
+    class SameResult(ResultWriter):
         def __init__(self, objects: Any, key: str) -> None:
             folder, batch_id, name = key.split("/")
             super().__init__(objects, f"{folder}/{batch_id}/{name.rpartition('-')[2]}")
 
-    with mock.patch.object(finalize, "_Result", SameResult):
+    with mock.patch.object(finalize, "ResultWriter", SameResult):
         yield
 
 
