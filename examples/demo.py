@@ -17,17 +17,13 @@ SNIPPETS = """
 Try it yourself: start the service with `make serve`, and in another terminal run
 
   curl http://127.0.0.1:8000/v1/chat/completions \\
-    -H "x-api-key: {api_key}" -H "x-project-id: {project_id}" \\
+    -H "authorization: Bearer {api_key}" \\
     -d '{{"model": "any", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
 
 or, with the official client (pip install openai),
 
   from openai import OpenAI
-  client = OpenAI(
-      base_url="http://127.0.0.1:8000/v1",
-      api_key="unused",
-      default_headers={{"x-api-key": "{api_key}", "x-project-id": "{project_id}"}},
-  )
+  client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="{api_key}")
   file = client.files.create(file=open("examples/capitals.jsonl", "rb"), purpose="batch")
   batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
   print(client.batches.retrieve(batch.id))

@@ -99,13 +99,13 @@ def test_secrets_do_not_show_in_the_settings_own_text() -> None:
     assert "hidden" not in f"{settings!r} {settings}"
 
 
-@pytest.mark.rule("A13", "It is off by default.")
+@pytest.mark.rule("A13", "It is on by default.")
 @pytest.mark.rule("F2", "Metering is off by default.")
 @pytest.mark.rule("F2", "The free credits are 5.")
 def test_the_defaults_of_money_are_the_contracts() -> None:
-    """F2, A13: nobody is metered, and no bearer token opens anything, unless somebody says so."""
+    """F2, A13: nobody is metered unless somebody says so, and a key alone is enough."""
     settings = read()
-    assert (settings.metering, settings.bearer) == (False, False)
+    assert (settings.metering, settings.bearer) == (False, True)
     assert settings.free_credits == 5
     assert settings.tariff == Tariff(metered=False, batch_percent=50)
 

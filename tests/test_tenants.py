@@ -47,7 +47,6 @@ _IDEMPOTENCY = {"idempotency-key": "used by the owner"}
 _RETRY = {"x-stainless-retry-count": "1"}
 _SETTINGS = """
 admin_token = "{admin}"
-bearer = true
 
 [models.m]
 
@@ -360,19 +359,27 @@ def test_a_route_that_only_another_projects_model_serves_is_served_by_none(tenan
 
 @pytest.mark.parametrize("route", _WALK)
 def test_credentials_that_do_not_belong_together_are_unknown_ones(tenants: _Tenants, route: str) -> None:
-    """A2, A13: on every route, byte for byte; and the administrator's token is no key."""
+    """A2, A1, A13: on every route, byte for byte; and the administrator's token is no key."""
     method, _, path = route.partition(" ")
     path = path.replace("{file_id}", "x").replace("{batch_id}", "x").replace("{model:path}", "x")
     project = tenants.owner["project_id"]
-    unknown = _visible(call(tenants.service.port, method, path, headers=_pair("bl-" + uuid4().hex, project)), "")
-    assert unknown[0] == 403
+
+    def ask(headers: dict[str, str]) -> tuple[int, list[tuple[str, str]], bytes]:
+        return _visible(call(tenants.service.port, method, path, headers=headers), "")
+
+    unknown, missing = ask(_pair("bl-" + uuid4().hex, project)), ask({})
+    assert (unknown[0], missing[0]) == (403, 401)
     for headers in (
         *(_pair(known["api_key"], project) for known in (tenants.sibling, tenants.stranger, tenants.revoked)),
         *(_pair(tenants.owner["api_key"], other) for other in (tenants.stranger["project_id"], str(uuid4()))),
-        *(_pair(_ADMIN, project), _bearer(_ADMIN), _bearer(_ADMIN) | {"x-project-id": project}),
-        *(_bearer(tenants.revoked["api_key"]), _bearer(tenants.stranger["api_key"]) | {"x-project-id": project}),
+        _pair(_ADMIN, project),
     ):
-        assert _visible(call(tenants.service.port, method, path, headers=headers), "") == unknown
+        assert ask(headers) == unknown
+    for headers in (
+        *(_bearer(_ADMIN), _bearer(_ADMIN) | {"x-project-id": project}, _bearer(tenants.revoked["api_key"])),
+        *(_bearer(known["api_key"]) | {"x-project-id": project} for known in (tenants.stranger, tenants.owner)),
+    ):
+        assert ask(headers) == missing
 
 
 def test_only_the_administrator_sees_metrics_from_elsewhere(tenants: _Tenants) -> None:

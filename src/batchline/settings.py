@@ -126,7 +126,7 @@ class Settings(BaseSettings):
     admin_token: SecretStr | None = Field(
         default=None, description="Bearer token that gives other machines access to /metrics."
     )
-    bearer: bool = Field(default=False, description="Accept `Authorization: Bearer KEY` instead of the two headers.")
+    bearer: bool = Field(default=True, description="Accept `Authorization: Bearer KEY` instead of the two headers.")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("*",), description="Origins from which browsers may call the API, separated by commas."
     )

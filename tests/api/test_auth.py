@@ -51,65 +51,51 @@ def test_a_blank_header_is_a_missing_one(api: Api, name: str, blank: str) -> Non
     assert reply.error == MISSING
 
 
-@pytest.mark.rule("A1", "A bearer token alone is a missing key.")
-@pytest.mark.rule("A13", "A bearer token is enough only where that was switched on.")
-def test_a_bearer_token_alone_is_a_missing_key(api: Api) -> None:
-    """A1: the SDKs always send one, and it is ignored."""
-    bearer = {"authorization": f"Bearer {api.account.key}"}
-    project = {"x-project-id": api.account.project_id}
-    assert api.call("GET", "/v1/files", anonymous=True, headers=bearer | project).status == 401
-    assert api.call("GET", "/v1/files", headers={"authorization": "Bearer wrong"}).status == 200
-
-
-@pytest.fixture
-def bearing(shared: Callable[..., Api]) -> Api:
-    """A server that takes bearer tokens."""
-    return shared(bearer=True)
-
-
-@pytest.mark.rule("A13", "Where it is on, a key alone authenticates.")
-@pytest.mark.parametrize("scheme", ["Bearer ", "bearer  "])
-def test_a_bearer_token_is_enough_where_that_is_switched_on(bearing: Api, scheme: str) -> None:
-    """A13: with the key's own project."""
-    mine = bearing.upload().json["id"]
-    bearer = {"authorization": f"{scheme}{bearing.account.key}"}
-    assert bearing.call("GET", f"/v1/files/{mine}", anonymous=True, headers=bearer).status == 200
-    stranger = {"authorization": f"Bearer {bearing.new_account('second').key}"}
-    assert bearing.call("GET", f"/v1/files/{mine}", anonymous=True, headers=stranger).status == 404
-
-
-@pytest.mark.rule("A13", "A project that is named beside the token must be the key's.")
-def test_a_project_named_beside_a_bearer_token_must_be_the_keys(bearing: Api) -> None:
-    """A13, A2"""
-    bearer = {"authorization": f"Bearer {bearing.account.key}"}
-    own, other = bearing.account.project_id, bearing.new_account("second").project_id
-    for project_id, status in [(own, 200), (own.upper(), 200), ("", 200), (other, 403), ("no uuid", 403)]:
-        headers = bearer | {"x-project-id": project_id}
-        assert bearing.call("GET", "/v1/files", anonymous=True, headers=headers).status == status
-
-
-@pytest.mark.parametrize("header", ["", "Bearer", "Bearer  ", "Basic {key}", "{key}"])
-def test_no_bearer_token_is_a_missing_key(bearing: Api, header: str) -> None:
+@pytest.mark.rule("A13", "BATCHLINE_BEARER=off turns bearer tokens off.")
+def test_a_bearer_token_is_no_key_where_that_is_turned_off(shared: Callable[..., Api]) -> None:
     """A13, A1"""
-    headers = {"authorization": header.format(key=bearing.account.key)}
-    assert bearing.call("GET", "/v1/files", anonymous=True, headers=headers).error == MISSING
+    api = shared(bearer=False)
+    bearer = {"authorization": f"Bearer {api.account.key}"}
+    assert api.call("GET", "/v1/files", anonymous=True, headers=bearer).error == MISSING
+    assert api.call("GET", "/v1/files", headers=bearer).status == 200
 
 
-def test_a_wrong_bearer_token_is_a_wrong_key(bearing: Api) -> None:
-    """A13, A2: also one that was revoked."""
-    revoked = bearing.new_account("first")
-    assert bearing.await_(bearing.store.revoke_key(revoked.key_id, at=2))
-    for key in ("bl-unknown", revoked.key):
-        headers = {"authorization": f"Bearer {key}"}
-        reply = bearing.call("GET", "/v1/files", anonymous=True, headers=headers)
-        assert (reply.status, reply.error) == (403, INVALID)
+@pytest.mark.rule("A13", "A key alone authenticates, with its own project.")
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer  "])
+def test_a_key_alone_is_enough(api: Api, scheme: str) -> None:
+    """A13: by default."""
+    mine = api.upload().json["id"]
+    bearer = {"authorization": f"{scheme}{api.account.key}"}
+    assert api.call("GET", f"/v1/files/{mine}", anonymous=True, headers=bearer).status == 200
+    stranger = {"authorization": f"Bearer {api.new_account('second').key}"}
+    assert api.call("GET", f"/v1/files/{mine}", anonymous=True, headers=stranger).status == 404
 
 
-def test_the_two_headers_count_more_than_a_bearer_token(bearing: Api) -> None:
-    """A13, A1: the SDKs send one always; and a key without its project stays incomplete."""
-    assert bearing.call("GET", "/v1/files", headers={"authorization": "Bearer wrong"}).status == 200
-    headers = {"x-api-key": bearing.account.key, "authorization": f"Bearer {bearing.account.key}"}
-    assert bearing.call("GET", "/v1/files", anonymous=True, headers=headers).status == 401
+@pytest.mark.rule("A13", "Any other bearer token alone is no credentials.")
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer  ", "Basic {key}", "{key}", "Bearer bl-unknown", "Bearer {old}"]
+)
+def test_any_other_token_alone_is_no_credentials(api: Api, header: str) -> None:
+    """A13, A1: also a key that was revoked."""
+    revoked = api.new_account("first")
+    assert api.await_(api.store.revoke_key(revoked.key_id, at=2))
+    headers = {"authorization": header.format(key=api.account.key, old=revoked.key)}
+    reply = api.call("GET", "/v1/files", anonymous=True, headers=headers)
+    assert (reply.status, reply.error) == (401, MISSING)
+
+
+@pytest.mark.rule("A1", "A bearer token beside the two headers is ignored.")
+@pytest.mark.rule("A13", "Where one of the two headers is sent, the headers alone count.")
+def test_where_one_of_the_two_headers_is_sent_the_headers_alone_count(api: Api) -> None:
+    """A13, A1: the SDKs always send a token."""
+    bearer, mine = {"authorization": f"Bearer {api.account.key}"}, api.account.headers
+    assert api.call("GET", "/v1/files", headers={"authorization": "Bearer wrong"}).status == 200
+    for name in mine:
+        for value in (mine[name], ""):
+            reply = api.call("GET", "/v1/files", anonymous=True, headers=bearer | {name: value})
+            assert (reply.status, reply.error) == (401, MISSING)
+    reply = api.call("GET", "/v1/files", headers=bearer | {"x-api-key": "bl-unknown"})
+    assert (reply.status, reply.error) == (403, INVALID)
 
 
 def test_a_project_is_a_uuid_in_either_case(api: Api) -> None:

@@ -33,12 +33,26 @@ def test_a_created_key_opens_its_project(shell: Shell) -> None:
 
 
 def test_create_as_text_is_aligned_and_warns_beside_the_output(shell: Shell) -> None:
-    """The secret is shown only once, and a script that reads stdout gets only the fields."""
+    """The secret is shown only once."""
     result = shell.call("keys", "create")
-    lines = [line.split() for line in result.stdout.splitlines()]
-    assert [line[0] for line in lines] == ["api_key", "project_id", "organization_id", "key_id"]
-    assert len({line.rindex(" ") for line in result.stdout.splitlines()}) == 1
+    fields = result.stdout.partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in fields] == ["api_key", "project_id", "organization_id", "key_id"]
+    assert len({line.rindex(" ") for line in fields}) == 1
     assert "shown only once" in result.stderr
+
+
+@pytest.mark.rule("A13", "keys create prints ready lines for the shell and for Python.")
+def test_create_prints_ready_lines(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A13: a base URL and a key are all that an OpenAI client needs."""
+    monkeypatch.setenv("BATCHLINE_PORT", "8123")
+    shown = shell.call("keys", "create").stdout
+    key, url = shown.split()[1], "http://127.0.0.1:8123/v1"
+    assert f"export OPENAI_BASE_URL={url} OPENAI_API_KEY={key}\n" in shown
+    assert f'OpenAI(base_url="{url}", api_key="{key}")\n' in shown
+    monkeypatch.setenv("BATCHLINE_BASE_URL", "https://batch.example.org/v1")
+    assert 'base_url="https://batch.example.org/v1"' in shell.call("keys", "create").stdout
+    monkeypatch.setenv("BATCHLINE_BEARER", "off")
+    assert "OpenAI" not in shell.call("keys", "create").stdout
 
 
 def test_projects_are_made_by_name_once(shell: Shell) -> None:

@@ -137,8 +137,8 @@ def test_cancel(service: Service) -> None:
 
 
 def test_credentials_that_are_missing_and_wrong(service: Service) -> None:
-    """A1, A2: the client's own bearer token is no key."""
-    with openai.OpenAI(base_url=service.base_url, api_key=service.account["api_key"], max_retries=0) as stranger:
+    """A1, A2: the client's own bearer token is no key of the service."""
+    with openai.OpenAI(base_url=service.base_url, api_key="unused", max_retries=0) as stranger:
         with pytest.raises(openai.AuthenticationError, match="Missing authentication headers") as missing:
             stranger.files.list()
         assert missing.value.type == "authentication_error"

@@ -9,9 +9,12 @@ from batchline.domain.ids import key_digest
 from batchline.domain.records import Owner
 from batchline.ports import Accounts
 
+_KEY = "x-api-key"
+_PROJECT = "x-project-id"
+
 
 class Auth:
-    """Authenticates requests by the headers ``x-api-key`` and ``x-project-id``, or by a bearer token if allowed."""
+    """Authenticates requests by the headers ``x-api-key`` and ``x-project-id``, or by a key as bearer token (A13)."""
 
     def __init__(self, *, accounts: Accounts, bearer: bool, metered: bool, on_key_used: Callable[[str], None]) -> None:
         self._accounts = accounts
@@ -22,12 +25,13 @@ class Auth:
     async def owner(self, request: Request) -> Owner:
         """Return the owner of the request's key. Raise MissingCredentials or InvalidCredentials.
 
-        Every invalid combination costs the same, one hash and one lookup, and gets the same answer.
+        Every invalid combination of the two headers costs the same, one hash and one lookup, and gets the same answer.
+        A bearer token that is no valid key counts as no credentials.
         """
         key, project_id = self._credentials(request)
         owner = await self._accounts.owner_of(key_digest(key), project_id)
         if owner is None:
-            raise InvalidCredentials
+            raise MissingCredentials if project_id is None else InvalidCredentials
         request.state.project_id = owner.project_id
         self._on_key_used(owner.key_id)
         return owner
@@ -44,9 +48,12 @@ class Auth:
         return not self._metered or owner.funds > 0
 
     def _credentials(self, request: Request) -> tuple[str, str | None]:
-        key, project_id = _header(request, "x-api-key"), _header(request, "x-project-id").lower()
-        if self._bearer and not key and (token := _bearer_token(request)):
-            return token, project_id or None
+        """Return the key and the project, or None for the key's own project if the key is the bearer token."""
+        if not any(name in request.headers for name in (_KEY, _PROJECT)):
+            if self._bearer and (token := _bearer_token(request)):
+                return token, None
+            raise MissingCredentials
+        key, project_id = _header(request, _KEY), _header(request, _PROJECT).lower()
         if not key or not project_id:
             raise MissingCredentials
         return key, project_id

@@ -1,9 +1,13 @@
 """``batchline keys``: manages API keys. The service may run meanwhile."""
 
+import json
+import os
+import shlex
 from typing import Any
 
 import click
 
+from batchline.cli.loading import RUN_VARIABLES
 from batchline.cli.new_key import hint as hint_of
 from batchline.cli.new_key import new_key, new_secret
 from batchline.cli.output import Row, json_flag, moment, show_fields, show_json, show_table
@@ -11,6 +15,11 @@ from batchline.cli.store import in_store, now, store_options
 from batchline.domain import ids
 from batchline.domain.records import Key
 from batchline.ports import Store
+from batchline.settings import Settings
+
+_BASE_URL = RUN_VARIABLES[0]
+_EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (nothing is bound here)
+"""Addresses to listen on that are no address to connect to."""
 
 
 class _Name(click.ParamType[str]):
@@ -59,6 +68,8 @@ def create(project: str, org: str, as_json: bool, **flags: Any) -> None:
         },
         as_json=as_json,
     )
+    if not as_json:
+        _show_ready_lines(secret, flags)
 
 
 @keys.command("list")
@@ -139,6 +150,17 @@ def _show_secret(fields: dict[str, str], *, as_json: bool) -> None:
         return
     show_fields(fields)
     click.echo("The key is shown only once and is stored only as a hash. Save it now.", err=True)
+
+
+def _show_ready_lines(secret: str, flags: dict[str, Any]) -> None:
+    """Print the lines that give the key to OpenAI clients: one for the shell and one for Python."""
+    settings = Settings(**{name: value for name, value in flags.items() if value is not None})
+    if not settings.bearer:
+        return
+    host = "127.0.0.1" if settings.host in _EVERY_ADDRESS else settings.host
+    url = os.environ.get(_BASE_URL) or f"http://{host}:{settings.port}/v1"
+    click.echo(f"\nShell   export OPENAI_BASE_URL={shlex.quote(url)} OPENAI_API_KEY={secret}")
+    click.echo(f"Python  client = OpenAI(base_url={json.dumps(url)}, api_key={json.dumps(secret)})")
 
 
 def _row(key: Key) -> Row:

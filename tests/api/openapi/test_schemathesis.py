@@ -30,7 +30,7 @@ _LINES = chat_lines(["one", "two"])
 
 def _described(*, examples: int) -> OpenApiSchema:
     """Examples of an operation come beside one for every boundary of every field."""
-    schema = schemathesis.openapi.from_dict(decode(encode(describe(bearer=False))), config=Config(seed=_SEED))
+    schema = schemathesis.openapi.from_dict(decode(encode(describe(bearer=True))), config=Config(seed=_SEED))
     schema.config.generation.update(
         max_examples=examples, deterministic=True, database="none", with_security_parameters=False
     )

@@ -8,7 +8,7 @@ from batchline.api.openapi.schemas import schemas
 
 _ABOUT = """OpenAI's Files and Batch API on your own machines.
 
-Requests carry a key in `x-api-key` and its project in `x-project-id`. Every answer carries `x-request-id`. \
+Requests carry a key in `x-api-key` and its project in `x-project-id`{bearer}. Every answer carries `x-request-id`. \
 Every error has the same envelope (`ErrorBody`): decide by `type` and `code`, read `message`. Objects of another \
 project look as if they did not exist. Times are Unix seconds. Every GET can be a HEAD, and OPTIONS is answered \
 without credentials on every route. An unknown route is answered with 404 and the code `not_found`, another method \
@@ -20,6 +20,7 @@ _SCHEMES = {
     "administrator": {"type": "http", "scheme": "bearer", "description": "The administrator's token."},
 }
 _BEARER = {"type": "http", "scheme": "bearer", "description": "A key alone; it acts for its own project."}
+_ABOUT_BEARER = ", or the key alone as a bearer token"
 
 
 def describe(*, bearer: bool) -> Part:
@@ -30,7 +31,7 @@ def describe(*, bearer: bool) -> Part:
             "title": "batchline",
             "version": __version__,
             "summary": "Files and batches, OpenAI-compatible.",
-            "description": _ABOUT,
+            "description": _ABOUT.format(bearer=_ABOUT_BEARER if bearer else ""),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
