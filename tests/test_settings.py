@@ -110,6 +110,14 @@ def test_the_defaults_of_money_are_the_contracts() -> None:
     assert settings.tariff == Tariff(metered=False, batch_percent=50)
 
 
+@pytest.mark.rule("E2", "The other routes are never batchable.")
+@pytest.mark.parametrize("endpoint", ["/v1/responses", "/summary", "/usecase/classify/iab", "/gliner"])
+def test_the_routes_of_synchronous_calls_cannot_be_used_in_batches(endpoint: str) -> None:
+    """E2: whatever the operator sets."""
+    with pytest.raises(ValidationError, match=f"{endpoint} cannot be used in batches"):
+        read(batch_endpoints=f"/v1/embeddings,{endpoint}")
+
+
 def test_without_models_any_id_goes_to_the_default_upstream() -> None:
     """F2."""
     settings = read(upstream_url="http://127.0.0.1:1/v1", upstream_api_key="sk")

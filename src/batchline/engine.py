@@ -309,6 +309,8 @@ def _services(
             tariff=settings.tariff,
             router=context.router,
             clock=clock,
+            read_on_seconds=settings.request_timeout_seconds,
+            read_on_bytes=settings.max_answer_bytes,
         ),
         upstreams=context.upstreams,
         on_key_used=on_key_used,

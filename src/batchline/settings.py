@@ -13,7 +13,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from batchline.domain.endpoints import CHAT
+from batchline.domain.endpoints import CHAT, SYNC_ONLY
 from batchline.domain.limits import InputLimits
 from batchline.domain.models import CLASSIFIER_UPSTREAM, DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff, nano
@@ -225,6 +225,14 @@ class Settings(BaseSettings):
     @classmethod
     def _split_commas(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("batch_endpoints")
+    @classmethod
+    def _check_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
+        for endpoint in endpoints:
+            if endpoint in SYNC_ONLY:
+                raise ValueError(f"{endpoint} cannot be used in batches")
+        return endpoints
 
     @field_validator("database_url")
     @classmethod

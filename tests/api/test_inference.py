@@ -94,9 +94,17 @@ def test_a_field_of_a_wrong_kind_is_named(api: Api, path: str) -> None:
     """A6, D6"""
     reply = api.post(path, body_of(path) | {"model": 5})
     assert (reply.status, reply.error["param"]) == (400, "model")
-    if path in {CHAT, "/v1/responses"}:
-        reply = api.post(path, body_of(path) | {"stream": "yes"})
+    for no_flag in ("yes", 1, 0, [True]):
+        reply = api.post(path, body_of(path) | {"stream": no_flag})
         assert (reply.status, reply.error["param"]) == (400, "stream")
+
+
+@pytest.mark.parametrize("path", OTHERS[1:])
+def test_a_route_that_does_not_stream_says_so(api: Api, path: str) -> None:
+    """E2: the upstream's events would be no answer here."""
+    reply = api.post(path, body_of(path) | {"stream": True})
+    assert (reply.status, reply.error["param"]) == (400, "stream")
+    assert api.post(path, body_of(path) | {"stream": False}).status == 200
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -332,26 +340,54 @@ def test_a_refused_call_is_not_charged(shared: Callable[..., Api]) -> None:
     assert api.usage(account) == []
 
 
-@pytest.mark.rule("E2", "A client that leaves ends the upstream's request.")
-def test_a_client_that_leaves_ends_the_upstreams_request(
-    serve: Callable[..., Api], manual_upstream: ManualUpstream
+@pytest.mark.rule("E2", "A call that the client leaves is charged like one that it reads.")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_charged_like_one_that_stays(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, stream: bool
 ) -> None:
-    """E2: no client waits for the answer; it is not charged, and its slot is free."""
+    """E2: also before the upstream began to answer; until then its slot is taken."""
     api = serve(upstream_url=manual_upstream.url, max_project_calls=1)
-    body = json.dumps(chat()).encode()
+    body = json.dumps(chat(stream=stream)).encode()
     with api.connect() as sock:
         sock.sendall(api.head(f"POST {CHAT}", f"content-length: {len(body)}") + body)
         peer = manual_upstream.accept()
         peer.read()
-    peer.wait_until_closed()
+    assert api.post(CHAT, chat()).status == 429
+    peer.answer(json.dumps({"usage": USAGE}).encode())
+    wait_until(lambda: api.usage() != [])
+    [entry] = api.usage()
+    assert (entry.requests, entry.input_tokens, entry.output_tokens) == (1, 11, 7)
     wait_until(lambda: api.requests_in_flight() == 0)
-    assert api.usage() == []
+
+
+NO_COUNTS = [
+    None,
+    {},
+    {"prompt_tokens": 12},
+    {"prompt_tokens": -1, "completion_tokens": 5},
+    {"prompt_tokens": 1, "completion_tokens": 0.5},
+    {"prompt_tokens": True, "completion_tokens": True},
+    {"prompt_tokens": 2**40, "completion_tokens": 5},
+]
+
+
+@pytest.mark.rule("E2", "What is no count is estimated over the whole request and answer.")
+@pytest.mark.parametrize("usage", NO_COUNTS)
+def test_what_is_no_count_is_estimated(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, usage: dict[str, Any] | None
+) -> None:
+    """E2: the tools of the request and the reasoning of the answer count too."""
+    api = serve(upstream_url=manual_upstream.url)
+    answer = {"choices": [{"message": {"reasoning_content": "r" * 4000}}], "usage": usage}
     with ThreadPoolExecutor(1) as pool:
-        calling = pool.submit(api.post, CHAT, chat())
+        calling = pool.submit(api.post, CHAT, chat(tools=[{"type": "function", "function": {"name": "t" * 400}}]))
         peer = manual_upstream.accept()
-        peer.read()
-        peer.answer(b"{}")
-    assert calling.result().status == 200
+        asked = peer.read()
+        peer.answer(json.dumps(answer).encode())
+        assert calling.result().status == 200
+    [entry] = api.usage()
+    assert entry.input_tokens == -(-len(asked.body) // 4) > 100
+    assert entry.output_tokens == -(-len(json.dumps(answer)) // 4) > 1000
 
 
 def test_a_project_has_so_many_calls_at_once_and_no_more(

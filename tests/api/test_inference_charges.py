@@ -80,6 +80,8 @@ def inference(upstream: Endless, ledger: Any) -> Inference:
         tariff=Tariff(metered=False, batch_percent=50),
         router=SyncRouter(clock=SystemClock()),
         clock=SystemClock(),
+        read_on_seconds=60,
+        read_on_bytes=len(event(delta("a"))) * 3,
     )
 
 

@@ -14,7 +14,6 @@ from batchline.domain.events import (
     Chunk,
     EventReader,
     error_event,
-    estimated_usage,
     read_chat_event,
     read_response_event,
 )
@@ -89,21 +88,23 @@ def chunk(choices: Any, **more: Any) -> Chunk:
 
 
 @pytest.mark.parametrize(
-    ("choices", "carries"),
+    ("choices", "tokens"),
     [
-        ([{"delta": {"content": "a"}}], True),
-        ([{"delta": {"role": "assistant"}}, {"delta": {"tool_calls": [{}]}}], True),
-        ([{"delta": {"role": "assistant", "content": ""}}], False),
-        ([{"delta": {}, "finish_reason": "stop"}], False),
-        ([], False),
-        (None, False),
-        (5, False),
-        ([5, {"delta": 5}], False),
+        ([{"delta": {"content": "a"}}], 1),
+        ([{"delta": {"content": "\u00e9" * 4}}, {"delta": {"content": "abc"}}], 3),
+        ([{"delta": {"reasoning_content": "12345678"}}], 2),
+        ([{"delta": {"role": "assistant", "tool_calls": [{"index": 0, "function": {"arguments": "1234"}}]}}], 1),
+        ([{"delta": {"role": "assistant", "content": ""}}], 0),
+        ([{"delta": {}, "finish_reason": "stop"}], 0),
+        ([], 0),
+        (None, 0),
+        (5, 0),
+        ([5, {"delta": 5}], 0),
     ],
 )
-def test_what_counts_as_a_piece_of_the_answer(choices: Any, carries: bool) -> None:
-    """E2"""
-    assert chunk(choices).carries_text is carries
+def test_what_counts_as_text_of_the_answer(choices: Any, tokens: int) -> None:
+    """E2: also reasoning and calls of tools."""
+    assert chunk(choices).text_tokens == tokens
 
 
 def test_what_counts_as_a_chunk_for_the_usage_alone() -> None:
@@ -129,28 +130,6 @@ def test_the_usage_of_a_response_is_in_its_last_event() -> None:
 def test_other_events_of_a_response_are_left_alone(event: bytes) -> None:
     """E2"""
     assert read_response_event(event) == Chunk(event=event, usage=NOTHING)
-
-
-@pytest.mark.parametrize(
-    ("request_body", "tokens"),
-    [
-        ({"messages": [{"role": "user", "content": "1234"}]}, 1),
-        ({"messages": [{"role": "user", "content": "12345"}]}, 2),
-        ({"messages": [{"content": "é" * 4}, {"content": [{"type": "text", "text": "1234"}, {"type": "image"}]}]}, 3),
-        ({"messages": [{"role": "assistant", "content": None}]}, 0),
-        ({"input": "12345678", "instructions": "1234"}, 3),
-        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "12345678"}]}]}, 2),
-    ],
-)
-def test_an_estimate_counts_the_bytes_of_the_text(request_body: dict[str, Any], tokens: int) -> None:
-    """E2: four a token, and a token for every chunk that said something."""
-    estimate = estimated_usage(json.dumps(request_body).encode(), chunks=9)
-    assert estimate == Usage(input_tokens=tokens, output_tokens=9)
-
-
-def test_a_request_of_another_shape_counts_whole() -> None:
-    """E2"""
-    assert estimated_usage(b'{"input":[[1,2]]}', chunks=0) == Usage(input_tokens=5)
 
 
 def test_an_error_is_an_event_of_its_own() -> None:

@@ -356,7 +356,10 @@ def test_an_error_line_has_the_contracts_fields() -> None:
 @pytest.mark.parametrize("endpoint", [CHAT, "/v1/embeddings"])
 def test_a_lone_surrogate_is_kept(endpoint: str, escape: bytes) -> None:
     """D1: RFC 8259 allows it, the answer is paid for, and another attempt would be paid for again."""
-    answer = b'{"choices":[{"text":"cut %b"}],"%b":1,"usage":{"prompt_tokens":3}}' % (escape, escape)
+    answer = b'{"choices":[{"text":"cut %b"}],"%b":1,"usage":{"prompt_tokens":3,"completion_tokens":1}}' % (
+        escape,
+        escape,
+    )
     outcome = classify_reply(Answer(status=200, body=answer), endpoint=endpoint)
     assert isinstance(outcome, Success)
     assert outcome.usage.input_tokens == 3

@@ -35,6 +35,13 @@ def test_what_an_answer_reports() -> None:
         b"[1]",
         body(prompt_tokens="12"),
         body(prompt_tokens=-1, completion_tokens=2**31),
+        body(prompt_tokens=12),
+        body(prompt_tokens=12, completion_tokens=-1),
+        body(prompt_tokens=12, completion_tokens=1.5),
+        body(prompt_tokens=12, completion_tokens=True),
+        body(prompt_tokens=12, completion_tokens=2**31),
+        body(prompt_tokens=2**31, completion_tokens=1),
+        body(prompt_tokens=12, total_tokens=11),
         body(prompt_tokens=10**40),
         body(prompt_tokens_details=None, completion_tokens_details=None),
     ],
@@ -42,6 +49,10 @@ def test_what_an_answer_reports() -> None:
 def test_nothing_and_nonsense_count_nothing(answer: bytes) -> None:
     """An upstream cannot break a batch, or its sums, with what it says of itself."""
     assert reported_usage(answer) == NOTHING
+
+
+def test_an_endpoint_without_output_reports_a_total() -> None:
+    assert reported_usage(body(prompt_tokens=12, total_tokens=12)) == Usage(input_tokens=12)
 
 
 def test_the_sum_has_the_shape_the_official_client_reads() -> None:

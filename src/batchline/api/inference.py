@@ -1,7 +1,7 @@
 """The routes of synchronous calls: ``/v1/chat/completions`` and the other paths that upstreams serve."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from batchline.api.throttle import Throttle
 from batchline.domain.errors import InvalidRequest, TooLarge
 from batchline.domain.outcomes import Success
 from batchline.domain.records import Owner
-from batchline.pipeline.inference import Call, Inference
+from batchline.pipeline.inference import Call, EventRelay, Inference
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -42,7 +42,7 @@ class InferenceRoutes:
         with self._throttle.slot(owner.project_id):
             call = self._inference.prepare(owner, scope["path"], await self._read(request))
             respond = self._send_stream if call.streams else self._send_whole
-            await _while_connected(receive, respond(call, scope, receive, send))
+            await respond(call, scope, receive, send)
 
     async def _read(self, request: Request) -> bytes:
         chunks = body_chunks(
@@ -54,6 +54,7 @@ class InferenceRoutes:
         return b"".join([chunk async for chunk in chunks])
 
     async def _send_whole(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call. A client that leaves meanwhile is charged all the same, so nothing ends early (E2)."""
         await _response(await self._inference.answer(call))(scope, receive, send)
 
     async def _send_stream(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,11 +62,13 @@ class InferenceRoutes:
             if isinstance(answer, Success):
                 await _response(answer)(scope, receive, send)
                 return
-            await _send_events(answer, send)
+            if not await _while_connected(receive, _send_events(answer, send)):
+                await answer.read_on()
+                return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _send_events(events: AsyncGenerator[bytes], send: Send) -> None:
+async def _send_events(events: EventRelay, send: Send) -> None:
     """Send events one by one, each once the client can take it: a slow client slows the upstream down."""
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     async for event in events:
@@ -76,19 +79,20 @@ def _response(answer: Success) -> Response:
     return Response(answer.body, answer.status, media_type=JSON)
 
 
-async def _while_connected(receive: Receive, responding: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end, and cancel it if the client disconnects."""
+async def _while_connected(receive: Receive, sending: Coroutine[Any, Any, None]) -> bool:
+    """Run a coroutine to its end, or until the client disconnects. Return whether it came to its end."""
     try:
         async with asyncio.TaskGroup() as group:
-            response = group.create_task(responding)
-            watcher = group.create_task(_cancel_on_disconnect(receive, response))
-            await asyncio.wait({response})
+            sender = group.create_task(sending)
+            watcher = group.create_task(_cancel_on_disconnect(receive, sender))
+            await asyncio.wait({sender})
             watcher.cancel()
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+    return not sender.cancelled()
 
 
-async def _cancel_on_disconnect(receive: Receive, response: "asyncio.Task[None]") -> None:
+async def _cancel_on_disconnect(receive: Receive, sender: "asyncio.Task[None]") -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    response.cancel()
+    sender.cancel()

@@ -11,6 +11,7 @@ from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder, encode
 
 from batchline.domain.errors import ApiError, StreamBroken
+from batchline.domain.estimates import text_tokens
 from batchline.domain.usage import NOTHING, Usage, reported_usage, usage_in
 from batchline.domain.wire import ErrorBody
 
@@ -18,7 +19,6 @@ MAX_EVENT_BYTES = 1024 * 1024
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _MAX_BLANK_LINE_BYTES = 4
 _NULL = Raw(b"null")
-_BYTES_PER_TOKEN = 4
 
 _fields = Decoder(dict[str, Raw])
 _anything = Decoder()
@@ -64,7 +64,8 @@ class Chunk(Struct, frozen=True, kw_only=True):
 
     event: bytes
     usage: Usage = NOTHING
-    carries_text: bool = False
+    text_tokens: int = 0
+    """The estimated tokens of the text in it: of answers, of reasoning and of calls of tools."""
     only_usage: bool = False
     """Whether the event reports the usage and has no choices."""
 
@@ -86,13 +87,14 @@ def read_chat_event(event: bytes) -> Chunk:
     return Chunk(
         event=_event(fields | {"system_fingerprint": _NULL}),
         usage=usage,
-        carries_text=_carry_text(choices),
+        text_tokens=_delta_tokens(choices),
         only_usage=usage != NOTHING and choices == [],
     )
 
 
 class _ResponseEvent(Struct):
     type: str = ""
+    delta: Any = None
     response: Raw = Raw(b"{}")
 
 
@@ -106,7 +108,7 @@ def read_response_event(event: bytes) -> Chunk:
         usage = reported_usage(decoded.response)
     except (DecodeError, UnicodeDecodeError, RecursionError):
         return Chunk(event=event)
-    return Chunk(event=event, usage=usage, carries_text=decoded.type.endswith(".delta"))
+    return Chunk(event=event, usage=usage, text_tokens=text_tokens(_text_bytes(decoded.delta)))
 
 
 def error_event(error: ApiError) -> bytes:
@@ -114,53 +116,22 @@ def error_event(error: ApiError) -> bytes:
     return _event(ErrorBody.from_error(error))
 
 
-class _Part(Struct):
-    text: str = ""
+def _delta_tokens(choices: Any) -> int:
+    deltas = (
+        [choice.get("delta") for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    )
+    # A role is no text of the answer.
+    texts = [{**delta, "role": None} for delta in deltas if isinstance(delta, dict)]
+    return text_tokens(_text_bytes(texts))
 
 
-class _Message(Struct):
-    content: str | list[_Part] | None = None
-
-
-class _Request(Struct):
-    messages: list[_Message] = []
-    input: str | list[_Message] = ""
-    instructions: str | None = None
-
-
-_request = Decoder(_Request)
-
-
-def estimated_usage(request: bytes, *, chunks: int) -> Usage:
-    """Estimate the usage of a stream that reported none: a token per four bytes of request text and per chunk."""
-    return Usage(input_tokens=-(-_text_bytes(request) // _BYTES_PER_TOKEN), output_tokens=chunks)
-
-
-def _text_bytes(request: bytes) -> int:
-    try:
-        fields = _request.decode(request)
-    except (DecodeError, UnicodeDecodeError, RecursionError):
-        return len(request)
-    items = fields.messages + (fields.input if isinstance(fields.input, list) else [])
-    texts = [fields.instructions or "", fields.input if isinstance(fields.input, str) else ""]
-    texts += [text for item in items for text in _texts_of(item)]
-    return sum(len(text.encode()) for text in texts)
-
-
-def _texts_of(message: _Message) -> list[str]:
-    if isinstance(message.content, list):
-        return [part.text for part in message.content]
-    return [message.content or ""]
-
-
-def _carry_text(choices: Any) -> bool:
-    return isinstance(choices, list) and any(_carries_text(choice) for choice in choices if isinstance(choice, dict))
-
-
-def _carries_text(choice: dict[str, Any]) -> bool:
-    """Return whether a choice has anything but the role."""
-    delta = choice.get("delta")
-    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
+def _text_bytes(value: Any) -> int:
+    """Return the bytes of all texts inside a value."""
+    if isinstance(value, str):
+        return len(value.encode(errors="replace"))
+    if isinstance(value, dict):
+        value = list(value.values())
+    return sum(map(_text_bytes, value)) if isinstance(value, list) else 0
 
 
 def _data_of(event: bytes) -> bytes:

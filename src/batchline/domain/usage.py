@@ -42,6 +42,7 @@ class _OutputDetails(Struct):
 class _Reported(Struct):
     """Usage with the field names of chat completions, or with those of responses."""
 
+    total_tokens: int | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _InputDetails | None = None
@@ -61,7 +62,7 @@ _reported = Decoder(_Reported)
 
 
 def reported_usage(body: bytes) -> Usage:
-    """Return the usage that an answer reports; zero if it reports none or an invalid one."""
+    """Return the usage that an answer reports; NOTHING if it reports none or an invalid one."""
     try:
         return usage_in(_answer.decode(body).usage)
     except DecodeError:
@@ -69,20 +70,34 @@ def reported_usage(body: bytes) -> Usage:
 
 
 def usage_in(report: Raw) -> Usage:
-    """Return the usage in the field ``usage`` of an answer; zero if it is invalid."""
+    """Return the usage in the field ``usage`` of an answer.
+
+    NOTHING if one of its two counts is missing or is no count: negative, a fraction, too large or of another type.
+    """
     try:
         reported = _reported.decode(report)
     except DecodeError:
         return NOTHING
+    input_tokens = reported.prompt_tokens or reported.input_tokens or 0
+    output_tokens = reported.completion_tokens or reported.output_tokens
+    if output_tokens is None and reported.total_tokens is not None:
+        # Endpoints without a text as answer, such as embeddings, report the input and the total.
+        output_tokens = reported.total_tokens - input_tokens
+    if output_tokens is None or not _are_counts(input_tokens, output_tokens):
+        return NOTHING
     input_details = reported.prompt_tokens_details or reported.input_tokens_details
     output_details = reported.completion_tokens_details or reported.output_tokens_details
     return Usage(
-        input_tokens=_count(reported.prompt_tokens or reported.input_tokens),
-        cached_tokens=_count(input_details.cached_tokens if input_details else None),
-        output_tokens=_count(reported.completion_tokens or reported.output_tokens),
-        reasoning_tokens=_count(output_details.reasoning_tokens if output_details else None),
+        input_tokens=input_tokens,
+        cached_tokens=_detail(input_details.cached_tokens if input_details else None),
+        output_tokens=output_tokens,
+        reasoning_tokens=_detail(output_details.reasoning_tokens if output_details else None),
     )
 
 
-def _count(tokens: int | None) -> int:
+def _are_counts(input_tokens: int, output_tokens: int) -> bool:
+    return 0 <= input_tokens < _MAX_TOKENS and 0 <= output_tokens < _MAX_TOKENS
+
+
+def _detail(tokens: int | None) -> int:
     return tokens if tokens is not None and 0 <= tokens < _MAX_TOKENS else 0

@@ -1,12 +1,14 @@
 """Answers synchronous calls: each is checked like a line of a batch, sent once, charged, and passed on to the client.
 
-An answer is charged before the client has all of it. A stream is charged when it ends, no matter which side ended it.
+An answer is charged before the client has all of it. A client that leaves is charged like one that stays: its answer is
+read to the end. If the upstream reports no usage, the charge is an estimate (E2).
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from msgspec import DecodeError, Raw, Struct
@@ -14,16 +16,10 @@ from msgspec.json import Decoder, encode
 from msgspec.structs import replace
 
 from batchline.domain.chat import check_request, model_not_found, with_fields, with_upstream_name
-from batchline.domain.endpoints import CHAT
+from batchline.domain.endpoints import CHAT, RESPONSES, SYNC_ONLY
 from batchline.domain.errors import ApiError, BadGateway, GatewayTimeout, InvalidRequest, Refused, StreamBroken
-from batchline.domain.events import (
-    Chunk,
-    EventReader,
-    error_event,
-    estimated_usage,
-    read_chat_event,
-    read_response_event,
-)
+from batchline.domain.estimates import request_tokens, text_tokens
+from batchline.domain.events import Chunk, EventReader, error_event, read_chat_event, read_response_event
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff
 from batchline.domain.outcomes import Failure, Retryable, Success, classify_reply
@@ -35,8 +31,7 @@ from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import Clock, Ledger, Stream, SyncUpstream
 
-RESPONSES = "/v1/responses"
-PATHS = (CHAT, RESPONSES, "/summary", "/usecase/classify/iab", "/gliner")
+PATHS = (CHAT, *SYNC_ONLY)
 
 T = TypeVar("T")
 Fields = dict[str, Raw]
@@ -66,7 +61,11 @@ class Call(Struct, frozen=True, kw_only=True):
 
 
 class Inference:
-    """Sends synchronous calls to upstreams and charges for them."""
+    """Sends synchronous calls to upstreams and charges for them.
+
+    ``read_on_seconds`` and ``read_on_bytes`` bound how far a stream is read that its client left. They are those of a
+    whole answer, which is read to its end in any case.
+    """
 
     def __init__(
         self,
@@ -78,10 +77,13 @@ class Inference:
         tariff: Tariff,
         router: SyncRouter,
         clock: Clock,
+        read_on_seconds: float,
+        read_on_bytes: int,
     ) -> None:
         self._upstreams, self._catalog, self._token_limit, self._router = upstreams, catalog, token_limit, router
         self._ledger, self._tariff = ledger, tariff
         self._clock = clock
+        self._read_on_seconds, self._read_on_bytes = read_on_seconds, read_on_bytes
 
     def prepare(self, owner: Owner, path: str, body: bytes) -> Call:
         """Check a request and choose its upstream. Raises InvalidRequest or Refused, without asking the upstream."""
@@ -91,7 +93,9 @@ class Inference:
         model = self._choose_model(owner, path, body, fields)
         upstream = self._upstream_for(path, model)
         body = body if model is None else with_upstream_name(body, model)
-        streams = path in _READERS and _field(fields, "stream", _flag) is True
+        streams = _field(fields, "stream", _flag) is True
+        if streams and path not in _READERS:
+            raise InvalidRequest(f"{path} does not stream; remove stream", param="stream")
         wants_usage = True
         if streams and path == CHAT:
             options = _field(fields, "stream_options", _options) or {}
@@ -111,10 +115,10 @@ class Inference:
         """Send a call and return its answer. Raises Refused, BadGateway or GatewayTimeout."""
         with self._router.call(call.upstream):
             body = await self._limit_tokens(call)
-            return await self._charge_answer(call, await self._upstreams[call.upstream].post(call.path, body))
+            return await self._charge_answer(call, body, await self._upstreams[call.upstream].post(call.path, body))
 
     @asynccontextmanager
-    async def stream(self, call: Call) -> AsyncIterator[AsyncGenerator[bytes] | Success]:
+    async def stream(self, call: Call) -> "AsyncIterator[EventRelay | Success]":
         """Yield the events of an answer as they arrive, or all of one that is not a stream. Raises like ``answer``."""
         meter = None
         with self._router.call(call.upstream):
@@ -122,12 +126,17 @@ class Inference:
             try:
                 async with self._upstreams[call.upstream].stream(call.path, body) as opened:
                     if isinstance(opened, Answer | Fault):
-                        yield await self._charge_answer(call, opened)
+                        yield await self._charge_answer(call, body, opened)
                     else:
                         self._note_answer(call)
                         meter = _Meter(body)
-                        async with aclosing(_relay(opened, call, meter)) as events:
-                            yield events
+                        yield EventRelay(
+                            opened,
+                            call,
+                            meter,
+                            read_on_seconds=self._read_on_seconds,
+                            read_on_bytes=self._read_on_bytes,
+                        )
             finally:
                 if meter is not None:
                     await self._charge(call, meter.usage)
@@ -160,7 +169,7 @@ class Inference:
             return limited
         raise _refused(limited) if isinstance(limited, Failure) else _token_count_error(limited, call.path)
 
-    async def _charge_answer(self, call: Call, reply: Reply) -> Success:
+    async def _charge_answer(self, call: Call, body: bytes, reply: Reply) -> Success:
         if isinstance(reply, Fault):
             self._router.on_failure(call.upstream)
             raise _fault_error(reply)
@@ -169,7 +178,7 @@ class Inference:
         if not isinstance(outcome, Success):
             raise _refusal(reply, outcome)
         self._note_answer(call)
-        await self._charge(call, outcome.usage)
+        await self._charge(call, outcome.usage if outcome.usage != NOTHING else _estimate(body, reply))
         return outcome if call.path == CHAT else replace(outcome, body=reply.body)
 
     def _note_answer(self, call: Call) -> None:
@@ -188,10 +197,10 @@ class _Meter:
     def __init__(self, request: bytes) -> None:
         self._request = request
         self._reported = NOTHING
-        self._chunks = 0
+        self._text_tokens = 0
 
     def note(self, chunk: Chunk) -> None:
-        self._chunks += chunk.carries_text
+        self._text_tokens += chunk.text_tokens
         if chunk.usage != NOTHING:
             self._reported = chunk.usage
 
@@ -200,33 +209,71 @@ class _Meter:
         """The usage that the upstream reported, or else an estimate from the request and the chunks."""
         if self._reported != NOTHING:
             return self._reported
-        return estimated_usage(self._request, chunks=self._chunks)
+        return Usage(input_tokens=request_tokens(self._request), output_tokens=self._text_tokens)
 
 
-async def _relay(stream: Stream, call: Call, meter: _Meter) -> AsyncGenerator[bytes]:
-    read = _READERS[call.path]
-    try:
-        async with aclosing(_split_events(stream)) as events:
-            async for event in events:
-                chunk = read(event)
-                meter.note(chunk)
-                if call.wants_usage or not chunk.only_usage:
-                    yield chunk.event
-    except StreamBroken as error:
-        log.warning(
-            "upstream stream broke, ending it with an error event",
-            extra={"upstream": call.upstream, "reason": str(error)},
-        )
-        yield error_event(BadGateway("The upstream broke off in the middle of its answer"))
+def _estimate(request: bytes, answer: Answer) -> Usage:
+    """Return the estimated usage of a call whose answer reports none."""
+    return Usage(input_tokens=request_tokens(request), output_tokens=text_tokens(len(answer.body)))
 
 
-async def _split_events(stream: Stream) -> AsyncGenerator[bytes]:
-    reader = EventReader()
-    async for piece in stream:
-        for event in reader.feed(piece):
-            yield event
-    for event in reader.end():
-        yield event
+class EventRelay:
+    """The events of a stream, as they are passed on. Iterate over it, and call ``read_on`` if the client leaves.
+
+    It is no generator, since the reading of the next event may be cancelled and must go on after that.
+    """
+
+    def __init__(
+        self, stream: Stream, call: Call, meter: _Meter, *, read_on_seconds: float, read_on_bytes: int
+    ) -> None:
+        self._pieces = aiter(stream)
+        self._call, self._meter = call, meter
+        self._read_on_seconds, self._read_on_bytes = read_on_seconds, read_on_bytes
+        self._reader = EventReader()
+        self._events: deque[bytes] = deque()
+        self._ended = False
+
+    def __aiter__(self) -> "EventRelay":
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            await self._read_piece()
+        return self._events.popleft()
+
+    async def read_on(self) -> None:
+        """Read to the end, within bounds, for the usage that the upstream reports there."""
+        left = self._read_on_bytes
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._read_on_seconds):
+                while left > 0 and not self._ended:
+                    left -= await self._read_piece()
+                    self._events.clear()
+
+    async def _read_piece(self) -> int:
+        """Read the next piece of the stream, make its events ready, and return its size."""
+        try:
+            piece = await anext(self._pieces, None)
+            self._ended = piece is None
+            for event in self._reader.end() if piece is None else self._reader.feed(piece):
+                self._note(event)
+        except StreamBroken as error:
+            self._ended = True
+            log.warning(
+                "upstream stream broke, ending it with an error event",
+                extra={"upstream": self._call.upstream, "reason": str(error)},
+            )
+            self._events.append(error_event(BadGateway("The upstream broke off in the middle of its answer")))
+            return 0
+        return 0 if piece is None else len(piece)
+
+    def _note(self, event: bytes) -> None:
+        chunk = _READERS[self._call.path](event)
+        self._meter.note(chunk)
+        if self._call.wants_usage or not chunk.only_usage:
+            self._events.append(chunk.event)
 
 
 async def _complete_despite_cancellation(coroutine: Coroutine[Any, Any, T]) -> T:
