@@ -22,6 +22,7 @@ from batchline.loops.prune import Prune
 from batchline.loops.rescue import Rescue
 from batchline.loops.sweep import Sweep
 from batchline.loops.worker import Worker
+from batchline.pipeline.budget import Budgets
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.create import BatchCreator
 from batchline.pipeline.damage import DamageLog
@@ -61,7 +62,8 @@ class Context:
     """The settings and adapters that every part of a process uses.
 
     ``owner`` is the name of the process in leases. ``engine_queues`` has, by name, a reader for each upstream whose
-    engine may report its queue length. ``held_bytes`` bounds the bytes of answers that the process holds.
+    engine may report its queue length. ``held_bytes`` bounds the bytes of answers that the process holds. ``budgets``
+    has what lines and synchronous calls may spend.
     """
 
     settings: Settings
@@ -70,6 +72,7 @@ class Context:
     identity: IdentityCheck
     upstreams: Mapping[str, SyncUpstream]
     held_bytes: HeldBytes
+    budgets: Budgets
     token_limit: TokenLimit
     router: SyncRouter
     clock: WatchedClock
@@ -216,6 +219,7 @@ def new_worker(context: Context, *, on_shard_done: Callable[[], None]) -> Worker
         random=context.random,
         owner=context.owner,
         settings=context.settings,
+        budgets=context.budgets,
         metrics=context.metrics,
         on_shard_done=on_shard_done,
         engine_queues=context.engine_queues,
@@ -306,6 +310,7 @@ def _services(
             catalog=settings.catalog,
             token_limit=context.token_limit,
             ledger=store,
+            budgets=context.budgets,
             tariff=settings.tariff,
             router=context.router,
             clock=clock,

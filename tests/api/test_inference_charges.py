@@ -12,6 +12,7 @@ from batchline.domain.money import Tariff
 from batchline.domain.outcomes import Success
 from batchline.domain.records import Charge, Owner
 from batchline.domain.replies import Answer, Reply
+from batchline.pipeline.budget import Budgets
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
@@ -64,11 +65,12 @@ class SlowLedger:
         self.charged: list[Charge] = []
         self.upstream_left: bool | None = None
 
-    async def charge(self, owner: Owner, charge: Charge, *, at: int) -> None:
+    async def charge(self, owner: Owner, charge: Charge, *, at: int) -> int:
         self.upstream_left = self._upstream.left
         self.begun.set()
         await self.let.wait()
         self.charged.append(charge)
+        return 0
 
 
 def inference(upstream: Endless, ledger: Any) -> Inference:
@@ -77,6 +79,7 @@ def inference(upstream: Endless, ledger: Any) -> Inference:
         catalog=Catalog(),
         token_limit=TokenLimit(tokens={}),
         ledger=ledger,
+        budgets=Budgets(metered=False),
         tariff=Tariff(metered=False, batch_percent=50),
         router=SyncRouter(clock=SystemClock()),
         clock=SystemClock(),

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.support.api_server import CHAT, LINE, Account, Api, Held, Reply, wait_until
+from tests.support.manual_upstream import ManualUpstream
 
 CALLS = [CHAT, "/v1/responses", "/summary", "/usecase/classify/iab", "/gliner"]
 
@@ -64,6 +66,53 @@ def test_a_nano_unit_is_something(metered: Api, account: Account) -> None:
     file_id = metered.upload(account=account).json["id"]
     assert create(metered, account, file_id).status == 200
     assert call(metered, CHAT, account).status == 200
+
+
+PRICED = {"models": {"m": {"input_price": "1", "output_price": "10"}}, "metering": True}
+
+
+def chat(max_tokens: int | None = None) -> dict[str, Any]:
+    limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+    return {"model": "m", "messages": [{"role": "user", "content": "x"}], **limit}
+
+
+@pytest.mark.rule("D4", "What a call may cost is held against the balance.")
+@pytest.mark.parametrize("max_tokens", [100_000, None])
+def test_calls_at_once_cannot_spend_more_than_is_left(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, max_tokens: int | None
+) -> None:
+    """D4, A3: with room for one call and a half, one of many at once runs; with too little for one, none does."""
+    api = serve(upstream_url=manual_upstream.url, **PRICED)
+    likely = (max_tokens or 1024) * 10_000
+    api.set_funds(likely * 3 // 2)
+    with ThreadPoolExecutor(20) as pool:
+        first = pool.submit(api.post, CHAT, chat(max_tokens))
+        peer = manual_upstream.accept()
+        peer.read()
+        if max_tokens is None:
+            second = pool.submit(api.post, CHAT, chat())
+            other = manual_upstream.accept()
+            other.read()
+        refused = list(pool.map(lambda _: api.post(CHAT, chat(max_tokens)), range(18)))
+        assert all(refused_for_quota(reply) for reply in refused)
+        peer.answer(json.dumps({"usage": {"prompt_tokens": 10, "completion_tokens": 100}}).encode())
+        assert first.result().status == 200
+        if max_tokens is None:
+            other.answer(json.dumps({"usage": {"prompt_tokens": 10, "completion_tokens": 100}}).encode())
+            assert second.result().status == 200
+    calls = 1 if max_tokens else 2
+    assert api.funds() == likely * 3 // 2 - calls * (10 * 1000 + 100 * 10_000)
+    api.set_funds(1)
+    assert refused_for_quota(api.post(CHAT, chat(max_tokens)))
+
+
+def test_what_a_call_held_is_free_again_after_it(shared: Callable[..., Api]) -> None:
+    """D4: settled by the usage; a refused call holds nothing any more."""
+    api = shared(**PRICED)
+    account = api.new_account("settled")
+    api.set_funds(15_000_000, account=account)
+    for body in (chat(1000), chat(1000) | {"messages": [{"role": "user", "content": "[[status=500]]"}]}) * 3:
+        assert not refused_for_quota(api.post(CHAT, body, account=account))
 
 
 @pytest.mark.rule("A3", "Downloads stay open to who has nothing left.")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from batchline.domain.estimates import FREE, Estimate
 from batchline.pipeline.budget import Budget, Budgets
 
 
@@ -79,3 +80,35 @@ def test_an_organization_has_one_budget() -> None:
     assert budgets.of("org") is budgets.of("org")
     assert budgets.of("org") is not budgets.of("other")
     assert not budgets.of("unknown").spent
+
+
+def test_what_is_held_is_not_left_for_others() -> None:
+    """D4: until it is released."""
+    _, one = budget(10)
+    assert one.hold(Estimate(6, 6)) == 6
+    assert one.hold(Estimate(5, 5)) is None
+    assert one.hold(Estimate(4, 4)) == 4
+    one.release(6)
+    assert one.hold(Estimate(5, 5)) == 5
+
+
+def test_the_cost_of_answers_leaves_less_to_hold() -> None:
+    _, one = budget(10)
+    one.add_cost(6)
+    assert one.hold(Estimate(5, 5)) is None
+
+
+def test_a_request_without_a_limit_holds_what_is_left() -> None:
+    """D4: a guess keeps nobody from spending the rest, but nobody else spends it at the same time."""
+    _, one = budget(10)
+    assert one.hold(Estimate(3, 1000)) == 10
+    assert one.hold(Estimate(0, 1000)) is None
+    assert one.hold(FREE) == 0
+
+
+def test_without_metering_or_before_a_balance_is_known_nothing_is_held() -> None:
+    free = Budgets(metered=False).of("org")
+    free.update_balance(0, read_at=0)
+    for one in (free, Budgets(metered=True).of("org")):
+        assert one.hold(Estimate(5, 5)) == 0
+        assert one.held == 0

@@ -11,6 +11,7 @@ from batchline.engine import Context, Engine, Intervals
 from batchline.objects.local import LocalObjects
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.download import Download
+from batchline.pipeline.budget import Budgets
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import NewKey, Objects, WatchedClock
@@ -77,6 +78,7 @@ class Process:
             identity=self.identity,
             upstreams={name: self._upstream(machine) for name, machine in self.world.machines.items()},
             held_bytes=HeldBytes(plan.settings.max_held_bytes),
+            budgets=Budgets(metered=plan.settings.metering),
             token_limit=TokenLimit(tokens={}),
             router=SyncRouter(clock=self.clock),
             clock=self.clock,

@@ -7,6 +7,7 @@ from batchline.api.services import ApiServices
 from batchline.domain.fleet import Report
 from batchline.domain.held_bytes import HeldBytes
 from batchline.engine import ApiRole, Context
+from batchline.pipeline.budget import Budgets
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import Clock, Objects, Store, SyncUpstream, Validator, WatchedClock
@@ -56,6 +57,7 @@ def compose(
         identity=identity_of(store, objects),
         upstreams=upstreams,
         held_bytes=HeldBytes(settings.max_held_bytes),
+        budgets=Budgets(metered=settings.metering),
         token_limit=TokenLimit(
             tokens={name: UpstreamTokens(upstream, clock=clock) for name, upstream in upstreams.items()}
         ),

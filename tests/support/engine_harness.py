@@ -17,6 +17,7 @@ from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.domain.states import TERMINAL
 from batchline.engine import Context, Engine
 from batchline.objects.local import LocalObjects
+from batchline.pipeline.budget import Budgets
 from batchline.pipeline.create import CreateRequest
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
@@ -147,6 +148,7 @@ class Bench:
             identity=identity_of(self.rows, self.objects, chance),
             upstreams=upstreams,
             held_bytes=HeldBytes(self._settings.max_held_bytes),
+            budgets=Budgets(metered=self._settings.metering),
             token_limit=TokenLimit(tokens=dict.fromkeys(self.machines, _Words())),
             router=self.router,
             clock=clock,

@@ -35,7 +35,10 @@ class InferenceRoutes:
         self._max_request_bytes = max_request_bytes
 
     async def call(self, request: Request) -> ASGIApp:
+        budgets = self._inference.budgets
+        read_at = budgets.sequence
         owner = await self._auth.owner_with_funds(request)
+        budgets.of(owner.organization_id).update_balance(owner.funds, read_at=read_at)
         return partial(self._answer, request, owner)
 
     async def _answer(self, request: Request, owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:

@@ -30,6 +30,7 @@ from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.money import nano
 from batchline.engine import ApiRole, Context, Engine, Intervals, WorkerRole, clock_task
 from batchline.loops.heartbeat import SyncCallHeartbeat
+from batchline.pipeline.budget import Budgets
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.validation_pool import ValidationPool
 from batchline.ports import Objects, Store, WatchedClock
@@ -68,6 +69,7 @@ def new_context(
         identity=identity_check(settings, store=store, objects=objects),
         upstreams=upstreams,
         held_bytes=held_bytes,
+        budgets=Budgets(metered=settings.metering),
         token_limit=token_limit_for(upstreams),
         engine_queues=engine_queues_for(settings),
         router=SyncRouter(clock=clock),

@@ -179,10 +179,8 @@ class InsufficientQuota(ApiError):
     type: ErrorType = "insufficient_quota"
     code = "insufficient_quota"
 
-    def __init__(self) -> None:
-        super().__init__(
-            "The organization has no balance and no free credits left", headers={"x-should-retry": "false"}
-        )
+    def __init__(self, message: str = "The organization has no balance and no free credits left") -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
 
 
 class HeadersTooLarge(ApiError):

@@ -33,6 +33,11 @@ class Price(Struct, frozen=True, kw_only=True):
     cached_input: int = 0
     output: int = 0
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether every answer is free."""
+        return not (self.input or self.cached_input or self.output)
+
     def cost(self, usage: Usage, *, percent: int) -> int:
         """Return the cost of one answer at a percentage of the price, rounded down to the nano-unit."""
         cached = min(usage.cached_tokens, usage.input_tokens)

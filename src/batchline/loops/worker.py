@@ -63,6 +63,7 @@ class Worker:
         random: Random,
         owner: str,
         settings: Settings,
+        budgets: Budgets,
         metrics: Metrics,
         on_shard_done: Callable[[], None],
         engine_queues: Mapping[str, EngineQueue] = {},
@@ -76,7 +77,7 @@ class Worker:
         """Set if a claim may succeed that would not have before: the claim loop does not wait for its next poll."""
         self._stopping = asyncio.Event()
         self._catalog = settings.catalog
-        self._budgets = Budgets(metered=settings.metering)
+        self._budgets = budgets
         self._claims = Claims(
             store=store,
             objects=objects,
@@ -363,6 +364,8 @@ class Worker:
                 self._apply_signal(signal, read_at=read_at)
             await self._release_without_share()
             self._lend_probe_jobs()
+            for dispatcher in self._dispatchers.values():
+                dispatcher.on_funds_changed()
             self._claim_loop_woken.set()
 
     def _apply_signal(self, signal: BatchSignal, *, read_at: int) -> None:

@@ -1,11 +1,14 @@
 """Keeps what each organization has left, as far as this process knows.
 
-That is the last balance that was read, less the cost of what was answered since. So an overdraft is at most what was in
-flight when the money ran out, however seldom the balance is read.
+That is the last balance that was read, less the cost of what was answered since, and less what is held for requests in
+flight. So within one process an overdraft is at most what the estimates of these requests missed, however seldom the
+balance is read. Each further process may hold as much again.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from batchline.domain.estimates import Estimate
 
 
 class Budgets:
@@ -26,6 +29,8 @@ class Budget:
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
+        self.held = 0
+        """What requests in flight may cost."""
         self._balance: int | None = None
         self._unrecorded_cost = 0
         self._records_in_progress = 0
@@ -35,6 +40,24 @@ class Budget:
     def spent(self) -> bool:
         """Whether nothing is left. Never true if the service is not metered."""
         return self._budgets.metered and self._balance is not None and self._balance <= self._unrecorded_cost
+
+    def hold(self, estimate: Estimate) -> int | None:
+        """Hold what a request may cost, and return how much that is; None if too little is left for it.
+
+        A request without a limit of its output takes a usual one, or all that is left if that is less.
+        """
+        if not self._budgets.metered or self._balance is None or not estimate.likely:
+            return 0
+        left = self._balance - self._unrecorded_cost - self.held
+        if left <= 0 or left < estimate.least:
+            return None
+        amount = min(estimate.likely, left)
+        self.held += amount
+        return amount
+
+    def release(self, amount: int) -> None:
+        """Hold an amount no longer: its request has ended."""
+        self.held -= amount
 
     def update_balance(self, balance: int, *, read_at: int) -> None:
         """Take over a balance, unless a record was in progress when it was read.

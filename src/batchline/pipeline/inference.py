@@ -7,8 +7,8 @@ read to the end. If the upstream reports no usage, the charge is an estimate (E2
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 from msgspec import DecodeError, Raw, Struct
@@ -17,8 +17,16 @@ from msgspec.structs import replace
 
 from batchline.domain.chat import check_request, model_not_found, with_fields, with_upstream_name
 from batchline.domain.endpoints import CHAT, RESPONSES, SYNC_ONLY
-from batchline.domain.errors import ApiError, BadGateway, GatewayTimeout, InvalidRequest, Refused, StreamBroken
-from batchline.domain.estimates import request_tokens, text_tokens
+from batchline.domain.errors import (
+    ApiError,
+    BadGateway,
+    GatewayTimeout,
+    InsufficientQuota,
+    InvalidRequest,
+    Refused,
+    StreamBroken,
+)
+from batchline.domain.estimates import FREE, Estimate, estimated_cost, request_tokens, text_tokens
 from batchline.domain.events import Chunk, EventReader, error_event, read_chat_event, read_response_event
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff
@@ -27,6 +35,7 @@ from batchline.domain.records import Charge, Owner
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.domain.request_body import parse_json_object
 from batchline.domain.usage import NOTHING, Usage
+from batchline.pipeline.budget import Budgets
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import Clock, Ledger, Stream, SyncUpstream
@@ -55,6 +64,8 @@ class Call(Struct, frozen=True, kw_only=True):
     model: Model | None
     """None if the default upstream takes any model and the request names none."""
     upstream: str
+    estimate: Estimate
+    """What it may cost."""
     streams: bool
     wants_usage: bool
     """Whether the client asked for the usage of its stream. The upstream is asked for it in any case."""
@@ -74,6 +85,7 @@ class Inference:
         catalog: Catalog,
         token_limit: TokenLimit,
         ledger: Ledger,
+        budgets: Budgets,
         tariff: Tariff,
         router: SyncRouter,
         clock: Clock,
@@ -82,6 +94,7 @@ class Inference:
     ) -> None:
         self._upstreams, self._catalog, self._token_limit, self._router = upstreams, catalog, token_limit, router
         self._ledger, self._tariff = ledger, tariff
+        self.budgets = budgets
         self._clock = clock
         self._read_on_seconds, self._read_on_bytes = read_on_seconds, read_on_bytes
 
@@ -107,13 +120,14 @@ class Inference:
             body=body,
             model=model,
             upstream=upstream,
+            estimate=FREE if model is None else estimated_cost(body, model, self._tariff, synchronous=True),
             streams=streams,
             wants_usage=wants_usage,
         )
 
     async def answer(self, call: Call) -> Success:
-        """Send a call and return its answer. Raises Refused, BadGateway or GatewayTimeout."""
-        with self._router.call(call.upstream):
+        """Send a call and return its answer. Raises InsufficientQuota, Refused, BadGateway or GatewayTimeout."""
+        with self._holding(call), self._router.call(call.upstream):
             body = await self._limit_tokens(call)
             return await self._charge_answer(call, body, await self._upstreams[call.upstream].post(call.path, body))
 
@@ -121,7 +135,7 @@ class Inference:
     async def stream(self, call: Call) -> "AsyncIterator[EventRelay | Success]":
         """Yield the events of an answer as they arrive, or all of one that is not a stream. Raises like ``answer``."""
         meter = None
-        with self._router.call(call.upstream):
+        with self._holding(call), self._router.call(call.upstream):
             body = await self._limit_tokens(call)
             try:
                 async with self._upstreams[call.upstream].stream(call.path, body) as opened:
@@ -140,6 +154,21 @@ class Inference:
             finally:
                 if meter is not None:
                     await self._charge(call, meter.usage)
+
+    @contextmanager
+    def _holding(self, call: Call) -> Iterator[None]:
+        """Hold what a call may cost while the body runs. Raises InsufficientQuota if too little is left."""
+        budget = self.budgets.of(call.owner.organization_id)
+        amount = budget.hold(call.estimate)
+        if amount is None:
+            raise InsufficientQuota(
+                "The organization has too little left for what this call may cost beside those in progress; "
+                "a lower max_tokens makes it cheaper"
+            )
+        try:
+            yield
+        finally:
+            budget.release(amount)
 
     def _choose_model(self, owner: Owner, path: str, body: bytes, fields: Fields) -> Model | None:
         found: Model | Failure | None
@@ -188,7 +217,18 @@ class Inference:
         model, price = ("", Price()) if call.model is None else (call.model.id, call.model.price)
         cost = self._tariff.cost(price, usage, synchronous=True)
         charge = Charge(model=model, requests=1, usage=usage, cost=cost)
-        await _complete_despite_cancellation(self._ledger.charge(call.owner, charge, at=int(self._clock.now())))
+        await _complete_despite_cancellation(self._book(call.owner, charge))
+
+    async def _book(self, owner: Owner, charge: Charge) -> None:
+        budget = self.budgets.of(owner.organization_id)
+        budget.add_cost(charge.cost)
+        try:
+            with budget.recording():
+                balance = await self._ledger.charge(owner, charge, at=int(self._clock.now()))
+        except BaseException:
+            budget.remove_cost(charge.cost)
+            raise
+        budget.on_recorded(charge.cost, balance=balance)
 
 
 class _Meter:

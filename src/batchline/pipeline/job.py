@@ -1,5 +1,6 @@
 """What a worker process holds in memory: batches, their leased shards, and one job for each line that may run."""
 
+from batchline.domain.estimates import FREE
 from batchline.domain.limits import runs_alone
 from batchline.domain.lines import Line
 from batchline.domain.models import Model
@@ -63,6 +64,8 @@ class Job:
         "attempts",
         "batch",
         "body",
+        "estimate",
+        "held",
         "last_fault",
         "line",
         "model",
@@ -80,6 +83,9 @@ class Job:
         self.body = line.body
         """The body to send. The dispatcher and the token limit change it."""
         self.model = _UNCHECKED
+        self.estimate = FREE
+        self.held = 0
+        """What is held against the budget while the line is in flight."""
         self.within_limit = False
         self.position = position
         self.shard = shard

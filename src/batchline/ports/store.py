@@ -101,8 +101,11 @@ class Ledger(Protocol):
     ) -> Organization | None:
         """Set the balance, the credits or both; return None if there is no such organization."""
 
-    async def charge(self, owner: Owner, charge: Charge, *, at: int) -> None:
-        """Charge a synchronous call. Credits are taken first; the balance may go below zero."""
+    async def charge(self, owner: Owner, charge: Charge, *, at: int) -> int:
+        """Charge a synchronous call, and return the nano-units that are left, which may be below zero.
+
+        Credits are taken first.
+        """
 
     async def entries(self, organization_id: str) -> list[LedgerEntry]:
         """Return an organization's entries, oldest first."""

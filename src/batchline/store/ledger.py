@@ -42,7 +42,7 @@ class SqlLedger:
 
         return await self._database.write(script)
 
-    async def charge(self, owner: Owner, charge: Charge, *, at: int) -> None:
+    async def charge(self, owner: Owner, charge: Charge, *, at: int) -> int:
         def script() -> Script[int]:
             return (
                 yield from charge_account(
@@ -50,7 +50,7 @@ class SqlLedger:
                 )
             )
 
-        await self._database.write(script)
+        return await self._database.write(script)
 
     async def entries(self, organization_id: str) -> list[LedgerEntry]:
         found = await self._database.read(lambda: rows("entries", organization_id=organization_id))

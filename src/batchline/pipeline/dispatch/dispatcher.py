@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from batchline.domain.chat import check_request, with_upstream_name
 from batchline.domain.endpoints import CHAT
 from batchline.domain.engine_queue import QueueLength
+from batchline.domain.estimates import FREE, estimated_cost
 from batchline.domain.fleet import MAX_REPORTED_MODELS, UpstreamLoad
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
-from batchline.domain.outcomes import KEY_UNAVAILABLE, Failure, Outcome, Retryable, Success
+from batchline.domain.outcomes import KEY_UNAVAILABLE, OUT_OF_QUOTA, Failure, Outcome, Retryable, Success
 from batchline.domain.records import Lane
 from batchline.domain.replies import FaultKind
 from batchline.domain.retry import RetryPolicy
@@ -81,7 +82,7 @@ class Dispatcher:
         find_alternative: Callable[[Job], JobTarget | None],
     ) -> None:
         self._recorder, self._breakers, self._limiter = recorder, breakers, limiter
-        self._catalog, self._policy = catalog, policy
+        self._catalog, self._policy, self._tariff = catalog, policy, tariff
         self._clock, self._random, self._metrics = clock, random, metrics
         self._quarantine = Quarantine()
         self._ready = ReadyQueue()
@@ -89,6 +90,8 @@ class Dispatcher:
         self._paused_models: Mapping[str, CircuitBreaker] = {}
         self._overdue: list[Job] = []
         """Jobs past their batch's window. They do not start, and end when the store says that the batch expired."""
+        self._unfunded_projects: set[str] = set()
+        """Projects whose next line waits until requests in flight settle what they hold of the same budget."""
         self._due, self._due_until = 0.0, -math.inf
         self._rate_timer: asyncio.Handle | None = None
         self._rate_timer_at = 0.0
@@ -248,6 +251,12 @@ class Dispatcher:
         for job in self._withdraw(lambda _: True):
             self._completer.drop(job)
 
+    def on_funds_changed(self) -> None:
+        """Look again at lines that waited because too little was left."""
+        if self._unfunded_projects:
+            self._unfunded_projects.clear()
+            self.pump()
+
     def pump(self) -> None:
         """Start ready jobs, as many as may start now."""
         touched: set[str] = set()
@@ -283,7 +292,7 @@ class Dispatcher:
         room = self._in_flight.room
         if room > 0 and (jobs := self._take_ready(room, self._in_flight.limit_of)):
             return jobs
-        exceeding = self._in_flight.may_exceed(self._ready.projects)
+        exceeding = self._in_flight.may_exceed(self._ready.projects - self._unfunded_projects)
         return self._take_ready(1, lambda name: int(name in exceeding)) if exceeding else []
 
     def _end_overdue_pauses(self) -> None:
@@ -296,8 +305,14 @@ class Dispatcher:
         def allowance_of(model: str) -> int:
             return 0 if model in self._paused_models else self._limiter.allowance(model, now)
 
+        def funded_limit_of(project_id: str) -> int:
+            return 0 if project_id in self._unfunded_projects else limit_of(project_id)
+
         return self._ready.take(
-            limit, in_flight=self._in_flight.by_project, limit_of=limit_of, allowance_of=allowance_of
+            limit,
+            in_flight=self._in_flight.by_project,
+            limit_of=funded_limit_of if self._unfunded_projects else limit_of,
+            allowance_of=allowance_of,
         )
 
     def _take_probe(self, breaker: CircuitBreaker, model: str | None = None) -> list[Job]:
@@ -354,10 +369,33 @@ class Dispatcher:
         """Return whether a job may start. One that may not is ended, or parked because its batch is overdue."""
         if due >= job.batch.expires_at:
             self._overdue.append(job)
-        elif not self._completer.end_if_stopped(job):
+        elif not self._completer.end_if_stopped(job) and (job.estimate is FREE or self._hold(job)):
             return True
         self._quarantine.finish(job)
         return False
+
+    def _hold(self, job: Job) -> bool:
+        """Hold what a job may cost, and return whether it may start.
+
+        If too little is left, it waits for the requests that hold the rest, and fails if there are none. A probe or a
+        suspect starts in any case: it is one line, and others wait for it.
+        """
+        budget = job.batch.budget
+        amount = budget.hold(job.estimate)
+        if amount is not None or job.suspect or self._breakers.is_paused(job.model.id):
+            job.held = amount or 0
+            return True
+        if budget.held:
+            self._unfunded_projects.add(job.batch.project_id)
+            self._ready.add(job, first=True)
+        else:
+            self._completer.complete(job, OUT_OF_QUOTA)
+        return False
+
+    def _release(self, job: Job) -> None:
+        job.batch.budget.release(job.held)
+        job.held = 0
+        self._unfunded_projects.clear()
 
     async def _collect_outcomes(self) -> None:
         while True:
@@ -371,6 +409,8 @@ class Dispatcher:
         # The answers of an unavailable upstream say nothing about how much it can take.
         evidence = None if self._breakers.is_paused(job.model.id) else outcome
         self._metrics.upstream_seconds.observe(self._in_flight.finish(job, evidence, now))
+        if job.held:
+            self._release(job)
         if job.suspect:
             self._quarantine.finish(job)
         if isinstance(outcome, Success):
@@ -494,6 +534,8 @@ class Dispatcher:
                 self._completer.complete(job, checked)
             return
         job.model, job.body = checked, with_upstream_name(job.body, checked)
+        if self._tariff.metered:
+            job.estimate = estimated_cost(job.body, checked, self._tariff, synchronous=False)
         job.within_limit = checked.max_tokens is None or job.batch.endpoint != CHAT
         self._make_ready(job)
 
