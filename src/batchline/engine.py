@@ -308,6 +308,7 @@ def _services(
         inference=Inference(
             upstreams=context.upstreams,
             catalog=settings.catalog,
+            rules=settings.request_rules,
             token_limit=context.token_limit,
             ledger=store,
             budgets=context.budgets,

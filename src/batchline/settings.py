@@ -17,6 +17,7 @@ from batchline.domain.endpoints import CHAT, SYNC_ONLY
 from batchline.domain.limits import InputLimits
 from batchline.domain.models import CLASSIFIER_UPSTREAM, DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff, nano
+from batchline.domain.request_rules import FORBIDDEN_FIELDS, TOOL_TYPES, FieldRules, RequestRules, strictest
 from batchline.domain.retry import RetryPolicy
 
 MiB = 1024 * 1024
@@ -35,6 +36,15 @@ class UpstreamSettings(BaseModel):
     url: str = Field(description="Base URL of an OpenAI-compatible API, ending in /v1.", pattern=_URL)
     api_key: SecretStr | None = Field(default=None, description="Key that is sent to the upstream as a bearer token.")
     headers: dict[str, SecretStr] = Field(default={}, description="Additional headers for every request, by name.")
+    forbidden_fields: tuple[str, ...] | None = Field(
+        default=None, description="Fields that requests may not set; if not set, forbidden_fields of all upstreams."
+    )
+    tool_types: tuple[str, ...] | None = Field(
+        default=None, description="Types of tools that requests may have; if not set, tool_types of all upstreams."
+    )
+    media_hosts: tuple[str, ...] | None = Field(
+        default=None, description="Hosts that links may name; if not set, media_hosts of all upstreams."
+    )
 
 
 class ModelSettings(BaseModel):
@@ -120,6 +130,19 @@ class Settings(BaseSettings):
         default=None, description="Key that is sent to the upstream as a bearer token."
     )
     upstreams: dict[str, UpstreamSettings] = Field(default={}, description="Additional upstreams, by name.")
+    forbidden_fields: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=FORBIDDEN_FIELDS,
+        description="Fields that requests may not set, because the upstream would act on them with the operator's "
+        "key, separated by commas; none forbids no field.",
+    )
+    tool_types: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=TOOL_TYPES,
+        description="Types of tools that requests may have, separated by commas; * allows hosted tools too.",
+    )
+    media_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
+        default=None,
+        description="Hosts that links to images and files may name, separated by commas; if not set, any host.",
+    )
     models: dict[str, ModelSettings] = Field(
         default={}, description="Models that clients can use, by id; if there are none, every id is accepted."
     )
@@ -221,7 +244,7 @@ class Settings(BaseSettings):
         default=30, gt=0, description="Maximum time without data while the body of a request is received."
     )
 
-    @field_validator("cors_origins", "batch_endpoints", mode="before")
+    @field_validator("cors_origins", "batch_endpoints", "forbidden_fields", "tool_types", "media_hosts", mode="before")
     @classmethod
     def _split_commas(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -289,6 +312,32 @@ class Settings(BaseSettings):
         return Catalog(model.model(model_id) for model_id, model in self.models.items())
 
     @property
+    def request_rules(self) -> RequestRules:
+        """Which fields of requests may reach the upstreams."""
+        rules = {name: self._rules_of(upstream) for name, upstream in self.upstreams.items()}
+        default = self._rules_of(None)
+        by_model = {
+            model_id: strictest(rules.get(name, default) for name in model.upstream)
+            for model_id, model in self.models.items()
+        }
+        return RequestRules(default=default, by_model=by_model)
+
+    def _rules_of(self, upstream: UpstreamSettings | None) -> FieldRules:
+        """Return the rules of an upstream, or of the default one."""
+
+        def chosen(name: str) -> tuple[str, ...] | None:
+            own: tuple[str, ...] | None = getattr(upstream, name, None)
+            everywhere: tuple[str, ...] | None = getattr(self, name)
+            return everywhere if own is None else own
+
+        tool_types, media_hosts = chosen("tool_types") or (), chosen("media_hosts")
+        return FieldRules(
+            forbidden=frozenset(name.casefold() for name in chosen("forbidden_fields") or ()) - {"none"},
+            tool_types=None if "*" in tool_types else frozenset(tool_types),
+            media_hosts=None if media_hosts is None else frozenset(host.lower() for host in media_hosts),
+        )
+
+    @property
     def tariff(self) -> Tariff:
         """How answers are charged."""
         return Tariff(metered=self.metering, batch_percent=self.batch_price_percent)
@@ -309,6 +358,7 @@ class Settings(BaseSettings):
             max_line_bytes=self.max_line_bytes,
             endpoints=self.batch_endpoints,
             models=frozenset(self.models),
+            rules=self.request_rules,
         )
 
     @classmethod

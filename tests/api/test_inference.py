@@ -107,6 +107,52 @@ def test_a_route_that_does_not_stream_says_so(api: Api, path: str) -> None:
     assert api.post(path, body_of(path) | {"stream": False}).status == 200
 
 
+@pytest.mark.rule("D6", "A call with a field that may not reach the upstream is refused.")
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"Model": "dear"}, "Model"),
+        ({"MODEL": "dear"}, "MODEL"),
+        ({"models": ["dear"]}, "models"),
+        ({"background": True}, "background"),
+        ({"store": True}, "store"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+    ],
+)
+def test_a_field_that_may_not_reach_the_upstream_is_refused(
+    api: Api, path: str, fields: dict[str, Any], param: str
+) -> None:
+    """D6: it would be answered with the operator's key, and charged as another model."""
+    before = asked(api)
+    reply = api.post(path, body_of(path) | fields)
+    assert (reply.status, reply.error["param"]) == (400, param)
+    assert asked(api) == before
+
+
+def test_the_operator_decides_what_reaches_an_upstream(shared: Callable[..., Api]) -> None:
+    """D6: for all upstreams, and for one of them."""
+    other = {"url": "http://127.0.0.1:1/v1", "forbidden_fields": ["seed"], "tool_types": ["*"]}
+    api = shared(
+        forbidden_fields="temperature",
+        media_hosts="images.example.org",
+        upstreams={"other": other},
+        models={"m": {}, "n": {"upstream": "other"}},
+    )
+    linked = [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}]
+    for fields in ({"temperature": 1}, {"messages": [{"role": "user", "content": linked}]}):
+        assert api.post(CHAT, chat() | fields).status == 400
+    assert api.post(CHAT, chat(background=True, seed=1)).status == 200
+    assert api.post(CHAT, chat(seed=1) | {"model": "n"}).error["param"] == "seed"
+    assert api.post(CHAT, chat(temperature=1, tools=[{"type": "mcp"}]) | {"model": "n"}).status == 502
+
+
+def test_the_usage_of_a_stream_cannot_be_refused_in_other_letters(api: Api) -> None:
+    """E1: a server that ignores case would take the last of the two."""
+    reply = api.post(CHAT, chat(stream=True, stream_options={"Include_Usage": False}))
+    assert (reply.status, reply.error["param"]) == (400, "stream_options")
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_body_has_a_limit(shared: Callable[..., Api], path: str) -> None:
     """A6: 413 in the envelope, from the length alone."""

@@ -12,6 +12,7 @@ from batchline.domain.money import Tariff
 from batchline.domain.outcomes import Success
 from batchline.domain.records import Charge, Owner
 from batchline.domain.replies import Answer, Reply
+from batchline.domain.request_rules import RequestRules
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.routing import SyncRouter
@@ -77,6 +78,7 @@ def inference(upstream: Endless, ledger: Any) -> Inference:
     return Inference(
         upstreams={"default": upstream},
         catalog=Catalog(),
+        rules=RequestRules(),
         token_limit=TokenLimit(tokens={}),
         ledger=ledger,
         budgets=Budgets(metered=False),

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from batchline.domain.limits import InputLimits
+from batchline.domain.request_rules import FieldRules, RequestRules
 from tests.support.input_files import BOM, CHAT, EMBED, Bench, line, with_body
 
 TWO_ENDPOINTS = InputLimits(endpoints=(CHAT, EMBED))
+_RULED = InputLimits(rules=RequestRules())
 DEEP = 100_000
 
 
@@ -176,6 +178,33 @@ def test_streaming_is_refused(bench: Bench, body: str) -> None:
 def test_only_true_means_streaming(bench: Bench, body: str) -> None:
     """C2."""
     assert len(bench.kept(with_body(body))) == 1
+
+
+@pytest.mark.rule("D6", "A line with a field that may not reach the upstream is refused.")
+@pytest.mark.parametrize(
+    ("body", "offence"),
+    [
+        ('{"Model":"dear"}', '"Model" is not a field; write model'),
+        ('{"m\\u006fdels":["dear"]}', '"models" may not be set at this service'),
+        ('{"tools":[{"type":"mcp"}]}', '"tools" may only have tools of these types: custom, function'),
+    ],
+)
+def test_a_field_that_may_not_reach_the_upstream_is_refused(bench: Bench, body: str, offence: str) -> None:
+    """D6: with all other faults of the file, before anything runs."""
+    message = f"Line 2 has a body that is not allowed: {offence}"
+    assert bench.faults(line("0"), with_body(body), limits=_RULED) == [(message, 2)]
+    own = RequestRules(by_model={"own": FieldRules(forbidden=frozenset({"seed"}))})
+    seeded = with_body('{"model":"own","seed":1}')
+    assert bench.faults(line("0"), seeded, limits=InputLimits(rules=own)) == [
+        ('Line 2 has a body that is not allowed: "seed" may not be set at this service', 2)
+    ]
+
+
+@pytest.mark.parametrize("flag", ["1", '"true"', "[true]"])
+def test_a_stream_that_is_no_flag_is_refused(bench: Bench, flag: str) -> None:
+    """D6: an upstream may take it for true."""
+    message = "Line 2 has a stream that is neither false nor null"
+    assert bench.faults(line("0"), with_body(f'{{"stream":{flag}}}'), limits=_RULED) == [(message, 2)]
 
 
 @pytest.mark.rule("C4", "The size is checked first, then the order of C2.")

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from batchline.domain.endpoints import CHAT
+from batchline.domain.request_rules import RequestRules
 
 MAX_FAULTS = 100
 """Invalid lines listed for one input file, so that a client can fix them all at once."""
@@ -34,6 +35,8 @@ class InputLimits(Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...] = (CHAT,)
     models: frozenset[str] = frozenset()
     """The ids of the configured models, whose lines always get shards of their own."""
+    rules: RequestRules | None = None
+    """Which fields the bodies of lines may have; None if that was checked before."""
 
 
 class ShardLimits(Struct, frozen=True, kw_only=True):

@@ -28,12 +28,14 @@ from batchline.domain.errors import (
 )
 from batchline.domain.estimates import FREE, Estimate, estimated_cost, request_tokens, text_tokens
 from batchline.domain.events import Chunk, EventReader, error_event, read_chat_event, read_response_event
+from batchline.domain.limits import QUOTED_CHARACTERS
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff
 from batchline.domain.outcomes import Failure, Retryable, Success, classify_reply
 from batchline.domain.records import Charge, Owner
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.domain.request_body import parse_json_object
+from batchline.domain.request_rules import RequestRules
 from batchline.domain.usage import NOTHING, Usage
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.routing import SyncRouter
@@ -83,6 +85,7 @@ class Inference:
         *,
         upstreams: Mapping[str, SyncUpstream],
         catalog: Catalog,
+        rules: RequestRules,
         token_limit: TokenLimit,
         ledger: Ledger,
         budgets: Budgets,
@@ -93,7 +96,7 @@ class Inference:
         read_on_bytes: int,
     ) -> None:
         self._upstreams, self._catalog, self._token_limit, self._router = upstreams, catalog, token_limit, router
-        self._ledger, self._tariff = ledger, tariff
+        self._rules, self._ledger, self._tariff = rules, ledger, tariff
         self.budgets = budgets
         self._clock = clock
         self._read_on_seconds, self._read_on_bytes = read_on_seconds, read_on_bytes
@@ -104,6 +107,7 @@ class Inference:
         # If a key is repeated, the last value counts: what was checked is what is sent.
         body = encode(fields)
         model = self._choose_model(owner, path, body, fields)
+        self._check_fields(fields, model)
         upstream = self._upstream_for(path, model)
         body = body if model is None else with_upstream_name(body, model)
         streams = _field(fields, "stream", _flag) is True
@@ -112,6 +116,8 @@ class Inference:
         wants_usage = True
         if streams and path == CHAT:
             options = _field(fields, "stream_options", _options) or {}
+            if any(name != "include_usage" == name.casefold() for name in options):
+                raise InvalidRequest("stream_options is invalid: write include_usage", param="stream_options")
             wants_usage = _field(options, "include_usage", _flag) is True
             body = with_fields(body, stream_options=options | {"include_usage": True})
         return Call(
@@ -181,6 +187,12 @@ class Inference:
         if isinstance(found, Failure):
             raise _refused(found)
         return found
+
+    def _check_fields(self, fields: Fields, model: Model | None) -> None:
+        rules = self._rules.default if model is None else self._rules.of(model.id)
+        if (violation := rules.violation(fields)) is not None:
+            shown = violation.field[:QUOTED_CHARACTERS]
+            raise InvalidRequest(f"{shown} {violation.reason}", param=shown)
 
     def _upstream_for(self, path: str, model: Model | None) -> str:
         if model is None and not self._catalog.takes_any:

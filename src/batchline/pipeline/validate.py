@@ -16,6 +16,7 @@ from msgspec.json import encode as encode_json
 from batchline.domain.limits import MAX_FAULTS, QUOTED_CHARACTERS, InputLimits, ShardLimits
 from batchline.domain.lines import encode_line
 from batchline.domain.records import InputFault, json_text
+from batchline.domain.request_rules import RequestRules
 from batchline.pipeline.shard import ShardWriter, grouping_key, prompt_prefix
 from batchline.ports import Verdict
 
@@ -144,6 +145,8 @@ class _Check:
             raise _Offence('method must be "POST"')
         self._check_url(request.url)
         _check_body(request.body)
+        if self._limits.rules is not None:
+            _check_fields(request.body, self._limits.rules)
         return request
 
     def _note_url(self, url: str | None) -> None:
@@ -181,6 +184,14 @@ def _check_body(body: dict[str, Raw]) -> None:
         raise _Offence("is missing body")
     if "stream" in body and bytes(body["stream"]) == b"true":
         raise _Offence("has stream=true; streaming is not supported in batch mode")
+
+
+def _check_fields(body: dict[str, Raw], rules: RequestRules) -> None:
+    if "stream" in body and bytes(body["stream"]) not in (b"false", b"null"):
+        raise _Offence("has a stream that is neither false nor null")
+    violation = (rules.of(grouping_key(body)) if rules.by_model else rules.default).violation(body)
+    if violation is not None:
+        raise _Offence(f"has a body that is not allowed: {_quoted(violation.field)} {violation.reason}")
 
 
 def _file_faults(check: _Check, endpoint: str) -> list[InputFault]:

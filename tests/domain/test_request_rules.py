@@ -1,0 +1,114 @@
+"""Which fields of a request may reach an upstream: D6."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.json import Decoder
+
+from batchline.domain.request_rules import FORBIDDEN_FIELDS, FieldRules, RequestRules, strictest
+
+_fields = Decoder(dict[str, Raw])
+_CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+def refused(rules: FieldRules, **fields: Any) -> str | None:
+    """The field that is refused."""
+    violation = rules.violation(_fields.decode(json.dumps(_CHAT | fields)))
+    return None if violation is None else violation.field
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 1}, {"custom_field": 1}, {"chat_template_kwargs": {"Model": 1}}]
+)
+def test_usual_and_unknown_fields_are_allowed(fields: dict[str, Any]) -> None:
+    """D6: an upstream may know more fields than the service does."""
+    assert refused(FieldRules(), **fields) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Model", "MODEL", "mOdel", "Messages", "STREAM", "\u017ftream", "Max_Tokens", "N", "Tools", "Stream_Options"],
+)
+def test_a_known_field_in_other_letters_is_refused(name: str) -> None:
+    """D6: a server that ignores case would take it for the field itself."""
+    assert refused(FieldRules(), **{name: 1}) == name
+    assert refused(FieldRules(forbidden=frozenset(), tool_types=None), **{name: 1}) == name
+
+
+@pytest.mark.parametrize("name", [*FORBIDDEN_FIELDS, "Background", "MODELS"])
+def test_a_forbidden_field_is_refused_unless_it_is_unset(name: str) -> None:
+    """D6: null and false set nothing."""
+    values: list[Any] = [True, "x", ["x"], {}, 0]
+    assert {refused(FieldRules(), **{name: value}) for value in values} == {name}
+    assert {refused(FieldRules(), **{name: value}) for value in (None, False)} == {None}
+    assert refused(FieldRules(forbidden=frozenset()), **{name: True}) is None
+
+
+def test_a_usual_field_can_be_forbidden() -> None:
+    assert refused(FieldRules(forbidden=frozenset({"temperature"})), temperature=1) == "temperature"
+
+
+@pytest.mark.parametrize(
+    "tool", [{"type": "web_search"}, {"Type": "mcp"}, {"type": None}, {"type": "function", "TYPE": "x"}]
+)
+def test_a_hosted_tool_is_refused(tool: dict[str, Any]) -> None:
+    """D6: the upstream would run it on the operator's account."""
+    assert refused(FieldRules(), tools=[{"type": "function"}, tool]) == "tools"
+    assert refused(FieldRules(tool_types=None), tools=[tool]) is None
+
+
+@pytest.mark.parametrize("tools", [None, [], [{"type": "function"}, {"type": "custom"}], [{"name": "f"}], "odd"])
+def test_tools_of_the_client_are_allowed(tools: Any) -> None:
+    assert refused(FieldRules(), tools=tools) is None
+
+
+def _seen(link: str, *, key: str = "image_url") -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image_url", key: {"url": link}}]}]
+
+
+@pytest.mark.parametrize(
+    ("link", "allowed"),
+    [
+        ("https://images.example.org/a.png", True),
+        ("http://IMAGES.example.org:8080/a.png", True),
+        ("data:image/png;base64,AAAA", True),
+        ("https://example.org/a.png", False),
+        ("http://169.254.169.254/latest", False),
+        ("file:///etc/passwd", False),
+        ("images.example.org/a.png", False),
+        ("https://images.example.org@evil.example/", False),
+        ("https://evil.example\\@images.example.org/", False),
+        ("https://images.example.org\\.evil.example/", False),
+        (" https://evil.example/", False),
+        ("https://[::1", False),
+    ],
+)
+def test_links_lead_only_to_hosts_that_are_allowed(link: str, allowed: bool) -> None:
+    """D6: where the operator sets a list."""
+    rules = FieldRules(media_hosts=frozenset({"images.example.org"}))
+    assert (refused(rules, messages=_seen(link)) is None) is allowed
+    assert (refused(rules, messages=_seen(link, key="Image_URL")) is None) is allowed
+    assert (refused(rules, input=[{"content": [{"type": "input_image", "image_url": link}]}]) is None) is allowed
+    assert refused(FieldRules(), messages=_seen(link)) is None
+
+
+def test_texts_are_no_links() -> None:
+    rules = FieldRules(media_hosts=frozenset())
+    assert refused(rules, messages=[{"role": "user", "content": "see https://evil.example/"}]) is None
+
+
+def test_a_model_with_several_upstreams_keeps_the_rules_of_all() -> None:
+    one = FieldRules(forbidden=frozenset({"a"}), tool_types=None, media_hosts=frozenset({"x", "y"}))
+    other = FieldRules(forbidden=frozenset({"b"}), tool_types=frozenset({"function"}), media_hosts=frozenset({"y"}))
+    assert strictest([one, other]) == FieldRules(
+        forbidden=frozenset({"a", "b"}), tool_types=frozenset({"function"}), media_hosts=frozenset({"y"})
+    )
+    assert strictest([one]) == one
+
+
+def test_a_model_without_rules_of_its_own_has_the_default() -> None:
+    own = FieldRules(forbidden=frozenset())
+    rules = RequestRules(by_model={"m": own})
+    assert (rules.of("m"), rules.of("n")) == (own, FieldRules())
