@@ -150,6 +150,32 @@ def test_a_rotated_key_works_and_its_old_secret_does_not(api: Api) -> None:
     assert api.call("GET", "/v1/files", account=Account("bl-new", "", account.project_id)).status == 200
 
 
+@pytest.mark.rule("F3", "A key may be used for its scopes alone.")
+@pytest.mark.parametrize("scope", ["read", "batch", "inference"])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_key_may_be_used_for_its_scopes_alone(api: Api, scope: str, method: str, path: str) -> None:
+    """F3: every route needs one; the list of models is open to all."""
+    needed = (
+        "inference" if not path.startswith(("/v1/files", "/v1/batches")) else "read" if method == "GET" else "batch"
+    )
+    reply = api.call(method, path, account=api.new_account("scoped", scopes=scope))
+    if path.startswith("/v1/models") or scope == needed:
+        assert reply.status != 403
+    else:
+        assert reply.status == 403
+        assert reply.error == INVALID | {"message": f"The key may not be used for this: it lacks the scope {needed}"}
+
+
+@pytest.mark.rule("F3", "A key that has expired is refused like an unknown one.")
+def test_an_expired_key_is_an_unknown_one(api: Api) -> None:
+    """A2, A13"""
+    expired, later = api.new_account("first", expires_at=1), api.new_account("first", expires_at=10**11)
+    assert api.call("GET", "/v1/files", account=later).status == 200
+    assert api.call("GET", "/v1/files", account=expired).error == INVALID
+    bearer = {"authorization": f"Bearer {expired.key}"}
+    assert api.call("GET", "/v1/files", anonymous=True, headers=bearer).error == MISSING
+
+
 @pytest.mark.rule("A8", "What belongs to another project is answered as if it did not exist.")
 @pytest.mark.parametrize(
     ("method", "path"),

@@ -229,6 +229,26 @@ def test_a_stream_that_was_left_is_read_for_bounded_bytes(
     wait_until(lambda: api.requests_in_flight() == 0)
 
 
+@pytest.mark.rule("F3", "A stream ends when its key is revoked or expires.")
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_a_stream_ends_with_its_key(serve: Callable[..., Api], manual_upstream: ManualUpstream, end: str) -> None:
+    """F3: within 5 s; never ending is the failure here. It is charged like one that was read to its end."""
+    api = serve(upstream_url=manual_upstream.url)
+    api.account = api.new_account("ended", expires_at=int(api.clock.now()) + 3600)
+    with streaming(api, manual_upstream, CHAT, chat()) as (client, peer, _):
+        peer.send_events(event(delta("a")))
+        assert client.next()
+        if end == "revoked":
+            assert api.await_(api.store.revoke_key(api.account.key_id, at=2))
+        else:
+            api.clock.ahead = 3600
+        [last] = client.rest()
+        assert sent(last)["error"]["message"] == "Invalid credentials"
+        peer.send_events(event(delta("b")), event({"choices": [], "usage": USAGE}), DONE)
+        peer.end_stream()
+        assert booked(api) == (1, 11, 7)
+
+
 BREAKS = [
     b"data: no json\n\n",
     b"data: [1]\n\n",

@@ -126,6 +126,33 @@ def test_list_tells_when_a_key_was_last_used(shell: Shell) -> None:
     assert last_used == {used["key_id"]: "2026-11-01T00:00:00Z", unused["key_id"]: "never"}
 
 
+@pytest.mark.rule("F3", "A key can have a name, scopes and an expiry.")
+def test_a_key_can_have_a_name_scopes_and_an_expiry(shell: Shell) -> None:
+    """F3: create shows them, and so does list."""
+    plain = shell.json("keys", "create")
+    options = ("--name", "nightly", "--expires-in", "30d", "--scope", "read", "--scope", "batch")
+    made = shell.json("keys", "create", *options)
+    assert (made["name"], made["scopes"]) == ("nightly", "batch,read")
+    assert not {"name", "scopes", "expires_at"} & plain.keys()
+    rows = {row["key_id"]: row for row in shell.json("keys", "list")}
+    row = rows[made["key_id"]]
+    assert (row["name"], row["scopes"]) == ("nightly", "batch,read")
+    assert row["expires_at"] == row["created_at"] + 30 * 86_400
+    assert (rows[plain["key_id"]]["scopes"], rows[plain["key_id"]]["expires_at"]) == ("batch,inference,read", None)
+    head, *lines = cells(shell.text("keys", "list"))
+    shown = {line[0]: dict(zip(head, line, strict=True)) for line in lines}
+    assert shown[made["key_id"]]["name"] == "nightly"
+    assert shown[plain["key_id"]].items() >= {"name": "-", "expires_at": "never"}.items()
+    owner = shell.owner(made["api_key"], made["project_id"])
+    assert owner is not None
+    assert (owner.may("read"), owner.may("batch"), owner.may("inference")) == (True, True, False)
+
+
+@pytest.mark.parametrize("option", [("--expires-in", "0d"), ("--expires-in", "soon"), ("--scope", "admin")])
+def test_an_expiry_or_a_scope_that_does_not_exist_is_refused(shell: Shell, option: tuple[str, str]) -> None:
+    assert shell.call("keys", "create", *option).exit_code == 2
+
+
 @pytest.mark.rule("F3", "Keys are stored hashed.")
 def test_no_file_of_the_data_folder_holds_a_secret(shell: Shell) -> None:
     """F3: keys are stored hashed, also right after they were made or rotated."""

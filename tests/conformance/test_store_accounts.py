@@ -105,6 +105,36 @@ async def test_projects_of_one_name_in_two_organizations_are_two(world: World) -
     assert {found.name for found in await world.store.organizations()} == {"one", "two"}
 
 
+async def test_a_key_has_a_name_scopes_and_an_end(world: World) -> None:
+    """F3, A2: an expired key is nobody, and is listed all the same."""
+    made = []
+    for number, (expires_at, scopes) in enumerate([(1, "read"), (10**11, "batch,read"), (None, "inference")]):
+        new = NewKey(
+            key_id=f"key_{number}",
+            digest=b"digest %d" % number,
+            hint="bl-…",
+            project="alpha",
+            project_id=f"00000000-0000-4000-8000-00000000000{number}",
+            organization="one",
+            organization_id=f"10000000-0000-4000-8000-00000000000{number}",
+            at=NOW + number,
+            name=f"name {number}",
+            scopes=scopes,
+            expires_at=expires_at,
+        )
+        made.append(await world.store.create_key(new))
+    assert [(key.name, key.scopes, key.expires_at) for key in await world.store.keys()] == [
+        ("name 0", "read", 1),
+        ("name 1", "batch,read", 10**11),
+        ("name 2", "inference", None),
+    ]
+    assert [await world.store.owner_of(b"digest %d" % number, None) for number in range(3)] == [None, *made[1:]]
+    assert [owner.scopes for owner in made] == ["read", "batch,read", "inference"]
+    assert [await world.store.is_valid_key(f"key_{number}") for number in range(4)] == [False, True, True, False]
+    await world.store.revoke_key("key_1", at=NOW)
+    assert not await world.store.is_valid_key("key_1")
+
+
 async def test_a_key_alone_names_its_project(world: World) -> None:
     """A13: without a project id, the key's own project is taken."""
     owner, _ = await world.owner("alpha"), await world.owner("beta")

@@ -193,7 +193,7 @@ class Api:
     def await_(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_SECONDS)
 
-    def new_account(self, project: str) -> Account:
+    def new_account(self, project: str, **more: Any) -> Account:
         key, key_id = ids.api_key(SystemRandom().bytes(24)), f"key_{uuid4().hex}"
         new = NewKey(
             key_id=key_id,
@@ -204,6 +204,7 @@ class Api:
             organization=project,
             organization_id=str(uuid4()),
             at=1,
+            **more,
         )
         owner = self.await_(self.store.create_key(new))
         return Account(key=key, key_id=key_id, project_id=owner.project_id, organization_id=owner.organization_id)

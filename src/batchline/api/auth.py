@@ -1,16 +1,31 @@
 """Authenticates requests by key and project, and checks whether the organization has funds."""
 
+import logging
 from collections.abc import Callable
 
 from starlette.requests import Request
 
-from batchline.domain.errors import InsufficientQuota, InvalidCredentials, MissingCredentials
+from batchline.domain.errors import (
+    InsufficientQuota,
+    InvalidCredentials,
+    MissingCredentials,
+    MissingScope,
+    StoreDown,
+)
 from batchline.domain.ids import key_digest
-from batchline.domain.records import Owner
-from batchline.ports import Accounts
+from batchline.domain.records import BATCH_SCOPE, INFERENCE_SCOPE, READ_SCOPE, Owner
+from batchline.ports import Accounts, Clock
 
 _KEY = "x-api-key"
 _PROJECT = "x-project-id"
+_READING = frozenset({"GET", "HEAD"})
+_BATCH_PATHS = ("/v1/files", "/v1/batches")
+_MODELS_PATH = "/v1/models"
+
+_KEY_CHECK_SECONDS = 2.0
+"""How often the key of an open stream is checked. A stream must end within 5 s of the end of its key."""
+
+log = logging.getLogger(__name__)
 
 
 class Auth:
@@ -23,7 +38,7 @@ class Auth:
         self._on_key_used = on_key_used
 
     async def owner(self, request: Request) -> Owner:
-        """Return the owner of the request's key. Raise MissingCredentials or InvalidCredentials.
+        """Return the owner of the request's key. Raise MissingCredentials, InvalidCredentials or MissingScope.
 
         Every invalid combination of the two headers costs the same, one hash and one lookup, and gets the same answer.
         A bearer token that is no valid key counts as no credentials.
@@ -34,7 +49,20 @@ class Auth:
             raise MissingCredentials if project_id is None else InvalidCredentials
         request.state.project_id = owner.project_id
         self._on_key_used(owner.key_id)
+        scope = _needed_scope(request)
+        if scope is not None and not owner.may(scope):
+            raise MissingScope(scope)
         return owner
+
+    async def wait_until_invalid(self, owner: Owner, *, clock: Clock) -> None:
+        """Wait until the key is revoked or expires."""
+        valid = True
+        while valid:
+            await clock.sleep(_KEY_CHECK_SECONDS)
+            try:
+                valid = await self._accounts.is_valid_key(owner.key_id)
+            except StoreDown as error:
+                log.warning("failed to check the key of a stream, retrying", extra={"reason": str(error)})
 
     async def owner_with_funds(self, request: Request) -> Owner:
         """Return the owner if the organization has funds. Raise InsufficientQuota if not."""
@@ -57,6 +85,16 @@ class Auth:
         if not key or not project_id:
             raise MissingCredentials
         return key, project_id
+
+
+def _needed_scope(request: Request) -> str | None:
+    """Return the scope that a request needs; None if every key may make it."""
+    path = request.scope["path"]
+    if path.startswith(_MODELS_PATH):
+        return None
+    if not path.startswith(_BATCH_PATHS):
+        return INFERENCE_SCOPE
+    return READ_SCOPE if request.method in _READING else BATCH_SCOPE
 
 
 def _header(request: Request, name: str) -> str:

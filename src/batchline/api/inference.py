@@ -13,7 +13,8 @@ from batchline.api.auth import Auth
 from batchline.api.request_context import body_chunks
 from batchline.api.responses import JSON
 from batchline.api.throttle import Throttle
-from batchline.domain.errors import InvalidRequest, TooLarge
+from batchline.domain.errors import InvalidCredentials, InvalidRequest, TooLarge
+from batchline.domain.events import error_event
 from batchline.domain.outcomes import Success
 from batchline.domain.records import Owner
 from batchline.pipeline.inference import Call, EventRelay, Inference
@@ -65,10 +66,25 @@ class InferenceRoutes:
             if isinstance(answer, Success):
                 await _response(answer)(scope, receive, send)
                 return
-            if not await _while_connected(receive, _send_events(answer, send)):
+            if not await self._pass_on(answer, call.owner, receive, send):
                 await answer.read_on()
                 return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pass_on(self, events: EventRelay, owner: Owner, receive: Receive, send: Send) -> bool:
+        """Send events until they end, the client disconnects or its key becomes invalid. Return whether they ended."""
+        ended = await _first_of(
+            _send_events(events, send),
+            _wait_for_disconnect(receive),
+            self._auth.wait_until_invalid(owner, clock=self._inference.clock),
+        )
+        if ended == _KEY_INVALID:
+            await send({"type": "http.response.body", "body": error_event(InvalidCredentials()), "more_body": False})
+        return ended == _EVENTS_SENT
+
+
+_EVENTS_SENT, _, _KEY_INVALID = range(3)
+"""How the passing on of events ended: the coroutine that ended first."""
 
 
 async def _send_events(events: EventRelay, send: Send) -> None:
@@ -82,20 +98,19 @@ def _response(answer: Success) -> Response:
     return Response(answer.body, answer.status, media_type=JSON)
 
 
-async def _while_connected(receive: Receive, sending: Coroutine[Any, Any, None]) -> bool:
-    """Run a coroutine to its end, or until the client disconnects. Return whether it came to its end."""
+async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> int:
+    """Run coroutines until the first one ends, cancel the others, and return its place."""
     try:
         async with asyncio.TaskGroup() as group:
-            sender = group.create_task(sending)
-            watcher = group.create_task(_cancel_on_disconnect(receive, sender))
-            await asyncio.wait({sender})
-            watcher.cancel()
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+            ended, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in others:
+                task.cancel()
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return not sender.cancelled()
+    return min(tasks.index(task) for task in ended)
 
 
-async def _cancel_on_disconnect(receive: Receive, sender: "asyncio.Task[None]") -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    sender.cancel()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from typing import Any
 
@@ -13,11 +14,12 @@ from batchline.cli.new_key import new_key, new_secret
 from batchline.cli.output import Row, json_flag, moment, show_fields, show_json, show_table
 from batchline.cli.store import in_store, now, store_options
 from batchline.domain import ids
-from batchline.domain.records import Key
+from batchline.domain.records import ALL_SCOPES, Key
 from batchline.ports import Store
 from batchline.settings import Settings
 
 _BASE_URL = RUN_VARIABLES[0]
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (nothing is bound here)
 """Addresses to listen on that are no address to connect to."""
 
@@ -31,6 +33,18 @@ class _Name(click.ParamType[str]):
         if not value.strip() or not value.isprintable():
             self.fail("expected a name of printable characters", param, ctx)
         return value
+
+
+class _Lifetime(click.ParamType[int]):
+    """A number of seconds, minutes, hours or days, such as 30d."""
+
+    name = "duration"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", value, re.ASCII)
+        if found is None:
+            self.fail("expected a number with a unit, such as 12h or 30d", param, ctx)
+        return int(found[1]) * _UNIT_SECONDS[found[2]]
 
 
 @click.group()
@@ -52,12 +66,40 @@ def keys() -> None:
     show_default=True,
     help="Organization of the project; created if it does not exist.",
 )
+@click.option("--name", type=_Name(), help="What to call the key in lists.")
+@click.option("--expires-in", type=_Lifetime(), help="Time after which the key is refused, such as 12h or 30d.")
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice(ALL_SCOPES.split(",")),
+    multiple=True,
+    help="What the key may be used for; repeat it for several. If not given, everything.",
+)
 @json_flag
 @store_options
-def create(project: str, org: str, as_json: bool, **flags: Any) -> None:
-    """Create a key and print it. It is not shown again."""
+def create(
+    project: str,
+    org: str,
+    name: str | None,
+    expires_in: int | None,
+    scopes: tuple[str, ...],
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Create a key and print it. It is not shown again.
+
+    A key with the scope read lists and downloads, with batch it uploads, creates, cancels and deletes, and with
+    inference it makes synchronous calls.
+    """
     secret = new_secret()
-    new = new_key(secret, project=project, organization=org)
+    new = new_key(
+        secret,
+        project=project,
+        organization=org,
+        name=name or "",
+        scopes=",".join(sorted(set(scopes))) or ALL_SCOPES,
+        lifetime_seconds=expires_in,
+    )
     owner = in_store(flags, lambda store: store.create_key(new))
     _show_secret(
         {
@@ -65,6 +107,9 @@ def create(project: str, org: str, as_json: bool, **flags: Any) -> None:
             "project_id": owner.project_id,
             "organization_id": owner.organization_id,
             "key_id": new.key_id,
+            **({"name": new.name} if new.name else {}),
+            **({"scopes": new.scopes} if new.scopes != ALL_SCOPES else {}),
+            **({"expires_at": moment(new.expires_at)} if new.expires_at is not None else {}),
         },
         as_json=as_json,
     )
@@ -81,7 +126,10 @@ def list_keys(as_json: bool, **flags: Any) -> None:
     if as_json:
         show_json([_row(key) for key in found])
         return
-    heads = ("key_id", "hint", "organization", "project", "project_id", "created_at", "last_used_at", "revoked_at")
+    heads = (
+        *("key_id", "hint", "name", "scopes", "organization", "project", "project_id"),
+        *("created_at", "expires_at", "last_used_at", "revoked_at"),
+    )
     show_table(heads, [_line(key) for key in found])
 
 
@@ -167,11 +215,14 @@ def _row(key: Key) -> Row:
     return {
         "key_id": key.id,
         "hint": key.hint,
+        "name": key.name,
+        "scopes": key.scopes,
         "organization": key.organization,
         "organization_id": key.organization_id,
         "project": key.project,
         "project_id": key.project_id,
         "created_at": key.created_at,
+        "expires_at": key.expires_at,
         "last_used_at": key.last_used_at,
         "revoked_at": key.revoked_at,
     }
@@ -181,10 +232,13 @@ def _line(key: Key) -> tuple[str, ...]:
     return (
         key.id,
         key.hint,
+        key.name or "-",
+        key.scopes,
         key.organization,
         key.project,
         key.project_id,
         moment(key.created_at),
+        moment(key.expires_at, without="never"),
         moment(key.last_used_at, without="never"),
         moment(key.revoked_at),
     )

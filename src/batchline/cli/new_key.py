@@ -4,6 +4,7 @@ import uuid
 
 from batchline.cli.store import now
 from batchline.domain import ids
+from batchline.domain.records import ALL_SCOPES
 from batchline.ports import NewKey
 from batchline.system import SystemRandom
 
@@ -20,8 +21,17 @@ def hint(secret: str) -> str:
     return f"{secret[:7]}...{secret[-4:]}"
 
 
-def new_key(secret: str, *, project: str, organization: str) -> NewKey:
+def new_key(
+    secret: str,
+    *,
+    project: str,
+    organization: str,
+    name: str = "",
+    scopes: str = ALL_SCOPES,
+    lifetime_seconds: int | None = None,
+) -> NewKey:
     """Return the record of a new key, with ids for its project and organization in case they do not exist yet."""
+    at = now()
     return NewKey(
         key_id="key_" + _random.bytes(12).hex(),
         digest=ids.key_digest(secret),
@@ -30,7 +40,10 @@ def new_key(secret: str, *, project: str, organization: str) -> NewKey:
         project_id=_new_uuid(),
         organization=organization,
         organization_id=_new_uuid(),
-        at=now(),
+        at=at,
+        name=name,
+        scopes=scopes,
+        expires_at=None if lifetime_seconds is None else at + lifetime_seconds,
     )
 
 

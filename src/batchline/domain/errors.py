@@ -8,6 +8,7 @@
     │   └── InvalidMultipart    400  … the body of an upload
     ├── MissingCredentials      401  authentication_error
     ├── InvalidCredentials      403  authentication_error
+    ├── MissingScope            403  authentication_error
     ├── NotFound                404  invalid_request_error
     │   ├── FileNotFound        404  … file_not_found
     │   └── BatchNotFound       404  … batch_not_found
@@ -110,6 +111,14 @@ class InvalidCredentials(ApiError):
 
     def __init__(self) -> None:
         super().__init__("Invalid credentials")
+
+
+class MissingScope(ApiError):
+    status = 403
+    type: ErrorType = "authentication_error"
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(f"The key may not be used for this: it lacks the scope {scope}")
 
 
 class NotFound(ApiError):

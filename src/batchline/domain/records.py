@@ -13,6 +13,10 @@ from batchline.domain.usage import NOTHING, Usage, total
 BATCH = "batch"
 BATCH_OUTPUT = "batch_output"
 
+READ_SCOPE, BATCH_SCOPE, INFERENCE_SCOPE = "read", "batch", "inference"
+ALL_SCOPES = "batch,inference,read"
+"""Scopes are kept as text, sorted and separated by commas."""
+
 
 class Owner(Struct, frozen=True, kw_only=True):
     """The key that authenticated a request, with its project and organization."""
@@ -20,8 +24,14 @@ class Owner(Struct, frozen=True, kw_only=True):
     key_id: str
     project_id: str
     organization_id: str
+    scopes: str = ALL_SCOPES
+    """What the key may be used for."""
     funds: int = 0
     """Nano-units that the organization has left, free credits included."""
+
+    def may(self, scope: str) -> bool:
+        """Return whether the key has a scope."""
+        return scope in self.scopes.split(",")
 
 
 class Organization(Struct, frozen=True, kw_only=True):
@@ -114,7 +124,10 @@ class Key(Struct, frozen=True, kw_only=True):
     organization_id: str
     organization: str
     hint: str
+    name: str
+    scopes: str
     created_at: int
+    expires_at: int | None
     last_used_at: int | None
     revoked_at: int | None
 

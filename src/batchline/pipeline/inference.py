@@ -98,7 +98,7 @@ class Inference:
         self._upstreams, self._catalog, self._token_limit, self._router = upstreams, catalog, token_limit, router
         self._rules, self._ledger, self._tariff = rules, ledger, tariff
         self.budgets = budgets
-        self._clock = clock
+        self.clock = clock
         self._read_on_seconds, self._read_on_bytes = read_on_seconds, read_on_bytes
 
     def prepare(self, owner: Owner, path: str, body: bytes) -> Call:
@@ -236,7 +236,7 @@ class Inference:
         budget.add_cost(charge.cost)
         try:
             with budget.recording():
-                balance = await self._ledger.charge(owner, charge, at=int(self._clock.now()))
+                balance = await self._ledger.charge(owner, charge, at=int(self.clock.now()))
         except BaseException:
             budget.remove_cost(charge.cost)
             raise

@@ -14,6 +14,7 @@ from batchline.domain.fleet import Report
 from batchline.domain.identity import Identity
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import (
+    ALL_SCOPES,
     Batch,
     Charge,
     File,
@@ -53,19 +54,25 @@ class NewKey(Struct, frozen=True, kw_only=True):
     organization: str
     organization_id: str
     at: int
+    name: str = ""
+    scopes: str = ALL_SCOPES
+    expires_at: int | None = None
 
 
 class Accounts(Protocol):
     """Organizations, projects and API keys."""
 
     async def owner_of(self, digest: bytes, project_id: str | None) -> Owner | None:
-        """Return the owner of a key that is not revoked, if the key belongs to the project.
+        """Return the owner of a key that is neither revoked nor expired, if the key belongs to the project.
 
         With None as the project, the key's own project is taken.
         """
 
     async def create_key(self, new: NewKey) -> Owner:
         """Create a key, and its project and organization if none of that name exist."""
+
+    async def is_valid_key(self, key_id: str) -> bool:
+        """Return whether a key exists and is neither revoked nor expired."""
 
     async def keys(self) -> list[Key]:
         """Return every key, oldest first."""

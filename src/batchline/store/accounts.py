@@ -37,11 +37,24 @@ class SqlAccounts:
                 project_id=project["id"],
                 digest=new.digest,
                 hint=new.hint,
+                name=new.name,
+                scopes=new.scopes,
                 at=new.at,
+                expires_at=new.expires_at,
             )
-            return Owner(**((yield from one("key_owner", digest=new.digest, project_id=None)) or {}))
+            organization = (yield from rows("organization", organization_id=organization_id))[0]
+            return Owner(
+                key_id=new.key_id,
+                project_id=project["id"],
+                organization_id=organization_id,
+                scopes=new.scopes,
+                funds=organization["balance"] + organization["credits"],
+            )
 
         return await self._database.write(script)
+
+    async def is_valid_key(self, key_id: str) -> bool:
+        return bool(await self._database.read(lambda: rows("valid_key", key_id=key_id)))
 
     async def keys(self) -> list[Key]:
         return [convert(dict(row), Key) for row in await self._database.read(lambda: rows("keys"))]

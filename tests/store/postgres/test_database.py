@@ -198,7 +198,8 @@ async def test_what_a_script_raises_undoes_it_and_the_connection_goes_on(postgre
 
     def break_a_rule() -> Script[int]:
         yield from change("insert_organization", organization_id="p", name="undone too", at=1)
-        return (yield from change("insert_key", key_id="k", project_id="unknown", digest=b"", hint="", at=1))
+        key = {"key_id": "k", "digest": b"", "hint": "", "name": "", "scopes": "", "at": 1, "expires_at": None}
+        return (yield from change("insert_key", project_id="unknown", **key))
 
     async with opened(postgres_url, size=1) as world:
         database = world.database

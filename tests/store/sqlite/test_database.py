@@ -135,7 +135,8 @@ async def test_a_script_that_fails_undoes_only_itself(embedded: Embedded) -> Non
 
     def break_a_rule() -> Script[int]:
         yield from change("insert_organization", organization_id="p", name="undone too", at=1)
-        return (yield from change("insert_key", key_id="k", project_id="unknown", digest=b"", hint="", at=1))
+        key = {"key_id": "k", "digest": b"", "hint": "", "name": "", "scopes": "", "at": 1, "expires_at": None}
+        return (yield from change("insert_key", project_id="unknown", **key))
 
     writing, go_on = await embedded.hold_writer()
     before = asyncio.create_task(embedded.world.owner("alpha"))

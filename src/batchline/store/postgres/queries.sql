@@ -1,10 +1,10 @@
 -- name: key_owner
--- Finds the owner of a key that is not revoked, if the key belongs to the named project.
-SELECT keys.id AS key_id, projects.id AS project_id, projects.organization_id,
+-- Finds the owner of a key that is neither revoked nor expired, if the key belongs to the named project.
+SELECT keys.id AS key_id, keys.scopes, projects.id AS project_id, projects.organization_id,
     organizations.balance + organizations.credits AS funds
 FROM keys JOIN projects ON projects.id = keys.project_id
     JOIN organizations ON organizations.id = projects.organization_id
-WHERE keys.digest = :digest AND keys.revoked_at IS NULL
+WHERE keys.digest = :digest AND keys.revoked_at IS NULL AND (keys.expires_at IS NULL OR keys.expires_at > unix_time())
     AND (:project_id::text IS NULL OR projects.id = :project_id::text);
 
 -- name: insert_organization
@@ -40,15 +40,21 @@ SELECT id FROM projects WHERE id = :project_id FOR NO KEY UPDATE;
 
 -- name: insert_key
 -- Creates a key.
-INSERT INTO keys (id, project_id, digest, hint, created_at) VALUES (:key_id, :project_id, :digest, :hint, :at);
+INSERT INTO keys (id, project_id, digest, hint, name, scopes, created_at, expires_at)
+VALUES (:key_id, :project_id, :digest, :hint, :name, :scopes, :at, :expires_at);
 
 -- name: keys
 -- Lists every key, oldest first.
 SELECT keys.id, keys.project_id, projects.name AS project, projects.organization_id,
-    organizations.name AS organization, keys.hint, keys.created_at, keys.last_used_at, keys.revoked_at
+    organizations.name AS organization, keys.hint, keys.name, keys.scopes, keys.created_at, keys.expires_at,
+    keys.last_used_at, keys.revoked_at
 FROM keys JOIN projects ON projects.id = keys.project_id
     JOIN organizations ON organizations.id = projects.organization_id
 ORDER BY keys.created_at, keys.id;
+
+-- name: valid_key
+-- Finds a key that is neither revoked nor expired.
+SELECT id FROM keys WHERE id = :key_id AND keys.revoked_at IS NULL AND (keys.expires_at IS NULL OR keys.expires_at > unix_time());
 
 -- name: revoke_key
 -- Revokes a key, once.
