@@ -94,7 +94,9 @@ def test_calls_at_once_cannot_spend_more_than_is_left(
             other = manual_upstream.accept()
             other.read()
         refused = list(pool.map(lambda _: api.post(CHAT, chat(max_tokens)), range(18)))
-        assert all(refused_for_quota(reply) for reply in refused)
+        assert {(reply.status, reply.error["code"], reply.headers["retry-after"]) for reply in refused} == {
+            (429, "rate_limit_exceeded", "1")
+        }
         peer.answer(json.dumps({"usage": {"prompt_tokens": 10, "completion_tokens": 100}}).encode())
         assert first.result().status == 200
         if max_tokens is None:

@@ -112,3 +112,17 @@ def test_without_metering_or_before_a_balance_is_known_nothing_is_held() -> None
     for one in (free, Budgets(metered=True).of("org")):
         assert one.hold(Estimate(5, 5)) == 0
         assert one.held == 0
+
+
+@pytest.mark.rule("D4", "Several processes overdraw by one request each at most.")
+def test_each_of_several_processes_holds_its_share_but_always_one_request() -> None:
+    """D4: what all of them hold is at most the balance, and one request for each."""
+    budgets = Budgets(metered=True, processes=4)
+    one = budgets.of("org")
+    one.update_balance(100, read_at=0)
+    assert one.hold(Estimate(90, 90)) == 90
+    assert one.hold(Estimate(1, 1)) is None
+    one.release(90)
+    held = [one.hold(Estimate(10, 10)) for _ in range(4)]
+    assert held == [10, 10, None, None]
+    assert one.hold(Estimate(1, 1000)) == 5

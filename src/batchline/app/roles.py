@@ -41,6 +41,9 @@ from batchline.telemetry.metrics import Metrics
 from batchline.upstream.embedded.download import Progress
 
 log = logging.getLogger(__name__)
+_FLEET_PROCESSES = 16
+"""The processes on PostgreSQL that share a balance. More of them may overdraw it by more; with fewer, an organization
+whose balance is low has fewer requests in flight than it could pay for."""
 _SWITCH_SECONDS = 0.0005
 
 
@@ -69,7 +72,7 @@ def new_context(
         identity=identity_check(settings, store=store, objects=objects),
         upstreams=upstreams,
         held_bytes=held_bytes,
-        budgets=Budgets(metered=settings.metering),
+        budgets=Budgets(metered=settings.metering, processes=_spending_processes(settings)),
         token_limit=token_limit_for(upstreams),
         engine_queues=engine_queues_for(settings),
         router=SyncRouter(clock=clock),
@@ -78,6 +81,11 @@ def new_context(
         metrics=metrics,
         owner=owner,
     )
+
+
+def _spending_processes(settings: Settings) -> int:
+    """Return how many processes may spend from the same balances."""
+    return max_worker_processes(settings) if settings.database_url is None else _FLEET_PROCESSES
 
 
 def run(role: Coroutine[Any, Any, None]) -> None:

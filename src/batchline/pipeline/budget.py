@@ -2,7 +2,11 @@
 
 That is the last balance that was read, less the cost of what was answered since, and less what is held for requests in
 flight. So within one process an overdraft is at most what the estimates of these requests missed, however seldom the
-balance is read. Each further process may hold as much again.
+balance is read.
+
+Processes do not know what others hold. So each holds at most its share of the balance at a time, but always one
+request, whatever that may cost. Together they overdraw by at most what the estimates missed and one request for each
+further process.
 """
 
 from collections.abc import Iterator
@@ -12,10 +16,13 @@ from batchline.domain.estimates import Estimate
 
 
 class Budgets:
-    """The budgets of all organizations whose lines this process has run."""
+    """The budgets of all organizations that this process has spent for.
 
-    def __init__(self, *, metered: bool) -> None:
-        self.metered = metered
+    ``processes`` is how many processes may spend from the same balances.
+    """
+
+    def __init__(self, *, metered: bool, processes: int = 1) -> None:
+        self.metered, self.processes = metered, processes
         self.sequence = 0
         """Grows with every record that ends. A balance is passed on with the number from before it was read."""
         self._by_organization: dict[str, Budget] = {}
@@ -42,16 +49,18 @@ class Budget:
         return self._budgets.metered and self._balance is not None and self._balance <= self._unrecorded_cost
 
     def hold(self, estimate: Estimate) -> int | None:
-        """Hold what a request may cost, and return how much that is; None if too little is left for it.
+        """Hold what a request may cost, and return how much that is; None if too little is left for it now.
 
         A request without a limit of its output takes a usual one, or all that is left if that is less.
         """
         if not self._budgets.metered or self._balance is None or not estimate.likely:
             return 0
-        left = self._balance - self._unrecorded_cost - self.held
-        if left <= 0 or left < estimate.least:
+        room = self._balance - self._unrecorded_cost
+        if self.held:
+            room = room // self._budgets.processes - self.held
+        if room <= 0 or room < estimate.least:
             return None
-        amount = min(estimate.likely, left)
+        amount = min(estimate.likely, room)
         self.held += amount
         return amount
 

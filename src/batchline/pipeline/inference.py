@@ -23,6 +23,7 @@ from batchline.domain.errors import (
     GatewayTimeout,
     InsufficientQuota,
     InvalidRequest,
+    RateLimited,
     Refused,
     StreamBroken,
 )
@@ -163,14 +164,16 @@ class Inference:
 
     @contextmanager
     def _holding(self, call: Call) -> Iterator[None]:
-        """Hold what a call may cost while the body runs. Raises InsufficientQuota if too little is left."""
+        """Hold what a call may cost while the body runs.
+
+        Raises InsufficientQuota if too little is left, or RateLimited if other calls hold it for now.
+        """
         budget = self.budgets.of(call.owner.organization_id)
         amount = budget.hold(call.estimate)
+        if amount is None and budget.held:
+            raise RateLimited(_BALANCE_IS_HELD, retry_after=_HELD_RETRY_AFTER_SECONDS)
         if amount is None:
-            raise InsufficientQuota(
-                "The organization has too little left for what this call may cost beside those in progress; "
-                "a lower max_tokens makes it cheaper"
-            )
+            raise InsufficientQuota(_BALANCE_IS_LOW)
         try:
             yield
         finally:
@@ -389,6 +392,9 @@ def _fault_error(fault: Fault) -> ApiError:
     return BadGateway(_FAULTS[fault.kind])
 
 
+_HELD_RETRY_AFTER_SECONDS = 1
+_BALANCE_IS_HELD = "The balance is held for other requests of the organization that are in progress; try again later"
+_BALANCE_IS_LOW = "The organization has less left than this call may cost; a lower max_tokens makes it cheaper"
 _NO_INPUT_LENGTH = "The upstream did not return the length of the input"
 _FAULTS = {
     FaultKind.REFUSED: "The upstream cannot be reached",
