@@ -9,9 +9,9 @@ from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.records import Batch
 from batchline.engine import Context, Engine, Intervals
 from batchline.objects.local import LocalObjects
+from batchline.pipeline.budget import Budgets
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.download import Download
-from batchline.pipeline.budget import Budgets
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import NewKey, Objects, WatchedClock
