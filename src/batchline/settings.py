@@ -243,6 +243,18 @@ class Settings(BaseSettings):
     body_timeout_seconds: float = Field(
         default=30, gt=0, description="Maximum time without data while the body of a request is received."
     )
+    write_timeout_seconds: float = Field(
+        default=30,
+        gt=0,
+        description="Time after which a client that does not read its answer is disconnected; at least 16 KiB must be "
+        "read in this time.",
+    )
+    max_connections: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum number of open connections of clients; if not set, 4096. It is never more than half of "
+        "the file descriptors that the process may have.",
+    )
 
     @field_validator("cors_origins", "batch_endpoints", "forbidden_fields", "tool_types", "media_hosts", mode="before")
     @classmethod

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from batchline.app.startup import (
     StartupError,
+    connection_limit,
     folder_lock,
     listening_socket,
     make_folder,
@@ -84,3 +86,22 @@ async def test_the_first_signal_stops_the_process(number: signal.Signals) -> Non
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         loop.remove_signal_handler(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("setting", "descriptors", "limit"),
+    [
+        (None, 256, 128),
+        (None, 1_048_576, 4096),
+        (50_000, 1_048_576, 50_000),
+        (50_000, 1024, 512),
+        (10, 1024, 10),
+        (None, 1, 1),
+        (None, resource.RLIM_INFINITY, 4096),
+    ],
+)
+def test_connections_of_clients_never_get_more_than_half_of_the_descriptors(
+    setting: int | None, descriptors: int, limit: int
+) -> None:
+    """A14"""
+    assert connection_limit(Settings(max_connections=setting), descriptors=descriptors) == limit

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import socket
 import sqlite3
 import time
@@ -313,7 +314,14 @@ class Api:
             await self.store.start_metering(credits, at=1)
             sock = socket.create_server(("127.0.0.1", 0))
             self.port = sock.getsockname()[1]
-            self.server = Server(build(services), settings=self.settings, random=services.random, sock=sock)
+            self.server = Server(
+                build(services),
+                settings=self.settings,
+                metrics=services.metrics,
+                random=services.random,
+                sock=sock,
+                max_connections=self.settings.max_connections or math.inf,
+            )
             self._ready.set_result(None)
             await self.server.serve()
 

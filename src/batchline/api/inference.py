@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchline.api.auth import Auth
-from batchline.api.request_context import body_chunks
+from batchline.api.request_context import body_chunks, client_state_of
 from batchline.api.responses import JSON
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import InvalidCredentials, InvalidRequest, TooLarge
@@ -46,6 +46,7 @@ class InferenceRoutes:
         with self._throttle.slot(owner.project_id):
             call = self._inference.prepare(owner, scope["path"], await self._read(request))
             respond = self._send_stream if call.streams else self._send_whole
+            client_state_of(scope).watched = call.streams
             await respond(call, scope, receive, send)
 
     async def _read(self, request: Request) -> bytes:

@@ -1,38 +1,85 @@
-"""Extends uvicorn's HTTP connection with a deadline and a size limit for headers, and errors in the envelope.
+"""Extends uvicorn's HTTP connection with bounds on what a client can make it hold, and errors in the envelope.
 
 uvicorn has no setting for these. The subclass overrides private parts (``cycle``, ``flow``,
 ``_unsupported_upgrade_warning``, ``STATUS_LINE``), so uvicorn is pinned to <0.55.
+
+A connection works on one request at a time. The bytes behind it are kept unparsed, at most ``_READ_AHEAD_BYTES`` and
+one read of them; then reading pauses until the answer was sent and the client has taken enough of it.
 """
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.json import encode as encode_json
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from batchline.api.request_context import ClientState
+from batchline.api.request_splitter import RequestSplitter
 from batchline.api.responses import JSON
+from batchline.api.write_deadline import WriteDeadline
 from batchline.domain import ids
-from batchline.domain.errors import ApiError, HeadersTooLarge, InvalidRequest, RequestTimeout
+from batchline.domain.errors import (
+    ApiError,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+    TooManyConnections,
+)
 from batchline.domain.limits import MAX_HEADER_BYTES
 from batchline.domain.wire import ErrorBody
 from batchline.ports import Random
+from batchline.telemetry.metrics import Metrics
 
 _LINGER_SECONDS = 5.0
+_READ_AHEAD_BYTES = 64 * 1024
+_MAX_BODY_PARTS_AT_ONCE = 256
+"""After so many parts of a body the other connections get their turn. Only a client that sends tiny chunks has more."""
 
 log = logging.getLogger(__name__)
 
 
-class ServerConnection(HttpToolsProtocol):
-    """One connection. Use ``connection_class``, which binds the two attributes below: uvicorn creates the instances."""
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """The bounds of every connection."""
 
     header_seconds: float
+    write_seconds: float
+    connections: float
+    """The most connections that may be open at once."""
+
+
+class _Flow(FlowControl):
+    """Reads on when it is asked to, unless more than enough was read ahead.
+
+    A call that waits for its client to disconnect is read on all the same, because nothing else tells of the end.
+    """
+
+    def __init__(self, transport: asyncio.Transport, client_state: ClientState) -> None:
+        super().__init__(transport)
+        self._client_state = client_state
+        self.read_ahead_full = False
+
+    def resume_reading(self) -> None:
+        if not self.read_ahead_full or self._client_state.watched:
+            super().resume_reading()
+
+
+class ServerConnection(HttpToolsProtocol):
+    """One connection. Use ``connection_class``, which binds the attributes below: uvicorn creates the instances."""
+
+    limits: ConnectionLimits
+    metrics: Metrics
     random: Random
+    flow: _Flow
+    _deadline: WriteDeadline
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._client_state = ClientState()
+        self._splitter = RequestSplitter()
         self._timer: asyncio.TimerHandle | None = None
         self._parse_error: ApiError | None = None
         self._refused = False
@@ -40,13 +87,27 @@ class ServerConnection(HttpToolsProtocol):
         self._header_bytes = 0
         self._buffered_bytes = 0
         """Bytes received since the parser last called back; it buffers all of them."""
+        self._body_parts = 0
+        self._unparsed = b""
+        self._parsed_bytes = 0
+        """How many of the bytes in ``_unparsed`` were parsed after all."""
+        self._parse_is_due = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_timer()
+        self.flow = _Flow(transport, self._client_state)
+        self._deadline = WriteDeadline(
+            transport, seconds=self.limits.write_seconds, loop=self.loop, on_expired=self._on_unread
+        )
+        if len(self.connections) > self.limits.connections:
+            self._turn_away()
+        else:
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._deadline.stop()
+        self._unparsed = b""
         self._client_state.disconnected = self._in_flight()
         super().connection_lost(exc)
 
@@ -55,10 +116,15 @@ class ServerConnection(HttpToolsProtocol):
             return
         if self._in_headers:
             self._start_timer()
-        self._buffered_bytes += len(data)
-        super().data_received(data)
-        if self._buffered_bytes > MAX_HEADER_BYTES and not self._refused:
-            self._refuse(HeadersTooLarge())
+        if self._unparsed:
+            self._unparsed = self._unparsed[self._parsed_bytes :] + data
+            self._parsed_bytes = 0
+            self._bound_read_ahead()
+        else:
+            self._unparsed = data
+            self._parse()
+            if self._splitter.in_request:
+                self._parse_soon()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Close the connection, unless the client stopped in the middle of a body: then it may wait for the error."""
@@ -67,9 +133,19 @@ class ServerConnection(HttpToolsProtocol):
         self._cut_off()
         return True
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._deadline.start()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._deadline.note_progress()
+        self._parse_soon()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["client_state"] = self._client_state
+        self._client_state.watched = False
         self._header_bytes = 0
         self._start_timer()
 
@@ -85,19 +161,103 @@ class ServerConnection(HttpToolsProtocol):
         self._in_headers = False
         self._buffered_bytes = 0
         self._stop_timer()
-        if self.parser.should_upgrade() and self._has_body():
+        self._splitter.begin_body(length=self._body_length())
+        if self.parser.should_upgrade() and self._splitter.body_bytes != 0:
             # The parser treats what follows as another protocol, so the body would be lost silently.
             self._fail(InvalidRequest("Only HTTP/1.1 is spoken here: send the request without an Upgrade header"))
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._buffered_bytes = 0
+        self._body_parts += 1
+        if self._splitter.body_bytes is not None:
+            self._splitter.body_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_headers = True
         self._buffered_bytes = 0
+        self._splitter.end_request()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._deadline.start()
+        self._parse_soon()
+
+    def _parse(self) -> None:
+        """Parse the bytes that were received, up to the end of a request that has to be answered first."""
+        data, splitter = self._unparsed, self._splitter
+        self._body_parts = 0
+        start = splitter.skip_line_ends(data, self._parsed_bytes)
+        while start < len(data) and self._body_parts <= _MAX_BODY_PARTS_AT_ONCE and self._may_parse():
+            end = splitter.end_of_piece(data, start)
+            self._buffered_bytes += end - start
+            super().data_received(data if end - start == len(data) else memoryview(data)[start:end])  # type: ignore[arg-type]
+            if self._buffered_bytes > MAX_HEADER_BYTES and not self._refused:
+                self._refuse(HeadersTooLarge())
+            start = splitter.skip_line_ends(data, end)
+        if start < len(data) and not self._refused:
+            self._parsed_bytes = start
+        else:
+            self._unparsed, self._parsed_bytes = b"", 0
+        self._bound_read_ahead()
+
+    def _may_parse(self) -> bool:
+        if self._refused or self.transport.is_closing():
+            return False
+        if self._splitter.in_request:
+            return True
+        return not self._in_flight() and not self.flow.write_paused
+
+    def _parse_soon(self) -> None:
+        """Parse the next request when the other connections had their turn."""
+        if self._unparsed and not self._parse_is_due:
+            self._parse_is_due = True
+            self.loop.call_soon(self._parse_when_due)
+
+    def _parse_when_due(self) -> None:
+        self._parse_is_due = False
+        if self._unparsed:
+            self._parse()
+            if self._splitter.in_request:
+                self._parse_soon()
+
+    def _bound_read_ahead(self) -> None:
+        """Stop reading if more than enough was read ahead.
+
+        Behind a call that has to notice its client's end, reading goes on. Then the bytes are dropped, and the
+        connection ends with the answer to that call.
+        """
+        self.flow.read_ahead_full = len(self._unparsed) - self._parsed_bytes > _READ_AHEAD_BYTES
+        if self.flow.read_ahead_full:
+            if self._client_state.watched:
+                self._drop_read_ahead()
+            else:
+                self.flow.pause_reading()
+        elif self.flow.read_paused and (self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT):
+            self.flow.resume_reading()
+
+    def _drop_read_ahead(self) -> None:
+        self.metrics.refusals.labels("read_ahead").inc()
+        self._refused = True
+        self._unparsed, self._parsed_bytes = b"", 0
+        self._stop_timer()
+        self.cycle.keep_alive = False
+
+    def _on_unread(self) -> None:
+        """Disconnect a client that does not read. Whatever works on its request is told so by ``connection_lost``."""
+        self.metrics.refusals.labels("unread_answer").inc()
+        log.info("the client does not read its answer, closing the connection", extra={"client": self.client})
+        self.transport.abort()
+
+    def _turn_away(self) -> None:
+        """Refuse a connection for which there is no room, at once: it must not hold a descriptor for long."""
+        self.metrics.refusals.labels("connections").inc()
+        self._refused = True
+        self.transport.write(self._raw_response(TooManyConnections(), ids.request_id(self.random.bytes(16))))
+        self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._parse_error or InvalidRequest(msg))
@@ -130,6 +290,7 @@ class ServerConnection(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        self._deadline.start()
 
     def _cut_off(self) -> None:
         """Let the request in flight have its answer, as the last one: the bytes after it cannot be read."""
@@ -140,13 +301,14 @@ class ServerConnection(HttpToolsProtocol):
     def _in_flight(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _has_body(self) -> bool:
+    def _body_length(self) -> int | None:
+        """Return the length of the body, or None if it is chunked. The parser has checked these headers."""
         headers = dict(self.headers)
-        return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        return None if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self.header_seconds, self._on_timer)
+            self._timer = self.loop.call_later(self.limits.header_seconds, self._on_timer)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -159,10 +321,11 @@ class ServerConnection(HttpToolsProtocol):
         Headers may have to wait for the answer to the request before them; that is not the client's fault.
         """
         self._timer = None
-        if self._in_flight():
+        if self._in_flight() or self._unparsed:
             self._start_timer()
         else:
-            self._refuse(RequestTimeout(f"The request's headers took longer than {self.header_seconds:g} seconds"))
+            seconds = self.limits.header_seconds
+            self._refuse(RequestTimeout(f"The request's headers took longer than {seconds:g} seconds"))
 
     def _raw_response(self, error: ApiError, request_id: str) -> bytes:
         body = encode_json(ErrorBody.from_error(error))
@@ -172,11 +335,12 @@ class ServerConnection(HttpToolsProtocol):
             (b"content-length", str(len(body)).encode()),
             (b"x-request-id", request_id.encode()),
             (b"connection", b"close"),
+            *((name.encode(), value.encode()) for name, value in error.headers.items()),
         ]
         lines = [name + b": " + value + b"\r\n" for name, value in headers]
         return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])
 
 
-def connection_class(*, header_seconds: float, random: Random) -> type[asyncio.Protocol]:
+def connection_class(*, limits: ConnectionLimits, metrics: Metrics, random: Random) -> type[asyncio.Protocol]:
     """Return a subclass with its settings bound, for uvicorn to instantiate."""
-    return type("BoundConnection", (ServerConnection,), {"header_seconds": header_seconds, "random": random})
+    return type("BoundConnection", (ServerConnection,), {"limits": limits, "metrics": metrics, "random": random})

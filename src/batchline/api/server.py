@@ -20,7 +20,7 @@ from batchline.api.inference import InferenceRoutes
 from batchline.api.middleware import Middleware
 from batchline.api.models import ModelRoutes
 from batchline.api.openapi.routes import DescriptionRoutes
-from batchline.api.protocol import connection_class
+from batchline.api.protocol import ConnectionLimits, connection_class
 from batchline.api.services import ApiServices
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import MethodNotAllowed, NotFound
@@ -79,11 +79,25 @@ def _with_middleware(
 class Server:
     """Runs uvicorn on a bound socket in the running loop; the caller handles signals."""
 
-    def __init__(self, app: ASGIApp, *, settings: Settings, random: Random, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: Settings,
+        metrics: Metrics,
+        random: Random,
+        sock: socket.socket,
+        max_connections: float,
+    ) -> None:
+        limits = ConnectionLimits(
+            header_seconds=settings.header_timeout_seconds,
+            write_seconds=settings.write_timeout_seconds,
+            connections=max_connections,
+        )
         config = uvicorn.Config(
             app,
             loop="none",
-            http=connection_class(header_seconds=settings.header_timeout_seconds, random=random),
+            http=connection_class(limits=limits, metrics=metrics, random=random),
             ws="none",
             lifespan="off",
             interface="asgi3",

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvloop
+from starlette.types import ASGIApp
 
 from batchline.api.server import Server, build, build_health
 from batchline.app.backends import identity_check, migrate_own_store, open_both
 from batchline.app.startup import (
     StartupError,
+    connection_limit,
     listening_socket,
     make_folder,
     own_folder,
+    raise_descriptor_limit,
     stop_on_signals,
     url_of,
     write_lock,
@@ -218,7 +221,7 @@ async def _start_metering(context: Context) -> None:
 
 
 def _api_server(context: ProcessContext, role: ApiRole) -> Server:
-    return Server(build(role.services), settings=context.settings, random=context.random, sock=context.sock)
+    return _server(context, build(role.services))
 
 
 def _health_server(context: ProcessContext) -> Server:
@@ -231,7 +234,18 @@ def _health_server(context: ProcessContext) -> Server:
         clock=context.clock,
         random=context.random,
     )
-    return Server(app, settings=context.settings, random=context.random, sock=context.sock)
+    return _server(context, app)
+
+
+def _server(context: ProcessContext, app: ASGIApp) -> Server:
+    return Server(
+        app,
+        settings=context.settings,
+        metrics=context.metrics,
+        random=context.random,
+        sock=context.sock,
+        max_connections=connection_limit(context.settings, descriptors=raise_descriptor_limit()),
+    )
 
 
 def _require_shared(settings: Settings, *, role: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from batchline.settings import Settings
 log = logging.getLogger(__name__)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_MAX_DEFAULT_CONNECTIONS = 4096
+"""A connection that sends no credentials can hold about 320 KB."""
 
 
 class StartupError(Exception):
@@ -34,6 +37,26 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the number of file descriptors that the process may have to its hard limit, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        log.warning("failed to raise the limit of file descriptors", extra={"limit": soft, "hard_limit": hard})
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def connection_limit(settings: Settings, *, descriptors: int) -> int:
+    """Return how many connections clients may have open.
+
+    They never get more than half of the descriptors. The rest is for upstreams, files and the database, so that a
+    running batch does not depend on how many clients connect.
+    """
+    half = descriptors // 2 if descriptors != resource.RLIM_INFINITY else _MAX_DEFAULT_CONNECTIONS
+    return max(1, min(settings.max_connections or _MAX_DEFAULT_CONNECTIONS, half))
 
 
 def make_folder(folder: Path) -> None:

@@ -26,6 +26,7 @@
         ├── FileDamaged         500  … storage_error            never retried by the SDKs
         ├── BadGateway          502  … upstream_error
         ├── Unavailable         503  … service_unavailable      with Retry-After
+        │   └── TooManyConnections
         └── GatewayTimeout      504  … upstream_timeout
 
 Errors between the parts of the service, never shown to a client:
@@ -265,6 +266,11 @@ class Unavailable(InternalError):
 
     def __init__(self, message: str = "The service cannot reach its storage right now. Try again.") -> None:
         super().__init__(message, headers={"retry-after": str(_UNAVAILABLE_RETRY_AFTER_SECONDS)})
+
+
+class TooManyConnections(Unavailable):
+    def __init__(self) -> None:
+        super().__init__("The service has too many open connections. Try again.")
 
 
 class GatewayTimeout(InternalError):

@@ -29,6 +29,9 @@ class Metrics:
         self.http_requests = self._counter(
             "http_requests", "Answered HTTP requests, by method and status.", "method", "status"
         )
+        self.refusals = self._counter(
+            "refusals", "Requests and connections that were refused or ended at a bound, by bound.", "bound"
+        )
 
         self.queue_lines = self._gauge("queue_lines", "Lines of all batches that no worker has leased yet.")
         self.lines_in_flight = self._gauge("lines_in_flight", "Requests in flight to the upstream.", "upstream")

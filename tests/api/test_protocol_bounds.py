@@ -1,0 +1,214 @@
+"""The bounds on what one connection can make the service hold: A14."""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.api_server import CHAT, FORM, Api, field, file_part, form, read_reply, read_to_end, wait_until
+from tests.support.manual_upstream import ManualUpstream, Peer, delta, event
+
+TINY = b"GET /healthz HTTP/1.1\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n"
+MiB = 1024 * 1024
+CALL = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+STREAM = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process, in which the server runs too."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def send_until_full(api: Api, sock: socket.socket, data: bytes) -> int:
+    """Send bytes until the server takes no more of them, and return how many it took."""
+    sock.setblocking(False)
+    sent = refusals = 0
+    while sent < len(data) and refusals < 20:
+        try:
+            sent += sock.send(data[sent : sent + MiB])
+            refusals = 0
+        except BlockingIOError:
+            # The server has run all that was due before it answers this.
+            assert api.call("GET", "/healthz").status == 200
+            refusals += 1
+    sock.setblocking(True)
+    return sent
+
+
+def call_head(api: Api, body: bytes) -> bytes:
+    return api.head(f"POST {CHAT}", f"content-length: {len(body)}") + body
+
+
+def refusals(api: Api, bound: str) -> float:
+    return api.services.metrics.registry.get_sample_value("batchline_refusals_total", {"bound": bound}) or 0.0
+
+
+@pytest.mark.rule("A14", "Pipelined requests whose answers are not read cost next to no memory.")
+def test_pipelined_requests_whose_answers_are_not_read_are_not_read_either(serve: Callable[..., Api]) -> None:
+    api = serve()
+    flood = TINY * (4 * MiB // len(TINY))
+    before = resident_bytes()
+    with ExitStack() as stack:
+        for _ in range(5):
+            send_until_full(api, stack.enter_context(api.connect()), flood)
+        wait_until(lambda: api.requests_in_flight() <= 10)
+        assert resident_bytes() - before < 64 * MiB
+
+
+def test_one_pipelined_request_of_a_connection_is_worked_on_at_a_time(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
+    api = serve(upstream_url=manual_upstream.url)
+    with api.connect() as sock:
+        sock.sendall(call_head(api, CALL) * 3)
+        peer = manual_upstream.accept()
+        for _ in range(3):
+            peer.read()
+            assert api.requests_in_flight() == 1
+            peer.answer(b'{"id":"c","choices":[]}')
+
+
+def test_every_pipelined_request_is_answered_once_the_client_reads(api: Api) -> None:
+    count = 20_000
+    with api.connect() as sock:
+        sent, received = 0, 0
+        flood = TINY * count
+        while received < count:
+            with suppress(BlockingIOError):
+                sent += sock.send(flood[sent : sent + MiB], socket.MSG_DONTWAIT)
+            received += sock.recv(MiB).count(b'{"status":"ok"}')
+        # An answer can be cut in two by a read, so some may be counted late, but none twice.
+        assert sent == len(flood)
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_requests_are_told_apart_wherever_their_bytes_are_cut(api: Api, step: int) -> None:
+    """A head that ends in one read and begins in another, chunks and trailers included."""
+    requests = (
+        HEALTH
+        + b"\r\n\r\n"
+        + api.head("POST /v1/batches", "transfer-encoding: chunked")
+        + b"4\r\n\r\n\r\n\r\n2\r\n{}\r\n0\r\nt: v\r\n\r\n"
+        + api.head("POST /v1/batches", "content-length: 8")
+        + b"GET / \r\n"
+        + b"GET /healthz HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n"
+    )
+    with api.connect() as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, len(requests), step):
+            sock.sendall(requests[start : start + step])
+        answers = read_to_end(sock).split(b"HTTP/1.1 ")[1:]
+        assert [answer[:3] for answer in answers] == [b"200", b"400", b"400", b"200"]
+
+
+@pytest.mark.rule("A14", "A call ends when its client is gone, also if the client has sent more requests behind it.")
+@pytest.mark.parametrize("behind", [HEALTH, TINY * (MiB // len(TINY))], ids=["one", "many"])
+def test_a_call_left_behind_a_pipelined_request_ends(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, behind: bytes
+) -> None:
+    api = serve(upstream_url=manual_upstream.url)
+    with api.connect() as sock:
+        sock.sendall(call_head(api, CALL))
+        peer = manual_upstream.accept()
+        peer.read()
+        sock.sendall(behind)
+    peer.wait_until_closed()
+    wait_until(lambda: api.requests_in_flight() == 0)
+
+
+@pytest.mark.parametrize("body", [b"1\r\nx\r\n", b"4\r\n\r\n\r\n\r\n"])
+def test_a_body_of_tiny_chunks_is_read_within_bounds(api: Api, body: bytes) -> None:
+    with api.connect() as sock:
+        sock.sendall(api.head("POST /v1/batches", "transfer-encoding: chunked"))
+        sock.sendall(body * 100_000 + b"0\r\n\r\n")
+        assert read_reply(sock).status == 400
+
+
+@pytest.fixture(scope="module")
+def impatient(shared: Callable[..., Api]) -> Api:
+    """Return a server that soon gives up on a client that does not read."""
+    return shared(write_timeout_seconds=0.4)
+
+
+def upload_large(api: Api) -> str:
+    body = form(field("purpose", "batch"), file_part(b"x" * 32 * MiB))
+    file_id: str = api.call("POST", "/v1/files", body=body, headers=FORM).json["id"]
+    return file_id
+
+
+@pytest.mark.rule("A14", "A client that reads nothing of its answer is disconnected.")
+def test_a_download_that_is_not_read_is_given_up(impatient: Api) -> None:
+    head = impatient.head(f"GET /v1/files/{upload_large(impatient)}/content")
+    before = refusals(impatient, "unread_answer")
+    with impatient.connect() as sock:
+        sock.sendall(head)
+        assert sock.recv(1, socket.MSG_PEEK)
+        wait_until(lambda: impatient.requests_in_flight() == 0)
+        with suppress(ConnectionResetError):
+            assert len(read_to_end(sock)) < 32 * MiB
+    assert refusals(impatient, "unread_answer") == before + 1
+
+
+def test_a_download_that_is_read_slowly_is_not_given_up(impatient: Api) -> None:
+    head = impatient.head(f"GET /v1/files/{upload_large(impatient)}/content", "connection: close")
+    with impatient.connect() as sock, impatient.connect() as idle:
+        sock.sendall(head)
+        received = 0
+        while chunk := sock.recv(MiB):
+            received += len(chunk)
+            idle.sendall(HEALTH)
+            read_reply(idle)
+        assert received > 32 * MiB
+
+
+def _send_until_closed(peer: Peer, data: bytes) -> None:
+    with suppress(OSError):
+        while True:
+            peer.send_events(data)
+
+
+def test_a_stream_that_is_not_read_is_given_up(serve: Callable[..., Api], manual_upstream: ManualUpstream) -> None:
+    api = serve(upstream_url=manual_upstream.url, write_timeout_seconds=0.4)
+    with api.connect() as sock:
+        sock.sendall(call_head(api, STREAM))
+        peer = manual_upstream.accept()
+        peer.read()
+        peer.begin_stream()
+        _send_until_closed(peer, event(delta("y" * 60_000)))
+        wait_until(lambda: api.requests_in_flight() == 0)
+
+
+def test_an_idle_connection_with_an_unread_answer_is_given_up(impatient: Api) -> None:
+    """Answers too small to pause the writing count too."""
+    before = impatient.connections()
+    with impatient.connect() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        send_until_full(impatient, sock, TINY * 100_000)
+        wait_until(lambda: impatient.connections() <= before)
+
+
+@pytest.mark.rule("A14", "A connection over the limit is refused at once, and the others go on.")
+def test_a_connection_over_the_limit_is_refused(serve: Callable[..., Api]) -> None:
+    api = serve(max_connections=3)
+    wait_until(lambda: api.connections() == 0)
+    with ExitStack() as stack:
+        kept = [stack.enter_context(api.connect()) for _ in range(3)]
+        for sock in kept:
+            sock.sendall(HEALTH)
+            assert read_reply(sock).status == 200
+        with api.connect() as sock:
+            reply = read_reply(sock)
+            assert reply.status == 503
+            assert reply.error["code"] == "service_unavailable"
+            assert reply.headers["retry-after"] == "2"
+            assert read_to_end(sock) == b""
+        kept[0].sendall(HEALTH)
+        assert read_reply(kept[0]).status == 200
+        assert refusals(api, "connections") == 1
+    wait_until(lambda: api.connections() == 0)
+    assert api.call("GET", "/healthz").status == 200
