@@ -237,6 +237,16 @@ class Settings(BaseSettings):
     max_project_calls: int = Field(
         default=256, ge=1, description="Maximum number of parallel synchronous calls of one project."
     )
+    max_call_bytes: int = Field(
+        default=256 * MiB,
+        gt=0,
+        description="Maximum size of the bodies of all synchronous calls under way in a process.",
+    )
+    max_project_call_bytes: int = Field(
+        default=64 * MiB,
+        gt=0,
+        description="Maximum size of the bodies of one project's synchronous calls under way in a process.",
+    )
     max_request_bytes: int = Field(default=4 * MiB, gt=0, description="Maximum size of the body of a synchronous call.")
 
     header_timeout_seconds: float = Field(default=15, gt=0, description="Timeout for the headers of a request.")

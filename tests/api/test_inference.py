@@ -3,8 +3,10 @@
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.support.api_server import CHAT, Api, read_reply, wait_until
@@ -475,3 +477,57 @@ def test_two_calls_share_a_connection_one_after_the_other(
             peer.read()
             peer.answer(json.dumps({"usage": USAGE}).encode())
             assert read_reply(sock).json["usage"] == USAGE
+
+
+def _large_chat(size: int) -> bytes:
+    return json.dumps(chat("x" * size)).encode()
+
+
+@pytest.mark.rule("A4", "The bodies of calls under way are bounded for a project and for the service.")
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_bodies_of_calls_under_way_are_bounded(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, chunked: bool
+) -> None:
+    """A4: refused before the body is read, from the length alone, or as the largest body if it has no length."""
+    api = serve(
+        upstream_url=manual_upstream.url,
+        max_request_bytes=600_000,
+        max_project_call_bytes=1_000_000,
+        max_call_bytes=1_600_000,
+    )
+    other, third = api.new_account("other"), api.new_account("third")
+    body = _large_chat(590_000)
+    with ThreadPoolExecutor(2) as pool:
+        calls = []
+        for account in (api.account, other):
+            calls.append(pool.submit(api.call, "POST", CHAT, body=body, account=account))
+            peer = manual_upstream.accept()
+            peer.read()
+        with api.connect() as sock:
+            framing = "transfer-encoding: chunked" if chunked else f"content-length: {len(body)}"
+            sock.sendall(api.head(f"POST {CHAT}", framing, "expect: 100-continue"))
+            refused = read_reply(sock)
+        full = api.call("POST", CHAT, body=body, account=third)
+        for peer in manual_upstream.peers:
+            peer.answer(b"{}")
+        assert [call.result().status for call in calls] == [200, 200]
+    for reply in (refused, full):
+        assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
+        assert reply.headers["retry-after"] == "1"
+    sample = api.services.metrics.registry.get_sample_value
+    assert sample("batchline_refusals_total", {"bound": "project_call_bytes"}) == 1
+    assert sample("batchline_refusals_total", {"bound": "call_bytes"}) == 1
+
+
+def test_a_large_call_is_held_once(serve: Callable[..., Api], manual_upstream: ManualUpstream) -> None:
+    """A4: what is reserved is near to what a call takes."""
+    api = serve(upstream_url=manual_upstream.url)
+    body = _large_chat(4_000_000)
+    head = api.head(f"POST {CHAT}", f"content-length: {len(body)}")
+    with ExitStack() as stack:
+        before = psutil.Process().memory_info().rss
+        for _ in range(12):
+            stack.enter_context(sock := api.connect())
+            sock.sendall(head + body)
+            manual_upstream.accept().read()
+        assert (psutil.Process().memory_info().rss - before) / 12 < 6_000_000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchline.api.throttle import Throttle
+from batchline.api.throttle import BodyBytes, Throttle
 from batchline.domain.errors import RateLimited
 from tests.support.api_server import CHAT, LINE, Api, Held
 
@@ -41,7 +41,7 @@ def test_a_project_over_its_places_is_throttled_and_no_other(serve: Callable[...
 @pytest.mark.rule("A4", "A place is free again however it was left.")
 def test_a_place_is_free_again_however_it_was_left() -> None:
     """A4: a request that fails gives its place back."""
-    throttle = Throttle(1, of="things")
+    throttle = Throttle(1, of="things", bound="things")
     with pytest.raises(KeyError), throttle.slot("p"):
         raise KeyError
     with throttle.slot("p"):
@@ -49,3 +49,22 @@ def test_a_place_is_free_again_however_it_was_left() -> None:
             pass
         with throttle.slot("q"):
             pass
+
+
+def test_a_body_is_held_until_its_call_ends_and_one_always_fits() -> None:
+    """A4"""
+    body_bytes = BodyBytes(limit=100, project_limit=60)
+    with body_bytes.reserve("a", 500):
+        for project in ("a", "b"):
+            with pytest.raises(RateLimited), body_bytes.reserve(project, 1):
+                """Neither the project nor the service has room."""
+    with body_bytes.reserve("a", 60), body_bytes.reserve("b", 40):
+        with pytest.raises(RateLimited) as project_full, body_bytes.reserve("a", 1):
+            """The project has no room."""
+        with pytest.raises(RateLimited) as full, body_bytes.reserve("c", 1):
+            """The service has no room."""
+        with body_bytes.reserve("c", 0):
+            """Nothing takes no room."""
+    assert (project_full.value.bound, full.value.bound) == ("project_call_bytes", "call_bytes")
+    with body_bytes.reserve("c", 100):
+        """What was given back can be reserved again."""

@@ -72,21 +72,21 @@ class ManualUpstream:
     def __init__(self) -> None:
         self._sock = socket.create_server(("127.0.0.1", 0))
         self._sock.settimeout(TIMEOUT_SECONDS)
-        self._peers: list[Peer] = []
+        self.peers: list[Peer] = []
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}/v1"
 
     def __enter__(self) -> "ManualUpstream":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for peer in self._peers:
+        for peer in self.peers:
             peer.close()
         self._sock.close()
 
     def accept(self) -> Peer:
         """Return the service's next new connection."""
-        self._peers.append(Peer(self._sock.accept()[0]))
-        return self._peers[-1]
+        self.peers.append(Peer(self._sock.accept()[0]))
+        return self.peers[-1]
 
 
 def event(data: Any) -> bytes:

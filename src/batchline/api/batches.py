@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from batchline.api.auth import Auth
 from batchline.api.paging import choice, integer, page
-from batchline.api.request_context import body_chunks, client_state_of
+from batchline.api.request_context import client_state_of, read_body
 from batchline.api.responses import JSON, json_response
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import BatchNotFound, InsufficientQuota, InvalidRequest, TooLarge
@@ -150,13 +150,12 @@ def _is_null(raw: Raw) -> bool:
 
 
 async def _read_body(request: Request) -> bytes:
-    chunks = body_chunks(
+    return await read_body(
         request,
         max_bytes=MAX_JSON_BODY_BYTES,
         too_large=TooLarge(f"The request's body exceeds {MAX_JSON_BODY_BYTES} bytes"),
         cut_off=InvalidRequest("The request's body was cut off"),
     )
-    return b"".join([chunk async for chunk in chunks])
 
 
 def _batch_id(request: Request) -> str:

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchline.api.auth import Auth
-from batchline.api.request_context import body_chunks, client_state_of
+from batchline.api.request_context import body_size, client_state_of, read_body
 from batchline.api.responses import JSON
-from batchline.api.throttle import Throttle
+from batchline.api.throttle import BodyBytes, Throttle
 from batchline.domain.errors import InvalidCredentials, InvalidRequest, TooLarge
 from batchline.domain.events import error_event
 from batchline.domain.outcomes import Success
@@ -30,8 +30,16 @@ _STREAM_HEADERS = [
 class InferenceRoutes:
     """Passes calls to an upstream and its answers, whole or streamed, to the client."""
 
-    def __init__(self, *, auth: Auth, throttle: Throttle, inference: Inference, max_request_bytes: int) -> None:
-        self._auth, self._throttle = auth, throttle
+    def __init__(
+        self,
+        *,
+        auth: Auth,
+        throttle: Throttle,
+        body_bytes: BodyBytes,
+        inference: Inference,
+        max_request_bytes: int,
+    ) -> None:
+        self._auth, self._throttle, self._body_bytes = auth, throttle, body_bytes
         self._inference = inference
         self._max_request_bytes = max_request_bytes
 
@@ -43,20 +51,20 @@ class InferenceRoutes:
         return partial(self._answer, request, owner)
 
     async def _answer(self, request: Request, owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._throttle.slot(owner.project_id):
+        size = body_size(request, max_bytes=self._max_request_bytes)
+        with self._throttle.slot(owner.project_id), self._body_bytes.reserve(owner.project_id, size):
             call = self._inference.prepare(owner, scope["path"], await self._read(request))
             respond = self._send_stream if call.streams else self._send_whole
             client_state_of(scope).watched = call.streams
             await respond(call, scope, receive, send)
 
     async def _read(self, request: Request) -> bytes:
-        chunks = body_chunks(
+        return await read_body(
             request,
             max_bytes=self._max_request_bytes,
             too_large=TooLarge(f"The request's body exceeds {self._max_request_bytes} bytes"),
             cut_off=InvalidRequest("The request's body was cut off"),
         )
-        return b"".join([chunk async for chunk in chunks])
 
     async def _send_whole(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a call. A client that leaves meanwhile is charged all the same, so nothing ends early (E2)."""

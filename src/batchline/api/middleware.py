@@ -69,7 +69,10 @@ class Middleware:
             # see the cancellation.
             await self._send_error(scope, context, Unavailable("The service is shutting down. Try again."))
         except Exception as error:  # noqa: BLE001 - the outermost handler: every exception becomes an answer
-            await self._send_error(scope, context, _api_error(error, request_id))
+            answer = _api_error(error, request_id)
+            if answer.bound is not None:
+                self._metrics.refusals.labels(answer.bound).inc()
+            await self._send_error(scope, context, answer)
 
     async def _send_error(self, scope: Scope, context: RequestContext, error: ApiError) -> None:
         """Answer with an error. If an answer has begun it stays incomplete, and the server closes the connection."""

@@ -22,7 +22,7 @@ from batchline.api.models import ModelRoutes
 from batchline.api.openapi.routes import DescriptionRoutes
 from batchline.api.protocol import ConnectionLimits, connection_class
 from batchline.api.services import ApiServices
-from batchline.api.throttle import Throttle
+from batchline.api.throttle import BodyBytes, Throttle
 from batchline.domain.errors import MethodNotAllowed, NotFound
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import PATHS
@@ -157,7 +157,7 @@ def _routes(services: ApiServices) -> list[Route]:
     auth = Auth(
         accounts=services.store, bearer=settings.bearer, metered=settings.metering, on_key_used=services.on_key_used
     )
-    throttle = Throttle(settings.max_project_requests, of="uploads and creates")
+    throttle = Throttle(settings.max_project_requests, of="uploads and creates", bound="project_requests")
     return [
         *_file_routes(services, auth, throttle),
         *_batch_routes(services, auth, throttle),
@@ -223,11 +223,13 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
 
 
 def _inference_routes(services: ApiServices, auth: Auth) -> list[Route]:
+    settings = services.settings
     inference = InferenceRoutes(
         auth=auth,
-        throttle=Throttle(services.settings.max_project_calls, of="synchronous calls"),
+        throttle=Throttle(settings.max_project_calls, of="synchronous calls", bound="project_calls"),
+        body_bytes=BodyBytes(limit=settings.max_call_bytes, project_limit=settings.max_project_call_bytes),
         inference=services.inference,
-        max_request_bytes=services.settings.max_request_bytes,
+        max_request_bytes=settings.max_request_bytes,
     )
     return [Route(path, _Methods(POST=inference.call)) for path in PATHS]
 

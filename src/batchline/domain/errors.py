@@ -64,6 +64,8 @@ class ApiError(Exception):
     code: str | None = None
     line: int | None = None
     """The first invalid line of an input file."""
+    bound: str | None = None
+    """The bound that refused the request, as the metric of refusals names it."""
 
     def __init__(
         self,
@@ -180,8 +182,9 @@ class RateLimited(ApiError):
     type: ErrorType = "rate_limit_exceeded"
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, retry_after: int) -> None:
+    def __init__(self, message: str, *, retry_after: int, bound: str | None = None) -> None:
         super().__init__(message, headers={"retry-after": str(min(retry_after, _MAX_RETRY_AFTER_SECONDS))})
+        self.bound = bound
 
 
 class InsufficientQuota(ApiError):

@@ -73,7 +73,8 @@ class UpstreamExchange(asyncio.Future[Reply]):
 
     __slots__ = ("events", "on_cancel", "request", "started")
 
-    request: bytes
+    request: tuple[bytes, ...]
+    """The parts of the request, which are written one after the other."""
     started: float
     events: EventReceiver | None
     on_cancel: Callable[[], object]
@@ -143,7 +144,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._paused_seconds = 0.0
         if self._timer is None:
             self._schedule_deadline_check(timeout)
-        self._transport.write(exchange.request)
+        self._transport.writelines(exchange.request)
 
     def is_open(self) -> bool:
         """Return whether an idle connection can carry another request.

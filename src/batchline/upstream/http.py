@@ -28,6 +28,7 @@ from batchline.upstream.streaming import EventStream
 _MAX_IDLE_SECONDS = 4.0
 """Many servers close a connection that was idle for 5 s. A request that is written at that moment is lost, and that
 spends an attempt of its line."""
+_LARGE_BODY_BYTES = 64 * 1024
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _RESERVED_HEADERS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "content-type", "accept", "accept-encoding", "expect"}
@@ -82,12 +83,12 @@ class HttpUpstream:
         head = self._post_heads.get(path)
         if head is None:
             head = self._post_heads[path] = self._post_head(path, self._post_fields)
-        return self._send(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+        return self._send(_parts(head, body))
 
     async def get(self, path: str) -> Reply:
         """Send a GET request and return its reply."""
         target = (self._address.prefix + path).encode()
-        return await self._send(b"GET %b HTTP/1.1\r\n%b\r\n" % (target, self._get_fields))
+        return await self._send((b"GET %b HTTP/1.1\r\n%b\r\n" % (target, self._get_fields),))
 
     @asynccontextmanager
     async def stream(self, path: str, body: bytes) -> AsyncIterator[EventStream | Reply]:
@@ -98,7 +99,7 @@ class HttpUpstream:
         stream = EventStream(stall_seconds=self._request_timeout)
         head = self._post_head(path, self._stream_fields)
         try:
-            reply = await self._send(b"%b%d\r\n\r\n%b" % (head, len(body), body), stream)
+            reply = await self._send(_parts(head, body), stream)
             yield stream if stream.begun else reply
         finally:
             stream.abandon()
@@ -117,7 +118,7 @@ class HttpUpstream:
         """Return the head of a POST request up to the value of Content-Length, which comes last."""
         return b"POST %b HTTP/1.1\r\n%bContent-Length: " % ((self._address.prefix + path).encode(), fields)
 
-    def _send(self, request: bytes, events: EventReceiver | None = None) -> UpstreamExchange:
+    def _send(self, request: tuple[bytes, ...], events: EventReceiver | None = None) -> UpstreamExchange:
         exchange = UpstreamExchange()
         exchange.request = request
         exchange.events = events
@@ -192,6 +193,13 @@ class _Address(Struct, frozen=True, kw_only=True):
     authority: str
     prefix: str
     """The part of every request's target before its path, such as the folder of a reverse proxy."""
+
+
+def _parts(head: bytes, body: bytes) -> tuple[bytes, ...]:
+    """Return the bytes of a request. A large body is not copied: its caller holds it already."""
+    if len(body) < _LARGE_BODY_BYTES:
+        return (b"%b%d\r\n\r\n%b" % (head, len(body), body),)
+    return b"%b%d\r\n\r\n" % (head, len(body)), body
 
 
 def _parse_address(base_url: str) -> _Address:
