@@ -1,6 +1,7 @@
 """Health, readiness and metrics, for the operator: F5."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -94,8 +95,6 @@ def test_objects_of_another_database_are_red(serve: Callable[..., Api]) -> None:
     ("broken", "red", "green"),
     [
         ({"wrap_store": lambda store: Faulty(store, check=StoreDown("secret.db is locked"))}, "database", "storage"),
-        ({"wrap_objects": lambda part: Faulty(part, check=ObjectsDown("/srv/secret"))}, "storage", "database"),
-        ({"wrap_objects": lambda part: Faulty(part, check=ValueError("secret"))}, "storage", "database"),
         (
             {"wrap_store": lambda store: Faulty(store, schema_versions=StoreDown("secret"))},
             "migrations failed",
@@ -116,6 +115,73 @@ def test_a_part_that_fails_is_named_without_internals(
     assert api.call("GET", "/healthz").status == 200
 
 
+@pytest.mark.rule("F5", "Without the storage a process with the API stays ready for reads, and says what failed.")
+@pytest.mark.parametrize("error", [ObjectsDown("/srv/secret"), ValueError("secret")])
+def test_an_api_without_its_storage_is_degraded_and_not_gone(serve: Callable[..., Api], error: Exception) -> None:
+    api = serve(wrap_objects=lambda part: Faulty(part, check=error))
+    reply = api.call("GET", "/readyz", anonymous=True)
+    assert (reply.status, reply.json["status"], reply.json["storage"]) == (200, "degraded", "failed")
+    assert (reply.json["database"], reply.json["identity"]) == ("ok", "not checked")
+    assert "secret" not in reply.body.decode()
+
+
+class _Parts:
+    """A store, objects and an identity that count their checks, and whose storage may be down."""
+
+    def __init__(self, *, storage: Exception | None = None) -> None:
+        self.counts: Counter[str] = Counter()
+        self._storage = storage
+
+    async def check(self) -> None:
+        self.counts["check"] += 1
+        await asyncio.sleep(0)
+        if self._storage is not None:
+            raise self._storage
+
+    async def schema_versions(self) -> SchemaVersions:
+        return SchemaVersions(database=1, program=1)
+
+
+def routes_of(parts: Any, clock: SettableClock, *, storage: Any = None, needs_storage: bool = False) -> HealthRoutes:
+    return HealthRoutes(
+        store=parts,
+        objects=storage or parts,
+        identity=parts,
+        metrics=Metrics(),
+        clock=clock,
+        admin_token=None,
+        needs_storage=needs_storage,
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.rule("F5", "However many ask, the checks of /readyz run once in a few seconds.")
+async def test_all_who_ask_within_a_few_seconds_share_one_check() -> None:
+    clock, parts = SettableClock(), _Parts()
+    routes = routes_of(parts, clock)
+    request = Request({"type": "http", "headers": []})
+    for _ in range(3):
+        answers = await asyncio.gather(*(routes.readyz(request) for _ in range(50)))
+        assert {answer.status_code for answer in answers} == {200}
+    assert parts.counts["check"] == 3
+    clock.advance(6)
+    await routes.readyz(request)
+    assert parts.counts["check"] == 6
+
+
+@pytest.mark.anyio
+async def test_a_worker_without_its_storage_is_not_ready() -> None:
+    """F5: and it notices within a second that the storage is back."""
+    clock, storage = SettableClock(), _Parts(storage=ObjectsDown("down"))
+    routes = routes_of(_Parts(), clock, storage=storage, needs_storage=True)
+    request = Request({"type": "http", "headers": []})
+    with pytest.raises(Unavailable, match="Not ready: storage failed"):
+        await routes.readyz(request)
+    storage._storage = None
+    clock.advance(1.5)
+    assert (await routes.readyz(request)).status_code == 200
+
+
 class _Hanging:
     async def check(self) -> None:
         await asyncio.Event().wait()
@@ -132,6 +198,7 @@ async def test_readyz_names_a_part_that_does_not_answer_in_time() -> None:
         metrics=Metrics(),
         clock=SettableClock(),
         admin_token=None,
+        needs_storage=False,
         check_timeout_seconds=0.01,
     )
     with pytest.raises(Unavailable, match=r"database did not answer within 0\.01 seconds; storage did not answer"):
@@ -142,7 +209,7 @@ def test_a_real_disk_that_refuses_is_red(serve: Callable[..., Api]) -> None:
     """F5"""
     api = serve()
     (api.folder / "objects").write_bytes(b"no folder")
-    assert "storage" in api.call("GET", "/readyz").error["message"]
+    assert api.call("GET", "/readyz").json["storage"] == "failed"
 
 
 def test_metrics_are_open_on_this_machine_and_named_for_us(api: Api) -> None:
@@ -242,7 +309,7 @@ async def test_queued_lines_are_counted_for_a_hundredth_of_the_time(seconds: flo
     """F5: the cost grows with the number of open shards. It is paid every ten seconds, or less often."""
     clock = SettableClock(now=0)
     store: Any = _SlowCount(clock, seconds=seconds)
-    routes = HealthRoutes(store=store, objects=store, identity=store, metrics=Metrics(), clock=clock, admin_token=None)
+    routes = routes_of(store, clock)
     request = Request({"type": "http", "headers": [], "client": ("127.0.0.1", 1)})
     end = clock.steady() + 1000
     while clock.steady() < end:

@@ -104,12 +104,12 @@ def _check_a_batch(service: Service, mock: Mock, outage: _Outage) -> None:
 def _check_answers(service: Service, file_id: str) -> None:
     """A6, F5: what cannot be stored is refused in the envelope; the process lives and says that it is not ready."""
     with ThreadPoolExecutor() as clients:
-        ready = clients.submit(service.call, "GET", "/readyz")
         alive = clients.submit(service.call, "GET", "/healthz")
         uploaded = clients.submit(_upload, service, chat_lines(["refused"]))
         created = clients.submit(_create, service, file_id)
     assert alive.result().status == 200
-    for refused in (ready, uploaded, created):
+    wait_until(lambda: not service.is_ready(), what="/readyz saying what failed")
+    for refused in (uploaded, created):
         assert refused.result().status in {500, 503}
         assert refused.result().error["type"] == "internal_error"
 

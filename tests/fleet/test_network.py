@@ -100,6 +100,8 @@ def _check_outage(fleet: Fleet, name: str) -> None:
 
 def _is_not_ready(node: Service, name: str) -> bool:
     reply = node.call("GET", "/readyz")
+    if reply.status == 200:
+        return bool(reply.json[name] != "ok")
     return reply.status == 503 and f"{name} " in reply.error["message"]
 
 

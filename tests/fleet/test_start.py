@@ -1,6 +1,7 @@
 """How processes of a fleet start, together and on what is not ready for them: SPEC F1, F5."""
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from batchline.store.postgres.migrate import expected_version
@@ -15,6 +16,7 @@ from tests.support.service import (
     running_mock,
     running_service,
     submit,
+    wait_until,
 )
 
 _SERVE = ("-m", "batchline", "serve")
@@ -64,9 +66,12 @@ def test_a_node_says_that_the_database_was_migrated_under_it(tmp_path: Path, pos
     with running_mock() as mock, running_service(tmp_path, mock.url, database_url=url) as service:
         for change, status in ((1, 200), (-1, 503), (0, 200)):
             postgres.execute(f"{version}({change})", database=url.rpartition("/")[2])
-            reply = service.call("GET", "/readyz")
-            assert reply.status == status
-            assert (b"differ: the database has version" in reply.body) is (change != 0)
+            wait_until(partial(_says, service, status, differs=change != 0), what=f"/readyz after a change of {change}")
+
+
+def _says(service: Service, status: int, *, differs: bool) -> bool:
+    reply = service.call("GET", "/readyz")
+    return (reply.status, b"differ: the database has version" in reply.body) == (status, differs)
 
 
 def test_what_is_not_shared_is_refused(tmp_path: Path) -> None:

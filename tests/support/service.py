@@ -267,7 +267,8 @@ class Service:
 
     def is_ready(self) -> bool:
         try:
-            return self.call("GET", "/readyz").status == 200
+            reply = self.call("GET", "/readyz")
+            return reply.status == 200 and reply.json["status"] == "ready"
         except (OSError, HTTPException):
             return False
 

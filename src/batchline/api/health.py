@@ -20,6 +20,9 @@ from batchline.ports import Objects, Store, WatchedClock
 from batchline.telemetry.metrics import Metrics
 
 CHECK_TIMEOUT_SECONDS = 5.0
+_READY_SECONDS, _NOT_READY_SECONDS = 5.0, 1.0
+"""How long the result of the checks is given to everyone who asks. They write to the database and the storage, and
+anyone may ask."""
 COUNT_INTERVAL_SECONDS = 10.0
 _COUNT_TIME_SHARE = 0.01
 """The most time that counting the queued lines may take, as a share of all time. It grows with their number, and on
@@ -38,10 +41,15 @@ class _Part(NamedTuple):
 
 
 _OK = _Part(True, "ok")
+_NOT_CHECKED = _Part(True, "not checked")
 
 
 class HealthRoutes:
-    """Reports whether the process is alive and ready, and its metrics."""
+    """Reports whether the process is alive and ready, and its metrics.
+
+    A worker is not ready without the storage, because it can record nothing. A process with the API is: it answers
+    everything that needs only the database, and a load balancer would find no better one behind the same bucket.
+    """
 
     def __init__(
         self,
@@ -52,6 +60,7 @@ class HealthRoutes:
         metrics: Metrics,
         clock: WatchedClock,
         admin_token: str | None,
+        needs_storage: bool,
         check_timeout_seconds: float = CHECK_TIMEOUT_SECONDS,
         count_interval_seconds: float = COUNT_INTERVAL_SECONDS,
     ) -> None:
@@ -59,6 +68,10 @@ class HealthRoutes:
         self._metrics, self._clock = metrics, clock
         self._count_due_at = -math.inf
         self._admin_token = admin_token
+        self._needs_storage = needs_storage
+        self._checking = asyncio.Lock()
+        self._parts: dict[str, _Part] = {}
+        self._checks_due_at = -math.inf
         self._check_timeout_seconds = check_timeout_seconds
         self._count_interval_seconds = count_interval_seconds
 
@@ -66,23 +79,39 @@ class HealthRoutes:
         return json_response({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        parts = {"database": await self._check("database", self._store.check)}
-        if parts["database"].ready:
-            parts["migrations"] = await self._check("migrations", self._check_migrations)
-        parts["storage"] = await self._check("storage", self._objects.check)
-        if parts["database"].ready and parts["storage"].ready:
-            parts["identity"] = await self._check("identity", self._identity.check)
-        failures = [f"{name} {part.text}" for name, part in parts.items() if not part.ready]
-        if failures:
-            raise Unavailable(f"Not ready: {'; '.join(failures)}")
+        parts = await self._check_parts()
+        failed = [name for name, part in parts.items() if not part.ready]
+        if failed and (self._needs_storage or failed != ["storage"]):
+            raise Unavailable(f"Not ready: {'; '.join(f'{name} {parts[name].text}' for name in failed)}")
         texts = {name: part.text for name, part in parts.items()}
-        return json_response({"status": "ready"} | texts | {"clock": self._clock.state.problem or "ok"})
+        status = {"status": "degraded" if failed else "ready"}
+        return json_response(status | texts | {"clock": self._clock.state.problem or "ok"})
 
     async def metrics(self, request: Request) -> Response:
         if not _is_local(request):
             self._check_token(request.headers.get("authorization", ""))
         await self._count_queue()
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def _check_parts(self) -> dict[str, _Part]:
+        """Return the state of every part, at most a few seconds old. All who ask at once wait for the same checks."""
+        async with self._checking:
+            if self._clock.steady() >= self._checks_due_at:
+                self._parts = await self._run_checks()
+            return self._parts
+
+    async def _run_checks(self) -> dict[str, _Part]:
+        parts = {"database": await self._check("database", self._store.check)}
+        if parts["database"].ready:
+            parts["migrations"] = await self._check("migrations", self._check_migrations)
+        parts["storage"] = await self._check("storage", self._objects.check)
+        if parts["database"].ready and parts["storage"].ready:
+            parts["identity"] = await self._check("identity", self._identity.check)
+        else:
+            parts["identity"] = _NOT_CHECKED
+        passed = all(part.ready for part in parts.values())
+        self._checks_due_at = self._clock.steady() + (_READY_SECONDS if passed else _NOT_READY_SECONDS)
+        return parts
 
     async def _check(self, name: str, check: Callable[[], Awaitable["_Part | None"]]) -> "_Part":
         """Run a check. One that returns nothing has passed, and one that raises or hangs has failed."""
@@ -93,7 +122,7 @@ class HealthRoutes:
             return _Part(False, f"did not answer within {self._check_timeout_seconds:g} seconds")
         except Exception as error:  # noqa: BLE001 - this page must say which part failed, for every kind of error
             fields = {"part": name, "error": type(error).__name__, "reason": str(error)}
-            log.warning("readiness check failed, answering 503", extra=fields)
+            log.warning("readiness check failed", extra=fields)
             return _Part(False, "failed")
 
     async def _check_migrations(self) -> "_Part":

@@ -57,7 +57,13 @@ def build_health(
 ) -> ASGIApp:
     """Return the application of a process that only answers health checks and metrics."""
     routes = _health_routes(
-        settings=settings, store=store, objects=objects, identity=identity, metrics=metrics, clock=clock
+        settings=settings,
+        store=store,
+        objects=objects,
+        identity=identity,
+        metrics=metrics,
+        clock=clock,
+        needs_storage=True,
     )
     return _with_middleware(routes, settings=settings, metrics=metrics, clock=clock, random=random)
 
@@ -170,6 +176,7 @@ def _routes(services: ApiServices) -> list[Route]:
             identity=services.identity,
             metrics=services.metrics,
             clock=services.clock,
+            needs_storage=False,
         ),
         *_description_routes(services),
     ]
@@ -250,6 +257,7 @@ def _health_routes(
     identity: IdentityCheck,
     metrics: Metrics,
     clock: WatchedClock,
+    needs_storage: bool,
 ) -> list[Route]:
     token = settings.admin_token
     health = HealthRoutes(
@@ -259,6 +267,7 @@ def _health_routes(
         metrics=metrics,
         clock=clock,
         admin_token=token.get_secret_value() if token else None,
+        needs_storage=needs_storage,
     )
     return [
         Route("/healthz", _Methods(GET=health.healthz)),

@@ -165,6 +165,8 @@ class Readiness(Struct, forbid_unknown_fields=True):
     database: str
     migrations: str
     storage: str
+    identity: str
+    clock: str
 
 
 CHAT_EXAMPLE = {"model": MODEL_ID, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
