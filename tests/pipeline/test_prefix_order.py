@@ -105,7 +105,9 @@ def _serve_engine() -> None:
 class _FileOrder:
     """Validates in the service's own process, where prefixes can be made to look all the same."""
 
-    async def validate(self, *, source: Path, work: Path, endpoint: str, limits: InputLimits) -> Verdict:
+    async def validate(
+        self, *, project_id: str, source: Path, work: Path, endpoint: str, limits: InputLimits
+    ) -> Verdict:
         return validate.validate_file(source=source, work=work, endpoint=endpoint, limits=limits)
 
     def close(self) -> None:

@@ -50,9 +50,9 @@ async def opened(count: int = 1) -> AsyncIterator[ValidationPool]:
         children.close()
 
 
-async def validate(children: ValidationPool, source: Path) -> Verdict:
+async def validate(children: ValidationPool, source: Path, *, project_id: str = "p") -> Verdict:
     work = source.with_suffix(".work")
-    return await children.validate(source=source, work=work, endpoint=CHAT, limits=InputLimits())
+    return await children.validate(project_id=project_id, source=source, work=work, endpoint=CHAT, limits=InputLimits())
 
 
 def good_file(folder: Path, lines: int = 3) -> Path:
@@ -227,7 +227,7 @@ def test_faults_of_the_disk_have_their_names(tmp_path: Path) -> None:
                 await validate(children, tmp_path / "missing.jsonl")
             nowhere, good = tmp_path / "no" / "such" / "folder", good_file(tmp_path)
             with pytest.raises(ObjectsDown):
-                await children.validate(source=good, work=nowhere, endpoint=CHAT, limits=InputLimits())
+                await children.validate(project_id="p", source=good, work=nowhere, endpoint=CHAT, limits=InputLimits())
 
     asyncio.run(story())
 
@@ -243,7 +243,11 @@ print("main runs", flush=True)
 if __name__ == "__main__":
     source = Path(sys.argv[1])
     call = ValidationPool().validate(
-        source=source, work=source.with_suffix(".work"), endpoint="{CHAT}", limits=InputLimits()
+        project_id="p",
+        source=source,
+        work=source.with_suffix(".work"),
+        endpoint="{CHAT}",
+        limits=InputLimits(),
     )
     asyncio.run(call)
 """
@@ -270,3 +274,46 @@ def test_a_child_does_not_run_the_parents_script(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script, good_file(tmp_path)], check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["main runs"]
     assert done.stderr == ""
+
+
+def test_a_child_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """F1: a file that lies there under the name of a module is not run."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    (folder := tmp_path / "current").mkdir()
+    for name in ("pickle", "msgspec", "multiprocessing"):
+        (folder / f"{name}.py").write_text("import os; os._exit(7)")
+    good = good_file(tmp_path)
+    subprocess.run([sys.executable, script, good], check=True, cwd=folder, capture_output=True)
+    assert good.with_suffix(".work").exists()
+
+
+@pytest.mark.rule("D8", "A file to validate does not wait behind many files of another project.")
+def test_projects_take_turns(tmp_path: Path) -> None:
+    """D8: of six files of one project and one of another, that one is second."""
+
+    async def story() -> None:
+        async with opened() as children:
+            ended: list[str] = []
+
+            async def run(source: Path, project_id: str) -> None:
+                await validate(children, source, project_id=project_id)
+                ended.append(project_id)
+
+            good, stalled = good_file(tmp_path), Stalled(tmp_path)
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(run(stalled.path, "many"))
+                descriptor = await stalled.wait_for_reader(first)
+                for _ in range(5):
+                    group.create_task(run(good, "many"))
+                left = group.create_task(run(good, "left"))
+                group.create_task(run(good, "few"))
+                group.create_task(run(good, "few"))
+                await asyncio.sleep(0)
+                left.cancel()
+                os.write(descriptor, BOM + GOOD % 0)
+                os.close(descriptor)
+            assert ended == ["many", "many", "few", "many", "few", "many", "many", "many"]
+            await validate(children, good)
+
+    asyncio.run(story())

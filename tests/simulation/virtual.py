@@ -135,7 +135,9 @@ class InlineValidator:
     def __init__(self, threads: InlineThreads) -> None:
         self._threads = threads
 
-    async def validate(self, *, source: Path, work: Path, endpoint: str, limits: InputLimits) -> Verdict:
+    async def validate(
+        self, *, project_id: str, source: Path, work: Path, endpoint: str, limits: InputLimits
+    ) -> Verdict:
         return await self._threads.run(
             lambda: validate_file(source=source, work=work, endpoint=endpoint, limits=limits)
         )

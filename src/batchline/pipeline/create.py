@@ -197,7 +197,7 @@ class BatchCreator:
     async def _validate(self, batch: Batch, file: File) -> CreateRecord:
         async with self._objects.local(file.object_key) as source, self._objects.scratch() as work:
             verdict = await self._validator.validate(
-                source=source, work=work, endpoint=batch.endpoint, limits=self._limits
+                project_id=batch.project_id, source=source, work=work, endpoint=batch.endpoint, limits=self._limits
             )
             if verdict.faults:
                 return await self._refuse(batch, verdict)

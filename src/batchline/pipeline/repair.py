@@ -254,7 +254,7 @@ class Repair:
         try:
             async with self._objects.local(file.object_key) as source, self._objects.scratch() as work:
                 verdict = await self._validator.validate(
-                    source=source, work=work, endpoint=batch.endpoint, limits=limits
+                    project_id=batch.project_id, source=source, work=work, endpoint=batch.endpoint, limits=limits
                 )
                 if not _is_work_of(verdict, shards):
                     return False

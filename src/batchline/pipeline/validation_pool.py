@@ -7,10 +7,13 @@ A child imports this module too, so it imports nothing that validation does not 
 import os
 import signal
 import sys
-from asyncio import Semaphore, wrap_future
-from collections.abc import Callable
+from asyncio import CancelledError, get_running_loop, wrap_future
+from asyncio import Future as Waiter
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -25,26 +28,33 @@ from batchline.domain.limits import InputLimits
 from batchline.pipeline.validate import validate_file
 from batchline.ports import Verdict
 
+_SAFE_PATH = "PYTHONSAFEPATH"
+
 
 class ValidationDied(Exception):
     """Two child processes in a row died while they validated one input file."""
 
 
 class ValidationPool:
-    """A Validator with a fixed number of child processes, which start when they are first needed."""
+    """A Validator with a fixed number of child processes, which start when they are first needed.
+
+    A file waits at most for one file of every other project, and for those of its own project that came before it.
+    """
 
     def __init__(self, count: int = 1) -> None:
         self._children = [_Child() for _ in range(count)]
         self._idle = list(self._children)
-        self._free = Semaphore(count)
+        self._turns = _Turns(count)
 
-    async def validate(self, *, source: Path, work: Path, endpoint: str, limits: InputLimits) -> Verdict:
+    async def validate(
+        self, *, project_id: str, source: Path, work: Path, endpoint: str, limits: InputLimits
+    ) -> Verdict:
         """Validate ``source`` and write its lines to ``work``.
 
         Raises ObjectMissing if ``source`` does not exist, ObjectsDown if the disk fails, and ValidationDied.
         """
         call = partial(_validate, source, work, endpoint, limits)
-        async with self._free:
+        async with self._turns.turn(project_id):
             child = self._idle.pop()
             try:
                 return msgpack.decode(await _run_twice(child, call), type=Verdict)
@@ -57,6 +67,50 @@ class ValidationPool:
         """End the child processes. One that is busy finishes its file first."""
         for child in self._children:
             child.close()
+
+
+class _Turns:
+    """Gives a fixed number of places to those who wait, one project after the other."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: dict[str, deque[Waiter[None]]] = {}
+        """Those who wait, by project. The project whose turn is next comes first; none of the queues is empty."""
+
+    @asynccontextmanager
+    async def turn(self, project_id: str) -> AsyncIterator[None]:
+        """Hold a place."""
+        await self._wait(project_id)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, project_id: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        waiter: Waiter[None] = get_running_loop().create_future()
+        self._waiting.setdefault(project_id, deque()).append(waiter)
+        try:
+            await waiter
+        except CancelledError:
+            if not waiter.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Give a place that became free to the next project."""
+        while self._waiting:
+            project_id = next(iter(self._waiting))
+            queue = self._waiting.pop(project_id)
+            waiter = queue.popleft()
+            if queue:
+                self._waiting[project_id] = queue
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._free += 1
 
 
 def _as_objects_error(failure: OSError, source: Path) -> ObjectMissing | ObjectsDown:
@@ -112,9 +166,24 @@ class _Process(SpawnProcess):
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
-            super().start()
+            with _safe_path():
+                super().start()
         finally:
             sys.modules["__main__"] = main
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Let Python processes that start meanwhile import nothing from the current folder, as with the flag -P."""
+    former = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = former
 
 
 class _Context(SpawnContext):

@@ -92,5 +92,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 class Validator(Protocol):
     """Validates input files off the event loop."""
 
-    async def validate(self, *, source: Path, work: Path, endpoint: str, limits: InputLimits) -> Verdict:
-        """Check ``source`` in one pass and write its lines to ``work``, durably."""
+    async def validate(
+        self, *, project_id: str, source: Path, work: Path, endpoint: str, limits: InputLimits
+    ) -> Verdict:
+        """Check ``source`` in one pass and write its lines to ``work``, durably. The projects take turns."""

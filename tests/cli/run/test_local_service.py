@@ -73,6 +73,15 @@ def _killed_in_the_middle(folder: Path, mock: Mock) -> list[psutil.Process]:
     return family
 
 
+def test_a_run_imports_nothing_from_the_current_folder(tmp_path: Path, mock: Mock) -> None:
+    """F4: a file that lies there under the name of a module is not run, by no process of the run."""
+    _lines(tmp_path, 3)
+    for name in ("uvloop", "pickle", "msgspec", "httptools", "multiprocessing"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(7)")
+    ended = _go(tmp_path, mock)
+    assert ended.code == 0, ended.stderr
+
+
 def test_a_killed_run_takes_its_service_with_it_and_goes_on_when_run_again(tmp_path: Path, mock: Mock) -> None:
     """F4, D5: no process stays, the batch is the same, and recorded lines do not run again."""
     _lines(tmp_path, 40, "[[delay=0.2]]")

