@@ -251,7 +251,7 @@ TOKEN = "a-long-admin-token"
         (f"bearer {TOKEN}", 200),
     ],
 )
-@pytest.mark.parametrize("relay", ["x-forwarded-for", "forwarded", "origin"])
+@pytest.mark.parametrize("relay", ["x-forwarded-for", "forwarded", "origin", "x-real-ip", "via"])
 def test_metrics_want_the_token_from_whoever_only_looks_local(
     shared: Callable[..., Api], relay: str, authorization: str | None, status: int
 ) -> None:
@@ -262,6 +262,25 @@ def test_metrics_want_the_token_from_whoever_only_looks_local(
     assert reply.status == status
     if status != 200:
         assert reply.error["type"] == "authentication_error"
+
+
+@pytest.mark.rule("F5", "A request to /metrics under the name of another host does not count as local.")
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("rebound.example:8000", 401),
+        ("localhost.rebound.example", 401),
+        ("127.0.0.1.rebound.example", 401),
+        ("10.0.0.1", 401),
+    ],
+)
+def test_metrics_are_not_open_under_a_rebound_name(api: Api, host: str, status: int) -> None:
+    """F5: a web page can have its name resolve to 127.0.0.1, and then reads what is open there."""
+    assert api.call("GET", "/metrics", anonymous=True, headers={"host": host}).status == status
 
 
 def test_without_a_token_metrics_stay_closed_to_others(api: Api) -> None:

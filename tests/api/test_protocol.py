@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from batchline.domain.limits import MAX_HEADER_BYTES
+from batchline.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from tests.support.api_server import FORM, LINE, Api, Held, field, file_part, form, read_reply, read_to_end
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n"
@@ -85,6 +85,10 @@ def test_headers_that_wait_for_an_earlier_answer_do_not_spoil_it(serve: Callable
         b"POST /v1/batches HTTP/1.1\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
         b"POST /v1/batches HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc",
         b"CONNECT other:443 HTTP/1.1\r\nhost: other\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: one\r\nhost: two\r\n\r\n",
+        b"GET /healthz\r\n\r\n",
+        b"GET /healthz HTTP/0.9\r\n\r\n",
+        b"GET /healthz HTTP/2.0\r\nhost: test\r\n\r\n",
     ],
 )
 def test_what_is_no_http_is_answered_in_the_envelope(api: Api, request_bytes: bytes) -> None:
@@ -117,14 +121,23 @@ def test_pipelined_requests_are_answered_in_order(api: Api) -> None:
         b"long: " + b"y" * 1_000_000,
         b"n: v\r\n" * 100_000 + b"\r\n",
         b"fits: " + b"y" * MAX_HEADER_BYTES + b"\r\n\r\n",
+        b"n: v\r\n" * MAX_HEADERS + b"\r\n",
     ],
-    ids=["one", "many", "just over"],
+    ids=["one", "many", "just over", "too many"],
 )
 def test_headers_without_measure_are_431_and_the_client_sees_it(api: Api, headers: bytes) -> None:
     """A6, A14"""
     with api.connect() as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: test\r\n" + headers)
         refused(sock, 431)
+
+
+@pytest.mark.rule("A14", "A URL over 8 KiB is 414.")
+@pytest.mark.parametrize("url", [b"/" + b"%41" * 3000, b"/v1/files?" + b"a&" * 5000], ids=["path", "query"])
+def test_a_url_without_measure_is_414(api: Api, url: bytes) -> None:
+    with api.connect() as sock:
+        sock.sendall(b"GET " + url + b" HTTP/1.1\r\nhost: test\r\n\r\n")
+        refused(sock, 414)
 
 
 def test_large_headers_within_measure_are_fine(api: Api) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from hmac import compare_digest
@@ -27,8 +28,12 @@ COUNT_INTERVAL_SECONDS = 10.0
 _COUNT_TIME_SHARE = 0.01
 """The most time that counting the queued lines may take, as a share of all time. It grows with their number, and on
 SQLite nothing else is read meanwhile."""
-_RELAY_HEADERS = ("forwarded", "x-forwarded-for", "origin")
+_RELAY_HEADERS = (
+    *("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"),
+    *("true-client-ip", "cf-connecting-ip", "origin", "sec-fetch-site"),
+)
 """Headers that a proxy or a browser adds: such a request only seems to come from this machine."""
+_PORT = re.compile(r":[0-9]*$")
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +168,20 @@ class HealthRoutes:
 def _is_local(request: Request) -> bool:
     if request.client is None or any(name in request.headers for name in _RELAY_HEADERS):
         return False
-    address = ip_address(request.client.host)
+    return _is_loopback(request.client.host) and _names_this_machine(request.headers.get("host", ""))
+
+
+def _names_this_machine(host: str) -> bool:
+    """Return whether a Host header names loopback. A web page whose name was rebound to it still sends that name."""
+    name = _PORT.sub("", host).removeprefix("[").removesuffix("]")
+    return name.lower() in {"", "localhost"} or _is_loopback(name)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return address.is_loopback

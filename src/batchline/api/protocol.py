@@ -27,8 +27,9 @@ from batchline.domain.errors import (
     InvalidRequest,
     RequestTimeout,
     TooManyConnections,
+    UrlTooLong,
 )
-from batchline.domain.limits import MAX_HEADER_BYTES
+from batchline.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS, MAX_URL_BYTES
 from batchline.domain.wire import ErrorBody
 from batchline.ports import Random
 from batchline.telemetry.metrics import Metrics
@@ -85,6 +86,7 @@ class ServerConnection(HttpToolsProtocol):
         self._refused = False
         self._in_headers = True
         self._header_bytes = 0
+        self._header_count = 0
         self._buffered_bytes = 0
         """Bytes received since the parser last called back; it buffers all of them."""
         self._body_parts = 0
@@ -146,13 +148,19 @@ class ServerConnection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"]["client_state"] = self._client_state
         self._client_state.watched = False
-        self._header_bytes = 0
+        self._header_bytes = self._header_count = 0
         self._start_timer()
 
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            self._fail(UrlTooLong())
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count the bytes of a header. Trailers arrive here too; they are counted and dropped."""
+        """Count a header and its bytes. Trailers arrive here too; they are counted and dropped."""
+        self._header_count += 1
         self._header_bytes += len(name) + len(value)
-        if self._header_bytes + len(self.url) > MAX_HEADER_BYTES:
+        if self._header_bytes + len(self.url) > MAX_HEADER_BYTES or self._header_count > MAX_HEADERS:
             self._fail(HeadersTooLarge())
         if self._in_headers:
             super().on_header(name, value)
@@ -161,6 +169,7 @@ class ServerConnection(HttpToolsProtocol):
         self._in_headers = False
         self._buffered_bytes = 0
         self._stop_timer()
+        self._check_head()
         self._splitter.begin_body(length=self._body_length())
         if self.parser.should_upgrade() and self._splitter.body_bytes != 0:
             # The parser treats what follows as another protocol, so the body would be lost silently.
@@ -300,6 +309,13 @@ class ServerConnection(HttpToolsProtocol):
 
     def _in_flight(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _check_head(self) -> None:
+        """Refuse a request that a proxy in front of the service could have read in another way."""
+        if self.parser.get_http_version() not in {"1.0", "1.1"}:
+            self._fail(InvalidRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here"))
+        if [name for name, _ in self.headers].count(b"host") > 1:
+            self._fail(InvalidRequest("The request has more than one Host header"))
 
     def _body_length(self) -> int | None:
         """Return the length of the body, or None if it is chunked. The parser has checked these headers."""

@@ -16,6 +16,7 @@
     ├── RequestTimeout          408  invalid_request_error
     ├── Conflict                409  invalid_request_error      never retried by the SDKs
     ├── TooLarge                413  invalid_request_error
+    ├── UrlTooLong              414  invalid_request_error
     ├── RangeNotSatisfiable     416  invalid_request_error
     ├── RateLimited             429  rate_limit_exceeded        with Retry-After
     ├── InsufficientQuota       429  insufficient_quota         never retried by the SDKs
@@ -46,7 +47,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from batchline.domain.limits import MAX_HEADER_BYTES
+from batchline.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS, MAX_URL_BYTES
 
 _MAX_RETRY_AFTER_SECONDS = 60
 _UNAVAILABLE_RETRY_AFTER_SECONDS = 2
@@ -171,6 +172,15 @@ class TooLarge(ApiError):
     code = "request_too_large"
 
 
+class UrlTooLong(ApiError):
+    status = 414
+    type: ErrorType = "invalid_request_error"
+    code = "url_too_long"
+
+    def __init__(self) -> None:
+        super().__init__(f"The request's URL exceeds {MAX_URL_BYTES} bytes")
+
+
 class RangeNotSatisfiable(ApiError):
     status = 416
     type: ErrorType = "invalid_request_error"
@@ -202,7 +212,7 @@ class HeadersTooLarge(ApiError):
     code = "headers_too_large"
 
     def __init__(self) -> None:
-        super().__init__(f"The request's headers exceed {MAX_HEADER_BYTES} bytes")
+        super().__init__(f"The request's headers exceed {MAX_HEADER_BYTES} bytes, or are more than {MAX_HEADERS}")
 
 
 class Refused(ApiError):

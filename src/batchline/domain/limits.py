@@ -9,6 +9,9 @@ MAX_FAULTS = 100
 """Invalid lines listed for one input file, so that a client can fix them all at once."""
 
 MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 128
+MAX_URL_BYTES = 8 * 1024
+"""Each header and each parameter of a query costs microseconds: 64 KiB of them would block the event loop for 50 ms."""
 MAX_METADATA_BYTES = 64 * 1024
 MAX_JSON_BODY_BYTES = 1024 * 1024
 QUOTED_CHARACTERS = 200
