@@ -10,6 +10,7 @@ from batchline.app import roles
 from batchline.app.startup import StartupError, folder_lock
 from batchline.settings import Settings
 from batchline.upstream.embedded.download import Progress
+from tests.support.service import await_end, chat_lines, running_mock, running_service, submit
 
 pytestmark = pytest.mark.anyio
 Role = Callable[[Settings, Progress], Awaitable[None]]
@@ -43,3 +44,16 @@ async def test_a_service_refuses_a_folder_that_another_one_serves(tmp_path: Path
     with folder_lock(tmp_path), pytest.raises(StartupError, match="is served by another process"):
         await roles.serve(Settings(data_dir=tmp_path, port=0), _ignore)
     assert not (tmp_path / "batchline.sqlite").exists()
+
+
+@pytest.mark.rule("F1", "Only the owner can read what a service writes, also in a folder that existed.")
+def test_what_a_service_writes_is_private_in_a_folder_that_existed(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    with running_mock() as mock, running_service(tmp_path, mock.url) as service:
+        client = service.client()
+        assert await_end(client, submit(client, chat_lines(["one"])).id).status == "completed"
+        written = [path for path in data.rglob("*") if path.exists()]
+        modes = {path.name: path.stat().st_mode & 0o777 for path in written}
+        assert any(path.is_dir() for path in written)
+        assert {name: mode for name, mode in modes.items() if mode & 0o077} == {}

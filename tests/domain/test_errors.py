@@ -36,7 +36,9 @@ from batchline.domain.errors import (
     RequestTimeout,
     StorageFailed,
     TooLarge,
+    TooManyConnections,
     Unavailable,
+    UrlTooLong,
 )
 from batchline.domain.wire import ErrorBody
 
@@ -61,6 +63,7 @@ EXAMPLES = [
     (RequestTimeout("m"), 408, "invalid_request_error", "request_timeout"),
     (Conflict("m"), 409, "invalid_request_error", "conflict"),
     (TooLarge("m"), 413, "invalid_request_error", "request_too_large"),
+    (UrlTooLong(), 414, "invalid_request_error", "url_too_long"),
     (RangeNotSatisfiable("m"), 416, "invalid_request_error", "range_not_satisfiable"),
     (RateLimited("m", retry_after=5), 429, "rate_limit_exceeded", "rate_limit_exceeded"),
     (InsufficientQuota(), 429, "insufficient_quota", "insufficient_quota"),
@@ -69,6 +72,7 @@ EXAMPLES = [
     (InternalError(), 500, "internal_error", None),
     (StorageFailed(), 500, "internal_error", "storage_error"),
     (FileDamaged("file-1"), 500, "internal_error", "storage_error"),
+    (TooManyConnections(), 503, "internal_error", "service_unavailable"),
     (BadGateway("m"), 502, "internal_error", "upstream_error"),
     (GatewayTimeout("m"), 504, "internal_error", "upstream_timeout"),
     (Unavailable(), 503, "internal_error", "service_unavailable"),

@@ -48,6 +48,8 @@ _FLEET_PROCESSES = 16
 """The processes on PostgreSQL that share a balance. More of them may overdraw it by more; with fewer, an organization
 whose balance is low has fewer requests in flight than it could pay for."""
 _SWITCH_SECONDS = 0.0005
+_PRIVATE_UMASK = 0o077
+"""Only the owner may read what a service writes, also in a data folder that others may enter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,7 @@ def _spending_processes(settings: Settings) -> int:
 def run(role: Coroutine[Any, Any, None]) -> None:
     """Run a role until it ends, which SIGTERM and SIGINT make it do."""
     configure_logs()
+    os.umask(_PRIVATE_UMASK)
     # Threads that write and sync need the interpreter for moments. By default another thread may keep it for 5 ms,
     # while answers wait.
     sys.setswitchinterval(_SWITCH_SECONDS)

@@ -27,7 +27,7 @@
         ├── FileDamaged         500  … storage_error            never retried by the SDKs
         ├── BadGateway          502  … upstream_error
         ├── Unavailable         503  … service_unavailable      with Retry-After
-        │   └── TooManyConnections
+        │   └── TooManyConnections  503  … a connection over the limit
         └── GatewayTimeout      504  … upstream_timeout
 
 Errors between the parts of the service, never shown to a client:

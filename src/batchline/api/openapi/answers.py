@@ -21,6 +21,7 @@ from batchline.domain.errors import (
     Refused,
     RequestTimeout,
     Unavailable,
+    UrlTooLong,
 )
 from batchline.domain.wire import ErrorBody
 
@@ -60,6 +61,7 @@ _PHRASES = {
     408: "The request took too long to arrive.",
     409: "It is not possible in the current state.",
     413: "The body is too large.",
+    414: "The URL is too long.",
     416: "The range lies outside of the file.",
     420: "The upstream's quota is spent.",
     429: "Too many requests in parallel, or no balance left.",
@@ -77,6 +79,7 @@ SHARED: dict[str, ApiError] = {
     "UnknownRoute": NotFound("Unknown route: GET /v2/files"),
     "MethodNotAllowed": MethodNotAllowed("PUT is not allowed here", headers={"allow": "GET, HEAD, OPTIONS, POST"}),
     "RequestTimeout": RequestTimeout("The request's body stalled for 30 seconds"),
+    "UrlTooLong": UrlTooLong(),
     "HeadersTooLarge": HeadersTooLarge(),
     "InternalError": InternalError(),
     "Unavailable": Unavailable(),
@@ -85,7 +88,8 @@ SHARED: dict[str, ApiError] = {
 
 AUTHENTICATION_ERRORS = (SHARED["MissingCredentials"], SHARED["InvalidCredentials"])
 COMMON_ERRORS = tuple(
-    SHARED[name] for name in ("BadRequest", "RequestTimeout", "HeadersTooLarge", "InternalError", "Unavailable")
+    SHARED[name]
+    for name in ("BadRequest", "RequestTimeout", "UrlTooLong", "HeadersTooLarge", "InternalError", "Unavailable")
 )
 
 

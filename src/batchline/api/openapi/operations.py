@@ -262,6 +262,8 @@ _PASSED_ON = (
     (408, _WRONG),
     (409, _WRONG),
     (413, "request_too_large"),
+    (414, _WRONG),
+    (414, _TOO_LONG),
     (420, "insufficient_quota"),
     (431, _WRONG),
     (431, _TOO_LONG),

@@ -1,5 +1,6 @@
 """Runs scripts on SQLite: one writer thread that groups commits, and one reader with its own connection."""
 
+import os
 import sqlite3
 from collections import deque
 from collections.abc import Callable
@@ -160,6 +161,7 @@ class _Job(Generic[T]):
 
 
 def _connect(path: Path, busy_timeout_seconds: float) -> sqlite3.Connection:
+    _create_private(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     connection.execute(f"PRAGMA busy_timeout = {round(busy_timeout_seconds * 1000)}")
@@ -169,6 +171,15 @@ def _connect(path: Path, busy_timeout_seconds: float) -> sqlite3.Connection:
     connection.execute("PRAGMA fullfsync = ON")
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
+
+
+def _create_private(path: Path) -> None:
+    """Create the file if there is none: SQLite would create it for everyone to read. Its log gets the same mode.
+
+    A file that exists is not opened: closing it would take the locks of this process from it.
+    """
+    with suppress(OSError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
