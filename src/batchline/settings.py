@@ -237,6 +237,9 @@ class Settings(BaseSettings):
     max_project_calls: int = Field(
         default=256, ge=1, description="Maximum number of parallel synchronous calls of one project."
     )
+    max_key_reads_per_second: float = Field(
+        default=500, gt=0, description="Maximum number of reads (GET) per second of one key, in each process."
+    )
     max_call_bytes: int = Field(
         default=256 * MiB,
         gt=0,

@@ -21,6 +21,7 @@ from batchline.api.middleware import Middleware
 from batchline.api.models import ModelRoutes
 from batchline.api.openapi.routes import DescriptionRoutes
 from batchline.api.protocol import ConnectionLimits, connection_class
+from batchline.api.read_rate import ReadLimitedAuth, ReadRate
 from batchline.api.services import ApiServices
 from batchline.api.throttle import BodyBytes, Throttle
 from batchline.domain.errors import MethodNotAllowed, NotFound
@@ -160,8 +161,12 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _routes(services: ApiServices) -> list[Route]:
     settings = services.settings
-    auth = Auth(
-        accounts=services.store, bearer=settings.bearer, metered=settings.metering, on_key_used=services.on_key_used
+    auth = ReadLimitedAuth(
+        reads=ReadRate(settings.max_key_reads_per_second, clock=services.clock),
+        accounts=services.store,
+        bearer=settings.bearer,
+        metered=settings.metering,
+        on_key_used=services.on_key_used,
     )
     throttle = Throttle(settings.max_project_requests, of="uploads and creates", bound="project_requests")
     return [
