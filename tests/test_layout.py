@@ -59,6 +59,7 @@ EXCEPTIONS = {
     "pipeline/dispatch/waiting": Elsewhere("pipeline/test_progress.py", "it shows in the progress of a batch"),
     "pipeline/inference": Elsewhere("api/test_inference.py", "the endpoint is tested through the API"),
     "pipeline/job": Elsewhere("pipeline/test_claim.py", _PART),
+    "pipeline/storage_quota": Elsewhere("api/test_storage_quota.py", _THROUGH_API),
     "store/claim": Elsewhere("conformance/test_store_shards.py", _STORE),
     "store/postgres/migrate": Elsewhere("store/postgres/test_database.py", _PART),
     "store/postgres/pool": Elsewhere("store/postgres/test_database.py", _PART),

@@ -33,6 +33,7 @@ from batchline.pipeline.inference import Inference
 from batchline.pipeline.progress import ProgressReader, Workers
 from batchline.pipeline.repair import Repair
 from batchline.pipeline.routing import SyncRouter
+from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.pipeline.upload import Upload
 from batchline.ports import EngineQueue, Fleet, Objects, Random, Store, SyncUpstream, Validator, WatchedClock
@@ -290,6 +291,7 @@ def _services(
             retention_seconds=settings.file_retention_seconds,
             max_bytes=settings.max_file_bytes,
         ),
+        storage_quota=StorageQuota(settings.project_storage_bytes, files=store, max_file_bytes=settings.max_file_bytes),
         download=Download(files=store, objects=objects, clock=clock, damage_log=DamageLog(context.metrics)),
         creator=BatchCreator(
             store=store,

@@ -219,6 +219,11 @@ class Settings(BaseSettings):
     )
 
     max_file_bytes: int = Field(default=100 * MiB, gt=0, description="Maximum size of an uploaded file.")
+    project_storage_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="Maximum size of all files of one project, inputs and results; if not set, there is no limit.",
+    )
     max_batch_bytes: int = Field(default=200 * MiB, gt=0, description="Maximum size of the input file of a batch.")
     max_batch_lines: int = Field(default=50_000, gt=0, description="Maximum number of lines of a batch.")
     max_line_bytes: int = Field(default=MiB, gt=0, description="Maximum size of a line of a batch.")

@@ -230,3 +230,17 @@ async def test_an_object_is_kept_while_a_row_stands_for_it(world: World) -> None
     assert await world.store.referenced_keys(asked) == {begun.object_key, kept.object_key}
     assert await world.store.known_keys(asked) == set(asked) - {"uploads/unknown"}
     assert await world.store.referenced_keys([]) == set()
+
+
+async def test_the_stored_bytes_of_a_project_are_those_of_its_visible_files(world: World) -> None:
+    """B2: neither uploads under way nor deleted files nor files of other projects count."""
+    owner, other = await world.owner(), await world.owner("other")
+    assert await world.store.stored_bytes(owner.project_id) == 0
+    kept, deleted, begun = (world.file(owner, bytes=size) for size in (5, 70, 900))
+    for file in (kept, deleted, begun):
+        await world.store.begin_upload(file, owner=ME, lease=LEASE)
+    for file in (kept, deleted):
+        await world.store.finish_upload(file, owner=ME)
+    await world.store.delete_file(owner.project_id, deleted.id, at=NOW)
+    assert await world.store.stored_bytes(owner.project_id) == 5
+    assert await world.store.stored_bytes(other.project_id) == 0

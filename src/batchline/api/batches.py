@@ -20,6 +20,7 @@ from batchline.domain.wire import BatchList, BatchObject, BatchProgress
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.create import BatchCreator, CreateAnswer, CreateRequest
 from batchline.pipeline.progress import ProgressReader
+from batchline.pipeline.storage_quota import StorageQuota
 from batchline.ports import Batches
 
 _DEFAULT_PAGE_ROWS, _MAX_PAGE_ROWS = 20, 100
@@ -40,21 +41,24 @@ class BatchRoutes:
         cancellation: Cancellation,
         progress_reader: ProgressReader,
         batches: Batches,
+        storage_quota: StorageQuota,
     ) -> None:
         self._auth, self._throttle = auth, throttle
         self._creator, self._cancellation, self._progress_reader = creator, cancellation, progress_reader
         self._batches = batches
+        self._storage_quota = storage_quota
 
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
         with self._throttle.slot(owner.project_id):
             fields = create_request(await _read_body(request))
+            is_full = await self._storage_quota.is_full(owner.project_id)
             answer = await self._creator.create(
                 owner,
                 fields,
                 idempotency_key=_idempotency_key(request),
                 retried=is_retry(request),
-                admit=lambda: self._admit(owner),
+                admit=lambda: self._admit(owner, storage_is_full=is_full),
             )
         return Response(
             answer.body,
@@ -98,7 +102,9 @@ class BatchRoutes:
         batch = await self._cancellation.cancel(owner.project_id, _batch_id(request))
         return json_response(BatchObject.from_record(batch))
 
-    def _admit(self, owner: Owner) -> None:
+    def _admit(self, owner: Owner, *, storage_is_full: bool) -> None:
+        if storage_is_full:
+            raise self._storage_quota.full()
         if not self._auth.has_funds(owner):
             raise InsufficientQuota
 

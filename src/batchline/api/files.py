@@ -13,11 +13,12 @@ from batchline.api.paging import choice, integer, page
 from batchline.api.request_context import body_chunks
 from batchline.api.responses import json_response
 from batchline.api.throttle import Throttle
-from batchline.domain.errors import FileNotFound, InvalidMultipart, InvalidRequest, ObjectsDown, TooLarge
+from batchline.domain.errors import ApiError, FileNotFound, InvalidMultipart, InvalidRequest, ObjectsDown, TooLarge
 from batchline.domain.ids import canonical_file_id
 from batchline.domain.records import BATCH, BATCH_OUTPUT, File
 from batchline.domain.wire import DeletedFile, FileList, FileObject
 from batchline.pipeline.download import Download
+from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.upload import IncomingFile, Upload
 from batchline.ports import Files, Objects, StoreClock
 
@@ -41,20 +42,25 @@ class FileRoutes:
         files: Files,
         objects: Objects,
         clock: StoreClock,
+        storage_quota: StorageQuota,
         max_file_bytes: int,
     ) -> None:
         self._auth, self._throttle = auth, throttle
         self._upload, self._download = upload, download
         self._files, self._objects = files, objects
         self._clock = clock
+        self._storage_quota = storage_quota
         self._max_file_bytes = max_file_bytes
 
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner_with_funds(request)
         with self._throttle.slot(owner.project_id):
             form = Form(request.headers.get("content-type", ""))
-            async with self._upload.begin(owner.project_id) as incoming:
-                await self._receive(request, form, incoming)
+            async with (
+                self._storage_quota.reserve(owner.project_id, self._announced_bytes(request)) as room,
+                self._upload.begin(owner.project_id) as incoming,
+            ):
+                await self._receive(request, form, incoming, room)
                 file = await incoming.finish(filename=form.filename, expires_after=_expires_after(form))
         return json_response(FileObject.from_record(file))
 
@@ -99,14 +105,21 @@ class FileRoutes:
         owner = await self._auth.owner(request)
         return await self._download.find(owner.project_id, _file_id(request))
 
-    async def _receive(self, request: Request, form: Form, incoming: IncomingFile) -> None:
-        """Read the form to its end and write its file part, checking the fields as soon as they are read."""
+    async def _receive(self, request: Request, form: Form, incoming: IncomingFile, room: int | None) -> None:
+        """Read the form to its end and write its file part, checking the fields as soon as they are read.
+
+        ``room`` is what the project may still store, or None.
+        """
+        max_bytes = self._max_file_bytes + MULTIPART_OVERHEAD_BYTES
+        too_large: ApiError = TooLarge(
+            f"File exceeds maximum size of {self._max_file_bytes} bytes", code="file_too_large", param="file"
+        )
+        if room is not None and room < self._max_file_bytes:
+            max_bytes, too_large = room, self._storage_quota.full()
         chunks = body_chunks(
             request,
-            max_bytes=self._max_file_bytes + MULTIPART_OVERHEAD_BYTES,
-            too_large=TooLarge(
-                f"File exceeds maximum size of {self._max_file_bytes} bytes", code="file_too_large", param="file"
-            ),
+            max_bytes=max_bytes,
+            too_large=too_large,
             cut_off=InvalidMultipart("The upload was cut off"),
         )
         async for chunk in chunks:
@@ -116,6 +129,11 @@ class FileRoutes:
             for piece in pieces:
                 await incoming.write(piece)
         _check_complete(form)
+
+    def _announced_bytes(self, request: Request) -> int | None:
+        """Return the size of an upload if it is known; one that is too large anyway is not a matter of the quota."""
+        length = request.headers.get("content-length")
+        return None if length is None or int(length) > self._max_file_bytes else int(length)
 
     async def _delete_object(self, file: File) -> None:
         """Delete the object of a deleted file. If that fails, the pruner deletes it: the row already says deleted."""

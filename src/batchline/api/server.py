@@ -196,6 +196,7 @@ def _file_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list[
         files=services.store,
         objects=services.objects,
         clock=services.clock,
+        storage_quota=services.storage_quota,
         max_file_bytes=services.settings.max_file_bytes,
     )
     all_files = _Methods(GET=files.list, POST=files.create)
@@ -218,6 +219,7 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
         cancellation=services.cancellation,
         progress_reader=services.progress_reader,
         batches=services.store,
+        storage_quota=services.storage_quota,
     )
     all_batches = _Methods(GET=batches.list, POST=batches.create)
     one_batch = _Methods(GET=batches.retrieve)

@@ -9,6 +9,7 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.progress import ProgressReader
+from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.upload import Upload
 from batchline.ports import Objects, Random, Store, SyncUpstream, WatchedClock
 from batchline.settings import Settings
@@ -24,6 +25,7 @@ class ApiServices:
     objects: Objects
     identity: IdentityCheck
     upload: Upload
+    storage_quota: StorageQuota
     download: Download
     creator: BatchCreator
     cancellation: Cancellation

@@ -16,6 +16,7 @@
     ├── RequestTimeout          408  invalid_request_error
     ├── Conflict                409  invalid_request_error      never retried by the SDKs
     ├── TooLarge                413  invalid_request_error
+    │   └── StorageFull         413  … storage_quota_exceeded   never retried by the SDKs
     ├── UrlTooLong              414  invalid_request_error
     ├── RangeNotSatisfiable     416  invalid_request_error
     ├── RateLimited             429  rate_limit_exceeded        with Retry-After
@@ -170,6 +171,17 @@ class TooLarge(ApiError):
     status = 413
     type: ErrorType = "invalid_request_error"
     code = "request_too_large"
+
+
+class StorageFull(TooLarge):
+    code = "storage_quota_exceeded"
+    bound = "project_storage"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"The files of this project would exceed {limit} bytes. Delete files that are no longer needed.",
+            headers={"x-should-retry": "false"},
+        )
 
 
 class UrlTooLong(ApiError):

@@ -144,6 +144,9 @@ class Files(Protocol):
     ) -> list[File] | None:
         """Return a page of files, or None if ``after`` names no file that this project ever had."""
 
+    async def stored_bytes(self, project_id: str) -> int:
+        """Return the size of all files of a project, inputs and results, that are not deleted and not yet expired."""
+
     async def delete_file(self, project_id: str, file_id: str, *, at: int) -> File | None:
         """Delete a file and return it, or None if there is none."""
 

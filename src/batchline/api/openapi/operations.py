@@ -55,6 +55,7 @@ from batchline.domain.errors import (
     RateLimited,
     Refused,
     StorageFailed,
+    StorageFull,
     TooLarge,
 )
 from batchline.domain.records import BATCH, BATCH_OUTPUT
@@ -74,6 +75,7 @@ _NO_BATCH = BatchNotFound(BATCH_ID)
 _SPENDING = (
     RateLimited("This project has 64 uploads and creates under way already. Try again shortly.", retry_after=1),
     InsufficientQuota(),
+    StorageFull(10_737_418_240),
 )
 
 _FILE_OPERATIONS = (

@@ -187,6 +187,10 @@ SELECT id, project_id, filename, purpose, bytes, created_at, expires_at, is_erro
 FROM files
 WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at > :at;
 
+-- name: stored_bytes
+-- Adds up the files of a project.
+SELECT coalesce(sum(bytes), 0) AS bytes FROM files WHERE project_id = :project_id AND state = 'stored';
+
 -- name: file_seq
 -- Finds the position of a file in its project's order, even if the file was deleted or expired.
 SELECT seq FROM files WHERE id = :id AND project_id = :project_id AND seq IS NOT NULL;
