@@ -27,12 +27,16 @@ class EndChecks:
 
     async def run(self) -> None:
         """Check that every batch ends, also if its client got no reply, and that all of them are right together."""
-        batches = await self._ended_batches()
-        # A frozen process may wake as late as now and write a segment under a lease that it lost. Only a sweep after
-        # its death is sure to remove that.
-        last_death = max(process.dies_at or 0.0 for process in self._world.processes)
-        await asyncio.sleep(max(0.0, last_death - self._world.time.now))
-        await self._wait_until_clean()
+        generation = -1
+        while generation != self._world.generation:
+            generation = self._world.generation
+            batches = await self._ended_batches()
+            # A frozen process may wake as late as now and write a segment under a lease that it lost. Only a sweep
+            # after its death is sure to remove that.
+            last_death = max(process.dies_at or 0.0 for process in self._world.processes)
+            await asyncio.sleep(max(0.0, last_death - self._world.time.now))
+            await self._wait_until_clean()
+        self._world.drop_copy()
         await self._check_results(batches)
         await self._check_inputs()
 

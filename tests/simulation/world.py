@@ -189,6 +189,10 @@ class World:
         self._copy = None
         return True
 
+    def drop_copy(self) -> None:
+        """Let the database go back no more, because what it holds is being checked."""
+        self._copy = None
+
     def _kill(self, process: Process) -> None:
         self.processes.remove(process)
         self.dead.append(process)
