@@ -279,7 +279,10 @@ def _classify_refusal(answer: Answer) -> Outcome:
     text = text_of(answer.body, error)
     if status == 429 and not says_quota(answer.body, error):
         return _retryable(answer, text or "upstream returned 429", throttled=True)
-    if status in (408, 409) or not 400 <= status < 500:
+    if status >= 500:
+        # The text of a server's own fault may show its internals. It is about the operator's server, not the line.
+        return _retryable(answer, f"upstream returned {status}")
+    if status in (408, 409) or status < 400:
         return _retryable(answer, f"upstream returned {status}" + (f": {text}" if text else ""))
     code = "insufficient_quota" if status == 429 else _CODES.get(status, "invalid_request_error")
     if code == "invalid_request_error" and says_context_overflow(text, error):
