@@ -35,6 +35,7 @@ from batchline.ports import Random
 from batchline.telemetry.metrics import Metrics
 
 _LINGER_SECONDS = 5.0
+_HOST_LENGTH = 4
 _READ_AHEAD_BYTES = 64 * 1024
 _MAX_BODY_PARTS_AT_ONCE = 256
 """After so many parts of a body the other connections get their turn. Only a client that sends tiny chunks has more."""
@@ -87,6 +88,7 @@ class ServerConnection(HttpToolsProtocol):
         self._in_headers = True
         self._header_bytes = 0
         self._header_count = 0
+        self._hosts = 0
         self._buffered_bytes = 0
         """Bytes received since the parser last called back; it buffers all of them."""
         self._body_parts = 0
@@ -148,7 +150,7 @@ class ServerConnection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"]["client_state"] = self._client_state
         self._client_state.watched = False
-        self._header_bytes = self._header_count = 0
+        self._header_bytes = self._header_count = self._hosts = 0
         self._start_timer()
 
     def on_url(self, url: bytes) -> None:
@@ -164,6 +166,8 @@ class ServerConnection(HttpToolsProtocol):
             self._fail(HeadersTooLarge())
         if self._in_headers:
             super().on_header(name, value)
+            if len(name) == _HOST_LENGTH and name.lower() == b"host":
+                self._hosts += 1
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
@@ -314,7 +318,7 @@ class ServerConnection(HttpToolsProtocol):
         """Refuse a request that a proxy in front of the service could have read in another way."""
         if self.parser.get_http_version() not in {"1.0", "1.1"}:
             self._fail(InvalidRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here"))
-        if [name for name, _ in self.headers].count(b"host") > 1:
+        if self._hosts > 1:
             self._fail(InvalidRequest("The request has more than one Host header"))
 
     def _body_length(self) -> int | None:

@@ -8,6 +8,7 @@ length, so the next possible end of a request is found without parsing.
 import re
 
 _END = b"\r\n\r\n"
+_CARRIAGE_RETURN = 13
 _LINE_ENDS = re.compile(rb"[\r\n]*")
 _MAX_CHUNKED_BYTES = 8 * 1024
 """Chunks may have a single byte. This bounds the time for which the parser runs at once to a millisecond or two."""
@@ -25,7 +26,7 @@ class RequestSplitter:
 
     def skip_line_ends(self, data: bytes, start: int) -> int:
         """Return where the next request begins. Line ends before a request mean nothing."""
-        if self.in_request:
+        if self.in_request or start >= len(data) or data[start] > _CARRIAGE_RETURN:
             return start
         match = _LINE_ENDS.match(data, start)
         return match.end() if match else start
@@ -52,9 +53,9 @@ class RequestSplitter:
 
     def _find_end(self, data: bytes, start: int) -> int:
         limit = min(len(data), start + _MAX_CHUNKED_BYTES)
-        seam = self._tail + data[start : start + 3]
-        found = seam.find(_END)
-        if found >= 0:
-            return start + found + len(_END) - len(self._tail)
+        if self._tail:
+            found = (self._tail + data[start : start + 3]).find(_END)
+            if found >= 0:
+                return start + found + len(_END) - len(self._tail)
         found = data.find(_END, start, limit)
         return limit if found < 0 else found + len(_END)
