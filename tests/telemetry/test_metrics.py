@@ -16,6 +16,7 @@ _LABELS = {
     "segment_bytes": (),
     "batches": ("status",),
     "damage": ("what",),
+    "refusals": ("bound",),
     "http_requests": ("method", "status"),
     "sweep_deleted": (),
     "sweep_held_back": (),

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchline.api.auth import Auth
-from batchline.api.request_context import body_size, client_state_of, read_body
+from batchline.api.request_context import body_size, read_body
 from batchline.api.responses import JSON
 from batchline.api.throttle import BodyBytes, Throttle
 from batchline.domain.errors import InvalidCredentials, InvalidRequest, TooLarge
@@ -55,7 +55,6 @@ class InferenceRoutes:
         with self._throttle.slot(owner.project_id), self._body_bytes.reserve(owner.project_id, size):
             call = self._inference.prepare(owner, scope["path"], await self._read(request))
             respond = self._send_stream if call.streams else self._send_whole
-            client_state_of(scope).watched = call.streams
             await respond(call, scope, receive, send)
 
     async def _read(self, request: Request) -> bytes:

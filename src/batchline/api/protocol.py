@@ -54,18 +54,14 @@ class ConnectionLimits:
 
 
 class _Flow(FlowControl):
-    """Reads on when it is asked to, unless more than enough was read ahead.
+    """Reads on when it is asked to, unless more than enough was read ahead."""
 
-    A call that waits for its client to disconnect is read on all the same, because nothing else tells of the end.
-    """
-
-    def __init__(self, transport: asyncio.Transport, client_state: ClientState) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
-        self._client_state = client_state
         self.read_ahead_full = False
 
     def resume_reading(self) -> None:
-        if not self.read_ahead_full or self._client_state.watched:
+        if not self.read_ahead_full:
             super().resume_reading()
 
 
@@ -99,7 +95,7 @@ class ServerConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport, self._client_state)
+        self.flow = _Flow(transport)
         self._deadline = WriteDeadline(
             transport, seconds=self.limits.write_seconds, loop=self.loop, on_expired=self._on_unread
         )
@@ -149,7 +145,6 @@ class ServerConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["client_state"] = self._client_state
-        self._client_state.watched = False
         self._header_bytes = self._header_count = self._hosts = 0
         self._start_timer()
 
@@ -238,26 +233,12 @@ class ServerConnection(HttpToolsProtocol):
                 self._parse_soon()
 
     def _bound_read_ahead(self) -> None:
-        """Stop reading if more than enough was read ahead.
-
-        Behind a call that has to notice its client's end, reading goes on. Then the bytes are dropped, and the
-        connection ends with the answer to that call.
-        """
+        """Stop reading if more than enough was read ahead."""
         self.flow.read_ahead_full = len(self._unparsed) - self._parsed_bytes > _READ_AHEAD_BYTES
         if self.flow.read_ahead_full:
-            if self._client_state.watched:
-                self._drop_read_ahead()
-            else:
-                self.flow.pause_reading()
+            self.flow.pause_reading()
         elif self.flow.read_paused and (self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT):
             self.flow.resume_reading()
-
-    def _drop_read_ahead(self) -> None:
-        self.metrics.refusals.labels("read_ahead").inc()
-        self._refused = True
-        self._unparsed, self._parsed_bytes = b"", 0
-        self._stop_timer()
-        self.cycle.keep_alive = False
 
     def _on_unread(self) -> None:
         """Disconnect a client that does not read. Whatever works on its request is told so by ``connection_lost``."""

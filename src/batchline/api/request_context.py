@@ -17,15 +17,13 @@ _DISCONNECT = {"type": "http.disconnect"}
 class ClientState:
     """What a connection knows about its client beyond ASGI."""
 
-    __slots__ = ("cut_off", "disconnected", "watched")
+    __slots__ = ("cut_off", "disconnected")
 
     def __init__(self) -> None:
         self.cut_off = False
         """Whether the client stopped sending in the middle of a body; it may still read."""
         self.disconnected = False
         """Whether the connection was lost before the answer was complete."""
-        self.watched = False
-        """Whether the request waits for the end of its client, so that its connection must be read from."""
 
 
 def client_state_of(scope: Scope) -> ClientState:
