@@ -1,5 +1,10 @@
 """Fixtures for real servers, each started once per process of a run: PostgreSQL, an S3 store and llama.cpp."""
 
+import logging
+import os
+import sys
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 
@@ -29,3 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def anyio_backend() -> str:
     """Return the event loop of tests that are marked ``anyio``."""
     return "asyncio"
+
+
+@pytest.fixture
+def restored_process() -> Iterator[None]:
+    """Undo what a role sets for its whole process: the log, the mode of new files, and how threads take turns."""
+    root, interval, mask = logging.getLogger(), sys.getswitchinterval(), os.umask(0o022)
+    os.umask(mask)
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    os.umask(mask)
+    sys.setswitchinterval(interval)

@@ -12,6 +12,9 @@ from batchline import app
 from batchline.cli import main
 from batchline.cli.roles import run_role
 
+# A role runs in the process of the tests here.
+pytestmark = pytest.mark.usefixtures("restored_process")
+
 
 def test_a_service_that_cannot_start_says_why_and_ends_with_1(tmp_path: Path) -> None:
     """No traceback for a person who mistyped the upstream."""

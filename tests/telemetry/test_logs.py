@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -28,15 +27,6 @@ def _fields(line: str) -> dict[str, str]:
     found = {match[1]: match[2] for match in _FIELD.finditer(line)}
     assert _FIELD.sub("", line) == ""
     return {name: json.loads(text) if text.startswith('"') else text for name, text in found.items()}
-
-
-@pytest.fixture
-def _restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def test_a_record_is_time_level_logger_message_and_fields() -> None:
@@ -69,7 +59,7 @@ def test_a_field_cannot_be_forged_by_a_value() -> None:
     assert _fields(_line("x", upload="a level=error msg=owned"))["level"] == "info"
 
 
-@pytest.mark.usefixtures("_restored_logging")
+@pytest.mark.usefixtures("restored_process")
 def test_an_exception_is_on_the_same_line() -> None:
     stream = io.StringIO()
     configure_logs(stream)
@@ -78,7 +68,7 @@ def test_an_exception_is_on_the_same_line() -> None:
     assert _fields(stream.getvalue().rstrip("\n"))["exception"] == "ValueError: first\nsecond"
 
 
-@pytest.mark.usefixtures("_restored_logging")
+@pytest.mark.usefixtures("restored_process")
 def test_the_whole_process_logs_to_one_stream_once() -> None:
     """Setting up twice must not double the lines, and what is below INFO stays out."""
     stream = io.StringIO()
@@ -95,7 +85,7 @@ def test_the_whole_process_logs_to_one_stream_once() -> None:
     }
 
 
-@pytest.mark.usefixtures("_restored_logging")
+@pytest.mark.usefixtures("restored_process")
 def test_logs_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     """stdout belongs to what commands print."""
     configure_logs()
