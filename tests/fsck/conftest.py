@@ -41,7 +41,7 @@ def copy_of(request: pytest.FixtureRequest, made: Maker, tmp_path: Path, kind: s
     return made(kind).copy(tmp_path, postgres, bucket)
 
 
-@pytest.fixture(params=["sqlite+folder", "postgres+bucket"])
+@pytest.fixture(params=["sqlite+folder", pytest.param("postgres+bucket", marks=pytest.mark.proof)])
 def data(request: pytest.FixtureRequest, made: Maker, tmp_path: Path) -> StoredData:
     return copy_of(request, made, tmp_path, request.param)
 

@@ -221,7 +221,8 @@ def expiry_by_the_process_clock() -> Iterator[None]:
         (charge_before_recording, 15),
         (expiry_by_the_wall_clock, 1),
         (expiry_by_the_process_clock, 9),
-        (leases_by_the_wall_clock, 97),
+        # Takes long: its world never ends.
+        pytest.param(leases_by_the_wall_clock, 97, marks=pytest.mark.proof),
         (results_without_the_epoch, 341),
         (epoch_alone_compared, 61),
         (checksum_not_compared, 34),
