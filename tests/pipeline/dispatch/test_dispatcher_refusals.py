@@ -210,3 +210,23 @@ def test_lines_that_each_get_some_429_before_their_answer_all_succeed() -> None:
         harness.add(make_jobs(600, expires_at=FAR_FUTURE))
         assert seconds_until(harness, 600) <= 60
         assert harness.recorder.errors == []
+
+
+def test_a_line_that_may_start_a_moment_after_the_look_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D9: otherwise it would start only when something else happens, such as another batch."""
+    with closing(DispatcherHarness()) as harness:
+        harness.advance(5.0)
+        start_at, looks = harness.now, list[float]()
+
+        def allowance(_: Limiter, __: str, now: float) -> int:
+            looks.append(now)
+            return int(now >= start_at)
+
+        monkeypatch.setattr(Limiter, "allowance", allowance)
+        monkeypatch.setattr(Limiter, "wait", lambda _, __, now: max(0.0, start_at - now))
+        monkeypatch.setattr(harness.dispatcher._clock, "steady", lambda: start_at + (1e-6 if len(looks) > 1 else -1e-6))
+        harness.add(make_jobs(1, expires_at=FAR_FUTURE))
+        # It is looked at twice: within the limit, and beyond it because its project has nothing in flight.
+        assert (harness.sent, len(looks)) == (0, 2)
+        harness.advance(1.0)
+        assert harness.sent == 1

@@ -95,6 +95,9 @@ class Dispatcher:
         self._due, self._due_until = 0.0, -math.inf
         self._rate_timer: asyncio.Handle | None = None
         self._rate_timer_at = 0.0
+        self._looked_at = 0.0
+        """When it was last decided which jobs may start. The timer for the others must follow from the same moment:
+        one that may start a microsecond later would otherwise not be waited for."""
         self._timers_changed = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._attempts = Attempts(upstream, name=name, token_limit=token_limit, clock=clock, group=self._group)
@@ -278,6 +281,7 @@ class Dispatcher:
 
     def _take(self) -> list[Job]:
         """Take jobs that may start now. While suspects are in quarantine, only they and probes may."""
+        self._looked_at = self._clock.steady()
         if not self._some_could_start or self._recorder.full or self._quarantine.crash_seen:
             return []
         if self._breakers.paused or self._paused_models:
@@ -300,10 +304,8 @@ class Dispatcher:
         self._paused_models = self._breakers.paused_models
 
     def _take_ready(self, limit: int, limit_of: Callable[[str], int]) -> list[Job]:
-        now = self._clock.steady()
-
         def allowance_of(model: str) -> int:
-            return 0 if model in self._paused_models else self._limiter.allowance(model, now)
+            return 0 if model in self._paused_models else self._limiter.allowance(model, self._looked_at)
 
         def funded_limit_of(project_id: str) -> int:
             return 0 if project_id in self._unfunded_projects else limit_of(project_id)
@@ -343,8 +345,7 @@ class Dispatcher:
         """Look again when the rate lets the next job start, if that is what the ready jobs wait for."""
         if not self._some_could_start or self._breakers.paused:
             return
-        now = self._clock.steady()
-        waits = [wait for model in self._ready.by_model if (wait := self._limiter.wait(model, now)) > 0]
+        waits = [wait for model in self._ready.by_model if (wait := self._limiter.wait(model, self._looked_at)) > 0]
         if not waits:
             return
         loop = asyncio.get_running_loop()
