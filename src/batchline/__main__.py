@@ -3,7 +3,7 @@
 import sys
 
 if not sys.flags.safe_path:
-    # With -m, Python would import a file in the current folder in place of a module of the same name.
+    # Python with -m would import a file in the current folder in place of a module of the same name.
     del sys.path[0]
 
 from batchline.cli import main

@@ -241,7 +241,7 @@ class ServerConnection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _on_unread(self) -> None:
-        """Disconnect a client that does not read. Whatever works on its request is told so by ``connection_lost``."""
+        """Disconnect a client that does not read; ``connection_lost`` then notifies the handler of its request."""
         self.metrics.refusals.labels("unread_answer").inc()
         log.info("the client does not read its answer, closing the connection", extra={"client": self.client})
         self.transport.abort()

@@ -26,7 +26,7 @@ _MAX_OUTPUT_TOKENS = 2**31
 
 
 class Estimate(Struct, frozen=True):
-    """What a request may cost, in nano-units."""
+    """The amounts that a request may cost, in nano-units."""
 
     least: int
     """The cost of the input, and of the output up to the limit that the request sets."""

@@ -25,7 +25,7 @@ class Owner(Struct, frozen=True, kw_only=True):
     project_id: str
     organization_id: str
     scopes: str = ALL_SCOPES
-    """What the key may be used for."""
+    """The scopes of the key."""
     funds: int = 0
     """Nano-units that the organization has left, free credits included."""
 

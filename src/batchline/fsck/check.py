@@ -14,7 +14,7 @@ from batchline.fsck.findings import Checked, CheckReport, Finding, Fix, Kind, Re
 from batchline.fsck.reading import ObjectReader, Unreadable
 from batchline.fsck.repair import BatchRepair
 from batchline.fsck.results import ResultReader
-from batchline.loops.sweep import find_unneeded, pages_of
+from batchline.loops.sweep import batch_of, find_unneeded, pages_of
 from batchline.pipeline.assemble import Assembler
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.identity import IdentityCheck
@@ -128,7 +128,9 @@ class Fsck:
         last = ""
         while page := await self._store.inspect_files(after=last, limit=_PAGE_ROWS):
             stored = [file for file in page if file.state is FileState.STORED]
-            named = await self._store.named_results(sorted({_batch_of(file) for file in stored if _is_result(file)}))
+            named = await self._store.named_results(
+                sorted({batch_of(file.object_key) for file in stored if _is_result(file)})
+            )
             for file in stored:
                 if file.id not in named and (finding := await self._check_file(file)) is not None:
                     yield finding
@@ -182,8 +184,3 @@ class Fsck:
 
 def _is_result(file: InspectedFile) -> bool:
     return file.purpose == BATCH_OUTPUT
-
-
-def _batch_of(file: InspectedFile) -> str:
-    """Return the batch in the key ``results/BATCH/NAME``."""
-    return file.object_key.split("/")[1]

@@ -155,19 +155,19 @@ async def pages_of(objects: Objects) -> AsyncIterator[list[str]]:
 async def find_unneeded(store: Store, keys: Sequence[str]) -> Unneeded:
     """Return those of the keys and prefixes that no row needs."""
     # The order matters. If a batch has ended and an object of it has no row after that, it will never have one.
-    batches = await store.known_batches(sorted({_batch_of(key) for key in keys if not _is_upload(key)}))
+    batches = await store.known_batches(sorted({batch_of(key) for key in keys if not _is_upload(key)}))
     named = await store.known_keys(keys)
     referenced = await store.referenced_keys(keys)
     unneeded = Unneeded()
     for key in keys:
-        batch = batches.get(_batch_of(key))
+        batch = batches.get(batch_of(key))
         if key in referenced or (batch is not None and (batch.active or (batch.has_work and _is_work(key)))):
             continue
         (unneeded.removed if key in named or batch is not None else unneeded.unknown).append(key)
     return unneeded
 
 
-def _batch_of(key: str) -> str:
+def batch_of(key: str) -> str:
     """Return the batch in the key ``results/BATCH/NAME`` or the prefix ``work/BATCH``."""
     return key.split("/")[1]
 

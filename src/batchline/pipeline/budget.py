@@ -37,7 +37,7 @@ class Budget:
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
         self.held = 0
-        """What requests in flight may cost."""
+        """The amount that requests in flight may cost."""
         self._balance: int | None = None
         self._unrecorded_cost = 0
         self._records_in_progress = 0

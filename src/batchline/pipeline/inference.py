@@ -68,7 +68,7 @@ class Call(Struct, frozen=True, kw_only=True):
     """None if the default upstream takes any model and the request names none."""
     upstream: str
     estimate: Estimate
-    """What it may cost."""
+    """The amount that it may cost."""
     streams: bool
     wants_usage: bool
     """Whether the client asked for the usage of its stream. The upstream is asked for it in any case."""

@@ -85,7 +85,7 @@ class Job:
         self.model = _UNCHECKED
         self.estimate = FREE
         self.held = 0
-        """What is held against the budget while the line is in flight."""
+        """The amount that is held against the budget while the line is in flight."""
         self.within_limit = False
         self.position = position
         self.shard = shard

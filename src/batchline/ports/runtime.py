@@ -46,11 +46,11 @@ class ClockState(Struct, frozen=True, kw_only=True):
     """How the clock of the machine compares with the time of the store."""
 
     ahead_seconds: float = 0.0
-    """By how much the clock of the machine is ahead; negative if it is behind."""
+    """The seconds that the clock of the machine is ahead; negative if it is behind."""
     held: bool = False
     """Whether nothing expires and nothing is deleted, because the time is in doubt."""
     problem: str | None = None
-    """What is wrong and what ends it, in one sentence."""
+    """A sentence that says what is wrong and what ends it."""
 
 
 class WatchedClock(StoreClock, Protocol):

@@ -476,7 +476,7 @@ class IdentityStore(Protocol):
 
 
 class Sighted(Struct, frozen=True, kw_only=True):
-    """What came of recording objects without a row."""
+    """The result of recording objects without a row."""
 
     first: int
     """The number of objects that were seen for the first time."""
