@@ -251,11 +251,10 @@ class Engine(Upstream):
     """Batches continuously, as vLLM and transformers do: in each step it computes a token of every request in a slot.
 
     A step takes ``step_seconds`` and for each request ``request_seconds``. The requests that come while all slots are
-    taken are queued; with more than ``crowd`` requests in all, steps take longer.
+    taken are queued; with more than ``crowd`` requests in all, steps take longer. An answer needs ``steps`` steps of
+    the simulation. ``at_once`` says that a request which comes because another one ended can be in the next step; else
+    it comes during that step and waits until it ends, as it does if an engine's steps take long.
     """
-
-    _ROUNDING = 16
-    """So many steps of the simulation for one answer."""
 
     def __init__(
         self,
@@ -267,9 +266,12 @@ class Engine(Upstream):
         request_seconds: float,
         noise: float,
         crowd: float = inf,
+        steps: int = 16,
+        at_once: bool = True,
     ) -> None:
         super().__init__(world)
         self._slots, self._tokens, self._noise, self._crowd = slots, tokens, noise, crowd
+        self._steps, self._at_once = steps, at_once
         self._step_seconds, self._request_seconds = step_seconds, request_seconds
         self._queue: deque[Reply] = deque()
         self._running: list[_Sequence] = []
@@ -292,16 +294,19 @@ class Engine(Upstream):
         if not self._is_idle:
             step = self._step_seconds + self._request_seconds * len(self._running)
             step *= max(1.0, self.in_flight / self._crowd) * self.world.uniform(1 - self._noise, 1 + self._noise)
-            self.world.after(step * self._tokens / self._ROUNDING, self._end_step)
+            self.world.after(step * self._tokens / self._steps, self._end_step)
 
     def _end_step(self) -> None:
         for sequence in self._running:
-            sequence.tokens -= self._tokens / self._ROUNDING
+            sequence.tokens -= self._tokens / self._steps
         ended = [sequence for sequence in self._running if sequence.tokens <= 0]
         self._running = [sequence for sequence in self._running if sequence.tokens > 0]
+        if not self._at_once:
+            self._begin_step()
         for sequence in ended:
             sequence.reply(Success(200, None, b""))
-        self._begin_step()
+        if self._at_once:
+            self._begin_step()
 
 
 class _Sequence:

@@ -4,7 +4,6 @@ from random import Random
 
 import pytest
 
-from batchline.domain.engine_queue import QueueLength
 from batchline.domain.rate_limits import Quota, RateLimits
 from batchline.pipeline.dispatch.limiter import Limiter, Sign, Start
 from batchline.pipeline.dispatch.limiter.concurrency import FIRST_LIMIT
@@ -196,16 +195,6 @@ def test_overload_halves_the_limit_and_its_end_restores_it() -> None:
         limits.append(limiter.limit)
     assert max(limits[100:]) <= 64
     assert sum(limits[100:]) / 500 >= 20
-
-
-def test_an_engine_with_a_long_queue_gets_fewer_and_one_without_gets_more() -> None:
-    """It says so itself every few seconds, which is quicker than finding out."""
-    limiter = Limiter(cap=128)
-    now = serve(limiter, 20.0)
-    starts = limiter.start("m", limiter.room, now)
-    assert len(starts) == 128
-    limiter.on_queue_length(QueueLength(running=64, waiting=64), now)
-    assert 64 < limiter.limit <= 80
 
 
 def test_many_models_are_forgotten_when_they_are_idle_and_not_limited() -> None:

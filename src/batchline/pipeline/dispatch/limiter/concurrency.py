@@ -54,8 +54,8 @@ requests queued behind others."""
 _QUEUE_LENGTH_SECONDS = 15.0
 """How long the queue length that an engine tells is believed."""
 _READINGS = 4
-_LONG_QUEUE = 0.25
-"""A queue of this part of what is processed is long enough to keep the engine busy."""
+_SHORT_QUEUE, _ENOUGH_QUEUE, _LONG_QUEUE = 0.25, 0.5, 0.75
+"""The length of a queue as a part of what is processed. A short one may run empty between two steps of the engine."""
 
 
 class _Phase(Enum):
@@ -63,6 +63,15 @@ class _Phase(Enum):
     HOLD = "hold"
     PROBE = "probe"
     RECHECK = "recheck"
+
+
+class _Queue(Enum):
+    """The length of the queue inside the engine."""
+
+    SHORT = "short"
+    ENOUGH = "enough"
+    """It says nothing, since it may also consist of what came since the last step."""
+    LONG = "long"
 
 
 class ConcurrencyLimit:
@@ -91,10 +100,11 @@ class ConcurrencyLimit:
         self._is_quick = False
         self._again = False
         """Whether a limit of the ramp is measured a second time, more precisely."""
-        self._queue_empty_until = 0.0
-        """The engine said that its queue is empty, and that counts until this time."""
+        self._queue: _Queue | None = None
+        self._queue_until = 0.0
+        """What the engine said of its queue counts until this time."""
         self._running: deque[float] = deque(maxlen=_READINGS)
-        """How many requests the engine said it processes, in the last readings with a queue."""
+        """How many requests the engine processed, in the last readings."""
 
     def set_cap(self, cap: int) -> None:
         """Set the most that the limit may be. A limit that the former cap had lowered is restored."""
@@ -131,19 +141,25 @@ class ConcurrencyLimit:
         self._probe.rest(now)
 
     def on_queue_length(self, length: QueueLength, *, in_flight: int, now: float) -> None:
-        """Believe an engine that tells its queue: an empty one asks for more, a long one for less."""
+        """Believe an engine that tells its queue about where to look: a short one asks for more, a long one for less.
+
+        Throughput decides whether the limit moves. Requests that came during a step of the engine wait until the next
+        one, so an engine whose answers need few steps has a queue at any limit.
+        """
         if in_flight < self.limit:
-            return
-        if not length.waiting:
-            self._queue_empty_until = now + _QUEUE_LENGTH_SECONDS
-            if self._phase is _Phase.HOLD:
-                self._probe.schedule_up()
             return
         # Between two steps an engine may process fewer for a moment, so the most of the last readings counts.
         self._running.append(max(length.running or 0.0, in_flight - length.waiting))
-        running = max(self._running)
-        if self._phase is _Phase.HOLD and length.waiting > _LONG_QUEUE * running:
-            self._hold(int((1 + _LONG_QUEUE / 2) * running) + 1)
+        part = length.waiting / max(1.0, *self._running)
+        self._queue_until = now + _QUEUE_LENGTH_SECONDS
+        if part > _LONG_QUEUE:
+            self._queue = _Queue.LONG
+        elif part > _SHORT_QUEUE:
+            self._queue = _Queue.ENOUGH
+        else:
+            self._queue = _Queue.SHORT
+            if self._phase is _Phase.HOLD:
+                self._probe.schedule_up()
 
     def _new_round(self, now: float) -> Round:
         limit = self.limit
@@ -214,11 +230,18 @@ class ConcurrencyLimit:
             self._set_limit(max(self.limit + 1, int(self.limit * self._factor)), _Phase.RAMP)
 
     def _end_ramp(self, now: float) -> None:
-        """Hold the lowest limit that was as good as the best, and look from there for a lower one."""
+        """Hold the lowest limit that was as good as the best, and look from there for a lower one.
+
+        If the engine told that its queue is long, the limit is as high as it takes to keep all of the engine busy: one
+        round of an engine that answers in waves shows less than that.
+        """
         points = sorted(self._points, key=lambda point: point.limit)
         best = max(point.rate for point in points)
         at = next(index for index, point in enumerate(points) if point.rate >= _NEAR_BEST * best)
-        self._hold(points[at].limit)
+        limit = points[at].limit
+        if self._has_queue(_Queue.LONG, now):
+            limit = max(limit, min(self._enough, points[-1].limit))
+        self._hold(limit)
         queues = points[at].latency > _QUEUES * min(point.latency for point in points)
         self._probe.begin_descent(now, far=queues or not at)
 
@@ -237,7 +260,7 @@ class ConcurrencyLimit:
             self._expected += 0.3 * change
         # A few in flight are no burden, and a lower limit would cost more than it shows.
         if self._probe.is_due(now) and not self._cap <= self.limit <= _FEW:
-            self._begin_probe(measure)
+            self._begin_probe(measure, now)
 
     def _on_moved(self, measure: Measure, now: float, *, faster: bool) -> None:
         if faster:
@@ -245,14 +268,19 @@ class ConcurrencyLimit:
         else:
             self._hold(self.limit)
             self._probe.begin_descent(now, far=True)
-            self._begin_probe(measure)
+            self._begin_probe(measure, now)
 
     def _climb(self, measure: Measure) -> None:
         self._points, self._factor = [measure], _CLIMB_FACTOR
         self._set_limit(max(self.limit + 1, int(self.limit * self._factor)), _Phase.RAMP)
 
-    def _begin_probe(self, measure: Measure) -> None:
-        self._probe.begin(measure, cap=self._cap)
+    def _begin_probe(self, measure: Measure, now: float) -> None:
+        down_to = None
+        if self._has_queue(_Queue.SHORT, now):
+            self._probe.upwards = True
+        elif self._has_queue(_Queue.LONG, now):
+            self._probe.upwards, down_to = False, self._enough
+        self._probe.begin(measure, cap=self._cap, down_to=down_to)
         self._set_limit(self._probe.limit, _Phase.PROBE)
 
     def _end_probe(self, measure: Measure, now: float) -> None:
@@ -260,17 +288,27 @@ class ConcurrencyLimit:
         change, error = probe.change(measure)
         self._hold(probe.home)
         if probe.upwards:
-            least = 0.0 if now < self._queue_empty_until else max(_MIN_GAIN, error)
-            if change > least:
+            if change > max(_MIN_GAIN, error):
                 probe.rest(now)
                 self._climb(measure)
+            elif change > 0.0 and self._has_queue(_Queue.SHORT, now):
+                self._hold(probe.limit)
+                probe.rest(now)
             else:
                 probe.on_nothing_changed(now)
-        elif change > error - _TOLERATED_LOSS:
+        elif change > (0.0 if self._has_queue(_Queue.LONG, now) else error) - _TOLERATED_LOSS:
             self._hold(probe.limit)
             probe.on_fewer_enough(now)
         else:
             probe.on_nothing_changed(now)
+
+    @property
+    def _enough(self) -> int:
+        """The limit at which the queue that the engine told of is neither short nor long."""
+        return int((1 + _ENOUGH_QUEUE) * max(self._running)) + 1
+
+    def _has_queue(self, queue: _Queue, now: float) -> bool:
+        return self._queue is queue and now < self._queue_until
 
     def _hold(self, limit: int) -> None:
         self._points, self._expected, self._rounds_off = [], None, 0
@@ -305,7 +343,8 @@ class Probe:
         self.upwards, self._down_factor, self._due = False, _FAR_DOWN_FACTOR if far else _DOWN_FACTOR, now
         self._rest_seconds = _SHORTEST_REST_SECONDS
 
-    def begin(self, before: Measure, *, cap: int) -> None:
+    def begin(self, before: Measure, *, cap: int, down_to: int | None = None) -> None:
+        """Begin to look at another limit, at ``down_to`` if it is given and lies below."""
         self._before, self.home = before, before.limit
         if self.home <= _FEW:
             self.upwards = True
@@ -314,7 +353,7 @@ class Probe:
         if self.upwards:
             self.limit = max(self.home + 1, int(self.home * _UP_FACTOR))
         else:
-            self.limit = min(self.home - 1, int(self.home * self._down_factor))
+            self.limit = min(self.home - 1, down_to or int(self.home * self._down_factor))
 
     def change(self, after: Measure) -> tuple[float, float]:
         """Return by how much the throughput differed from that before and after, as a logarithm, and its error."""
