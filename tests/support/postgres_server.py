@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 PATIENCE = 60.0
 """Seconds after which a wait fails. It only ends a hang: no test depends on its length."""
 
-_NOT_DURABLE = ["-c", "fsync=off", "-c", "full_page_writes=off"]
+_NOT_DURABLE = ["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_wal_size=64MB"]
+"""Settings of a server whose data need not survive anything. A long log would only take time to write and to delete."""
 _TEMPLATE = "batchline"
 _PARTS_TO_COPY = ("bin/initdb", "bin/postgres", "bin/pg_isready", "lib", "share")
 _TABLES_WITH_LEASES = ("shards", "batches", "files", "processes")
@@ -81,7 +82,7 @@ class Postgres:
             asyncio.run(migrate(self.url(_TEMPLATE)))
             self._migrated = True
         name = f"test_{next(self._names)}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {'template0' if empty else _TEMPLATE}")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {'template0' if empty else _TEMPLATE} STRATEGY FILE_COPY")
         return self.url(name)
 
     def dump(self, url: str, path: Path) -> None:
