@@ -22,6 +22,7 @@ from openai import OpenAI
 from openai.types import Batch
 
 from batchline.cli import main
+from tests.support.fork_server import ForkedProcess, fork
 
 CHAT: Final = "/v1/chat/completions"
 PATIENCE = 300.0
@@ -78,19 +79,25 @@ def read_reply(connection: socket.socket) -> Reply:
         return Reply(response.status, response.headers, response.read())
 
 
+def _started(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str] | ForkedProcess:
+    if tuple(arguments[:2]) == ("-m", "batchline"):
+        return fork(arguments[2:], environment)
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+
+
 class Program:
     """A Python process. A thread reads what it writes, so that the process never waits for a reader."""
 
     def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")}
-        self._process = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=inherited | dict(environment or {}),
-        )
+        self._process = _started(arguments, inherited | dict(environment or {}))
         self._family: set[psutil.Process] = {psutil.Process(self._process.pid)}
         self._written: list[str] = []
         self._reader = Thread(target=self._read, daemon=True)
