@@ -30,6 +30,7 @@ EXCEPTIONS = {
     "api/openapi/operations": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
     "api/openapi/routes": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
     "api/openapi/schemas": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
+    "api/idle_connections": Elsewhere("api/test_protocol_bounds.py", _PART),
     "api/request_splitter": Elsewhere("api/test_protocol_bounds.py", _PART),
     "api/write_deadline": Elsewhere("api/test_protocol_bounds.py", _PART),
     "app/workers/child": Elsewhere("app/workers/test_pool.py", "the child is tested as the process that it is"),

@@ -291,7 +291,7 @@ def _services(
             retention_seconds=settings.file_retention_seconds,
             max_bytes=settings.max_file_bytes,
         ),
-        storage_quota=StorageQuota(settings.project_storage_bytes, files=store, max_file_bytes=settings.max_file_bytes),
+        storage_quota=StorageQuota(settings.storage_limits, files=store, max_file_bytes=settings.max_file_bytes),
         download=Download(files=store, objects=objects, clock=clock, damage_log=DamageLog(context.metrics)),
         creator=BatchCreator(
             store=store,

@@ -14,7 +14,7 @@ from pydantic_settings import (
 )
 
 from batchline.domain.endpoints import CHAT, SYNC_ONLY
-from batchline.domain.limits import InputLimits
+from batchline.domain.limits import InputLimits, StorageLimits
 from batchline.domain.models import CLASSIFIER_UPSTREAM, DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff, nano
 from batchline.domain.request_rules import FORBIDDEN_FIELDS, TOOL_TYPES, FieldRules, RequestRules, strictest
@@ -97,6 +97,28 @@ class ModelSettings(BaseModel):
         )
 
 
+class ProjectSettings(BaseModel):
+    """A table ``[projects.ID]`` of the settings file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    storage_bytes: int | None = Field(
+        default=None, gt=0, description="Maximum size of all files of the project; if not set, project_storage_bytes."
+    )
+
+
+class OrganizationSettings(BaseModel):
+    """A table ``[organizations.ID]`` of the settings file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    storage_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="Maximum size of all files of the organization; if not set, organization_storage_bytes.",
+    )
+
+
 class Settings(BaseSettings):
     """All settings of the service, validated."""
 
@@ -145,6 +167,10 @@ class Settings(BaseSettings):
     )
     models: dict[str, ModelSettings] = Field(
         default={}, description="Models that clients can use, by id; if there are none, every id is accepted."
+    )
+    projects: dict[str, ProjectSettings] = Field(default={}, description="Limits of single projects, by id.")
+    organizations: dict[str, OrganizationSettings] = Field(
+        default={}, description="Limits of single organizations, by id."
     )
     admin_token: SecretStr | None = Field(
         default=None, description="Bearer token that gives other machines access to /metrics."
@@ -223,6 +249,11 @@ class Settings(BaseSettings):
         default=None,
         gt=0,
         description="Maximum size of all files of one project, inputs and results; if not set, there is no limit.",
+    )
+    organization_storage_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="Maximum size of all files of all projects of one organization; if not set, there is no limit.",
     )
     max_batch_bytes: int = Field(default=200 * MiB, gt=0, description="Maximum size of the input file of a batch.")
     max_batch_lines: int = Field(default=50_000, gt=0, description="Maximum number of lines of a batch.")
@@ -389,6 +420,16 @@ class Settings(BaseSettings):
             endpoints=self.batch_endpoints,
             models=frozenset(self.models),
             rules=self.request_rules,
+        )
+
+    @property
+    def storage_limits(self) -> StorageLimits:
+        """The bytes that projects and organizations may store."""
+        return StorageLimits(
+            project=self.project_storage_bytes,
+            organization=self.organization_storage_bytes,
+            projects={key.lower(): table.storage_bytes for key, table in self.projects.items()},
+            organizations={key.lower(): table.storage_bytes for key, table in self.organizations.items()},
         )
 
     @classmethod

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -194,22 +195,114 @@ def test_an_idle_connection_with_an_unread_answer_is_given_up(impatient: Api) ->
 
 
 @pytest.mark.rule("A14", "A connection over the limit is refused at once, and the others go on.")
-def test_a_connection_over_the_limit_is_refused(serve: Callable[..., Api]) -> None:
-    api = serve(max_connections=3)
+def test_a_connection_over_the_limit_is_refused(serve: Callable[..., Api], manual_upstream: ManualUpstream) -> None:
+    api = serve(max_connections=3, upstream_url=manual_upstream.url)
     wait_until(lambda: api.connections() == 0)
     with ExitStack() as stack:
         kept = [stack.enter_context(api.connect()) for _ in range(3)]
+        peers = []
         for sock in kept:
-            sock.sendall(HEALTH)
-            assert read_reply(sock).status == 200
+            sock.sendall(call_head(api, CALL))
+            peers.append(manual_upstream.accept())
         with api.connect() as sock:
             reply = read_reply(sock)
             assert reply.status == 503
             assert reply.error["code"] == "service_unavailable"
             assert reply.headers["retry-after"] == "2"
             assert read_to_end(sock) == b""
-        kept[0].sendall(HEALTH)
-        assert read_reply(kept[0]).status == 200
+        for sock, peer in zip(kept, peers, strict=True):
+            peer.read()
+            peer.answer(b'{"id":"c","choices":[]}')
+            assert read_reply(sock).status == 200
         assert refusals(api, "connections") == 1
     wait_until(lambda: api.connections() == 0)
     assert api.call("GET", "/healthz").status == 200
+
+
+@pytest.mark.rule("A14", "At the limit, the connection that waits longest for a request gives way to a new one.")
+def test_the_oldest_idle_connection_gives_way_to_a_new_one(serve: Callable[..., Api]) -> None:
+    """Strangers that say nothing, or not all of a head, cannot keep newcomers out until their time is over."""
+    api = serve(max_connections=3, header_timeout_seconds=3600)
+    wait_until(lambda: api.connections() == 0)
+    with ExitStack() as stack:
+        known, silent, slow = (stack.enter_context(api.connect()) for _ in range(3))
+        known.sendall(HEALTH)
+        assert read_reply(known).status == 200
+        slow.sendall(HEALTH[:-2])
+        wait_until(lambda: api.connections() == 3)
+        for stranger in (silent, slow, known):
+            newcomer = stack.enter_context(api.connect())
+            newcomer.sendall(HEALTH)
+            assert read_reply(newcomer).status == 200
+            with suppress(ConnectionResetError):
+                assert read_to_end(stranger) == b""
+        assert refusals(api, "idle_connections") == 3
+        assert refusals(api, "connections") == 0
+
+
+def test_a_connection_that_still_has_something_to_do_does_not_give_way(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
+    """A14: neither a request in progress, nor a body on its way, nor an answer that is not read yet."""
+    api = serve(max_connections=3, upstream_url=manual_upstream.url)
+    file_id = upload_large(api)
+    wait_until(lambda: api.connections() == 0)
+    with ExitStack() as stack:
+        calling, uploading, downloading = (stack.enter_context(api.connect()) for _ in range(3))
+        calling.sendall(call_head(api, CALL))
+        manual_upstream.accept().read()
+        uploading.sendall(api.head("POST /v1/files", f"content-type: {FORM['content-type']}", "content-length: 99"))
+        downloading.sendall(api.head(f"GET /v1/files/{file_id}/content"))
+        assert downloading.recv(1, socket.MSG_PEEK)
+        wait_until(lambda: api.requests_in_flight() == 3)
+        with api.connect() as refused:
+            assert read_reply(refused).status == 503
+        assert api.connections() >= 3
+        assert refusals(api, "idle_connections") == 0
+
+
+def _head_seconds(api: Api, head: bytes) -> float:
+    """Return the CPU time that a request takes, the client's part included, at best."""
+    taken = []
+    for _ in range(5):
+        with api.connect() as sock:
+            began = time.process_time()
+            sock.sendall(head)
+            read_reply(sock)
+            taken.append(time.process_time() - began)
+    return min(taken)
+
+
+_LONG = 60 * 1024
+_HEADS = {
+    "many parameters": ("GET /v1/files?" + "a&" * 4000,),
+    "escaped parameters": ("GET /v1/batches?" + "a=%41&" * 1300,),
+    "parameters of a type": (
+        "POST /v1/files",
+        "content-length: 0",
+        "content-type: multipart/form-data" + "; a=b" * 12000,
+    ),
+    "semicolons in a type": ("POST /v1/files", "content-length: 0", "content-type: multipart/form-data" + ";" * _LONG),
+    "many headers": ("GET /v1/files?limit=1", *(f"x-{n}: {'y' * 470}" for n in range(120))),
+    "ranges": ("GET /v1/files/file-x/content", "range: bytes=" + "0-1," * (_LONG // 4)),
+    "cookies": ("GET /v1/files?limit=1", "cookie: " + "a=b;" * (_LONG // 4)),
+    "a long path": ("GET /v1/files/" + "%41" * 2600,),
+}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("lines", _HEADS.values(), ids=_HEADS)
+def test_no_head_blocks_the_loop_for_long(api: Api, lines: tuple[str, ...]) -> None:
+    """A14: one client's head is not what others wait for. The time is that of the CPU, not of the clock."""
+    usual, longest = _head_seconds(api, api.head("GET /v1/files?limit=1")), _head_seconds(api, api.head(*lines))
+    print(f"{longest * 1000:.2f} ms of CPU; a usual request takes {usual * 1000:.2f} ms")
+    assert longest - usual < 0.005
+
+
+@pytest.mark.rule("A14", "More than 256 parameters in a URL are refused, and a Content-Type over 1 KiB.")
+def test_heads_that_take_long_to_read_are_refused(api: Api) -> None:
+    many = api.call("GET", "/v1/files?" + "&".join(["a=b"] * 257))
+    assert (many.status, many.error["message"]) == (400, "The request's URL has more than 256 parameters")
+    assert api.call("GET", "/v1/files?" + "&".join(["a=b"] * 256)).status == 200
+    long = api.call("POST", "/v1/files", body=b"", headers={"content-type": "multipart/form-data" + ";" * 1024})
+    assert (long.status, long.error["code"]) == (400, "invalid_content_type")

@@ -1,12 +1,29 @@
-"""A project stores no more than its quota: B2."""
+"""A project and an organization store no more than their quotas: B2."""
 
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
+from typing import cast
 
 import pytest
 
+from batchline.cli.loading import load_settings
+from batchline.domain.records import Owner
+from batchline.pipeline.storage_quota import StorageQuota
+from batchline.ports import Files
 from tests.support.api_server import CHAT, FORM, LINE, Api, field, file_part, form, read_reply, wait_until
+
+
+class _FixedFiles:
+    """Files of a store in which nothing is stored yet."""
+
+    async def stored_bytes(self, project_id: str) -> int:
+        return 0
+
+    async def stored_bytes_of_organization(self, organization_id: str) -> int:
+        return 0
+
 
 BODY = form(field("purpose", "batch"), file_part(LINE * 100))
 
@@ -63,3 +80,43 @@ def test_a_full_project_creates_no_batch(serve: Callable[..., Api]) -> None:
     refused = api.create(**create)
     assert (refused.status, refused.error["code"]) == (413, "storage_quota_exceeded")
     assert api.create({"idempotency-key": "k"}, **create).body == first.body
+
+
+@pytest.mark.rule("B2", "An upload over the storage quota of its organization is 413 in all of its projects.")
+def test_the_projects_of_an_organization_share_its_quota(serve: Callable[..., Api]) -> None:
+    api = serve(organization_storage_bytes=2 * len(BODY))
+    sibling, other = api.new_account("sibling", organization="first"), api.new_account("other")
+    first = api.upload(LINE * 100)
+    assert api.upload(LINE * 100, account=sibling).status == 200
+    for account in (api.account, sibling):
+        refused = api.upload(LINE * 100, account=account)
+        assert (refused.status, refused.error["code"]) == (413, "storage_quota_exceeded")
+        assert "this organization" in refused.error["message"]
+    assert api.upload(LINE * 100, account=other).status == 200
+    assert api.call("DELETE", f"/v1/files/{first.json['id']}").status == 200
+    assert api.upload(LINE * 100, account=sibling).status == 200
+    sample = api.services.metrics.registry.get_sample_value
+    assert sample("batchline_refusals_total", {"bound": "organization_storage"}) == 2
+
+
+@pytest.mark.rule("B2", "The settings file gives single projects and organizations limits of their own.")
+@pytest.mark.anyio
+async def test_a_project_and_an_organization_can_have_limits_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "batchline.toml"
+    file.write_text(
+        "project_storage_bytes = 10\norganization_storage_bytes = 30\n"
+        "[projects.AAAA-1]\nstorage_bytes = 20\n[organizations.bbbb-1]\nstorage_bytes = 15\n"
+    )
+    files = cast(Files, _FixedFiles())
+    quota = StorageQuota(load_settings(config=str(file)).storage_limits, files=files, max_file_bytes=100)
+    room = {}
+    for project, organization in (("x", "y"), ("aaaa-1", "y"), ("aaaa-1", "bbbb-1")):
+        owner = Owner(key_id="k", project_id=project, organization_id=organization)
+        async with quota.reserve(owner, None) as reserved:
+            assert reserved is not None
+            room[project, organization] = reserved.bytes, reserved.error.bound
+    assert room == {
+        ("x", "y"): (10, "project_storage"),
+        ("aaaa-1", "y"): (20, "project_storage"),
+        ("aaaa-1", "bbbb-1"): (15, "organization_storage"),
+    }

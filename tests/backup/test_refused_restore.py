@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import re
+import sqlite3
 import tarfile
 from collections.abc import Callable
+from contextlib import closing
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -218,3 +220,69 @@ def test_what_stands_after_the_seal_is_not_read(
 ) -> None:
     archive.write_bytes(keep(archive.read_bytes()))
     assert to_folder.restore(archive).exit_code == 0
+
+
+def _change_database(archive: Path, tmp_path: Path, *statements: str) -> None:
+    """Change the database of a backup, and seal the backup anew."""
+
+    def change(members: Members) -> None:
+        member, data = members[1]
+        path = tmp_path / "changed.sqlite"
+        path.write_bytes(data)
+        with closing(sqlite3.connect(path)) as database, database:
+            for statement in statements:
+                database.execute(statement)
+        members[1] = (member, path.read_bytes())
+        member.size = len(members[1][1])
+
+    _sealed_anew(archive, change)
+
+
+def test_a_changed_database_with_a_new_seal_is_taken(archive: Path, to_folder: Target, tmp_path: Path) -> None:
+    """The tests below are refused for their statement, not because the database was changed."""
+    _change_database(archive, tmp_path, "UPDATE files SET filename = 'another'")
+    assert to_folder.restore(archive).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        (
+            "CREATE TRIGGER t AFTER UPDATE ON organizations BEGIN UPDATE organizations SET balance = 10; END",
+            "has a trigger named 't'",
+        ),
+        ("CREATE TRIGGER t AFTER UPDATE ON shards BEGIN DELETE FROM files; END", "has a trigger named 't'"),
+        ("CREATE VIEW v AS SELECT * FROM files", "has a view named 'v'"),
+        ("CREATE VIRTUAL TABLE f USING fts5(x)", "has a virtual table named 'f'"),
+    ],
+)
+def test_a_database_that_would_run_statements_of_its_own_is_refused(
+    archive: Path, target: Target, tmp_path: Path, statement: str, named: str
+) -> None:
+    _change_database(archive, tmp_path, statement)
+    assert named in target.refusal(archive)
+    assert not (target.data_dir / "batchline.sqlite").exists()
+    assert not target.in_objects(lambda objects: objects.names("uploads"))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE files SET object_key = '../../outside' WHERE seq = 1",
+        "UPDATE files SET object_key = '' WHERE seq = 1",
+        "UPDATE files SET object_key = x'00ff' WHERE seq = 1",
+        "UPDATE batches SET work_key = '/etc/passwd' WHERE work_key IS NOT NULL",
+        "UPDATE segments SET object_key = 'tmp/x' WHERE object_key IS NOT NULL",
+    ],
+)
+def test_a_row_with_a_bad_key_is_told(archive: Path, target: Target, tmp_path: Path, statement: str) -> None:
+    """F3: a message with the key, and not a traceback."""
+    _change_database(archive, tmp_path, statement)
+    assert "which is not a key. Nothing was restored." in target.refusal(archive)
+    assert not (target.data_dir / "batchline.sqlite").exists()
+
+
+def test_a_row_of_another_type_is_told(archive: Path, tmp_path: Path, postgres: Postgres) -> None:
+    target = Target(tmp_path / "restored", database_url=postgres.new_database(empty=True))
+    _change_database(archive, tmp_path, "UPDATE batches SET created_at = 'soon'")
+    assert "batches in the backup" in target.refusal(archive)

@@ -244,3 +244,16 @@ async def test_the_stored_bytes_of_a_project_are_those_of_its_visible_files(worl
     await world.store.delete_file(owner.project_id, deleted.id, at=NOW)
     assert await world.store.stored_bytes(owner.project_id) == 5
     assert await world.store.stored_bytes(other.project_id) == 0
+
+
+async def test_the_stored_bytes_of_an_organization_are_those_of_all_its_projects(world: World) -> None:
+    """B2"""
+    first, second, other = [await world.owner(*names) for names in (("a", "x"), ("b", "x"), ("a", "y"))]
+    for owner, size in ((first, 5), (second, 70), (other, 900)):
+        file = world.file(owner, bytes=size)
+        await world.store.begin_upload(file, owner=ME, lease=LEASE)
+        await world.store.finish_upload(file, owner=ME)
+    assert first.organization_id == second.organization_id
+    assert await world.store.stored_bytes_of_organization(first.organization_id) == 75
+    assert await world.store.stored_bytes_of_organization(other.organization_id) == 900
+    assert await world.store.stored_bytes_of_organization("unknown") == 0

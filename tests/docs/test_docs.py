@@ -44,7 +44,15 @@ def test_every_setting_has_its_row_and_every_row_its_setting() -> None:
     ]
 
 
-@pytest.mark.parametrize(("table", "text"), [("upstreams", "`[upstreams.NAME]`"), ("models", "`[models.ID]`")])
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("upstreams", "`[upstreams.NAME]`"),
+        ("models", "`[models.ID]`"),
+        ("projects", "`[projects.ID]`"),
+        ("organizations", "`[organizations.ID]`"),
+    ],
+)
 def test_every_field_of_a_table_has_its_row_and_every_row_its_field(table: str, text: str) -> None:
     """F2, for settings that only the TOML file can hold."""
     assert _rows_below(text) == [

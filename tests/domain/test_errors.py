@@ -64,7 +64,7 @@ EXAMPLES = [
     (RequestTimeout("m"), 408, "invalid_request_error", "request_timeout"),
     (Conflict("m"), 409, "invalid_request_error", "conflict"),
     (TooLarge("m"), 413, "invalid_request_error", "request_too_large"),
-    (StorageFull(9), 413, "invalid_request_error", "storage_quota_exceeded"),
+    (StorageFull(9, scope="project"), 413, "invalid_request_error", "storage_quota_exceeded"),
     (UrlTooLong(), 414, "invalid_request_error", "url_too_long"),
     (RangeNotSatisfiable("m"), 416, "invalid_request_error", "range_not_satisfiable"),
     (RateLimited("m", retry_after=5), 429, "rate_limit_exceeded", "rate_limit_exceeded"),

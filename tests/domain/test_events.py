@@ -54,6 +54,18 @@ def test_a_last_event_without_its_blank_line_counts() -> None:
     assert read_all(b"data: a\n\n\n ") == [b"data: a\n\n"]
 
 
+@pytest.mark.parametrize("size", [MAX_EVENT_BYTES, MAX_EVENT_BYTES + 1])
+def test_an_event_has_the_same_limit_however_it_comes(size: int) -> None:
+    """E2"""
+    event = b"data: ".ljust(size - 2, b"x") + b"\n\n"
+    for pieces in ([event], [event[:1000], event[1000:]]):
+        if size > MAX_EVENT_BYTES:
+            with pytest.raises(StreamBroken):
+                read_all(*pieces)
+        else:
+            assert read_all(*pieces) == [event]
+
+
 def test_an_event_has_a_limit() -> None:
     """E2: memory does not grow with what an upstream sends."""
     reader = EventReader()

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from msgspec import Raw
+from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
 
 from batchline.domain.request_rules import FORBIDDEN_FIELDS, FieldRules, RequestRules, strictest
@@ -112,3 +112,25 @@ def test_a_model_without_rules_of_its_own_has_the_default() -> None:
     own = FieldRules(forbidden=frozenset())
     rules = RequestRules(by_model={"m": own})
     assert (rules.of("m"), rules.of("n")) == (own, FieldRules())
+
+
+def _nested(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+_LINK = '{"type":"image_url","image_url":{"url":"http://elsewhere/x"}}'
+
+
+@pytest.mark.parametrize("hidden_by", ['"\\ud800"', '"\udcff"', *map(_nested, range(960, 999))])
+@pytest.mark.parametrize("rules", [FieldRules(media_hosts=frozenset({"here"})), FieldRules()], ids=["links", "tools"])
+def test_what_cannot_be_read_hides_no_link_and_no_tool(rules: FieldRules, hidden_by: str) -> None:
+    """D6: a value that the JSON parser skips but does not read, in the same field, is refused with it."""
+    name, tool = ("tools", '{"type":"web_search"}') if rules.media_hosts is None else ("messages", _LINK)
+    text = f'{{"{name}":[{tool},{hidden_by}]}}'.encode("utf-8", "surrogateescape")
+    try:
+        fields = _fields.decode(text)
+    except (DecodeError, RecursionError):
+        return
+    violation = rules.violation(fields)
+    assert violation is not None
+    assert violation.field == name

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from batchline.domain.records import Batch
+from batchline.domain.replies import Answer
 from batchline.domain.states import BatchStatus
 from tests.support.engine_harness import Bench
 
@@ -41,6 +43,47 @@ def test_a_batch_costs_what_the_usage_in_its_output_file_says(tmp_path: Path) ->
             entries = await bench.rows.usage(since=0, until=10**10)
             assert sum(entry.requests for entry in entries) == 270
             assert {(entry.batch_id, entry.model) for entry in entries} == {(batch.id, "m")}
+
+        bench.play(scene())
+
+
+class _WithUsage:
+    """Wraps an upstream, and writes another usage into its answers, or none."""
+
+    def __init__(self, inner: Any, usage: object) -> None:
+        self._inner, self._usage = inner, usage
+
+    async def post(self, path: str, body: bytes) -> Any:
+        reply = await self._inner.post(path, body)
+        if not isinstance(reply, Answer):
+            return reply
+        answer = json.loads(reply.body)
+        answer.pop("usage", None)
+        return replace(reply, body=json.dumps(answer | ({"usage": self._usage} if self._usage else {})).encode())
+
+
+def _estimate(record: dict[str, Any], body: object) -> int:
+    """Return the tokens of a line by the rule of E2: one for four bytes of the request and of the answer."""
+    answer = json.dumps(record["response"]["body"]).encode()
+    return -(-len(json.dumps(body).encode()) // 4) + -(-len(answer) // 4)
+
+
+@pytest.mark.rule("E2", "A line whose upstream reports no usage, or what is no count, is charged by the estimate.")
+@pytest.mark.parametrize(
+    "usage", [None, {"prompt_tokens": -1, "completion_tokens": 5}, {"prompt_tokens": 1.5, "completion_tokens": 1}]
+)
+def test_a_line_whose_upstream_reports_no_usage_is_charged_by_the_estimate(tmp_path: Path, usage: object) -> None:
+    """D4, E2: as a synchronous call is, and the batch counts the tokens that it was charged for."""
+    with closing(Bench(tmp_path, upstream=lambda inner, _: _WithUsage(inner, usage), **ONE)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(10**9)
+            bodies = [{"model": "m", "messages": [{"role": "user", "content": f"good {n}"}]} for n in range(20)]
+            batch = await bench.ended(await bench.batch_of(bodies))
+            records = await bench.records(batch)
+            tokens = sum(_estimate(records[f"line-{n}"], body) for n, body in enumerate(bodies))
+            assert 10**9 - await bench.funds() == pytest.approx(1000 * tokens, rel=0.2)
+            assert 10**9 - await bench.funds() == 1000 * (batch.input_tokens + batch.output_tokens)
 
         bench.play(scene())
 

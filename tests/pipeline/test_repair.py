@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from batchline.domain.errors import ObjectsDown
 from batchline.domain.records import Batch
+from batchline.domain.replies import Answer
 from batchline.domain.states import BatchStatus
 from tests.simulation.virtual import EPOCH, VirtualClock
 from tests.support.damage import batch_with_damaged_work_file
@@ -104,6 +106,33 @@ def test_lines_of_a_damaged_segment_run_again(
         assert len(told) == 1
         assert vars(told[0])["object"].startswith("segments/")
         assert "good" not in caplog.text
+
+
+class _WithoutUsage:
+    """Wraps an upstream, and removes the usage from its answers."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def post(self, path: str, body: bytes) -> Any:
+        reply = await self._inner.post(path, body)
+        if not isinstance(reply, Answer):
+            return reply
+        return replace(reply, body=reply.body.replace(b'"usage"', b'"use"'))
+
+
+def test_a_repaired_batch_still_counts_the_tokens_that_were_estimated(tmp_path: Path) -> None:
+    """C12, E2: the lines that stay have the tokens that they were charged for, and those that ran again too."""
+    with closing(Bench(tmp_path, upstream=lambda inner, _: _WithoutUsage(inner))) as bench:
+        bench.store.trouble["segments"] = _lose_first_segment(bench, _cut)
+
+        async def scene() -> None:
+            ended = await bench.ended(await bench.batch(_prompts("good")))
+            assert (ended.completed, ended.output_tokens > 0) == (64, True)
+            assert await _ledger_requests(bench, ended) == (64, ended.output_tokens)
+
+        bench.play(scene(), seconds=300)
+        assert 64 < bench.attempts("good") <= 128
 
 
 @pytest.mark.rule("C12", "Lines that are lost when the window ends fail with internal_error, and the batch ends.")

@@ -194,7 +194,7 @@ class Api:
     def await_(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_SECONDS)
 
-    def new_account(self, project: str, **more: Any) -> Account:
+    def new_account(self, project: str, *, organization: str | None = None, **more: Any) -> Account:
         key, key_id = ids.api_key(SystemRandom().bytes(24)), f"key_{uuid4().hex}"
         new = NewKey(
             key_id=key_id,
@@ -202,7 +202,7 @@ class Api:
             hint="bl-…",
             project=project,
             project_id=str(uuid4()),
-            organization=project,
+            organization=organization or project,
             organization_id=str(uuid4()),
             at=1,
             **more,

@@ -11,7 +11,7 @@ from batchline.api.paging import choice, integer, page
 from batchline.api.request_context import client_state_of, read_body
 from batchline.api.responses import JSON, json_response
 from batchline.api.throttle import Throttle
-from batchline.domain.errors import BatchNotFound, InsufficientQuota, InvalidRequest, TooLarge
+from batchline.domain.errors import BatchNotFound, InsufficientQuota, InvalidRequest, StorageFull, TooLarge
 from batchline.domain.limits import MAX_JSON_BODY_BYTES, MAX_METADATA_BYTES
 from batchline.domain.records import Owner
 from batchline.domain.request_body import parse_json_object
@@ -52,13 +52,13 @@ class BatchRoutes:
         owner = await self._auth.owner(request)
         with self._throttle.slot(owner.project_id):
             fields = create_request(await _read_body(request))
-            is_full = await self._storage_quota.is_full(owner.project_id)
+            full = await self._storage_quota.exhausted(owner)
             answer = await self._creator.create(
                 owner,
                 fields,
                 idempotency_key=_idempotency_key(request),
                 retried=is_retry(request),
-                admit=lambda: self._admit(owner, storage_is_full=is_full),
+                admit=lambda: self._admit(owner, full=full),
             )
         return Response(
             answer.body,
@@ -102,9 +102,9 @@ class BatchRoutes:
         batch = await self._cancellation.cancel(owner.project_id, _batch_id(request))
         return json_response(BatchObject.from_record(batch))
 
-    def _admit(self, owner: Owner, *, storage_is_full: bool) -> None:
-        if storage_is_full:
-            raise self._storage_quota.full()
+    def _admit(self, owner: Owner, *, full: StorageFull | None) -> None:
+        if full is not None:
+            raise full
         if not self._auth.has_funds(owner):
             raise InsufficientQuota
 

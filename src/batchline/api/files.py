@@ -18,7 +18,7 @@ from batchline.domain.ids import canonical_file_id
 from batchline.domain.records import BATCH, BATCH_OUTPUT, File
 from batchline.domain.wire import DeletedFile, FileList, FileObject
 from batchline.pipeline.download import Download
-from batchline.pipeline.storage_quota import StorageQuota
+from batchline.pipeline.storage_quota import Room, StorageQuota
 from batchline.pipeline.upload import IncomingFile, Upload
 from batchline.ports import Files, Objects, StoreClock
 
@@ -57,7 +57,7 @@ class FileRoutes:
         with self._throttle.slot(owner.project_id):
             form = Form(request.headers.get("content-type", ""))
             async with (
-                self._storage_quota.reserve(owner.project_id, self._announced_bytes(request)) as room,
+                self._storage_quota.reserve(owner, self._announced_bytes(request)) as room,
                 self._upload.begin(owner.project_id) as incoming,
             ):
                 await self._receive(request, form, incoming, room)
@@ -105,7 +105,7 @@ class FileRoutes:
         owner = await self._auth.owner(request)
         return await self._download.find(owner.project_id, _file_id(request))
 
-    async def _receive(self, request: Request, form: Form, incoming: IncomingFile, room: int | None) -> None:
+    async def _receive(self, request: Request, form: Form, incoming: IncomingFile, room: Room | None) -> None:
         """Read the form to its end and write its file part, checking the fields as soon as they are read.
 
         ``room`` is what the project may still store, or None.
@@ -114,8 +114,8 @@ class FileRoutes:
         too_large: ApiError = TooLarge(
             f"File exceeds maximum size of {self._max_file_bytes} bytes", code="file_too_large", param="file"
         )
-        if room is not None and room < self._max_file_bytes:
-            max_bytes, too_large = room, self._storage_quota.full()
+        if room is not None and room.bytes < self._max_file_bytes:
+            max_bytes, too_large = room.bytes, room.error
         chunks = body_chunks(
             request,
             max_bytes=max_bytes,

@@ -10,6 +10,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from batchline.domain.errors import InvalidMultipart, InvalidRequest
+from batchline.domain.limits import MAX_CONTENT_TYPE_BYTES
 
 MAX_FIELD_BYTES = 64 * 1024
 _MAX_PARTS = 32
@@ -103,6 +104,8 @@ class Form:
 
 
 def _parser(content_type: str, form: Form) -> MultipartParser:
+    if len(content_type) > MAX_CONTENT_TYPE_BYTES:
+        raise InvalidRequest(f"Content-Type exceeds {MAX_CONTENT_TYPE_BYTES} bytes", code="invalid_content_type")
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data":
         raise InvalidRequest("Content-Type must be multipart/form-data", code="invalid_content_type")

@@ -16,6 +16,7 @@ from msgspec.json import encode as encode_json
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from batchline.api.idle_connections import IdleConnections
 from batchline.api.request_context import ClientState
 from batchline.api.request_splitter import RequestSplitter
 from batchline.api.responses import JSON
@@ -29,7 +30,7 @@ from batchline.domain.errors import (
     TooManyConnections,
     UrlTooLong,
 )
-from batchline.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS, MAX_URL_BYTES
+from batchline.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS, MAX_QUERY_PARAMETERS, MAX_URL_BYTES
 from batchline.domain.wire import ErrorBody
 from batchline.ports import Random
 from batchline.telemetry.metrics import Metrics
@@ -71,6 +72,7 @@ class ServerConnection(HttpToolsProtocol):
     limits: ConnectionLimits
     metrics: Metrics
     random: Random
+    idle: IdleConnections
     flow: _Flow
     _deadline: WriteDeadline
 
@@ -99,14 +101,16 @@ class ServerConnection(HttpToolsProtocol):
         self._deadline = WriteDeadline(
             transport, seconds=self.limits.write_seconds, loop=self.loop, on_expired=self._on_unread
         )
-        if len(self.connections) > self.limits.connections:
+        if len(self.connections) > self.limits.connections and not self.idle.make_room():
             self._turn_away()
         else:
             self._start_timer()
+            self.idle.add(self, answered=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._deadline.stop()
+        self.idle.remove(self)
         self._unparsed = b""
         self._client_state.disconnected = self._in_flight()
         super().connection_lost(exc)
@@ -168,6 +172,7 @@ class ServerConnection(HttpToolsProtocol):
         self._in_headers = False
         self._buffered_bytes = 0
         self._stop_timer()
+        self.idle.remove(self)
         self._check_head()
         self._splitter.begin_body(length=self._body_length())
         if self.parser.should_upgrade() and self._splitter.body_bytes != 0:
@@ -192,6 +197,8 @@ class ServerConnection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._deadline.start()
+        if not self.transport.is_closing():
+            self.idle.add(self, answered=True)
         self._parse_soon()
 
     def _parse(self) -> None:
@@ -246,6 +253,16 @@ class ServerConnection(HttpToolsProtocol):
         log.info("the client does not read its answer, closing the connection", extra={"client": self.client})
         self.transport.abort()
 
+    def give_way(self) -> bool:
+        """Close the connection, since another one needs its place and this one has no request in progress."""
+        receives_body = not self._in_headers and not self._refused
+        if self._in_flight() or receives_body or self._unparsed or self.transport.get_write_buffer_size():
+            return False
+        self.idle.remove(self)
+        self.metrics.refusals.labels("idle_connections").inc()
+        self.transport.abort()
+        return True
+
     def _turn_away(self) -> None:
         """Refuse a connection for which there is no room, at once: it must not hold a descriptor for long."""
         self.metrics.refusals.labels("connections").inc()
@@ -283,6 +300,7 @@ class ServerConnection(HttpToolsProtocol):
         """
         self.flow.resume_reading()
         self.transport.write_eof()
+        self.idle.add(self, answered=False)
         self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
         self._deadline.start()
 
@@ -301,6 +319,8 @@ class ServerConnection(HttpToolsProtocol):
             self._fail(InvalidRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here"))
         if self._hosts > 1:
             self._fail(InvalidRequest("The request has more than one Host header"))
+        if self.url.count(b"&") >= MAX_QUERY_PARAMETERS:
+            self._fail(InvalidRequest(f"The request's URL has more than {MAX_QUERY_PARAMETERS} parameters"))
 
     def _body_length(self) -> int | None:
         """Return the length of the body, or None if it is chunked. The parser has checked these headers."""
@@ -344,4 +364,8 @@ class ServerConnection(HttpToolsProtocol):
 
 def connection_class(*, limits: ConnectionLimits, metrics: Metrics, random: Random) -> type[asyncio.Protocol]:
     """Return a subclass with its settings bound, for uvicorn to instantiate."""
-    return type("BoundConnection", (ServerConnection,), {"limits": limits, "metrics": metrics, "random": random})
+    return type(
+        "BoundConnection",
+        (ServerConnection,),
+        {"limits": limits, "metrics": metrics, "random": random, "idle": IdleConnections()},
+    )

@@ -113,7 +113,10 @@ async def _copy(rows: sqlite3.Connection, table: str, connection: Any) -> None:
     types = {row["column_name"]: row["data_type"] for row in await connection.fetch(_COLUMNS, table)}
     converters = {name: _CONVERTERS[types[name]] for name in columns if types.get(name) in _CONVERTERS}
     records = _Records(found, columns, converters)
-    await connection.copy_records_to_table(table, records=records, columns=columns)
+    try:
+        await connection.copy_records_to_table(table, records=records, columns=columns)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TransferError(f"A row of {table} in the backup has a value of another type: {error}") from error
     arrived = await connection.fetchval(f"SELECT count(*) FROM {table}")  # noqa: S608 (one of TABLES)
     if arrived != records.count:
         raise TransferError(f"Of {records.count} rows of {table} {arrived} arrived. Nothing was restored.")

@@ -17,6 +17,17 @@ SELECT segments.object_key FROM segments JOIN batches ON batches.id = segments.b
 WHERE segments.id > :segment AND segments.object_key IS NOT NULL
     AND batches.status IN ('in_progress', 'finalizing', 'cancelling');
 
+-- name: all_keys
+-- Every key of an object that a row names.
+SELECT object_key FROM files
+UNION ALL SELECT work_key FROM batches WHERE work_key IS NOT NULL
+UNION ALL SELECT object_key FROM segments WHERE object_key IS NOT NULL;
+
+-- name: foreign_schema
+-- Finds something that runs statements of its own, or that hides what a name stands for.
+SELECT CASE WHEN type = 'table' THEN 'virtual table' ELSE type END AS type, name FROM sqlite_schema
+WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%' LIMIT 1;
+
 -- name: counts
 -- The numbers that the manifest shows.
 SELECT (SELECT count(*) FROM batches) AS batches,

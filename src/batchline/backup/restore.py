@@ -5,6 +5,7 @@ be run again.
 """
 
 import asyncio
+import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
@@ -56,6 +57,8 @@ class Restore:
             await self._restore(archive)
         except ObjectsDown as error:
             raise TransferError(f"The objects cannot be written: {error}. {_RUN_AGAIN}") from error
+        except sqlite3.Error as error:
+            raise TransferError(f"The database in the backup cannot be used: {error}. {_RUN_AGAIN}") from error
         except OSError as error:
             raise TransferError(f"The backup cannot be unpacked: {error}. {_RUN_AGAIN}") from error
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from batchline.backup.manifest import TransferError
 from batchline.domain.errors import StoreDown
+from batchline.objects.keys import components
 from batchline.store.sql import load_queries
 from batchline.store.sqlite.database import migrate
 
@@ -51,10 +52,39 @@ def needed_since(connection: sqlite3.Connection, marks: Marks) -> tuple[list[str
 
 
 def prepare_rows(database: Path) -> None:
-    """Migrate a backup's database to this version, and remove its leases and its identity. Raise TransferError."""
+    """Migrate a backup's database to this version, and remove its leases and its identity. Raise TransferError.
+
+    A database that would run statements of its own is refused before anything is changed in it.
+    """
     try:
+        _require_plain_tables(database)
         migrate(database)
         with opened(database) as connection:
             connection.executescript(f"BEGIN; {files(_PACKAGE).joinpath('prepare_rows.sql').read_text()} COMMIT;")
+            _require_keys(connection)
     except (sqlite3.Error, StoreDown) as error:
         raise TransferError(f"The database in the backup cannot be used: {error}") from error
+
+
+def _require_plain_tables(database: Path) -> None:
+    """Raise TransferError if the database has a trigger, a view or a virtual table. batchline never creates one."""
+    with opened(database) as connection:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        found = select(connection, "foreign_schema").fetchone()
+    if found is not None:
+        raise TransferError(
+            f"The database in the backup has a {found['type']} named {str(found['name'])[:100]!r}, which batchline "
+            "never creates: it could change rows by itself. Nothing was restored."
+        )
+
+
+def _require_keys(connection: sqlite3.Connection) -> None:
+    """Raise TransferError if a row names an object by something that is no key, which could lead to another place."""
+    for (key,) in select(connection, "all_keys"):
+        try:
+            components(key)
+        except (ValueError, TypeError, AttributeError):
+            raise TransferError(
+                f"The database in the backup names an object {str(key)[:100]!r}, which is not a key. "
+                "Nothing was restored."
+            ) from None

@@ -175,11 +175,12 @@ class TooLarge(ApiError):
 
 class StorageFull(TooLarge):
     code = "storage_quota_exceeded"
-    bound = "project_storage"
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, scope: str) -> None:
+        """``scope`` is what the limit is for: project or organization."""
+        self.bound = f"{scope}_storage"
         super().__init__(
-            f"The files of this project would exceed {limit} bytes. Delete files that are no longer needed.",
+            f"The files of this {scope} would exceed {limit} bytes. Delete files that are no longer needed.",
             headers={"x-should-retry": "false"},
         )
 

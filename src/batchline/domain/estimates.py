@@ -8,7 +8,7 @@ from msgspec.json import Decoder
 
 from batchline.domain.models import Model
 from batchline.domain.money import Tariff
-from batchline.domain.usage import Usage
+from batchline.domain.usage import NOTHING, Usage
 
 _BYTES_PER_TOKEN = 4
 """The usual length of a token in English text. In JSON, other languages and encoded files tokens are shorter or longer,
@@ -80,6 +80,13 @@ def output_limit(body: bytes) -> int | None:
     given = max(limits.max_tokens or 0, limits.max_completion_tokens or 0, limits.max_output_tokens or 0)
     answers = max(limits.n or 1, limits.best_of or 1, 1)
     return min(given * answers, _MAX_OUTPUT_TOKENS) if given > 0 else None
+
+
+def charged_usage(reported: Usage, *, request: bytes, answer_bytes: int) -> Usage:
+    """Return the usage that an answer is charged for: what its upstream reports, or else an estimate (E2)."""
+    if reported != NOTHING:
+        return reported
+    return Usage(input_tokens=request_tokens(request), output_tokens=text_tokens(answer_bytes))
 
 
 def request_tokens(body: bytes) -> int:

@@ -34,10 +34,14 @@ class EventReader:
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """Yield the events that are complete now, each with its blank line. Raise StreamBroken if one is too large."""
         self._buffer += piece
-        while (end := self._end_of_event()) is not None:
-            yield self._take(end)
-        if len(self._buffer) > MAX_EVENT_BYTES:
-            raise StreamBroken(f"an event over {MAX_EVENT_BYTES} bytes")
+        end: int | None = 0
+        while end is not None:
+            end = self._end_of_event()
+            # An event that arrives in one piece is bounded like one that arrives in many.
+            if (len(self._buffer) if end is None else end) > MAX_EVENT_BYTES:
+                raise StreamBroken(f"an event over {MAX_EVENT_BYTES} bytes")
+            if end is not None:
+                yield self._take(end)
 
     def end(self) -> Iterator[bytes]:
         """Yield the last event if the stream ended without its blank line."""

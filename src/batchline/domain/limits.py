@@ -12,6 +12,10 @@ MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 128
 MAX_URL_BYTES = 8 * 1024
 """Each header and each parameter of a query costs microseconds: 64 KiB of them would block the event loop for 50 ms."""
+MAX_QUERY_PARAMETERS = 256
+"""A URL of 8 KiB could have 4,000 of them, which take 7 ms."""
+MAX_CONTENT_TYPE_BYTES = 1024
+"""A boundary has at most 70 characters. 60 KiB of parameters would take 100 ms."""
 MAX_METADATA_BYTES = 64 * 1024
 MAX_JSON_BODY_BYTES = 1024 * 1024
 QUOTED_CHARACTERS = 200
@@ -40,6 +44,27 @@ class InputLimits(Struct, frozen=True, kw_only=True):
     """The ids of the configured models, whose lines always get shards of their own."""
     rules: RequestRules | None = None
     """Which fields the bodies of lines may have; None if that was checked before."""
+
+
+class StorageLimits(Struct, frozen=True, kw_only=True):
+    """Bounds on the bytes of all files of a project and of an organization; None if there is none."""
+
+    project: int | None = None
+    """The limit of every project that has none of its own."""
+    organization: int | None = None
+    """The limit of every organization that has none of its own."""
+    projects: dict[str, int | None] = {}
+    """The limits of single projects, by id."""
+    organizations: dict[str, int | None] = {}
+    """The limits of single organizations, by id."""
+
+    def of_project(self, project_id: str) -> int | None:
+        """Return the limit of a project."""
+        return self.projects.get(project_id) or self.project
+
+    def of_organization(self, organization_id: str) -> int | None:
+        """Return the limit of an organization."""
+        return self.organizations.get(organization_id) or self.organization
 
 
 class ShardLimits(Struct, frozen=True, kw_only=True):

@@ -65,23 +65,29 @@ class FieldRules(Struct, frozen=True, kw_only=True):
         """Return the first field of a request's body that is refused, or None if all are allowed."""
         if self.media_hosts is None and fields.keys() <= _plain_fields(self.forbidden):
             return None
-        return next(self._violations(fields), None)
+        return next(filter(None, (self._violation_of(name, value) for name, value in fields.items())), None)
 
-    def _violations(self, fields: Mapping[str, Raw]) -> Iterator[Violation]:
-        for name, value in fields.items():
-            # Servers that ignore case also take letters that only fold to ASCII, such as the long s.
-            folded = name.casefold()
-            if folded != name and folded in _READ:
-                yield Violation(name, f"is not a field; write {folded}")
-            if folded in self.forbidden and bytes(value) not in _UNSET:
-                yield Violation(name, "may not be set at this service")
-            if folded == "tools" and self.tool_types is not None:
-                yield from self._tool_violations(name, value)
-            if self.media_hosts is not None:
-                yield from self._link_violations(name, value)
+    def _violation_of(self, name: str, value: Raw) -> Violation | None:
+        try:
+            return next(self._violations(name, value), None)
+        except (DecodeError, UnicodeDecodeError, RecursionError):
+            # The parser that found the fields skips values without reading them. An upstream may read more than this.
+            return Violation(name, "cannot be checked: it is no JSON in UTF-8, or is nested too deeply")
+
+    def _violations(self, name: str, value: Raw) -> Iterator[Violation]:
+        # Servers that ignore case also take letters that only fold to ASCII, such as the long s.
+        folded = name.casefold()
+        if folded != name and folded in _READ:
+            yield Violation(name, f"is not a field; write {folded}")
+        if folded in self.forbidden and bytes(value) not in _UNSET:
+            yield Violation(name, "may not be set at this service")
+        if folded == "tools" and self.tool_types is not None:
+            yield from self._tool_violations(name, value)
+        if self.media_hosts is not None:
+            yield from self._link_violations(name, value)
 
     def _tool_violations(self, name: str, value: Raw) -> Iterator[Violation]:
-        tools = _decoded(value)
+        tools = _anything.decode(value)
         for tool in tools if isinstance(tools, list) else ():
             for kind in _values_of(tool, {"type"}):
                 if kind not in (self.tool_types or ()):
@@ -89,7 +95,7 @@ class FieldRules(Struct, frozen=True, kw_only=True):
                     yield Violation(name, f"may only have tools of these types: {allowed}")
 
     def _link_violations(self, name: str, value: Raw) -> Iterator[Violation]:
-        for link in _links_in({name: _decoded(value)}):
+        for link in _links_in({name: _anything.decode(value)}):
             if not _is_allowed(link, self.media_hosts or frozenset()):
                 yield Violation(name, "has a link to a host that is not allowed here; send the content itself")
 
@@ -123,13 +129,6 @@ def strictest(rules: Iterable[FieldRules]) -> FieldRules:
 def _intersection(sets: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
     given = [one for one in sets if one is not None]
     return frozenset.intersection(*given) if given else None
-
-
-def _decoded(value: Raw) -> Any:
-    try:
-        return _anything.decode(value)
-    except (DecodeError, RecursionError):
-        return None
 
 
 def _values_of(document: Any, names: set[str]) -> list[Any]:

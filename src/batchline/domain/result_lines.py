@@ -21,6 +21,8 @@ class ResultLine(Struct, frozen=True):
     custom_id: str | None
     """None if the line was damaged in storage, and its id with it."""
     usage: Usage | None
+    answer_bytes: int = 0
+    """The size of the answer, from which its tokens are estimated if it reports none."""
 
 
 class _Response(Struct):
@@ -41,8 +43,11 @@ def read_result_line(line: bytes) -> ResultLine:
     if found is None:
         raise Damaged("a line without an id")
     read = _decode(line)
-    usage = None if read.response is None else reported_usage(read.response.body)
-    return ResultLine(found[1].decode(), int(found[2]), read.custom_id, usage)
+    batch, index = found[1].decode(), int(found[2])
+    if read.response is None:
+        return ResultLine(batch, index, read.custom_id, None)
+    body = read.response.body
+    return ResultLine(batch, index, read.custom_id, reported_usage(body), len(body))
 
 
 def _decode(line: bytes) -> _Line:

@@ -27,7 +27,7 @@ from batchline.domain.errors import (
     Refused,
     StreamBroken,
 )
-from batchline.domain.estimates import FREE, Estimate, estimated_cost, request_tokens, text_tokens
+from batchline.domain.estimates import FREE, Estimate, charged_usage, estimated_cost, request_tokens
 from batchline.domain.events import Chunk, EventReader, error_event, read_chat_event, read_response_event
 from batchline.domain.limits import QUOTED_CHARACTERS
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
@@ -222,7 +222,7 @@ class Inference:
         if not isinstance(outcome, Success):
             raise _refusal(reply, outcome)
         self._note_answer(call)
-        await self._charge(call, outcome.usage if outcome.usage != NOTHING else _estimate(body, reply))
+        await self._charge(call, charged_usage(outcome.usage, request=body, answer_bytes=len(reply.body)))
         return outcome if call.path == CHAT else replace(outcome, body=reply.body)
 
     def _note_answer(self, call: Call) -> None:
@@ -265,11 +265,6 @@ class _Meter:
         if self._reported != NOTHING:
             return self._reported
         return Usage(input_tokens=request_tokens(self._request), output_tokens=self._text_tokens)
-
-
-def _estimate(request: bytes, answer: Answer) -> Usage:
-    """Return the estimated usage of a call whose answer reports none."""
-    return Usage(input_tokens=request_tokens(request), output_tokens=text_tokens(len(answer.body)))
 
 
 class EventRelay:

@@ -21,14 +21,15 @@ from batchline.domain import ids
 from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.checksum import Checksum, checksum_of
 from batchline.domain.errors import Damaged, ObjectMissing, ObjectsDown
+from batchline.domain.estimates import charged_usage
 from batchline.domain.limits import STRIKES, InputLimits
 from batchline.domain.lines import Line, legible_lines, lines_of
 from batchline.domain.outcomes import LOST, error_line
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import Batch, MendedShard, Segment, Shard
-from batchline.domain.result_lines import read_result_line
+from batchline.domain.result_lines import ResultLine, read_result_line
 from batchline.domain.states import ShardState, Stop
-from batchline.domain.usage import Usage, total
+from batchline.domain.usage import NOTHING, Usage, total
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.record import INLINE_SEGMENT_BYTES
 from batchline.ports import FinalizeLease, Mending, Objects, Store, StoreClock, Validator, Verdict
@@ -50,6 +51,8 @@ class _Results:
 
     found: dict[int, Usage | None] = field(default_factory=dict)
     """The usage of each line that has a result, by its index; None if the line failed."""
+    unreported: dict[int, int] = field(default_factory=dict)
+    """The sizes of answers that report no usage, by the index of their line."""
     errors: list[LineErrors] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
@@ -116,6 +119,7 @@ class Repair:
         batch = leased.batch
         results = await self._read_results(leased)
         groups = await self._read_work(leased)
+        results.found |= _estimates(groups, results.unreported)
         in_time = batch.stop is None and self._clock.due() < batch.expires_at
         runs_again = in_time and leased.repairs < _MAX_RERUNS
         failing: dict[int, bytes] = {}
@@ -183,7 +187,7 @@ class Repair:
             results.removed.append(segment.id)
             results.lost.append(segment.id)
             return
-        kept_output, kept_errors = _keep_new(output, results.found), _keep_new(errors, results.found)
+        kept_output, kept_errors = _keep_new(output, results), _keep_new(errors, results)
         results.errors += count_errors(kept_errors)
         if len(kept_output) + len(kept_errors) < len(output) + len(errors):
             results.removed.append(segment.id)
@@ -264,27 +268,32 @@ class Repair:
         return True
 
 
-def _parse_lines(data: bytes) -> list[tuple[int, bytes, Usage | None]]:
-    """Return the index, the bytes and the usage of each line. Raise Damaged."""
+def _parse_lines(data: bytes) -> list[tuple[ResultLine, bytes]]:
+    """Return what each line says, and its bytes. Raise Damaged."""
     *lines, rest = data.split(b"\n")
     if rest:
         raise Damaged("a line without an end")
-    return [_parse_line(line) for line in lines]
+    return [(read_result_line(line), line + b"\n") for line in lines]
 
 
-def _parse_line(line: bytes) -> tuple[int, bytes, Usage | None]:
-    read = read_result_line(line)
-    return read.index, line + b"\n", read.usage
-
-
-def _keep_new(lines: Iterable[tuple[int, bytes, Usage | None]], found: dict[int, Usage | None]) -> list[bytes]:
+def _keep_new(lines: Iterable[tuple[ResultLine, bytes]], results: _Results) -> list[bytes]:
     """Return the lines that were not found before, and note them as found."""
     kept = []
-    for index, line, usage in lines:
-        if index not in found:
-            found[index] = usage
+    for read, line in lines:
+        if read.index not in results.found:
+            results.found[read.index] = read.usage
+            if read.usage == NOTHING:
+                results.unreported[read.index] = read.answer_bytes
             kept.append(line)
     return kept
+
+
+def _estimates(groups: Iterable[_Group], unreported: Mapping[int, int]) -> dict[int, Usage]:
+    """Return the usage that was charged for answers which report none, as far as their requests can be read."""
+    lines = (line for group in groups for line in group.lines or [] if line.index in unreported)
+    return {
+        line.index: charged_usage(NOTHING, request=line.body, answer_bytes=unreported[line.index]) for line in lines
+    }
 
 
 def _by_offset(shards: list[Shard]) -> Iterator[list[Shard]]:

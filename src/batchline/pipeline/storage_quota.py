@@ -1,54 +1,74 @@
-"""Bounds the bytes of the files that one project stores."""
+"""Bounds the bytes of the files that a project and its organization store."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from batchline.domain.errors import StorageFull
+from batchline.domain.limits import StorageLimits
+from batchline.domain.records import Owner
 from batchline.ports import Files
 
 
+class Room(NamedTuple):
+    """The bytes that are left within a limit, and the error for what needs more."""
+
+    bytes: int
+    error: StorageFull
+
+
 class StorageQuota:
-    """The quota of every project; without a limit nothing is asked of the store.
+    """The quotas of all projects and organizations; without a limit nothing is asked of the store.
 
     Inputs and results count. Uploads that are under way in this process count as well; those of other processes count
-    once they are stored, so several nodes can exceed the quota by what they receive at the same time. Results are
-    never refused.
+    once they are stored, so several nodes can exceed a quota by what they receive at the same time. Results are never
+    refused.
     """
 
-    def __init__(self, limit: int | None, *, files: Files, max_file_bytes: int) -> None:
-        self._limit, self._files = limit, files
+    def __init__(self, limits: StorageLimits, *, files: Files, max_file_bytes: int) -> None:
+        self._limits, self._files = limits, files
         self._max_file_bytes = max_file_bytes
         self._arriving: Counter[str] = Counter()
+        """The bytes of uploads that are under way, by the id of their project and of their organization."""
 
-    async def is_full(self, project_id: str) -> bool:
-        """Return whether the project has nothing left."""
-        return self._limit is not None and self._limit <= await self._used(project_id)
+    async def exhausted(self, owner: Owner) -> StorageFull | None:
+        """Return the error if the project or its organization has nothing left."""
+        room = await self._room(owner)
+        return room.error if room is not None and room.bytes <= 0 else None
 
     @asynccontextmanager
-    async def reserve(self, project_id: str, size: int | None) -> AsyncIterator[int | None]:
+    async def reserve(self, owner: Owner, size: int | None) -> AsyncIterator[Room | None]:
         """Hold room for an upload until it has ended, and yield how many bytes it may have; None is any number.
 
         Raise StorageFull if there is no room. If the size is not known, it may be as large as the room that is left.
         """
-        if self._limit is None:
+        room = await self._room(owner)
+        if room is None:
             yield None
             return
-        left = self._limit - await self._used(project_id)
-        if left <= 0 or (size is not None and size > left):
-            raise self.full()
-        reserved = min(left, self._max_file_bytes) if size is None else size
-        self._arriving[project_id] += reserved
+        if room.bytes <= 0 or (size is not None and size > room.bytes):
+            raise room.error
+        reserved = min(room.bytes, self._max_file_bytes) if size is None else size
+        held = {owner.project_id: reserved, owner.organization_id: reserved}
+        self._arriving += Counter(held)
         try:
-            yield reserved
+            yield Room(reserved, room.error)
         finally:
-            self._arriving[project_id] -= reserved
-            if not self._arriving[project_id]:
-                del self._arriving[project_id]
+            self._arriving -= Counter(held)
 
-    def full(self) -> StorageFull:
-        """Return the error for a project that has no room."""
-        return StorageFull(self._limit or 0)
-
-    async def _used(self, project_id: str) -> int:
-        return await self._files.stored_bytes(project_id) + self._arriving[project_id]
+    async def _room(self, owner: Owner) -> Room | None:
+        """Return the smaller of the two rooms that are left, or None if there is no limit."""
+        stored: list[tuple[str, str, int, int]] = []
+        if limit := self._limits.of_project(owner.project_id):
+            used = await self._files.stored_bytes(owner.project_id)
+            stored.append(("project", owner.project_id, limit, used))
+        if limit := self._limits.of_organization(owner.organization_id):
+            used = await self._files.stored_bytes_of_organization(owner.organization_id)
+            stored.append(("organization", owner.organization_id, limit, used))
+        # Uploads may have begun while the store was asked, so they are counted last.
+        rooms = [
+            Room(limit - used - self._arriving[key], StorageFull(limit, scope=scope))
+            for scope, key, limit, used in stored
+        ]
+        return min(rooms, key=lambda room: room.bytes, default=None)

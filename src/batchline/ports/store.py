@@ -147,6 +147,9 @@ class Files(Protocol):
     async def stored_bytes(self, project_id: str) -> int:
         """Return the size of all files of a project, inputs and results, that are not deleted and not yet expired."""
 
+    async def stored_bytes_of_organization(self, organization_id: str) -> int:
+        """Return the same for all projects of an organization."""
+
     async def delete_file(self, project_id: str, file_id: str, *, at: int) -> File | None:
         """Delete a file and return it, or None if there is none."""
 

@@ -64,6 +64,10 @@ class SqlFiles:
         row = await self._database.read(lambda: one("stored_bytes", project_id=project_id))
         return int(row["bytes"]) if row else 0
 
+    async def stored_bytes_of_organization(self, organization_id: str) -> int:
+        row = await self._database.read(lambda: one("stored_bytes_of_organization", organization_id=organization_id))
+        return int(row["bytes"]) if row else 0
+
     async def delete_file(self, project_id: str, file_id: str, *, at: int) -> File | None:
         row = await self._database.write(lambda: one("delete_file", project_id=project_id, id=file_id, at=at))
         return _file(row) if row else None

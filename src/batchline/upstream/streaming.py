@@ -55,7 +55,7 @@ class EventStream:
         return self
 
     async def __anext__(self) -> bytes:
-        if not self._held and self._end is None:
+        while not self._held and self._end is None:
             await self._wait()
         if self._held:
             return self._take()

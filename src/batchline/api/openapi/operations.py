@@ -75,7 +75,7 @@ _NO_BATCH = BatchNotFound(BATCH_ID)
 _SPENDING = (
     RateLimited("This project has 64 uploads and creates under way already. Try again shortly.", retry_after=1),
     InsufficientQuota(),
-    StorageFull(10_737_418_240),
+    StorageFull(10_737_418_240, scope="project"),
 )
 
 _FILE_OPERATIONS = (

@@ -176,6 +176,12 @@ WHERE id = :id AND project_id = :project_id AND state = 'stored' AND expires_at 
 -- Adds up the files of a project.
 SELECT coalesce(sum(bytes), 0) AS bytes FROM files WHERE project_id = :project_id AND state = 'stored';
 
+-- name: stored_bytes_of_organization
+-- Adds up the files of all projects of an organization.
+SELECT coalesce(sum(files.bytes), 0) AS bytes
+FROM projects JOIN files ON files.project_id = projects.id AND files.state = 'stored'
+WHERE projects.organization_id = :organization_id;
+
 -- name: file_seq
 -- Finds the position of a file in its project's order, even if the file was deleted or expired.
 SELECT seq FROM files WHERE id = :id AND project_id = :project_id AND seq IS NOT NULL;
