@@ -1,0 +1,2 @@
+-- sql
+UPDATE files SET object_key = '../../x' WHERE seq = 1;

@@ -1,0 +1,2 @@
+-- sql
+UPDATE segments SET object_key = x'00ff';

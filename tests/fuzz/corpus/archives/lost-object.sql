@@ -1,0 +1,2 @@
+-- sql
+UPDATE files SET object_key = 'uploads/none' WHERE seq = 1;

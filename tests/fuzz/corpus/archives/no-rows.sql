@@ -1,0 +1,3 @@
+-- sql
+DELETE FROM segments;
+DELETE FROM files;

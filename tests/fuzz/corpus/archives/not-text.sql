@@ -1,0 +1,2 @@
+-- sql
+UPDATE files SET object_key = CAST(x'c328' AS TEXT);

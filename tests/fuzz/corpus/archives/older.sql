@@ -1,0 +1,2 @@
+-- sql
+PRAGMA user_version = 3;

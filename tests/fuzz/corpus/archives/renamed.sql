@@ -1,0 +1,2 @@
+-- sql
+ALTER TABLE files RENAME COLUMN object_key TO key;

@@ -1,0 +1,3 @@
+-- sql
+DROP TABLE samples;
+CREATE VIEW samples AS SELECT * FROM files;
