@@ -89,6 +89,7 @@ def test_service_budget_and_policy_select_a_role() -> None:
     assert _APPLIED["api-service.yaml"]["spec"]["selector"] == api
     assert _APPLIED["api-pdb.yaml"]["spec"]["selector"]["matchLabels"] == api
     assert _APPLIED["worker-networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"] == worker
+    assert _APPLIED["api-networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"] == api
 
 
 def test_every_port_that_is_named_is_one_that_is_served() -> None:
@@ -102,8 +103,15 @@ def test_every_port_that_is_named_is_one_that_is_served() -> None:
         assert [probe["path"] for probe in probes.values()] == ["/healthz", "/healthz", "/readyz"]
         assert all(hasattr(HealthRoutes, probe["path"].removeprefix("/")) for probe in probes.values())
     [opened] = _APPLIED["api-service.yaml"]["spec"]["ports"]
-    [let_in] = _APPLIED["worker-networkpolicy.yaml"]["spec"]["ingress"]
-    assert {opened["targetPort"], *(each["port"] for each in let_in["ports"])} == {"http"}
+    policies = [_APPLIED[f"{role}-networkpolicy.yaml"]["spec"]["ingress"] for role in ("api", "worker")]
+    let_in = [port["port"] for [allowed] in policies for port in allowed["ports"]]
+    assert {opened["targetPort"], *let_in} == {"http"}
+
+
+def test_the_database_is_reached_only_with_a_checked_certificate() -> None:
+    """The examples that people copy check who answers, and not only that the bytes are encrypted."""
+    assert "sslmode=verify-full&sslrootcert=" in _SECRET["stringData"]["BATCHLINE_DATABASE_URL"]
+    assert "name?sslmode=verify-full&sslrootcert=" in _PAGE
 
 
 @pytest.mark.parametrize("name", _WORKLOADS)
