@@ -1,7 +1,11 @@
-"""The end of a server: F5."""
+"""How a server listens, and its end: A14, F5."""
 
+import math
 from collections.abc import Callable
 
+import pytest
+
+from batchline.api.server import backlog_for
 from tests.support.api_server import FORM, LINE, Api, field, file_part, form, read_reply, read_to_end, wait_until
 
 BODY = form(field("purpose", "batch"), file_part(LINE * 100))
@@ -42,3 +46,9 @@ def test_a_request_that_outlasts_the_grace_is_told_and_cleans_up(serve: Callable
     api.join()
     assert api.uploading() == 0
     assert api.stored() == []
+
+
+@pytest.mark.parametrize(("limit", "backlog"), [(math.inf, 1024), (4096, 1024), (128, 64), (3, 16)])
+def test_connections_that_wait_cannot_take_the_last_descriptors(limit: float, backlog: int) -> None:
+    """A14: all of them are accepted before one is closed again."""
+    assert backlog_for(limit) == backlog

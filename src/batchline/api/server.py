@@ -32,6 +32,8 @@ from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
 _KEEP_ALIVE_SECONDS = 75
+_MIN_BACKLOG, _MAX_BACKLOG = 16, 1024
+"""Connections that the system holds until they are accepted."""
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
@@ -112,6 +114,7 @@ class Server:
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            backlog=backlog_for(max_connections),
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_seconds),
         )
@@ -128,6 +131,15 @@ class Server:
     def stop(self) -> None:
         """Accept no more connections, and end ``serve`` once the requests in flight have ended."""
         self._uvicorn.should_exit = True
+
+
+def backlog_for(max_connections: float) -> int:
+    """Return how many connections may wait to be accepted.
+
+    All that wait are accepted at once, before those that are turned away or give way are closed. With more than half of
+    the limit, these could take the last descriptors of the process.
+    """
+    return int(max(_MIN_BACKLOG, min(_MAX_BACKLOG, max_connections / 2)))
 
 
 class _Uvicorn(uvicorn.Server):

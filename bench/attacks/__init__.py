@@ -1,0 +1,1 @@
+"""Repeats known attacks on a running service, and shows what they do."""
