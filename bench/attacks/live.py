@@ -53,7 +53,8 @@ def _service(*, command: tuple[str, ...] = ("-m", "batchline", "serve"), **setti
 
 
 def _megabytes(service: Service) -> float:
-    return sum(process.memory_info().rss for process in service.program.family()) / 1e6
+    resident: int = sum(process.memory_info().rss for process in service.program.family())
+    return resident / 1e6
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -134,10 +135,10 @@ def connections() -> str:
     with _service(command=few, max_concurrency=64) as service, ExitStack() as stack:
         client = service.client()
         alone = _seconds(lambda: await_end(client, submit(client, chat_lines(map(str, range(300)))).id))
-        batch = submit(client, chat_lines(f"again {n}" for n in range(300)))
         for _ in range(300):
             stack.enter_context(service.connect())
         health = _health_seconds(service)
+        batch = submit(client, chat_lines(f"again {n}" for n in range(300)))
         beside = _seconds(lambda: await_end(client, batch.id))
         counts = client.batches.retrieve(batch.id).request_counts
         assert counts is not None
@@ -193,7 +194,7 @@ def validation() -> str:
     """Create a batch of one line behind 6 large files of another project."""
     with _service() as service, ThreadPoolExecutor(6) as threads:
         large, small = service.new_account("large"), service.account
-        lines = chat_lines(f"word {n}" for n in range(50_000))
+        lines = chat_lines(f"word {n}" for n in range(20_000))
         files = [_uploaded(service, large, lines) for _ in range(6)]
         own = _uploaded(service, small, chat_lines(["hello"]))
         creating = [threads.submit(_create, service, large, file_id) for file_id in files]

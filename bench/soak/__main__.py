@@ -11,7 +11,7 @@ from statistics import mean, quantiles
 from threading import Event, Thread
 from time import monotonic
 
-from bench.services import BACKENDS, running_backend
+from bench.services import BACKENDS, StorageSettings, running_backend
 from bench.soak.tenants import Tally, Tenant, repeat
 from tests.support.service import Mock, Service, await_end, chat_lines, running_mock, running_service, submit
 
@@ -88,7 +88,7 @@ def _soak(name: str, *, minutes: float) -> list[str]:
     return problems
 
 
-def _shared(storage: dict[str, object]) -> dict[str, object]:
+def _shared(storage: StorageSettings) -> StorageSettings:
     return {name: value for name, value in storage.items() if name != "data_dir"}
 
 

@@ -227,7 +227,7 @@ class TwoTenants(RuleBasedStateMachine):
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
-    shared: dict[str, object] = {}
+    shared: dict[str, Any] = {}
     if request.param == "postgres":
         server: Postgres = request.getfixturevalue("postgres")
         shared["database_url"] = server.new_database()
@@ -249,7 +249,7 @@ def _run(service: Service, *, examples: int, steps: int) -> None:
                 suppress_health_check=list(HealthCheck),
             ),
         )
-        print(f"{machine.runs} runs of up to {steps} steps of both tenants")
+        print(f"{vars(machine)['runs']} runs of up to {steps} steps of both tenants")
 
 
 @pytest.mark.rule("A8", "Two tenants that act at the same time see only their own files, batches and results.")

@@ -89,7 +89,7 @@ class Client:
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.proof)])
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    shared: dict[str, object] = {}
+    shared: dict[str, Any] = {}
     if request.param == "postgres":
         server: Postgres = request.getfixturevalue("postgres")
         shared["database_url"] = server.new_database()

@@ -13,5 +13,5 @@ TARGETS: dict[str, Callable[[], Target]] = {
     target.name: target
     for target in (MultipartTarget, JsonLinesTarget, FramingTarget, EventStreamTarget, ArchiveTarget)
 }
-EXECUTIONS = {"multipart": 1500, "jsonl": 800, "framing": 500, "sse": 1000, "archives": 300}
+EXECUTIONS = {"multipart": 1000, "jsonl": 500, "framing": 300, "sse": 300, "archives": 40}
 """The number of new inputs of a short run: a second or two for each target."""

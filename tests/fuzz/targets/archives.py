@@ -106,6 +106,7 @@ class ArchiveTarget:
         yield self._good
         yield self._good[:-2000]
         yield self._good[:700]
+        yield self._good[: len(self._good) // 2]
         for place, content in ((0, b'{"format":2}'), (0, b"{"), (0, b'{"format":"x"}'), (-1, b"{}"), (-1, b"[")):
             headers, blocks = _members(self._good)
             blocks[place] = content
