@@ -30,8 +30,11 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
+from batchline.pipeline.merge import Merger
 from batchline.pipeline.progress import ProgressReader, Workers
 from batchline.pipeline.repair import Repair
+from batchline.pipeline.rerun import Rerun
+from batchline.pipeline.results import ResultReader
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.token_limit import TokenLimit
@@ -276,35 +279,41 @@ def _services(
     on_key_used: Callable[[str], None],
 ) -> ApiServices:
     settings, store, objects, clock = context.settings, context.store, context.objects, context.clock
+    damage_log = DamageLog(context.metrics)
+    upload = Upload(
+        files=store,
+        objects=objects,
+        clock=clock,
+        random=context.random,
+        owner=context.owner,
+        lease_seconds=settings.lease_seconds,
+        retention_seconds=settings.file_retention_seconds,
+        max_bytes=settings.max_file_bytes,
+    )
+    creator = BatchCreator(
+        store=store,
+        objects=objects,
+        validator=validator,
+        clock=clock,
+        random=context.random,
+        owner=context.owner,
+        lease_seconds=settings.lease_seconds,
+        window_seconds=settings.completion_window_seconds,
+        limits=settings.input_limits,
+        on_work_available=on_work_available,
+    )
     return ApiServices(
         settings=settings,
         store=store,
         objects=objects,
         identity=context.identity,
-        upload=Upload(
-            files=store,
-            objects=objects,
-            clock=clock,
-            random=context.random,
-            owner=context.owner,
-            lease_seconds=settings.lease_seconds,
-            retention_seconds=settings.file_retention_seconds,
-            max_bytes=settings.max_file_bytes,
-        ),
+        upload=upload,
         storage_quota=StorageQuota(settings.storage_limits, files=store, max_file_bytes=settings.max_file_bytes),
-        download=Download(files=store, objects=objects, clock=clock, damage_log=DamageLog(context.metrics)),
-        creator=BatchCreator(
-            store=store,
-            objects=objects,
-            validator=validator,
-            clock=clock,
-            random=context.random,
-            owner=context.owner,
-            lease_seconds=settings.lease_seconds,
-            window_seconds=settings.completion_window_seconds,
-            limits=settings.input_limits,
-            on_work_available=on_work_available,
-        ),
+        download=Download(files=store, objects=objects, clock=clock, damage_log=damage_log),
+        creator=creator,
+        rerun=Rerun(store=store, objects=objects, upload=upload, creator=creator, clock=clock),
+        results=ResultReader(store=store, objects=objects, clock=clock, damage_log=damage_log),
+        merger=Merger(store=store, objects=objects, clock=clock, damage_log=damage_log),
         cancellation=Cancellation(batches=store, clock=clock, on_batch_stopped=on_batch_stopped),
         progress_reader=ProgressReader(batches=store, workers=workers, catalog=settings.catalog, clock=clock),
         inference=Inference(

@@ -62,7 +62,7 @@ async def test_a_finalizer_whose_lease_was_lost_publishes_nothing(world: World) 
     for attempt in (
         world.publish(mine),
         world.store.defer_finalize(mine, seconds=1),
-        world.store.mend(mine, Mending(shards=[], removed=[], lost=[], added=[], errors=[]), at=NOW),
+        world.store.mend(mine, Mending(shards=[], removed={}, lost=[], added=[], errors=[]), at=NOW),
     ):
         with pytest.raises(LeaseLost):
             await attempt
@@ -88,7 +88,7 @@ async def test_a_repair_reopens_lines_and_gives_their_charges_back(world: World)
     mended = MendedShard(
         n=0, settled=b"\x0c", completed=2, failed=0, usage=Usage(input_tokens=6, output_tokens=8), state=ShardState.OPEN
     )
-    mending = Mending(shards=[mended], removed=[first.id], lost=[first.id], added=[], errors=[])
+    mending = Mending(shards=[mended], removed={first.id: None}, lost=[first.id], added=[], errors=[])
     await world.store.mend(leased, mending, at=NOW)
     seen = await world.seen(batch)
     assert (seen.status, seen.completed, seen.input_tokens) == (BatchStatus.FINALIZING, 2, 6)
@@ -110,7 +110,7 @@ async def test_lines_that_run_again_stop_at_the_end_of_the_window(world: World) 
     await world.record_all(await world.claim())
     mended = MendedShard(n=0, settled=b"\x0e", completed=3, failed=0, state=ShardState.OPEN)
     leased = await world.finish()
-    await world.store.mend(leased, Mending(shards=[mended], removed=[], lost=[], added=[], errors=[]), at=NOW)
+    await world.store.mend(leased, Mending(shards=[mended], removed={}, lost=[], added=[], errors=[]), at=NOW)
     assert await world.expire(at=batch.expires_at) == [batch.id]
     assert await world.claim() == []
     assert await world.publish(await world.finish(at=batch.expires_at)) is BatchStatus.COMPLETED

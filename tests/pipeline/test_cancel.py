@@ -40,7 +40,7 @@ def test_a_batch_that_has_ended_and_one_of_another_project_cannot_be_cancelled(t
         async def scene() -> None:
             batch = await bench.ended(await bench.batch(["good"]))
             cancellation, other = bench.engine.api_role.services.cancellation, await bench.owner("beta")
-            with pytest.raises(Conflict, match="is completed and can no longer be cancelled"):
+            with pytest.raises(Conflict, match="Cannot cancel a batch with status 'completed'"):
                 await cancellation.cancel(batch.project_id, batch.id)
             for project_id, batch_id in ((other.project_id, batch.id), (batch.project_id, "batch_none")):
                 with pytest.raises(BatchNotFound):

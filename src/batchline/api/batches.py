@@ -1,6 +1,6 @@
 """The routes of ``/v1/batches``."""
 
-from msgspec import DecodeError, Raw
+from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from batchline.api.responses import JSON, json_response
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import BatchNotFound, InsufficientQuota, InvalidRequest, StorageFull, TooLarge
 from batchline.domain.limits import MAX_JSON_BODY_BYTES, MAX_METADATA_BYTES
+from batchline.domain.merge_patch import MergePatch
 from batchline.domain.records import Owner
 from batchline.domain.request_body import parse_json_object
 from batchline.domain.states import BatchStatus
@@ -20,6 +21,7 @@ from batchline.domain.wire import BatchList, BatchObject, BatchProgress
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.create import BatchCreator, CreateAnswer, CreateRequest
 from batchline.pipeline.progress import ProgressReader
+from batchline.pipeline.rerun import Rerun
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.ports import Batches
 
@@ -27,10 +29,11 @@ _DEFAULT_PAGE_ROWS, _MAX_PAGE_ROWS = 20, 100
 _MAX_IDEMPOTENCY_KEY_CHARACTERS = 255
 
 _STRING = Decoder(str)
+_STRINGS = Decoder(list[str])
 
 
 class BatchRoutes:
-    """Creates, lists, retrieves and cancels the batches of a project."""
+    """Creates, reruns, lists, retrieves and cancels the batches of a project."""
 
     def __init__(
         self,
@@ -38,13 +41,15 @@ class BatchRoutes:
         auth: Auth,
         throttle: Throttle,
         creator: BatchCreator,
+        rerun: Rerun,
         cancellation: Cancellation,
         progress_reader: ProgressReader,
         batches: Batches,
         storage_quota: StorageQuota,
     ) -> None:
         self._auth, self._throttle = auth, throttle
-        self._creator, self._cancellation, self._progress_reader = creator, cancellation, progress_reader
+        self._creator, self._rerun = creator, rerun
+        self._cancellation, self._progress_reader = cancellation, progress_reader
         self._batches = batches
         self._storage_quota = storage_quota
 
@@ -60,6 +65,26 @@ class BatchRoutes:
                 retried=is_retry(request),
                 admit=lambda: self._admit(owner, full=full),
             )
+        return self._create_response(request, answer)
+
+    async def rerun(self, request: Request) -> Response:
+        owner = await self._auth.owner(request)
+        with self._throttle.slot(owner.project_id):
+            fields = rerun_fields(await _read_body(request))
+            is_full = await self._storage_quota.is_full(owner.project_id)
+            answer = await self._rerun.create(
+                owner,
+                batch_id_of(request),
+                codes=fields.codes,
+                patch=fields.patch,
+                metadata=fields.metadata,
+                idempotency_key=_idempotency_key(request),
+                retried=is_retry(request),
+                admit=lambda: self._admit(owner, storage_is_full=is_full),
+            )
+        return self._create_response(request, answer)
+
+    def _create_response(self, request: Request, answer: CreateAnswer) -> Response:
         return Response(
             answer.body,
             answer.status,
@@ -86,7 +111,7 @@ class BatchRoutes:
 
     async def retrieve(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
-        batch_id = _batch_id(request)
+        batch_id = batch_id_of(request)
         batch = await self._batches.batch(owner.project_id, batch_id)
         if batch is None:
             raise BatchNotFound(batch_id)
@@ -94,12 +119,12 @@ class BatchRoutes:
 
     async def progress(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
-        progress = await self._progress_reader.progress(owner.project_id, _batch_id(request))
+        progress = await self._progress_reader.progress(owner.project_id, batch_id_of(request))
         return json_response(BatchProgress.from_progress(progress))
 
     async def cancel(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
-        batch = await self._cancellation.cancel(owner.project_id, _batch_id(request))
+        batch = await self._cancellation.cancel(owner.project_id, batch_id_of(request))
         return json_response(BatchObject.from_record(batch))
 
     def _admit(self, owner: Owner, *, full: StorageFull | None) -> None:
@@ -123,6 +148,39 @@ def create_request(body: bytes) -> CreateRequest:
     if not _is_null(window) and _string(window) != "24h":
         raise InvalidRequest('completion_window must be "24h"', param="completion_window")
     return CreateRequest(input_file_id=input_file_id, endpoint=endpoint, metadata=_metadata(fields))
+
+
+class RerunFields(Struct, frozen=True, kw_only=True):
+    """The body of a rerun."""
+
+    codes: frozenset[str] | None
+    patch: bytes | None
+    metadata: bytes
+
+
+def rerun_fields(body: bytes) -> RerunFields:
+    """Parse the body of a rerun, which may be empty. Raise InvalidRequest for the first invalid field."""
+    fields = parse_json_object(body) if body.strip() else {}
+    return RerunFields(codes=_codes(fields), patch=_patch(fields), metadata=_metadata(fields))
+
+
+def _codes(fields: dict[str, Raw]) -> frozenset[str] | None:
+    raw = fields.get("codes", Raw(b"null"))
+    try:
+        return None if _is_null(raw) else frozenset(_STRINGS.decode(raw))
+    except DecodeError:
+        raise InvalidRequest("codes must be a list of strings", param="codes") from None
+
+
+def _patch(fields: dict[str, Raw]) -> bytes | None:
+    raw = fields.get("patch", Raw(b"null"))
+    if _is_null(raw):
+        return None
+    try:
+        MergePatch.parse(bytes(raw))
+    except ValueError as error:
+        raise InvalidRequest(f"patch must be a JSON object: it is {error}", param="patch") from None
+    return bytes(raw)
 
 
 def _required(fields: dict[str, Raw], name: str) -> str:
@@ -164,7 +222,8 @@ async def _read_body(request: Request) -> bytes:
     )
 
 
-def _batch_id(request: Request) -> str:
+def batch_id_of(request: Request) -> str:
+    """Return the id of the batch in the path. Raise InvalidRequest if it is empty."""
     batch_id: str = request.path_params.get("batch_id", "")
     if not batch_id:
         raise InvalidRequest("A batch id is required", param="batch_id")

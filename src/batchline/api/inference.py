@@ -1,15 +1,13 @@
 """The routes of synchronous calls: ``/v1/chat/completions`` and the other paths that upstreams serve."""
 
-import asyncio
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchline.api.auth import Auth
+from batchline.api.event_stream import STREAM_HEADERS, first_of, wait_for_disconnect
 from batchline.api.request_context import body_size, read_body
 from batchline.api.responses import JSON
 from batchline.api.throttle import BodyBytes, Throttle
@@ -18,13 +16,6 @@ from batchline.domain.events import error_event
 from batchline.domain.outcomes import Success
 from batchline.domain.records import Owner
 from batchline.pipeline.inference import Call, EventRelay, Inference
-
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    # Without this, a proxy may buffer the stream and pass it on all at once.
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class InferenceRoutes:
@@ -81,9 +72,9 @@ class InferenceRoutes:
 
     async def _pass_on(self, events: EventRelay, owner: Owner, receive: Receive, send: Send) -> bool:
         """Send events until they end, the client disconnects or its key becomes invalid. Return whether they ended."""
-        ended = await _first_of(
+        ended = await first_of(
             _send_events(events, send),
-            _wait_for_disconnect(receive),
+            wait_for_disconnect(receive),
             self._auth.wait_until_invalid(owner, clock=self._inference.clock),
         )
         if ended == _KEY_INVALID:
@@ -97,28 +88,10 @@ _EVENTS_SENT, _, _KEY_INVALID = range(3)
 
 async def _send_events(events: EventRelay, send: Send) -> None:
     """Send events one by one, each once the client can take it: a slow client slows the upstream down."""
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
     async for event in events:
         await send({"type": "http.response.body", "body": event, "more_body": True})
 
 
 def _response(answer: Success) -> Response:
     return Response(answer.body, answer.status, media_type=JSON)
-
-
-async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> int:
-    """Run coroutines until the first one ends, cancel the others, and return its place."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-            ended, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in others:
-                task.cancel()
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return min(tasks.index(task) for task in ended)
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -115,6 +115,10 @@ class ServerConnection(HttpToolsProtocol):
         self._client_state.disconnected = self._in_flight()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        self._client_state.closing = True
+        super().shutdown()
+
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return

@@ -17,11 +17,13 @@ _DISCONNECT = {"type": "http.disconnect"}
 class ClientState:
     """What a connection knows about its client beyond ASGI."""
 
-    __slots__ = ("cut_off", "disconnected")
+    __slots__ = ("closing", "cut_off", "disconnected")
 
     def __init__(self) -> None:
         self.cut_off = False
         """Whether the client stopped sending in the middle of a body; it may still read."""
+        self.closing = False
+        """Whether the service is shutting down: an answer that has no end of its own must end now."""
         self.disconnected = False
         """Whether the connection was lost before the answer was complete."""
 

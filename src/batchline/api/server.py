@@ -22,6 +22,7 @@ from batchline.api.models import ModelRoutes
 from batchline.api.openapi.routes import DescriptionRoutes
 from batchline.api.protocol import ConnectionLimits, connection_class
 from batchline.api.read_rate import ReadLimitedAuth, ReadRate
+from batchline.api.results import ResultRoutes
 from batchline.api.services import ApiServices
 from batchline.api.throttle import BodyBytes, Throttle
 from batchline.domain.errors import MethodNotAllowed, NotFound
@@ -228,6 +229,7 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
         auth=auth,
         throttle=throttle,
         creator=services.creator,
+        rerun=services.rerun,
         cancellation=services.cancellation,
         progress_reader=services.progress_reader,
         batches=services.store,
@@ -237,6 +239,10 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
     one_batch = _Methods(GET=batches.retrieve)
     progress = _Methods(GET=batches.progress)
     cancel = _Methods(POST=batches.cancel)
+    rerun = _Methods(POST=batches.rerun)
+    of_results = ResultRoutes(auth=auth, reader=services.results, merger=services.merger, clock=services.clock)
+    results = _Methods(GET=of_results.results)
+    merged = _Methods(GET=of_results.merged)
     return [
         Route("/v1/batches", all_batches),
         Route("/v1/batches/", one_batch),
@@ -245,6 +251,12 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
         Route("/v1/batches/{batch_id}/progress", progress),
         Route("/v1/batches//cancel", cancel),
         Route("/v1/batches/{batch_id}/cancel", cancel),
+        Route("/v1/batches//rerun", rerun),
+        Route("/v1/batches/{batch_id}/rerun", rerun),
+        Route("/v1/batches//results", results),
+        Route("/v1/batches/{batch_id}/results", results),
+        Route("/v1/batches//merged", merged),
+        Route("/v1/batches/{batch_id}/merged", merged),
     ]
 
 

@@ -8,7 +8,10 @@ from batchline.pipeline.create import BatchCreator
 from batchline.pipeline.download import Download
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
+from batchline.pipeline.merge import Merger
 from batchline.pipeline.progress import ProgressReader
+from batchline.pipeline.rerun import Rerun
+from batchline.pipeline.results import ResultReader
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.upload import Upload
 from batchline.ports import Objects, Random, Store, SyncUpstream, WatchedClock
@@ -28,6 +31,9 @@ class ApiServices:
     storage_quota: StorageQuota
     download: Download
     creator: BatchCreator
+    rerun: Rerun
+    results: ResultReader
+    merger: Merger
     cancellation: Cancellation
     progress_reader: ProgressReader
     inference: Inference

@@ -26,6 +26,7 @@ TABLES = (
     "lanes",
     "segments",
     "line_errors",
+    "result_orders",
     "samples",
 )
 """In the order of their references: a table comes after those it refers to. The tables left out hold the state of one

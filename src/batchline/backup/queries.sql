@@ -100,6 +100,10 @@ SELECT * FROM segments;
 -- Every row.
 SELECT * FROM line_errors;
 
+-- name: result_orders
+-- Every row.
+SELECT * FROM result_orders;
+
 -- name: samples
 -- Every row.
 SELECT * FROM samples;

@@ -15,6 +15,7 @@
     ├── MethodNotAllowed        405  invalid_request_error
     ├── RequestTimeout          408  invalid_request_error
     ├── Conflict                409  invalid_request_error      never retried by the SDKs
+    ├── ResultsUnavailable      410  … results_unavailable
     ├── TooLarge                413  invalid_request_error
     │   └── StorageFull         413  … storage_quota_exceeded   never retried by the SDKs
     ├── UrlTooLong              414  invalid_request_error
@@ -165,6 +166,15 @@ class Conflict(ApiError):
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message, code=code, param=param, headers={"x-should-retry": "false"})
+
+
+class ResultsUnavailable(ApiError):
+    status = 410
+    type: ErrorType = "invalid_request_error"
+    code = "results_unavailable"
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"A file with results of batch {batch_id} was deleted or has expired")
 
 
 class TooLarge(ApiError):

@@ -71,6 +71,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     eta: Eta | None
     activity: Activity
     errors: list[LineErrors]
+    child_batch_ids: list[str] = []
 
 
 class _Error(Struct):

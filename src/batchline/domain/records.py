@@ -190,6 +190,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     """The model of all lines, or None if they name several."""
     stop: Stop | None = None
     epoch: int = 0
+    parent_batch_id: str | None = None
+    """The batch whose failed lines this one runs again. It is known where one batch is read, but not in lists."""
 
     @property
     def usage(self) -> Usage:
@@ -308,6 +310,13 @@ class Segment(Struct, frozen=True, kw_only=True):
     checksum: int | None = None
     charges: bytes | None = None
     """The charges for its lines, as JSON. They are given back if the segment is lost."""
+    layout: bytes | None = None
+    """The lines that it has, or had before a repair emptied it (``domain/result_order.py``)."""
+
+    @property
+    def is_emptied(self) -> bool:
+        """Whether a repair removed its bytes."""
+        return self.output_bytes + self.error_bytes == 0
 
     @property
     def place(self) -> str:

@@ -11,6 +11,8 @@ from batchline.domain.usage import Usage, reported_usage
 
 _INDEX = re.compile(rb'\{"id":"batch_req_([0-9A-Za-z]+)_([0-9]+)",')
 
+_CUSTOM_ID = re.compile(rb'\{"id":"batch_req_[0-9A-Za-z]+_[0-9]+","custom_id":("(?:[^"\\]+|\\.)*"|null),')
+
 
 class ResultLine(Struct, frozen=True):
     """One line of an output or error file. A line that failed has no usage."""
@@ -35,6 +37,30 @@ class _Line(Struct):
 
 
 _line = Decoder(_Line)
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """Return lines with their ends. Raise Damaged if the last one has none."""
+    *lines, rest = data.split(b"\n")
+    if rest:
+        raise Damaged("a line without an end")
+    return [line + b"\n" for line in lines]
+
+
+def index_of(line: bytes) -> int:
+    """Return which line of its batch a result line is about. Raise Damaged if it is none that this service wrote."""
+    found = _INDEX.match(line)
+    if found is None:
+        raise Damaged("a line without an id")
+    return int(found[2])
+
+
+def custom_id_of(line: bytes) -> bytes | None:
+    """Return the custom_id of a line as JSON text, or None if damage in storage has destroyed it. Raise Damaged."""
+    found = _CUSTOM_ID.match(line)
+    if found is None:
+        raise Damaged("a line without a custom_id")
+    return None if found[1] == b"null" else found[1]
 
 
 def read_result_line(line: bytes) -> ResultLine:

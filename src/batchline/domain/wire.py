@@ -220,6 +220,12 @@ class BatchProgress(_Object):
     ]
     errors: Annotated[list[LineErrorCount], Meta(description="By code, the most frequent first.")]
     usage: BatchUsage
+    parent_batch_id: Annotated[
+        str | None, Meta(description="The batch whose failed lines this one runs again, or null.")
+    ]
+    child_batch_ids: Annotated[
+        list[str], Meta(description="The batches that run failed lines of this one again, oldest first.")
+    ]
 
     @classmethod
     def from_progress(cls, progress: Progress) -> Self:
@@ -236,6 +242,8 @@ class BatchProgress(_Object):
             concurrency=activity.concurrency,
             errors=[LineErrorCount.from_errors(errors) for errors in progress.errors],
             usage=BatchUsage.from_usage(batch.usage),
+            parent_batch_id=batch.parent_batch_id,
+            child_batch_ids=progress.child_batch_ids,
         )
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing
 from batchline.domain.records import InspectedFile, Shard
+from batchline.domain.result_order import OrderBuilder
 from batchline.domain.states import FileState, ShardState
 from batchline.fsck.batches import BatchCheck, status_before_end, usage_of
 from batchline.fsck.findings import Finding, Fix, Kind, RepairStatus
@@ -80,8 +81,10 @@ class BatchRepair:
         files = [rows.files.get(file_id or "") for file_id in (batch.output_file_id, batch.error_file_id)]
         output, errors = writers = [ResultWriter(self._objects, file.object_key if file else "") for file in files]
         try:
-            await self._assembler.join_segments(batch, output, errors)
-            await self._assembler.write_leftovers(lease, errors)
+            # The order that was stored with the files stays as it is.
+            order = OrderBuilder()
+            await self._assembler.join_segments(batch, output, errors, order)
+            await self._assembler.write_leftovers(lease, errors, order)
             for file, writer in zip(files, writers, strict=True):
                 if file is not None and file.id in file_ids and _is_content_of(writer, file):
                     await self._replace(file, writer)

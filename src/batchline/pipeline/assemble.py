@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from batchline.domain import ids
 from batchline.domain.bitmap import unsettled
-from batchline.domain.checksum import Checksum
+from batchline.domain.checksum import Checksum, checksum_of
 from batchline.domain.errors import Damaged, ObjectMissing
 from batchline.domain.limits import STRIKES
 from batchline.domain.lines import lines_of
@@ -22,6 +22,7 @@ from batchline.domain.outcomes import (
 )
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import Batch, Segment, Shard
+from batchline.domain.result_order import OrderBuilder
 from batchline.domain.states import BatchStatus, Stop
 from batchline.pipeline.damage import DamageLog
 from batchline.ports import FinalizeLease, Objects, Store, Writer
@@ -76,7 +77,7 @@ class Assembler:
     def __init__(self, *, store: Store, objects: Objects, damage_log: DamageLog) -> None:
         self._store, self._objects, self._damage_log = store, objects, damage_log
 
-    async def join_segments(self, batch: Batch, output: ResultWriter, errors: ResultWriter) -> int:
+    async def join_segments(self, batch: Batch, output: ResultWriter, errors: ResultWriter, order: OrderBuilder) -> int:
         """Append all segments to the results, and return the number of their lines.
 
         Raise Damaged or ObjectMissing.
@@ -84,14 +85,22 @@ class Assembler:
         last = lines = 0
         while page := await self._store.segments(batch.id, after=last, limit=_SEGMENTS_PER_PAGE):
             for segment in page:
-                lines += await self._append(batch, segment, output, errors)
+                if segment.is_emptied:
+                    order.add_emptied(segment.id, segment.layout or b"")
+                else:
+                    lines += await self._append(batch, segment, output, errors, order)
             last = page[-1].id
         return lines
 
-    async def _append(self, batch: Batch, segment: Segment, output: ResultWriter, errors: ResultWriter) -> int:
+    async def _append(
+        self, batch: Batch, segment: Segment, output: ResultWriter, errors: ResultWriter, order: OrderBuilder
+    ) -> int:
         output_bytes_left, checksum, line_ends = segment.output_bytes, Checksum(), 0
+        output_at, error_at, chunks = output.size, errors.size, list[bytes]()
         try:
             async for chunk in self._chunks(segment):
+                if order.wants_lines:
+                    chunks.append(chunk)
                 await output.write(chunk[:output_bytes_left])
                 await errors.write(chunk[output_bytes_left:])
                 output_bytes_left = max(0, output_bytes_left - len(chunk))
@@ -102,6 +111,15 @@ class Assembler:
         except (Damaged, ObjectMissing):
             self._damage_log.report("segment", batch=batch.id, key=segment.place)
             raise
+        order.add(
+            segment.id,
+            output_bytes=segment.output_bytes,
+            error_bytes=segment.error_bytes,
+            checksum=checksum.value,
+        )
+        data = b"".join(chunks)
+        order.add_lines(data[: segment.output_bytes], is_error=False, offset=output_at)
+        order.add_lines(data[segment.output_bytes :], is_error=True, offset=error_at)
         return line_ends if segment.lines is None else segment.lines
 
     async def _chunks(self, segment: Segment) -> AsyncIterator[bytes]:
@@ -111,7 +129,9 @@ class Assembler:
         async for chunk in self._objects.stream(segment.object_key, 0, segment.output_bytes + segment.error_bytes):
             yield chunk
 
-    async def write_leftovers(self, leased: FinalizeLease, errors: ResultWriter) -> list[LineErrors]:
+    async def write_leftovers(
+        self, leased: FinalizeLease, errors: ResultWriter, order: OrderBuilder
+    ) -> list[LineErrors]:
         """Write an error line for each line that never ran, and return their counts per shard.
 
         Raise Damaged or ObjectMissing.
@@ -128,7 +148,11 @@ class Assembler:
                 for position, line in enumerate(lines_of(shard, data))
                 if position in open_positions
             ]
-            await errors.write(b"".join(lines))
+            data = b"".join(lines)
+            if order.wants_lines:
+                order.add_lines(data, is_error=True, offset=errors.size)
+            order.add(order.next_segment, output_bytes=0, error_bytes=len(data), checksum=checksum_of(data))
+            await errors.write(data)
             written += count_errors(lines)
         return written
 

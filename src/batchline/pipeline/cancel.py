@@ -24,9 +24,7 @@ class Cancellation:
         if batch is None:
             raise BatchNotFound(batch_id)
         if batch.status in _NOT_CANCELLABLE:
-            raise Conflict(
-                f"Batch {batch_id} is {batch.status} and can no longer be cancelled", code="batch_not_cancellable"
-            )
+            raise Conflict(f"Cannot cancel a batch with status '{batch.status}'.", code="batch_not_cancellable")
         # The worker of this process is notified before the client, so that no attempt starts after the response.
         self._on_batch_stopped(batch_id, Stop.CANCELLED)
         return batch

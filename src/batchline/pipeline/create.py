@@ -4,7 +4,7 @@ The row exists as ``validating`` from the start, under a lease of this process. 
 that a client that did not receive it gets it again byte for byte.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Protocol
@@ -39,16 +39,26 @@ _EPOCH = 1
 """The epoch of the lease under which a new batch is validated."""
 
 
+class RerunOf(Struct, frozen=True, kw_only=True):
+    """The batch whose failed lines are run again, and what a request says about them."""
+
+    batch_id: str
+    codes: list[str] | None
+    patch: bytes | None
+
+
 class CreateRequest(Struct, frozen=True, kw_only=True):
     input_file_id: str
     endpoint: str
     metadata: bytes
+    rerun: RerunOf | None = None
 
     def digest(self) -> bytes:
         """Return a digest of everything that two requests must share to be the same create."""
-        return blake2b(
-            encode_json([ids.canonical_file_id(self.input_file_id), self.endpoint, self.metadata]), digest_size=16
-        ).digest()
+        fields: list[object] = [ids.canonical_file_id(self.input_file_id), self.endpoint, self.metadata]
+        if self.rerun is not None:
+            fields.append(self.rerun)
+        return blake2b(encode_json(fields), digest_size=16).digest()
 
 
 class CreateAnswer(Struct, frozen=True, kw_only=True):
@@ -93,13 +103,17 @@ class BatchCreator:
         idempotency_key: str | None,
         retried: bool,
         admit: Callable[[], None],
+        make_input: Callable[[], Awaitable[File]] | None = None,
     ) -> CreateAnswer:
-        """Create a batch, or replay an earlier response. ``admit`` may refuse a new batch, but never a replay."""
+        """Create a batch, or replay an earlier response. ``admit`` may refuse a new batch, but never a replay.
+
+        The input file is the one that the request names, or the one that ``make_input`` makes.
+        """
         earlier = await self._earlier(owner, request, idempotency_key=idempotency_key, retried=retried)
         if earlier is not None:
             return await self._replay(earlier, request)
         admit()
-        file = await self._input_file(owner, request)
+        file = await (self._input_file(owner, request) if make_input is None else make_input())
         batch = self._new_batch(owner, request, file)
         earlier = await self._store.begin_batch(
             NewBatch(batch=batch, digest=request.digest(), idempotency_key=idempotency_key),
@@ -169,6 +183,7 @@ class BatchCreator:
             created_at=int(now),
             expires_at=int(now) + self._window_seconds,
             epoch=_EPOCH,
+            parent_batch_id=None if request.rerun is None else request.rerun.batch_id,
         )
 
     async def _validate_and_start(self, batch: Batch, file: File) -> CreateAnswer:

@@ -16,6 +16,7 @@ from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing, ObjectsDown, StoreDown
 from batchline.domain.limits import STRIKES
 from batchline.domain.records import BATCH_OUTPUT, Batch, File
+from batchline.domain.result_order import OrderBuilder
 from batchline.domain.states import BatchStatus
 from batchline.pipeline.assemble import Assembler, ResultWriter
 from batchline.pipeline.damage import DamageLog
@@ -117,11 +118,12 @@ class Finalizer:
         _check_counts(leased)
         output = ResultWriter(self._objects, f"results/{batch.id}/{leased.epoch}-{self._owner}-output")
         errors = ResultWriter(self._objects, f"results/{batch.id}/{leased.epoch}-{self._owner}-error")
+        order = OrderBuilder()
         try:
-            recorded = await self._assembler.join_segments(batch, output, errors)
+            recorded = await self._assembler.join_segments(batch, output, errors, order)
             if recorded != batch.completed + batch.failed:
                 raise Damaged(f"{batch.id}: {recorded} lines in segments, {batch.completed + batch.failed} counted")
-            leftovers = await self._assembler.write_leftovers(leased, errors)
+            leftovers = await self._assembler.write_leftovers(leased, errors, order)
             completed, failed = batch.completed, batch.failed + sum(each.count for each in leftovers)
             await output.commit()
             await errors.commit()
@@ -131,6 +133,7 @@ class Finalizer:
                 epoch=leased.epoch,
                 owner=self._owner,
                 files=files,
+                order=order.finish().encode(),
                 completed=completed,
                 failed=failed,
                 errors=leftovers,

@@ -39,6 +39,7 @@ class ProgressReader:
             eta=None if stops_all_lines(activity.waiting_for) else self._eta(snapshot),
             activity=activity,
             errors=snapshot.errors,
+            child_batch_ids=snapshot.child_batch_ids,
         )
 
     def _rate(self, snapshot: BatchSnapshot) -> float:

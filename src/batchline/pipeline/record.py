@@ -17,6 +17,7 @@ from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
 from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import Charge, Segment, ShardProgress
+from batchline.domain.result_order import encode_layout
 from batchline.domain.usage import Usage, total
 from batchline.pipeline.claim import Claims
 from batchline.pipeline.job import HeldBatch, HeldShard, Job
@@ -54,8 +55,10 @@ class SegmentBuilder:
         part.settled |= 1 << job.position
         if usage is None:
             part.errors.append(line)
+            part.error_indexes.append(job.line.index)
         else:
             part.output.append(line)
+            part.output_indexes.append(job.line.index)
             part.usages[job.model.id].append(usage)
         if cost:
             part.costs[job.model.id] += cost
@@ -83,6 +86,13 @@ class SegmentBuilder:
         return [line for part in self._parts.values() for line in part.errors]
 
     @property
+    def indexes(self) -> list[int]:
+        """The index of each line in its batch: those of the output first."""
+        parts = self._parts.values()
+        output = [index for part in parts for index in part.output_indexes]
+        return output + [index for part in parts for index in part.error_indexes]
+
+    @property
     def progress(self) -> list[ShardProgress]:
         return [part.progress(shard) for shard, part in self._parts.items()]
 
@@ -106,7 +116,9 @@ class _ShardPart:
     def __init__(self) -> None:
         self.settled = 0
         self.output: list[bytes] = []
+        self.output_indexes: list[int] = []
         self.errors: list[bytes] = []
+        self.error_indexes: list[int] = []
         self.usages: defaultdict[str, list[Usage]] = defaultdict(list)
         """The usage of each answer, by model."""
         self.costs: Counter[str] = Counter()
@@ -294,7 +306,8 @@ class Recorder:
         await self._clock.sleep(STORAGE_RETRY_SECONDS)
 
     async def _write_segment(self, batch: HeldBatch, builder: SegmentBuilder) -> None:
-        output, errors = b"".join(builder.output), b"".join(builder.errors)
+        output_lines, error_lines = builder.output, builder.errors
+        output, errors = b"".join(output_lines), b"".join(error_lines)
         data, key = output + errors, None
         if len(data) >= INLINE_SEGMENT_BYTES:
             key = f"segments/{batch.id}/{self._owner}-{next(self._segment_numbers)}"
@@ -308,6 +321,7 @@ class Recorder:
             lines=builder.lines,
             checksum=checksum_of(data),
             charges=encode_json(charges),
+            layout=encode_layout(builder.indexes, output_lines + error_lines),
         )
         with batch.budget.recording():
             balance = await self._store.record(
@@ -320,7 +334,7 @@ class Recorder:
                 at=int(self._clock.now()),
             )
         batch.budget.on_recorded(builder.cost, balance=balance)
-        failed = len(builder.errors)
+        failed = len(error_lines)
         self._metrics.lines.labels("failed").inc(failed)
         self._metrics.lines.labels("succeeded").inc(builder.lines - failed)
         self._metrics.segments.inc()

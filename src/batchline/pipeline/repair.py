@@ -27,7 +27,8 @@ from batchline.domain.lines import Line, legible_lines, lines_of
 from batchline.domain.outcomes import LOST, error_line
 from batchline.domain.progress import LineErrors, count_errors
 from batchline.domain.records import Batch, MendedShard, Segment, Shard
-from batchline.domain.result_lines import ResultLine, read_result_line
+from batchline.domain.result_lines import ResultLine, read_result_line, split_lines
+from batchline.domain.result_order import decode_layout, encode_layout, keep_places
 from batchline.domain.states import ShardState, Stop
 from batchline.domain.usage import NOTHING, Usage, total
 from batchline.pipeline.damage import DamageLog
@@ -54,9 +55,23 @@ class _Results:
     unreported: dict[int, int] = field(default_factory=dict)
     """The sizes of answers that report no usage, by the index of their line."""
     errors: list[LineErrors] = field(default_factory=list)
-    removed: list[int] = field(default_factory=list)
+    removed: list[Segment] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     added: list[Segment] = field(default_factory=list)
+    placed: set[int] = field(default_factory=set)
+    """The lines that have a place in the order of the results, in a segment that stays."""
+
+    def emptied(self) -> dict[int, bytes | None]:
+        """Return the segments to empty, each with the layout of the lines whose place it is."""
+        placed, emptied = set(self.placed), dict[int, bytes | None]()
+        for segment in self.removed:
+            layout = segment.layout
+            if layout is not None:
+                own = {line.index for line in decode_layout(layout)} - placed
+                placed |= own
+                layout = keep_places(layout, own)
+            emptied[segment.id] = layout
+        return emptied
 
 
 class _Group:
@@ -128,13 +143,15 @@ class Repair:
         failing |= _lines_of_unreadable(batch, groups, results.found)
         if failing:
             lines = [error_line(ids.line_id(batch.id, index), custom_id, LOST) for index, custom_id in failing.items()]
-            results.added.append(await self._new_segment(leased, results, output=[], errors=lines))
+            results.added.append(
+                await self._new_segment(leased, results, output=[], errors=lines, indexes=list(failing))
+            )
             results.errors += count_errors(lines)
             results.found |= dict.fromkeys(failing)
         shards = [shard for group in groups for shard in group.mended(results.found, runs_again=runs_again)]
         mending = Mending(
             shards=_count_rest(shards, groups, results.found),
-            removed=results.removed,
+            removed=results.emptied(),
             lost=results.lost,
             added=results.added,
             errors=results.errors,
@@ -173,6 +190,9 @@ class Repair:
         return results
 
     async def _read_segment(self, leased: FinalizeLease, segment: Segment, results: _Results) -> None:
+        if segment.is_emptied:
+            results.placed |= {line.index for line in decode_layout(segment.layout or b"")}
+            return
         data = segment.data or b""
         if segment.object_key is not None:
             data = await self._read(leased, segment.object_key, 0, segment.output_bytes + segment.error_bytes)
@@ -184,16 +204,26 @@ class Repair:
             errors = _parse_lines(data[segment.output_bytes :])
         except Damaged:
             self._damage_log.report("segment", batch=leased.batch.id, key=segment.place)
-            results.removed.append(segment.id)
+            results.removed.append(segment)
             results.lost.append(segment.id)
             return
         kept_output, kept_errors = _keep_new(output, results), _keep_new(errors, results)
-        results.errors += count_errors(kept_errors)
-        if len(kept_output) + len(kept_errors) < len(output) + len(errors):
-            results.removed.append(segment.id)
-            results.added.append(
-                await self._new_segment(leased, results, output=kept_output, errors=kept_errors, of=segment)
+        results.errors += count_errors([line for _, line in kept_errors])
+        kept = kept_output + kept_errors
+        if len(kept) == len(output) + len(errors):
+            results.placed |= {index for index, _ in kept}
+            return
+        results.removed.append(segment)
+        results.added.append(
+            await self._new_segment(
+                leased,
+                results,
+                output=[line for _, line in kept_output],
+                errors=[line for _, line in kept_errors],
+                indexes=[index for index, _ in kept],
+                of=segment,
             )
+        )
 
     async def _new_segment(
         self,
@@ -202,9 +232,10 @@ class Repair:
         *,
         output: list[bytes],
         errors: list[bytes],
+        indexes: list[int],
         of: Segment | None = None,
     ) -> Segment:
-        """Store lines as a segment, in place of another or in addition to all."""
+        """Store lines as a segment, with the charges of another or in addition to all."""
         output_bytes, data = sum(map(len, output)), b"".join([*output, *errors])
         key = None
         if len(data) >= INLINE_SEGMENT_BYTES:
@@ -218,6 +249,7 @@ class Repair:
             lines=len(output) + len(errors),
             checksum=checksum_of(data),
             charges=of.charges if of else None,
+            layout=encode_layout(indexes, output + errors),
         )
 
     async def _read_work(self, leased: FinalizeLease) -> list[_Group]:
@@ -270,21 +302,18 @@ class Repair:
 
 def _parse_lines(data: bytes) -> list[tuple[ResultLine, bytes]]:
     """Return what each line says, and its bytes. Raise Damaged."""
-    *lines, rest = data.split(b"\n")
-    if rest:
-        raise Damaged("a line without an end")
-    return [(read_result_line(line), line + b"\n") for line in lines]
+    return [(read_result_line(line), line) for line in split_lines(data)]
 
 
-def _keep_new(lines: Iterable[tuple[ResultLine, bytes]], results: _Results) -> list[bytes]:
-    """Return the lines that were not found before, and note them as found."""
+def _keep_new(lines: Iterable[tuple[ResultLine, bytes]], results: _Results) -> list[tuple[int, bytes]]:
+    """Return the lines that were not found before, with their indexes, and note them as found."""
     kept = []
     for read, line in lines:
         if read.index not in results.found:
             results.found[read.index] = read.usage
             if read.usage == NOTHING:
                 results.unreported[read.index] = read.answer_bytes
-            kept.append(line)
+            kept.append((read.index, line))
     return kept
 
 

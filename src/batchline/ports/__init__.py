@@ -31,11 +31,14 @@ from batchline.ports.store import (
     Mending,
     NewBatch,
     NewKey,
+    Results,
+    ResultsSnapshot,
     ShardStore,
     Sighted,
     Sightings,
     Store,
     UnsettledShard,
+    Work,
 )
 from batchline.ports.upstream import EngineQueue, Stream, SyncUpstream, Tokens, Upstream
 
@@ -64,6 +67,8 @@ __all__ = [
     "NewKey",
     "Objects",
     "Random",
+    "Results",
+    "ResultsSnapshot",
     "ShardStore",
     "Sighted",
     "Sightings",
@@ -78,5 +83,6 @@ __all__ = [
     "Validator",
     "Verdict",
     "WatchedClock",
+    "Work",
     "Writer",
 ]

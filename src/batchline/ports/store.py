@@ -194,6 +194,8 @@ class BatchSnapshot(Struct, frozen=True, kw_only=True):
     """The most frequent first. Their counts sum to the number of failed lines."""
     samples: list[Sample]
     """Oldest first, none older than five minutes. Empty once the batch's work is deleted."""
+    child_batch_ids: list[str]
+    """The batches that run failed lines of it again, oldest first."""
 
 
 class Batches(Protocol):
@@ -297,8 +299,8 @@ class Mending(Struct, frozen=True, kw_only=True):
     """What a repair changes in a batch: its shards, the segments that are lost or replaced, and the errors by code."""
 
     shards: list[MendedShard]
-    removed: list[int]
-    """The ids of segments that are lost or replaced."""
+    removed: dict[int, bytes | None]
+    """The ids of segments that are lost or replaced, each with the layout of those lines that keep their place."""
     lost: list[int]
     """Those of them whose charges are given back."""
     added: list[Segment]
@@ -415,6 +417,7 @@ class ShardStore(Protocol):
         epoch: int,
         owner: str,
         files: Sequence[File],
+        order: bytes | None = None,
         completed: int,
         failed: int,
         errors: Sequence[LineErrors] = (),
@@ -422,7 +425,8 @@ class ShardStore(Protocol):
     ) -> BatchStatus:
         """Publish the files, final counts and terminal state of a batch in one transaction.
 
-        ``errors`` are those of lines that were not recorded before. Raise LeaseLost.
+        ``order`` is the order of the lines in the files, if there are any. ``errors`` are those of lines that were not
+        recorded before. Raise LeaseLost.
         """
 
     async def prunable(self, *, retention: int, without: Collection[str] = (), limit: int) -> list[str]:
@@ -436,6 +440,48 @@ class ShardStore(Protocol):
 
     async def known_batches(self, batch_ids: Sequence[str]) -> dict[str, KnownBatch]:
         """Return those of the batches that have a row, by id."""
+
+
+class ResultsSnapshot(Struct, frozen=True, kw_only=True):
+    """Where the results of a batch are at one moment: in its segments while it runs, then in its files."""
+
+    batch: Batch
+    segments: list[Segment] = []
+    """The next segments of a batch that is not terminal, in the order in which they were recorded."""
+    emptied: list[bytes] = []
+    """The layouts of all segments of such a batch that a repair emptied."""
+    order: bytes | None = None
+    """The order of the lines in the files of a terminal batch, or None if an earlier version wrote these."""
+    files: dict[str, File] = {}
+    """The files of a terminal batch that are stored and not expired, by id."""
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """A batch's own copy of its lines."""
+
+    key: str
+    shards: list[Shard]
+
+
+class Results(Protocol):
+    """The results of batches, and which batches run the failed lines of others again."""
+
+    async def results(
+        self, project_id: str, batch_id: str, *, after: int, limit: int, at: int
+    ) -> ResultsSnapshot | None:
+        """Return where the results of a batch are: segments numbered above ``after``, or files not expired at ``at``.
+
+        A segment with a higher number becomes visible later: a reader that is past a number misses none below it.
+        """
+
+    async def add_order(self, batch_id: str, order: bytes) -> None:
+        """Store the order of result files that an earlier version wrote, unless another process did."""
+
+    async def work_of(self, batch_id: str) -> Work | None:
+        """Return where a batch's own copy of its lines is, or None if it was deleted."""
+
+    async def lineage(self, project_id: str, batch_id: str) -> list[Batch] | None:
+        """Return a batch and all batches that run failed lines of it again, or of these, in the order of creation."""
 
 
 class CapSharing(Protocol):
@@ -588,7 +634,9 @@ class Inspection(Protocol):
         """Set the counts, tokens and errors by code of an ended batch. Raise LeaseLost if it changed."""
 
 
-class Store(Accounts, Ledger, Files, Batches, ShardStore, Fleet, IdentityStore, Sightings, Inspection, Protocol):
+class Store(
+    Accounts, Ledger, Files, Batches, ShardStore, Results, Fleet, IdentityStore, Sightings, Inspection, Protocol
+):
     """Everything that the service keeps in its database."""
 
     async def check(self) -> None:

@@ -12,7 +12,7 @@ from batchline.domain.records import Batch, NewShard
 from batchline.domain.states import BatchStatus
 from batchline.domain.wire import BatchObject
 from batchline.ports import BatchSnapshot, CreateRecord, NewBatch
-from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows
+from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows, rows_of_many
 
 _COUNTED_BY_SHARDS = frozenset({BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING})
 """The states in which the counts of a batch are the sums over its shards."""
@@ -54,6 +54,7 @@ class SqlBatches:
                 lease=lease,
                 digest=new.digest,
                 idempotency_key=key,
+                parent_batch_id=batch.parent_batch_id,
             )
             return None
 
@@ -116,7 +117,7 @@ class SqlBatches:
     async def batch(self, project_id: str, batch_id: str) -> Batch | None:
         def script() -> Script[Batch | None]:
             row = yield from one("batch", project_id=project_id, id=batch_id)
-            return (yield from _with_counts(row)) if row else None
+            return (yield from with_counts(row)) if row else None
 
         return await self._database.read(script)
 
@@ -128,11 +129,13 @@ class SqlBatches:
             models = yield from rows("unfinished_models", batch_id=batch_id)
             errors = yield from rows("line_errors", batch_id=batch_id)
             samples = yield from rows("samples", batch_id=batch_id)
+            children = yield from rows_of_many("child_batches", [{"batch_id": batch_id}])
             return BatchSnapshot(
-                batch=(yield from _with_counts(row)),
+                batch=(yield from with_counts(row)),
                 models=[found["model"] for found in models],
                 errors=[convert(dict(found), LineErrors) for found in errors],
                 samples=[convert(dict(found), Sample) for found in samples],
+                child_batch_ids=[found["id"] for found in children],
             )
 
         return await self._database.read(script)
@@ -167,7 +170,7 @@ class SqlBatches:
                 page = yield from rows("batches_of_status", status=status, **bounds)
             batches = []
             for row in page:
-                batches.append((yield from _with_counts(row)))  # noqa: PERF401 - a comprehension cannot yield
+                batches.append((yield from with_counts(row)))  # noqa: PERF401 - a comprehension cannot yield
             return batches
 
         return await self._database.read(script)
@@ -197,7 +200,7 @@ def fetch_batch(batch_id: str) -> Script[Batch]:
     row = yield from one("batch", id=batch_id, project_id=None)
     if row is None:
         raise LeaseLost(batch_id)
-    return (yield from _with_counts(row))
+    return (yield from with_counts(row))
 
 
 def open_lanes(shards: Sequence[Row]) -> Script[None]:
@@ -277,7 +280,7 @@ def _create_record(row: Row) -> CreateRecord:
     )
 
 
-def _with_counts(row: Row) -> Script[Batch]:
+def with_counts(row: Row) -> Script[Batch]:
     """Return a batch with its current counts."""
     counts: Row = {}
     if row["status"] in _COUNTED_BY_SHARDS:

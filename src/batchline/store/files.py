@@ -7,7 +7,7 @@ from msgspec import convert
 from msgspec.structs import asdict
 
 from batchline.domain.records import File
-from batchline.store.sql import Database, Row, Script, change, fenced, one, rows, rows_of_many
+from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows, rows_of_many
 
 _AFTER_ALL = (1 << 63) - 1
 """A number after that of all files."""
@@ -75,6 +75,7 @@ class SqlFiles:
     async def expire_files(self, *, owner: str, limit: int) -> list[str]:
         def script() -> Script[list[str]]:
             expired = yield from rows("expire_files", limit=limit)
+            yield from change_many("delete_order", [{"batch_id": id_} for id_ in _batches_of(expired)])
             abandoned = yield from rows("abandon_dead_uploads", owner=owner)
             return [row["object_key"] for row in (*expired, *abandoned)]
 
@@ -93,3 +94,9 @@ class SqlFiles:
 
 def _file(row: Row) -> File:
     return convert(dict(row), File, strict=False)
+
+
+def _batches_of(expired: Sequence[Row]) -> list[str]:
+    """Return the batches that files are results of."""
+    keys = [row["object_key"].split("/") for row in expired]
+    return sorted({batch_id for folder, batch_id, *_ in keys if folder == "results"})

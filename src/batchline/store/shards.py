@@ -86,8 +86,9 @@ class SqlShards:
     ) -> int:
         def script() -> Script[int]:
             yield from fenced_many("advance_shard", [advance_params(batch_id, owner, shard) for shard in progress])
-            yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
             account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
+            # After the batch was locked, so that its segments become visible in the order of their numbers.
+            yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
             if any(shard.done for shard in progress):
                 yield from change("mark_drained", batch_id=batch_id)
             yield from add_line_errors(batch_id, errors)
@@ -209,7 +210,10 @@ class SqlShards:
             yield from change("delete_line_errors", batch_id=batch_id)
             yield from add_line_errors(batch_id, mending.errors)
             charges = yield from rows_of_many("segment_charges", _segment_params(batch_id, mending.lost))
-            yield from change_many("delete_segment", _segment_params(batch_id, mending.removed))
+            yield from change_many(
+                "empty_segment",
+                [{"batch_id": batch_id, "id": id_, "layout": layout} for id_, layout in mending.removed.items()],
+            )
             yield from give_back(
                 batch_id,
                 [charge for row in charges for charge in decode_json(row["charges"], type=list[Charge])],
@@ -234,6 +238,7 @@ class SqlShards:
         epoch: int,
         owner: str,
         files: Sequence[File],
+        order: bytes | None = None,
         completed: int,
         failed: int,
         errors: Sequence[LineErrors] = (),
@@ -248,6 +253,8 @@ class SqlShards:
             yield from change("delete_idle_lanes", batch_id=batch_id)
             for file in files:
                 yield from change("insert_result", **asdict(file))
+            if order is not None:
+                yield from change("insert_order", batch_id=batch_id, data=order)
             yield from add_line_errors(batch_id, errors)
             yield from fenced(
                 "publish_batch",

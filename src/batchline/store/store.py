@@ -8,13 +8,23 @@ from batchline.store.fleet import SqlFleet
 from batchline.store.identity import SqlIdentity
 from batchline.store.inspection import SqlInspection
 from batchline.store.ledger import SqlLedger
+from batchline.store.results import SqlResults
 from batchline.store.shards import SqlShards
 from batchline.store.sightings import SqlSightings
 from batchline.store.sql import Database, Script, change, one
 
 
 class SqlStore(
-    SqlAccounts, SqlLedger, SqlFiles, SqlBatches, SqlShards, SqlFleet, SqlIdentity, SqlSightings, SqlInspection
+    SqlAccounts,
+    SqlLedger,
+    SqlFiles,
+    SqlBatches,
+    SqlShards,
+    SqlResults,
+    SqlFleet,
+    SqlIdentity,
+    SqlSightings,
+    SqlInspection,
 ):
     """The whole store."""
 

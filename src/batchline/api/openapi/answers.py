@@ -60,6 +60,7 @@ _PHRASES = {
     405: "The route does not have this method.",
     408: "The request took too long to arrive.",
     409: "It is not possible in the current state.",
+    410: "What holds the results was deleted or has expired.",
     413: "The body is too large.",
     414: "The URL is too long.",
     416: "The range lies outside of the file.",

@@ -248,7 +248,7 @@ _BATCH_OPERATIONS = (
         answers={"200": json_answer("The batch, cancelling or cancelled.", wire.BatchObject)},
         errors=(
             _NO_BATCH,
-            Conflict(f"Batch {BATCH_ID} is completed and can no longer be cancelled", code="batch_not_cancellable"),
+            Conflict("Cannot cancel a batch with status 'completed'.", code="batch_not_cancellable"),
         ),
     ),
 )

@@ -264,11 +264,11 @@ SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]);
 -- Creates a batch that is being validated.
 INSERT INTO batches
     (id, project_id, key_id, endpoint, input_file_id, metadata, status, created_at, expires_at, epoch, owner,
-     lease_until, lease, digest, idempotency_key)
+     lease_until, lease, digest, idempotency_key, parent_batch_id)
 VALUES
     (:id, :project_id, :key_id, :endpoint, :input_file_id, :metadata, 'validating', :created_at, :expires_at, :epoch,
      :owner, clock_timestamp() + make_interval(secs => :lease), make_interval(secs => :lease), :digest,
-     :idempotency_key);
+     :idempotency_key, :parent_batch_id);
 
 -- name: create_by_idempotency_key
 -- Finds the create that a project made with an idempotency key.
@@ -341,7 +341,8 @@ ORDER BY id FOR NO KEY UPDATE SKIP LOCKED;
 -- Reads a batch.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
-    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
+    parent_batch_id
 FROM batches WHERE id = :id AND (:project_id::text IS NULL OR project_id = :project_id::text);
 
 -- name: lock_batch
@@ -597,9 +598,10 @@ SELECT at, lines FROM samples WHERE batch_id = :batch_id ORDER BY at;
 SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased') ORDER BY model;
 
 -- name: insert_segment
--- Stores a segment, or the key of its object.
-INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lines, checksum, charges)
-VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :checksum, :charges);
+-- Stores a segment, or the key of its object. The batch is locked, so a segment with a higher number becomes visible
+-- later: a reader that is past a number misses none below it.
+INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lines, checksum, charges, layout)
+VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :checksum, :charges, :layout);
 
 -- name: release_shard
 -- Gives up the leases on shards. A shard is open again, or closed if its batch was stopped.
@@ -728,9 +730,37 @@ WHERE shards.batch_id = mended.batch_id AND shards.n = mended.n AND shards.state
 SELECT charges FROM segments
 WHERE batch_id = ANY (:batch_id::text[]) AND id = ANY (:id::bigint[]) AND charges IS NOT NULL;
 
--- name: delete_segment
--- Deletes segments.
-DELETE FROM segments WHERE batch_id = ANY (:batch_id::text[]) AND id = ANY (:id::bigint[]);
+-- name: empty_segment
+-- Removes the lines of segments. Those in the layout keep their place in the order of the results.
+UPDATE segments SET output_bytes = 0, error_bytes = 0, object_key = NULL, data = NULL, lines = 0, checksum = NULL,
+    charges = NULL, layout = emptied.layout
+FROM unnest(:batch_id::text[], :id::bigint[], :layout::bytea[]) AS emptied (batch_id, id, layout)
+WHERE segments.batch_id = emptied.batch_id AND segments.id = emptied.id;
+
+-- name: emptied_layouts
+-- Lists the layouts of a batch's segments that repairs emptied.
+SELECT layout FROM segments
+WHERE batch_id = :batch_id AND output_bytes + error_bytes = 0 AND layout IS NOT NULL ORDER BY id;
+
+-- name: insert_order
+-- Stores the order of the lines in a batch's result files, unless it is known.
+INSERT INTO result_orders (batch_id, data) VALUES (:batch_id, :data) ON CONFLICT DO NOTHING;
+
+-- name: result_order
+-- Reads the order of the lines in a batch's result files.
+SELECT data FROM result_orders WHERE batch_id = :batch_id;
+
+-- name: delete_order
+-- Deletes the order of result files that have expired.
+DELETE FROM result_orders WHERE batch_id = ANY (:batch_id::text[]);
+
+-- name: child_batches
+-- Lists the batches that run the failed lines of batches again, oldest first.
+SELECT id, seq FROM batches WHERE parent_batch_id = ANY (:batch_id::text[]) ORDER BY seq;
+
+-- name: work_of_batch
+-- Reads where the work file of a batch is, and how often damage of the batch was repaired.
+SELECT work_key, repairs FROM batches WHERE id = :batch_id;
 
 -- name: delete_line_errors
 -- Deletes the errors of a batch by code, which are counted again.
@@ -750,7 +780,7 @@ FROM shards WHERE batch_id = :batch_id AND state = 'closed' ORDER BY n;
 
 -- name: segments
 -- Lists a page of a batch's segments, in the order in which they were recorded.
-SELECT id, output_bytes, error_bytes, object_key, data, lines, checksum, charges
+SELECT id, output_bytes, error_bytes, object_key, data, lines, checksum, charges, layout
 FROM segments WHERE batch_id = :batch_id AND id > :after ORDER BY id LIMIT :limit;
 
 -- name: publish_batch

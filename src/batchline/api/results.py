@@ -1,0 +1,187 @@
+"""The routes of a batch's results: pages and events of them while it runs, and all results of a lineage merged."""
+
+import logging
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from msgspec.json import encode as encode_json
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from batchline.api.auth import Auth
+from batchline.api.batches import batch_id_of
+from batchline.api.content import Content
+from batchline.api.event_stream import STREAM_HEADERS, first_of, wait_for_disconnect
+from batchline.api.paging import choice, integer
+from batchline.api.request_context import ClientState, client_state_of
+from batchline.api.responses import JSON
+from batchline.domain.errors import InvalidCredentials, InvalidRequest, ObjectsDown, StoreDown
+from batchline.domain.events import error_event
+from batchline.domain.records import Owner
+from batchline.domain.result_order import START, Cursor
+from batchline.domain.wire import BatchObject
+from batchline.pipeline.merge import Merger
+from batchline.pipeline.results import LineStatus, PlacedResult, ResultReader, ResultStream
+from batchline.ports import Clock
+
+log = logging.getLogger(__name__)
+
+_DEFAULT_PAGE_LINES, _MAX_PAGE_LINES = 1_000, 10_000
+_MAX_PAGE_BYTES = 16 * 1024 * 1024
+"""A page takes no further line once it is this large; the next page goes on."""
+_POLL_SECONDS = 0.5
+"""How often a stream looks for new lines. It is also the least time between two events about the batch."""
+_COMMENT_SECONDS = 15.0
+"""How often a stream that has nothing to say shows that it is alive."""
+_EVENT_STREAM = "text/event-stream"
+_COMMENT = b":\n\n"
+_END = b"event: end\ndata: {}\n\n"
+
+
+class ResultRoutes:
+    """Sends the results of a batch, also while it runs."""
+
+    def __init__(self, *, auth: Auth, reader: ResultReader, merger: Merger, clock: Clock) -> None:
+        self._auth, self._reader, self._merger, self._clock = auth, reader, merger, clock
+
+    async def results(self, request: Request) -> ASGIApp:
+        owner = await self._auth.owner(request)
+        batch_id, query = batch_id_of(request), request.query_params
+        streams = request.method == "GET" and _EVENT_STREAM in request.headers.get("accept", "")
+        after = (request.headers.get("last-event-id") if streams else None) or query.get("after")
+        limit = _limit(integer(query, "limit", code="invalid_limit"))
+        status = choice(query, "status", tuple(LineStatus))
+        stream = await self._reader.open(
+            owner.project_id,
+            batch_id,
+            after=_cursor(after),
+            status=None if status is None else LineStatus(status),
+        )
+        first = await stream.read()
+        if streams:
+            return partial(self._send_events, _Events(stream, clock=self._clock), first, owner)
+        return Content(_page(stream, first, limit=limit), status=200, headers={"content-type": JSON})
+
+    async def merged(self, request: Request) -> ASGIApp:
+        owner = await self._auth.owner(request)
+        batch_id = batch_id_of(request)
+        headers = {
+            "content-type": "application/jsonl",
+            "content-disposition": f'attachment; filename="{batch_id}_merged.jsonl"',
+            "x-content-type-options": "nosniff",
+        }
+        return Content(await self._merger.open(owner.project_id, batch_id), status=200, headers=headers)
+
+    async def _send_events(
+        self, events: "_Events", first: list[PlacedResult], owner: Owner, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send events until the last line was sent, the client disconnects or its key becomes invalid."""
+        ended = await first_of(
+            events.send(first, send, client_state_of(scope)),
+            wait_for_disconnect(receive),
+            self._auth.wait_until_invalid(owner, clock=self._clock),
+        )
+        last = error_event(InvalidCredentials()) if ended == _KEY_INVALID else b""
+        if ended != _DISCONNECTED:
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+_, _DISCONNECTED, _KEY_INVALID = range(3)
+"""How the sending of events ended: the coroutine that ended first."""
+
+
+class _Events:
+    """Sends the results of one batch as server-sent events."""
+
+    def __init__(self, stream: ResultStream, *, clock: Clock) -> None:
+        self._stream, self._clock = stream, clock
+        self._sent_batch: tuple[object, ...] | None = None
+        self._sent_at = -_POLL_SECONDS
+
+    async def send(self, first: list[PlacedResult], send: Send, client_state: ClientState) -> None:
+        """Send all lines, and return after the last one of a terminal batch or when the service shuts down."""
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        lines, quiet_since = first, self._clock.steady()
+        while not client_state.closing:
+            news = b"".join(map(_line_event, lines)) + self._batch_event()
+            if self._stream.ended:
+                await _send_part(send, news + _END)
+                return
+            if not news and self._clock.steady() - quiet_since >= _COMMENT_SECONDS:
+                news = _COMMENT
+            if news:
+                await _send_part(send, news)
+                quiet_since = self._clock.steady()
+            if not lines:
+                await self._clock.sleep(_POLL_SECONDS)
+            lines = await self._read()
+
+    async def _read(self) -> list[PlacedResult]:
+        try:
+            return await self._stream.read()
+        except (StoreDown, ObjectsDown) as error:
+            log.warning(
+                "failed to read results for a stream, retrying",
+                extra={"batch": self._stream.batch.id, "reason": str(error), "retry_in": _POLL_SECONDS},
+            )
+            return []
+
+    def _batch_event(self) -> bytes:
+        """Return an event with the batch if it changed, at most twice a second and at its end."""
+        batch, now = self._stream.batch, self._clock.steady()
+        current = (batch.status, batch.total, batch.completed, batch.failed)
+        is_early = now - self._sent_at < _POLL_SECONDS and not self._stream.ended
+        if current == self._sent_batch or is_early:
+            return b""
+        self._sent_batch, self._sent_at = current, now
+        return b"event: batch\ndata: " + encode_json(BatchObject.from_record(batch)) + b"\n\n"
+
+
+async def _send_part(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _line_event(result: PlacedResult) -> bytes:
+    return b"event: line\nid: %s\ndata: %s\n" % (str(result.cursor).encode(), result.line) + b"\n"
+
+
+async def _page(stream: ResultStream, lines: list[PlacedResult], *, limit: int) -> AsyncGenerator[bytes]:
+    """Yield the envelope of a page, with the lines of one segment at a time."""
+    last: Cursor | None = None
+    size, rest = 0, limit
+    yield b'{"object":"list","data":['
+    while lines and rest and size < _MAX_PAGE_BYTES:
+        shown = _fitting(lines[:rest], _MAX_PAGE_BYTES - size)
+        yield (b"," if last else b"") + b",".join(result.line[:-1] for result in shown)
+        last, rest = shown[-1].cursor, rest - len(shown)
+        size += sum(len(result.line) for result in shown)
+        lines = lines[len(shown) :] or await stream.read()
+    has_more = bool(lines) or not stream.ended
+    yield b'],"last_id":' + encode_json(None if last is None else str(last))
+    yield b',"has_more":' + encode_json(has_more) + b"}"
+
+
+def _fitting(lines: list[PlacedResult], size: int) -> list[PlacedResult]:
+    """Return the first lines up to the one that reaches a size."""
+    for n, result in enumerate(lines, 1):
+        size -= len(result.line)
+        if size <= 0:
+            return lines[:n]
+    return lines
+
+
+def _limit(limit: int | None) -> int:
+    if limit is None:
+        return _DEFAULT_PAGE_LINES
+    if limit < 1:
+        raise InvalidRequest("limit must be a positive integer", code="invalid_limit", param="limit")
+    return min(limit, _MAX_PAGE_LINES)
+
+
+def _cursor(text: str | None) -> Cursor:
+    if text is None:
+        return START
+    cursor = Cursor.parse(text)
+    if cursor is None:
+        raise InvalidRequest("after is not a cursor of this route", param="after")
+    return cursor
