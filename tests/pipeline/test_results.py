@@ -102,7 +102,7 @@ def test_a_reader_that_follows_gets_every_line_once(tmp_path: Path) -> None:
                     seen_running = len(reader.lines)
                 await bench.engine.api_role.services.clock.sleep(0.01)
             ended = await bench.seen(batch.id)
-            assert 0 < seen_running
+            assert seen_running > 0
             assert 0 < ended.failed < 64
             assert sorted(reader.lines) == await _lines_of_files(bench, ended)
             assert await _all(bench, batch, limit=1) == reader.lines

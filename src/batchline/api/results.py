@@ -142,7 +142,7 @@ async def _send_part(send: Send, data: bytes) -> None:
 
 
 def _line_event(result: PlacedResult) -> bytes:
-    return b"event: line\nid: %s\ndata: %s\n" % (str(result.cursor).encode(), result.line) + b"\n"
+    return b"event: line\nid: %b\ndata: %b\n" % (str(result.cursor).encode(), result.line)
 
 
 async def _page(stream: ResultStream, lines: list[PlacedResult], *, limit: int) -> AsyncGenerator[bytes]:

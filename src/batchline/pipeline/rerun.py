@@ -121,10 +121,7 @@ class Rerun:
 
     async def _make_input(self, parent: Batch, codes: frozenset[str] | None, patch: MergePatch | None) -> File:
         if parent.status not in TERMINAL:
-            raise Conflict(
-                f"Batch {parent.id} is {parent.status}; only a batch that has ended can be run again",
-                code="batch_not_terminal",
-            )
+            raise Conflict(f"Batch {parent.id} is {parent.status} and has not ended", code="batch_not_terminal")
         failed = await self._failed_lines(parent, codes)
         if not failed:
             raise InvalidRequest(f"Batch {parent.id} has no such line that failed", code="nothing_to_rerun")

@@ -33,6 +33,8 @@ from batchline.api.openapi.schemas import (
     CreateBatch,
     Liveness,
     Readiness,
+    RerunBatch,
+    ResultPage,
     UploadForm,
     ref,
 )
@@ -54,12 +56,14 @@ from batchline.domain.errors import (
     RangeNotSatisfiable,
     RateLimited,
     Refused,
+    ResultsUnavailable,
     StorageFailed,
     StorageFull,
     TooLarge,
 )
 from batchline.domain.records import BATCH, BATCH_OUTPUT
 from batchline.domain.states import BatchStatus
+from batchline.pipeline.results import LineStatus
 
 
 def _invalid(message: str, param: str, code: str | None = None) -> ApiError:
@@ -72,6 +76,25 @@ _AFTER = in_query("after", STRING, "The id of the last item of the previous page
 _UNKNOWN_CURSOR = _invalid("after names nothing in this project", "after")
 _NO_FILE = FileNotFound(FILE_ID)
 _NO_BATCH = BatchNotFound(BATCH_ID)
+_IDEMPOTENCY_KEY = parameter(
+    "Idempotency-Key",
+    "header",
+    STRING | {"maxLength": 255},
+    "Kept for a day: a second create with the same key gets the answer to the first.",
+)
+_RETRY_COUNT = parameter(
+    "x-stainless-retry-count", "header", STRING, "Sent by the SDKs: a retry gets the first answer if that was lost."
+)
+_KEY_REUSED = Conflict(
+    "This Idempotency-Key was used with another body", code="idempotency_key_reused", param="Idempotency-Key"
+)
+_BODY_TOO_LARGE = TooLarge("The request's body exceeds 1048576 bytes")
+_NOT_TERMINAL = Conflict(f"Batch {BATCH_ID} is in_progress and has not ended", code="batch_not_terminal")
+_RESULT_EVENTS = {
+    "text/event-stream": {
+        "example": 'event: line\nid: r1f-2a0\ndata: {"id":"batch_req_…",…}\n\nevent: end\ndata: {}\n\n'
+    }
+}
 _SPENDING = (
     RateLimited("This project has 64 uploads and creates under way already. Try again shortly.", retry_after=1),
     InsufficientQuota(),
@@ -172,32 +195,15 @@ _BATCH_OPERATIONS = (
         description="The whole input is checked before the answer. A batch with an invalid line is kept as `failed`, "
         "with all its errors; its id is in `x-batch-id`. Once the answer is 200 the batch is durable: it runs even "
         "if the machine restarts.",
-        parameters=(
-            parameter(
-                "Idempotency-Key",
-                "header",
-                STRING | {"maxLength": 255},
-                "Kept for a day: a second create with the same key gets the answer to the first.",
-            ),
-            parameter(
-                "x-stainless-retry-count",
-                "header",
-                STRING,
-                "Sent by the SDKs: a retry gets the first answer if that was lost.",
-            ),
-        ),
+        parameters=(_IDEMPOTENCY_KEY, _RETRY_COUNT),
         body=body(JSON, CreateBatch),
         answers={"200": json_answer("The batch.", wire.BatchObject, headers=("x-batchline-replayed",))},
         errors=(
             _invalid("input_file_id is required", "input_file_id"),
             InvalidInput("Line 2 is missing custom_id", line=2),
             NotFound(f"Input file not found: {FILE_ID}", code="file_not_found", param="input_file_id"),
-            Conflict(
-                "This Idempotency-Key was used with another body",
-                code="idempotency_key_reused",
-                param="Idempotency-Key",
-            ),
-            TooLarge("The request's body exceeds 1048576 bytes"),
+            _KEY_REUSED,
+            _BODY_TOO_LARGE,
             *_SPENDING,
         ),
     ),
@@ -249,6 +255,83 @@ _BATCH_OPERATIONS = (
         errors=(
             _NO_BATCH,
             Conflict("Cannot cancel a batch with status 'completed'.", code="batch_not_cancellable"),
+        ),
+    ),
+    Operation(
+        route="GET /v1/batches/{batch_id}/results",
+        id="listResults",
+        summary="Read the results of a batch, also while it runs",
+        description="The lines that are recorded, in the order in which they were recorded, which never changes. Over "
+        "any sequence of pages no line is missing and none comes twice. A page may have fewer lines than `limit`; "
+        "`has_more` tells whether to go on. With `Accept: text/event-stream` the lines come as server-sent events: "
+        "`line` for each line, `batch` when the batch changed, and `end` after the last line.",
+        parameters=(
+            _BATCH_ID,
+            in_query("after", STRING, "The `last_id` of the previous page."),
+            in_query(
+                "limit",
+                {"type": "integer", "minimum": 1, "default": 1_000},
+                "Lines per page; a larger number than 10,000 counts as 10,000.",
+            ),
+            in_query("status", {"enum": list(LineStatus)}, "Only lines of the output file, or of the error file."),
+            parameter("Last-Event-ID", "header", STRING, "Continues a stream behind the event with this id."),
+        ),
+        answers={"200": answer("A page, or events.", {JSON: {"schema": ref(ResultPage)}} | _RESULT_EVENTS)},
+        errors=(
+            _NO_BATCH,
+            _invalid("limit must be a positive integer", "limit", "invalid_limit"),
+            _invalid("after is not a cursor of this route", "after"),
+            ResultsUnavailable(BATCH_ID),
+        ),
+    ),
+    Operation(
+        route="POST /v1/batches/{batch_id}/rerun",
+        id="rerunBatch",
+        summary="Run the failed lines of a batch again",
+        description="Creates a batch of the lines of a terminal batch that failed. They keep their `custom_id` and "
+        "their order.",
+        parameters=(_BATCH_ID, _IDEMPOTENCY_KEY, _RETRY_COUNT),
+        body=body(JSON, RerunBatch) | {"required": False},
+        answers={"200": json_answer("The new batch.", wire.BatchObject, headers=("x-batchline-replayed",))},
+        errors=(
+            _NO_BATCH,
+            _invalid("codes must be a list of strings", "codes"),
+            InvalidRequest(f"Batch {BATCH_ID} has no such line that failed", code="nothing_to_rerun"),
+            InvalidInput("Line 1 is missing body", line=1),
+            _NOT_TERMINAL,
+            Conflict(
+                f"The input file of batch {BATCH_ID} was deleted, and the batch's own copy of it too",
+                code="input_unavailable",
+            ),
+            _KEY_REUSED,
+            ResultsUnavailable(BATCH_ID),
+            _BODY_TOO_LARGE,
+            TooLarge("File exceeds maximum size of 104857600 bytes", code="file_too_large", param="file"),
+            *_SPENDING,
+        ),
+    ),
+    Operation(
+        route="GET /v1/batches/{batch_id}/merged",
+        id="downloadMerged",
+        summary="Download the results of a batch and its reruns",
+        description="One line for each line of the batch's input, in the same order: its newest success over the batch "
+        "and all batches that ran failed lines of it again, else its newest failure.",
+        parameters=(_BATCH_ID,),
+        answers={
+            "200": answer(
+                "Lines as in BatchOutputLine and BatchErrorLine.",
+                {"application/jsonl": {"schema": STRING | {"format": "binary"}}},
+                headers=("content-disposition",),
+            )
+        },
+        errors=(
+            _NO_BATCH,
+            _NOT_TERMINAL,
+            Conflict(
+                f"Batch {BATCH_ID} runs failed lines of another batch again: merge the first batch",
+                code="not_a_root_batch",
+            ),
+            ResultsUnavailable(BATCH_ID),
         ),
     ),
 )

@@ -107,6 +107,9 @@ class LineError(Struct, forbid_unknown_fields=True):
     param: str | None
 
 
+_LINE_NAMES = ("BatchOutputLine", "BatchErrorLine")
+
+
 class BatchErrorLine(Struct, forbid_unknown_fields=True):
     """A line of an error file."""
 
@@ -114,6 +117,28 @@ class BatchErrorLine(Struct, forbid_unknown_fields=True):
     custom_id: str
     response: None
     error: LineError
+
+
+class ResultPage(Struct, forbid_unknown_fields=True):
+    """A page of results, in the order in which they were recorded."""
+
+    object: Literal["list"]
+    data: Annotated[
+        list[Any],
+        Meta(extra_json_schema={"items": {"anyOf": [{"$ref": SCHEMA_REF.format(name=name)} for name in _LINE_NAMES]}}),
+    ]
+    last_id: Annotated[str | None, Meta(description="The cursor behind the last line; null if the page is empty.")]
+    has_more: Annotated[bool, Meta(description="Whether more lines follow, or may follow: the batch is not terminal.")]
+
+
+class RerunBatch(Struct):
+    """All fields may be left out: then every line that failed runs again as it is."""
+
+    codes: Annotated[list[str] | None, Meta(description="Only lines that failed with one of these codes.")] = None
+    patch: Annotated[
+        dict[str, Any] | None, Meta(description="Merged into the body of each line (RFC 7396); null removes a field.")
+    ] = None
+    metadata: Annotated[dict[str, Any] | None, Meta(description="The metadata of the new batch.")] = None
 
 
 class ChatMessage(Struct):
@@ -230,6 +255,13 @@ _EXAMPLES: dict[type[Struct], object] = {
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "Paris."}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 14, "completion_tokens": 3, "total_tokens": 17},
         "system_fingerprint": None,
+    },
+    RerunBatch: {"codes": ["context_length_exceeded"], "patch": {"model": "large", "max_tokens": None}},
+    ResultPage: {
+        "object": "list",
+        "data": [decode(error_line(_LINE_ID, b'"line-1"', TOO_LONG))],
+        "last_id": "r1f-2a0",
+        "has_more": True,
     },
     BatchInputLine: {"custom_id": "line-1", "method": "POST", "url": CHAT, "body": CHAT_EXAMPLE},
     BatchOutputLine: decode(output_line(_LINE_ID, b'"line-1"', Success(200, "req-1", b'{"choices":[]}'))),
