@@ -86,9 +86,7 @@ class SqlShards:
     ) -> int:
         def script() -> Script[int]:
             yield from fenced_many("advance_shard", [advance_params(batch_id, owner, shard) for shard in progress])
-            account = (yield from rows("account_of_batch", batch_id=batch_id))[0]
-            # After the batch was locked, so that its segments become visible in the order of their numbers.
-            yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
+            account = (yield from rows("record_segment", batch_id=batch_id, **asdict(segment)))[0]
             if any(shard.done for shard in progress):
                 yield from change("mark_drained", batch_id=batch_id)
             yield from add_line_errors(batch_id, errors)

@@ -142,11 +142,10 @@ WHERE ledger.kind = 'usage' AND ledger.at >= :since AND ledger.at < :until
 ORDER BY ledger.at, ledger.id;
 
 -- name: account_of_batch
--- Finds the key and the organization that pay for a batch, and locks the batch: the next transaction that records sees
--- everything that is recorded in this one.
+-- Finds the key and the organization that pay for a batch.
 SELECT batches.key_id, projects.organization_id
 FROM batches JOIN projects ON projects.id = batches.project_id
-WHERE batches.id = :batch_id FOR NO KEY UPDATE OF batches;
+WHERE batches.id = :batch_id;
 
 -- name: insert_upload
 -- Creates the row of an upload before the first byte of its object is written.
@@ -598,10 +597,26 @@ SELECT at, lines FROM samples WHERE batch_id = :batch_id ORDER BY at;
 SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased') ORDER BY model;
 
 -- name: insert_segment
--- Stores a segment, or the key of its object. The batch is locked, so a segment with a higher number becomes visible
--- later: a reader that is past a number misses none below it.
+-- Stores a segment of a batch that is locked, or the key of its object.
 INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lines, checksum, charges, layout)
 VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :checksum, :charges, :layout);
+
+-- name: record_segment
+-- Locks a batch, stores a segment of it, or the key of its object, and finds the key and the organization that pay. By
+-- the lock, the next transaction that records sees everything that is recorded in this one. The segment gets its number
+-- when the batch is locked, so one with a higher number becomes visible later: a reader that is past a number misses
+-- none below it.
+WITH account AS (
+    SELECT batches.id AS batch_id, batches.key_id, projects.organization_id
+    FROM batches JOIN projects ON projects.id = batches.project_id
+    WHERE batches.id = :batch_id FOR NO KEY UPDATE OF batches
+), recorded AS (
+    INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lines, checksum, charges, layout)
+    SELECT batch_id, :output_bytes::bigint, :error_bytes::bigint, :object_key::text, :data::bytea, :lines::integer,
+        :checksum::bigint, :charges::bytea, :layout::bytea
+    FROM account
+)
+SELECT key_id, organization_id FROM account;
 
 -- name: release_shard
 -- Gives up the leases on shards. A shard is open again, or closed if its batch was stopped.

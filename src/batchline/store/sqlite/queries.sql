@@ -496,6 +496,14 @@ SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open
 INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lines, checksum, charges, layout)
 VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :checksum, :charges, :layout);
 
+-- name: record_segment
+-- Stores a segment, or the key of its object, and finds the key and the organization that pay.
+INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lines, checksum, charges, layout)
+VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :checksum, :charges, :layout)
+RETURNING (SELECT key_id FROM batches WHERE id = :batch_id) AS key_id,
+    (SELECT organization_id FROM projects WHERE id = (SELECT project_id FROM batches WHERE id = :batch_id))
+        AS organization_id;
+
 -- name: release_shard
 -- Gives up the lease on a shard. The shard is open again, or closed if its batch was stopped.
 UPDATE shards SET owner = NULL, lease_until = NULL,
