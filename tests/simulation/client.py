@@ -4,8 +4,18 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from batchline.domain.errors import ApiError, LeaseLost, NotFound, ObjectsDown, StoreDown
+from batchline.domain.errors import (
+    ApiError,
+    FileDamaged,
+    LeaseLost,
+    NotFound,
+    ObjectsDown,
+    ResultsUnavailable,
+    StoreDown,
+)
 from batchline.domain.records import Batch, Owner
+from batchline.domain.result_lines import index_of
+from batchline.domain.result_order import START
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.pipeline.create import CreateRequest
 from tests.simulation.invariants import check_errors, check_files, check_standing, require
@@ -119,6 +129,7 @@ class Client:
                 if snapshot.batch.status in TERMINAL:
                     return snapshot.batch
                 await self._interfere(batch_id, age=self._world.time.now - born)
+                await self._read_on(batch_id)
             await asyncio.sleep(self._world.source.choice([0.02, 0.3, 2.0]))
 
     def _forget(self, batch_id: str) -> None:
@@ -139,6 +150,37 @@ class Client:
             plan.revoked = True
             await self._process.store.revoke_key(plan.key_id, at=int(self._process.clock.now()))
             plan.revoke_after = None
+
+    async def _read_on(self, batch_id: str) -> bool:
+        """Read a few more results, require that none comes twice, and return whether there are more."""
+        plan, generation = self._plan, self._world.generation
+        if plan.read_generation != generation:
+            # What the client has read may be lost: it starts again.
+            plan.cursor, plan.read, plan.read_generation = START, [], generation
+        stream = await self._services.results.open(plan.project_id, batch_id, after=plan.cursor, status=None)
+        found = await stream.read()
+        taken = found[: len(found) // 2 + 1]
+        if generation != self._world.generation or self._process.dies_at is not None:
+            return True
+        for result in taken:
+            index = index_of(result.line)
+            require(index not in plan.read, f"line {index} of {batch_id} was read twice")
+            plan.read.append(index)
+            plan.cursor = result.cursor
+        return not stream.ended
+
+    async def _read_rest(self, batch: Batch) -> None:
+        """Read all results that are left, and require that every line was read."""
+        try:
+            while await self._read_on(batch.id):
+                pass
+        except (ResultsUnavailable, FileDamaged):
+            # Its files were removed, or damaged after they were written, which is checked where they are downloaded.
+            return
+        require(
+            len(self._plan.read) == batch.total or self._plan.read_generation != self._world.generation,
+            f"{len(self._plan.read)} of {batch.total} lines of {batch.id} were read",
+        )
 
     async def _delete(self, file_id: str | None) -> None:
         """Delete a file as the API does: first the row, then the object."""
@@ -162,3 +204,4 @@ class Client:
             require(snapshot is not None, f"{batch.id} does not exist")
             assert snapshot is not None
             check_errors(snapshot, files[1])
+        await self._read_rest(batch)

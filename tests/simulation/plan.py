@@ -3,9 +3,10 @@
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
+from batchline.domain.result_order import START, Cursor
 from batchline.settings import ModelSettings, Settings, UpstreamSettings
 from batchline.store.sqlite.clock import TOLERANCE_SECONDS
 from tests.simulation.clocks import ERRORS, SMALL_ERRORS
@@ -77,6 +78,11 @@ class BatchPlan:
     cancelled: bool = False
     """Whether a cancel was sent. The database may have lost it."""
     revoked: bool = False
+    cursor: Cursor = START
+    """The place behind the results that the client has read while the batch ran."""
+    read: list[int] = field(default_factory=list)
+    """The lines that it has read so far."""
+    read_generation: int = 0
     done: bool = False
 
     def input(self) -> bytes:
