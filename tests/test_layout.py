@@ -25,6 +25,7 @@ _THROUGH_API = "the steps of a batch are tested through the API"
 _PART = "an inner part of a module, tested through that module"
 
 EXCEPTIONS = {
+    "api/event_stream": Elsewhere("api/test_inference_streams.py", _PART),
     "api/openapi/answers": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
     "api/openapi/operation": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
     "api/openapi/operations": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
@@ -59,6 +60,7 @@ EXCEPTIONS = {
     "pipeline/assemble": Elsewhere("pipeline/test_finalize.py", _PART),
     "pipeline/dispatch/waiting": Elsewhere("pipeline/test_progress.py", "it shows in the progress of a batch"),
     "pipeline/inference": Elsewhere("api/test_inference.py", "the endpoint is tested through the API"),
+    "pipeline/line_reader": Elsewhere("pipeline/test_rerun.py", _PART),
     "pipeline/job": Elsewhere("pipeline/test_claim.py", _PART),
     "pipeline/storage_quota": Elsewhere("api/test_storage_quota.py", _THROUGH_API),
     "store/claim": Elsewhere("conformance/test_store_shards.py", _STORE),
