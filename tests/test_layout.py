@@ -46,6 +46,8 @@ EXCEPTIONS = {
     "cli/run/command": Elsewhere("cli/run/test_runner.py", _PART),
     "cli/run/service_child": Elsewhere("cli/run/test_local_service.py", _PART),
     "cli/store": Elsewhere("cli/test_keys.py", _PART),
+    "store/hold": Elsewhere("conformance/test_store_hold.py", _STORE),
+    "store/lanes": Elsewhere("conformance/test_store_shards.py", _STORE),
     "domain/identity": Elsewhere("pipeline/test_identity.py", _PART),
     "client/models": Elsewhere("client/test_client.py", _PART),
     "fsck/results": Elsewhere("fsck/test_batches.py", _PART),

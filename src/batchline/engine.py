@@ -14,6 +14,7 @@ from batchline.domain.fleet import Report
 from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.states import Stop
 from batchline.loops.clock import CHECK_INTERVAL_SECONDS, ClockWatch
+from batchline.loops.deliveries import Deliveries
 from batchline.loops.expire import Expire
 from batchline.loops.heartbeat import Heartbeat, SyncCallHeartbeat
 from batchline.loops.key_usage import KeyUsage
@@ -32,6 +33,7 @@ from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.merge import Merger
 from batchline.pipeline.progress import ProgressReader, Workers
+from batchline.pipeline.release import HoldRelease
 from batchline.pipeline.repair import Repair
 from batchline.pipeline.rerun import Rerun
 from batchline.pipeline.results import ResultReader
@@ -39,7 +41,17 @@ from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.pipeline.upload import Upload
-from batchline.ports import EngineQueue, Fleet, Objects, Random, Store, SyncUpstream, Validator, WatchedClock
+from batchline.ports import (
+    EngineQueue,
+    EventSender,
+    Fleet,
+    Objects,
+    Random,
+    Store,
+    SyncUpstream,
+    Validator,
+    WatchedClock,
+)
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -59,6 +71,7 @@ class Intervals:
     key_usage_seconds: float = 5.0
     fleet_heartbeat_seconds: float = 2.0
     pool_heartbeat_seconds: float = 0.5
+    deliver_seconds: float = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +96,16 @@ class Context:
     random: Random
     metrics: Metrics
     owner: str
+    event_sender: EventSender
     engine_queues: Mapping[str, EngineQueue] = field(default_factory=dict)
     intervals: Intervals = Intervals()
+
+
+class BackgroundTask(Protocol):
+    """Something that runs beside the work of a role."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
 
 
 class LocalFleet(Fleet, Protocol):
@@ -139,7 +160,7 @@ class WorkerRole:
             lease_seconds=settings.lease_seconds,
             retention_seconds=settings.file_retention_seconds,
             metrics=context.metrics,
-            on_batch_ended=prune_task.wake,
+            on_batch_ended=self._on_batch_ended,
             on_work_available=self.worker.on_work_available,
         )
         self._finalize_task = PeriodicTask(
@@ -155,13 +176,16 @@ class WorkerRole:
         )
         self._rescue_task = PeriodicTask("rescue", rescue.step, every=settings.lease_seconds / 3, clock=clock)
         expire = Expire(store=store, on_batch_stopped=self.on_batch_stopped)
-        self._tasks = [
+        self._deliveries = new_deliveries(context)
+        self._prune_task = prune_task
+        self._tasks: list[BackgroundTask] = [
             clock_task(context),
             self._rescue_task,
             PeriodicTask("expire", expire.step, every=factor * intervals.expire_seconds, clock=clock),
             PeriodicTask("sweep", sweep.step, every=intervals.sweep_seconds, clock=clock),
             self._finalize_task,
             prune_task,
+            self._deliveries,
         ]
         self._heartbeat: Heartbeat | None = None
         if shared:
@@ -199,6 +223,10 @@ class WorkerRole:
         self._finalize_task.wake()
         self.worker.on_work_available()
 
+    def _on_batch_ended(self) -> None:
+        self._prune_task.wake()
+        self._deliveries.wake()
+
     def on_batch_stopped(self, batch_id: str, stop: Stop) -> None:
         """Start no further line of a batch that was cancelled or has expired."""
         self.worker.on_batch_stopped(batch_id, stop)
@@ -209,6 +237,17 @@ def clock_task(context: Context) -> PeriodicTask:
     """Return the task that watches the clock of the machine."""
     watch = ClockWatch(clock=context.clock, metrics=context.metrics)
     return PeriodicTask("clock", watch.step, every=CHECK_INTERVAL_SECONDS, clock=context.clock)
+
+
+def new_deliveries(context: Context) -> Deliveries:
+    """Return the task that sends events to webhooks."""
+    return Deliveries(
+        store=context.store,
+        sender=context.event_sender,
+        clock=context.clock,
+        metrics=context.metrics,
+        every=context.intervals.deliver_seconds,
+    )
 
 
 def new_worker(context: Context, *, on_shard_done: Callable[[], None]) -> Worker:
@@ -234,7 +273,7 @@ class ApiRole:
     """Takes batches in and hands results out, through the services that the routes call.
 
     ``on_work_available`` and ``on_batch_stopped`` are called at once for what a worker in this process would otherwise
-    find by polling.
+    find by polling. ``delivers_events`` says that no worker in this process sends events to webhooks.
     """
 
     def __init__(
@@ -246,10 +285,15 @@ class ApiRole:
         on_work_available: Callable[[], None] = lambda: None,
         on_batch_stopped: Callable[[str, Stop], None] = lambda _batch_id, _stop: None,
         sync_call_heartbeat: SyncCallHeartbeat | None = None,
+        delivers_events: bool = True,
     ) -> None:
         clock, intervals = context.clock, context.intervals
         key_usage = KeyUsage(accounts=context.store, clock=clock)
-        self._tasks = [PeriodicTask("key usage", key_usage.step, every=intervals.key_usage_seconds, clock=clock)]
+        self._tasks: list[BackgroundTask] = [
+            PeriodicTask("key usage", key_usage.step, every=intervals.key_usage_seconds, clock=clock)
+        ]
+        if delivers_events:
+            self._tasks.append(new_deliveries(context))
         if sync_call_heartbeat is not None:
             every = intervals.fleet_heartbeat_seconds
             self._tasks.append(PeriodicTask("heartbeat", sync_call_heartbeat.step, every=every, clock=clock))
@@ -315,6 +359,7 @@ def _services(
         results=ResultReader(store=store, objects=objects, clock=clock, damage_log=damage_log),
         merger=Merger(store=store, objects=objects, clock=clock, damage_log=damage_log),
         cancellation=Cancellation(batches=store, clock=clock, on_batch_stopped=on_batch_stopped),
+        hold_release=HoldRelease(batches=store, on_work_available=on_work_available),
         progress_reader=ProgressReader(batches=store, workers=workers, catalog=settings.catalog, clock=clock),
         inference=Inference(
             upstreams=context.upstreams,
@@ -351,6 +396,7 @@ class Engine:
             workers=context.store if shared else worker if local_fleet is None else _FleetReports(worker, local_fleet),
             on_work_available=worker.on_work_available,
             on_batch_stopped=self.worker_role.on_batch_stopped,
+            delivers_events=False,
         )
 
     async def run(self) -> None:

@@ -244,6 +244,11 @@ class Settings(BaseSettings):
         default=30, ge=0, description="Time that requests in flight have to finish after SIGTERM."
     )
 
+    webhook_private: bool = Field(
+        default=False,
+        description="Let webhooks reach private and link-local addresses too, such as receivers in the same network.",
+    )
+
     max_file_bytes: int = Field(default=100 * MiB, gt=0, description="Maximum size of an uploaded file.")
     project_storage_bytes: int | None = Field(
         default=None,

@@ -49,7 +49,7 @@ def test_a_create_is_answered_with_the_batch(api: Api, file_id: str) -> None:
 
 
 @pytest.mark.rule("C1", "What is null counts as not given.")
-@pytest.mark.parametrize("extra", [{}, {"completion_window": None, "metadata": None}, {"output_expires_after": {}}])
+@pytest.mark.parametrize("extra", [{}, {"completion_window": None, "metadata": None}, {"something_new": {}}])
 def test_what_is_null_counts_as_not_given_and_what_is_unknown_is_ignored(
     api: Api, file_id: str, extra: dict[str, Any]
 ) -> None:

@@ -29,6 +29,7 @@ from tests.simulation.invariants import require
 from tests.simulation.upstream import Machine, SimulatedUpstream
 from tests.simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, VirtualClock
 from tests.support.identities import identity_of
+from tests.support.webhook_receivers import MemorySender
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -85,6 +86,7 @@ class Process:
             random=self._random,
             metrics=self.metrics,
             owner=self._random.bytes(8).hex(),
+            event_sender=MemorySender(),
             intervals=Intervals(sweep_seconds=plan.sweep_seconds),
         )
 

@@ -17,6 +17,7 @@ from batchline.telemetry.metrics import Metrics
 from batchline.upstream.http import HttpUpstream
 from batchline.upstream.tokens import UpstreamTokens
 from tests.support.identities import identity_of
+from tests.support.webhook_receivers import MemorySender
 
 
 def open_upstreams(settings: Settings, clock: Clock) -> dict[str, HttpUpstream]:
@@ -66,6 +67,7 @@ def compose(
         random=SystemRandom(),
         metrics=Metrics(),
         owner="test",
+        event_sender=MemorySender(),
     )
     role = ApiRole(context, validator=validator, workers=_NoWorkers())
     return replace(role.services, on_key_used=on_key_used)

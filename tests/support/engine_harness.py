@@ -30,6 +30,7 @@ from batchline.upstream.mock.script import Plan, Script
 from tests.simulation.upstream import Machine, SimulatedUpstream
 from tests.simulation.virtual import InlineThreads, InlineValidator, Loop, SeededRandom, Time, VirtualClock
 from tests.support.identities import identity_of
+from tests.support.webhook_receivers import MemorySender
 
 CHAT = "/v1/chat/completions"
 _PROJECTS = {"alpha": "11111111-1111-4111-8111-111111111111", "beta": "22222222-2222-4222-8222-222222222222"}
@@ -127,6 +128,7 @@ class Bench:
         self._owners: dict[str, Owner] = {}
         self._dead: list[tuple[Loop, SqliteDatabase, Engine]] = []
         self._steps = 0
+        self.sender = MemorySender()
         self.start()
 
     def start(self) -> None:
@@ -155,6 +157,7 @@ class Bench:
             random=chance,
             metrics=self.metrics,
             owner=chance.bytes(8).hex(),
+            event_sender=self.sender,
         )
         self.engine = Engine(context, validator=InlineValidator(threads))
         self._claimed = self.loop.create_task(context.identity.claim())
@@ -200,17 +203,17 @@ class Bench:
         self.engine.stop()
         await self._running
 
-    async def batch(self, prompts: Iterable[str], *, project: str = "alpha", model: str = "m") -> Batch:
+    async def batch(self, prompts: Iterable[str], *, project: str = "alpha", model: str = "m", **options: Any) -> Batch:
         """Create a batch and return it. Prompts must differ from each other."""
-        return await self.batch_of((_chat(prompt, model) for prompt in prompts), project=project)
+        return await self.batch_of((_chat(prompt, model) for prompt in prompts), project=project, **options)
 
-    async def batch_of(self, bodies: Iterable[object], *, project: str = "alpha") -> Batch:
+    async def batch_of(self, bodies: Iterable[object], *, project: str = "alpha", **options: Any) -> Batch:
         lines = [_line(f"line-{n}", body) for n, body in enumerate(bodies)]
         owner = await self.owner(project)
         async with self.engine.api_role.services.upload.begin(owner.project_id) as incoming:
             await incoming.write(b"".join(lines))
             file = await incoming.finish(filename=None, expires_after=None)
-        request = CreateRequest(input_file_id=file.id, endpoint=CHAT, metadata=b"{}")
+        request = CreateRequest(input_file_id=file.id, endpoint=CHAT, metadata=b"{}", **options)
         answer = await self.engine.api_role.services.creator.create(
             owner, request, idempotency_key=None, retried=False, admit=lambda: None
         )

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from batchline.api.auth import Auth
+from batchline.api.create_fields import read_hold, read_output_lifetime
 from batchline.api.paging import choice, integer, page
 from batchline.api.request_context import client_state_of, read_body
 from batchline.api.responses import JSON, json_response
@@ -22,6 +23,7 @@ from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.create import BatchCreator, CreateAnswer, CreateRequest
 from batchline.pipeline.progress import ProgressReader
 from batchline.pipeline.rerun import Rerun
+from batchline.pipeline.release import HoldRelease
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.ports import Batches
 
@@ -33,7 +35,7 @@ _STRINGS = Decoder(list[str])
 
 
 class BatchRoutes:
-    """Creates, reruns, lists, retrieves and cancels the batches of a project."""
+    """Creates, reruns, lists, retrieves, cancels and releases the batches of a project."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class BatchRoutes:
         creator: BatchCreator,
         rerun: Rerun,
         cancellation: Cancellation,
+        hold_release: HoldRelease,
         progress_reader: ProgressReader,
         batches: Batches,
         storage_quota: StorageQuota,
@@ -50,7 +53,7 @@ class BatchRoutes:
         self._auth, self._throttle = auth, throttle
         self._creator, self._rerun = creator, rerun
         self._cancellation, self._progress_reader = cancellation, progress_reader
-        self._batches = batches
+        self._hold_release, self._batches = hold_release, batches
         self._storage_quota = storage_quota
 
     async def create(self, request: Request) -> Response:
@@ -127,6 +130,11 @@ class BatchRoutes:
         batch = await self._cancellation.cancel(owner.project_id, batch_id_of(request))
         return json_response(BatchObject.from_record(batch))
 
+    async def release(self, request: Request) -> Response:
+        owner = await self._auth.owner(request)
+        batch = await self._hold_release.release(owner.project_id, batch_id_of(request))
+        return json_response(BatchObject.from_record(batch))
+
     def _admit(self, owner: Owner, *, full: StorageFull | None) -> None:
         if full is not None:
             raise full
@@ -147,7 +155,13 @@ def create_request(body: bytes) -> CreateRequest:
     window = fields.get("completion_window", Raw(b"null"))
     if not _is_null(window) and _string(window) != "24h":
         raise InvalidRequest('completion_window must be "24h"', param="completion_window")
-    return CreateRequest(input_file_id=input_file_id, endpoint=endpoint, metadata=_metadata(fields))
+    return CreateRequest(
+        input_file_id=input_file_id,
+        endpoint=endpoint,
+        metadata=_metadata(fields),
+        output_lifetime=read_output_lifetime(fields),
+        hold=read_hold(fields),
+    )
 
 
 class RerunFields(Struct, frozen=True, kw_only=True):

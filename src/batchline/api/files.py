@@ -15,6 +15,7 @@ from batchline.api.responses import json_response
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import ApiError, FileNotFound, InvalidMultipart, InvalidRequest, ObjectsDown, TooLarge
 from batchline.domain.ids import canonical_file_id
+from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
 from batchline.domain.records import BATCH, BATCH_OUTPUT, File
 from batchline.domain.wire import DeletedFile, FileList, FileObject
 from batchline.pipeline.download import Download
@@ -24,7 +25,6 @@ from batchline.ports import Files, Objects, StoreClock
 
 MULTIPART_OVERHEAD_BYTES = 1024 * 1024
 _MAX_PAGE_ROWS = 10_000
-_MIN_LIFETIME_SECONDS, _MAX_LIFETIME_SECONDS = 3600, 2_592_000
 
 log = logging.getLogger(__name__)
 
@@ -184,14 +184,14 @@ def _expires_after(form: Form) -> int | None:
         seconds is None
         or not seconds.isdecimal()
         or not seconds.isascii()
-        or len(seconds) > len(str(_MAX_LIFETIME_SECONDS))
+        or len(seconds) > len(str(MAX_LIFETIME_SECONDS))
     ):
         lifetime = 0
     else:
         lifetime = int(seconds)
-    if not _MIN_LIFETIME_SECONDS <= lifetime <= _MAX_LIFETIME_SECONDS:
+    if not MIN_LIFETIME_SECONDS <= lifetime <= MAX_LIFETIME_SECONDS:
         raise InvalidRequest(
-            f"expires_after[seconds] must be an integer from {_MIN_LIFETIME_SECONDS} to {_MAX_LIFETIME_SECONDS}",
+            f"expires_after[seconds] must be an integer from {MIN_LIFETIME_SECONDS} to {MAX_LIFETIME_SECONDS}",
             param="expires_after[seconds]",
         )
     return lifetime

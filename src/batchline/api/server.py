@@ -231,6 +231,7 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
         creator=services.creator,
         rerun=services.rerun,
         cancellation=services.cancellation,
+        hold_release=services.hold_release,
         progress_reader=services.progress_reader,
         batches=services.store,
         storage_quota=services.storage_quota,
@@ -243,6 +244,7 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
     of_results = ResultRoutes(auth=auth, reader=services.results, merger=services.merger, clock=services.clock)
     results = _Methods(GET=of_results.results)
     merged = _Methods(GET=of_results.merged)
+    release = _Methods(POST=batches.release)
     return [
         Route("/v1/batches", all_batches),
         Route("/v1/batches/", one_batch),
@@ -257,6 +259,8 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
         Route("/v1/batches/{batch_id}/results", results),
         Route("/v1/batches//merged", merged),
         Route("/v1/batches/{batch_id}/merged", merged),
+        Route("/v1/batches//release", release),
+        Route("/v1/batches/{batch_id}/release", release),
     ]
 
 

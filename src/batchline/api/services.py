@@ -12,6 +12,7 @@ from batchline.pipeline.merge import Merger
 from batchline.pipeline.progress import ProgressReader
 from batchline.pipeline.rerun import Rerun
 from batchline.pipeline.results import ResultReader
+from batchline.pipeline.release import HoldRelease
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.upload import Upload
 from batchline.ports import Objects, Random, Store, SyncUpstream, WatchedClock
@@ -35,6 +36,7 @@ class ApiServices:
     results: ResultReader
     merger: Merger
     cancellation: Cancellation
+    hold_release: HoldRelease
     progress_reader: ProgressReader
     inference: Inference
     upstreams: Mapping[str, SyncUpstream]

@@ -42,6 +42,7 @@ from batchline.system import SystemRandom
 from batchline.telemetry.logs import configure_logs
 from batchline.telemetry.metrics import Metrics
 from batchline.upstream.embedded.download import Progress
+from batchline.webhooks.sender import HttpSender
 
 log = logging.getLogger(__name__)
 _FLEET_PROCESSES = 16
@@ -85,6 +86,7 @@ def new_context(
         random=SystemRandom(),
         metrics=metrics,
         owner=owner,
+        event_sender=HttpSender(allows_private=settings.webhook_private),
     )
 
 

@@ -28,6 +28,8 @@ TABLES = (
     "line_errors",
     "result_orders",
     "samples",
+    "webhooks",
+    "deliveries",
 )
 """In the order of their references: a table comes after those it refers to. The tables left out hold the state of one
 database alone."""

@@ -1,7 +1,11 @@
 -- The processes that held leases when the backup was taken do not exist any more, which is no fault of their shards:
 -- these run again without a strike, under a new epoch.
 UPDATE shards SET epoch = epoch + 1,
-    state = CASE WHEN (SELECT stop FROM batches WHERE id = batch_id) IS NULL THEN 'open' ELSE 'closed' END
+    state = (
+        SELECT CASE
+            WHEN stop IS NOT NULL THEN 'closed' WHEN hold = 'held' AND status = 'in_progress' THEN 'withheld' ELSE 'open'
+        END FROM batches WHERE id = batch_id
+    )
 WHERE state = 'leased';
 UPDATE shards SET owner = NULL, lease_until = NULL WHERE owner IS NOT NULL OR lease_until IS NOT NULL;
 DELETE FROM files WHERE state = 'uploading';
@@ -13,7 +17,7 @@ UPDATE batches SET lease_until = 0 WHERE status = 'validating';
 UPDATE batches SET owner = NULL, lease_until = NULL WHERE status <> 'validating';
 UPDATE batches SET drained = 1
 WHERE status IN ('in_progress', 'finalizing', 'cancelling') AND drained = 0
-    AND NOT EXISTS (SELECT 1 FROM shards WHERE batch_id = batches.id AND state IN ('open', 'leased'));
+    AND NOT EXISTS (SELECT 1 FROM shards WHERE batch_id = batches.id AND state IN ('open', 'leased', 'withheld'));
 
 -- The work of terminal batches may be half deleted already, and its objects are not in the backup.
 DELETE FROM shards WHERE batch_id IN (

@@ -40,7 +40,8 @@ SELECT (SELECT count(*) FROM batches) AS batches,
 SELECT 'files' AS name, 'seq' AS number, (SELECT max(seq) FROM files) AS last
 UNION ALL SELECT 'batches', 'seq', (SELECT seq FROM sqlite_sequence WHERE name = 'batches')
 UNION ALL SELECT 'ledger', 'id', (SELECT seq FROM sqlite_sequence WHERE name = 'ledger')
-UNION ALL SELECT 'segments', 'id', (SELECT seq FROM sqlite_sequence WHERE name = 'segments');
+UNION ALL SELECT 'segments', 'id', (SELECT seq FROM sqlite_sequence WHERE name = 'segments')
+UNION ALL SELECT 'deliveries', 'id', (SELECT seq FROM sqlite_sequence WHERE name = 'deliveries');
 
 -- name: name_database
 -- Stores the id of the database.
@@ -107,3 +108,11 @@ SELECT * FROM result_orders;
 -- name: samples
 -- Every row.
 SELECT * FROM samples;
+
+-- name: webhooks
+-- Every row.
+SELECT * FROM webhooks;
+
+-- name: deliveries
+-- Every row.
+SELECT * FROM deliveries;

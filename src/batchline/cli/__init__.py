@@ -22,6 +22,7 @@ _MODULES = {
     "run": "run",
     "serve": "roles",
     "usage": "usage",
+    "webhooks": "webhooks",
     "worker": "roles",
 }
 """The module of each command. The command is the object in it that has the command's name."""

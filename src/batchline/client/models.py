@@ -82,6 +82,8 @@ class RemoteWait(Struct, frozen=True):
     by_other_projects: int = 0
     lines: int = 0
     workers: int = 0
+    code: str = ""
+    message: str = ""
 
 
 class RemoteProgress(Struct, frozen=True):

@@ -6,11 +6,13 @@ from itertools import groupby
 from msgspec import Struct
 
 from batchline.domain.fleet import ModelQueue, Report, UpstreamLoad
+from batchline.domain.hold import main_error
 from batchline.domain.models import Catalog
-from batchline.domain.progress import Activity, Pause
+from batchline.domain.progress import Activity, LineErrors, Pause, message_of
 from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
 from batchline.domain.waiting import (
+    HeldWait,
     QuarantineWait,
     QueueWait,
     RateLimitWait,
@@ -37,7 +39,14 @@ class _Server(Struct, frozen=True):
         return [(load, queue) for load, queue in queues if queue is not None and queue.reason == reason]
 
 
-def activity_of(batch: Batch, models: Sequence[str], *, catalog: Catalog, reports: Sequence[Report]) -> Activity:
+def activity_of(
+    batch: Batch,
+    models: Sequence[str],
+    *,
+    errors: Sequence[LineErrors] = (),
+    catalog: Catalog,
+    reports: Sequence[Report],
+) -> Activity:
     """Return what all processes do for a batch that has lines of these models left, and what these lines wait for."""
     workers = [report for report in reports if report.runs_batches]
     servers = _servers_of(models, catalog, workers)
@@ -47,7 +56,7 @@ def activity_of(batch: Batch, models: Sequence[str], *, catalog: Catalog, report
         concurrency=sum(
             load.limit for worker in workers for name, load in worker.upstream_loads.items() if name in upstreams
         ),
-        waiting_for=_wait_of(batch, servers, workers),
+        waiting_for=_held(batch, errors) or _wait_of(batch, servers, workers),
     )
 
 
@@ -61,6 +70,13 @@ def _servers_of(models: Iterable[str], catalog: Catalog, workers: Sequence[Repor
 
 def _in_flight(batch: Batch, reports: Iterable[Report]) -> int:
     return sum(report.batches.get(batch.id, 0) for report in reports)
+
+
+def _held(batch: Batch, errors: Sequence[LineErrors]) -> HeldWait | None:
+    worst = main_error(errors)
+    if not batch.is_held or worst is None:
+        return None
+    return HeldWait(code=worst.code, message=message_of(worst), since=batch.held_at or 0)
 
 
 def _wait_of(batch: Batch, servers: Sequence[_Server], workers: Sequence[Report]) -> Wait | None:

@@ -18,6 +18,8 @@ MAX_CONTENT_TYPE_BYTES = 1024
 """A boundary has at most 70 characters. 60 KiB of parameters would take 100 ms."""
 MAX_METADATA_BYTES = 64 * 1024
 MAX_JSON_BODY_BYTES = 1024 * 1024
+MIN_LIFETIME_SECONDS, MAX_LIFETIME_SECONDS = 3600, 2_592_000
+"""The shortest and the longest lifetime that a client can set for a file."""
 QUOTED_CHARACTERS = 200
 """How much of a client's own text an error message repeats."""
 

@@ -85,7 +85,12 @@ class _ErrorLine(Struct):
     error: _Error
 
 
+class _SampleMessage(Struct):
+    message: str
+
+
 _error_line = Decoder(_ErrorLine)
+_sample_message = Decoder(_SampleMessage)
 
 
 def count_errors(lines: Iterable[bytes]) -> list[LineErrors]:
@@ -106,6 +111,11 @@ def _sample(line: _ErrorLine) -> bytes:
             "message": line.error.message[:_MAX_SAMPLE_CHARACTERS],
         }
     )
+
+
+def message_of(errors: LineErrors) -> str:
+    """Return the message of the first line that failed with a code."""
+    return _sample_message.decode(errors.sample).message
 
 
 def bucket_of(at: float) -> int:

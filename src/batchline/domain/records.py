@@ -7,7 +7,7 @@ from msgspec.json import encode as encode_json
 
 from batchline.domain.checksum import Checksum
 from batchline.domain.errors import Damaged
-from batchline.domain.states import BatchStatus, FileState, ShardState, Stop
+from batchline.domain.states import BatchStatus, FileState, Hold, ShardState, Stop
 from batchline.domain.usage import NOTHING, Usage, total
 
 BATCH = "batch"
@@ -192,6 +192,16 @@ class Batch(Struct, frozen=True, kw_only=True):
     epoch: int = 0
     parent_batch_id: str | None = None
     """The batch whose failed lines this one runs again. It is known where one batch is read, but not in lists."""
+    hold: Hold | None = None
+    """None if the batch was created without a hold."""
+    held_at: int | None = None
+    output_lifetime: int | None = None
+    """Seconds after which its result files expire, or None for as long as all files are kept."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no line of it starts until its owner releases it."""
+        return self.hold is Hold.HELD and self.status is BatchStatus.IN_PROGRESS and self.stop is None
 
     @property
     def usage(self) -> Usage:

@@ -30,6 +30,9 @@ A shard::
       └──> closed <─┘                     (its batch was stopped, or its lines cannot be read: what is not recorded
                                            does not run)
 
+    withheld <──> open, leased            (its batch is held, or runs its probe first: see ``hold.py``)
+    withheld ──> closed
+
 A repair sets the shards of a drained batch to what its readable segments hold: done or closed shards are open again if
 they have lines that are lost.
 """
@@ -60,6 +63,15 @@ class Stop(StrEnum):
     """An operator ended it: what has no result fails."""
 
 
+class Hold(StrEnum):
+    """Whether a batch that was created with ``hold`` is held, or may be: see ``hold.py``."""
+
+    PROBING = "probing"
+    WATCHING = "watching"
+    HELD = "held"
+    OFF = "off"
+
+
 class FileState(StrEnum):
     UPLOADING = "uploading"
     STORED = "stored"
@@ -73,3 +85,5 @@ class ShardState(StrEnum):
     LEASED = "leased"
     DONE = "done"
     CLOSED = "closed"
+    WITHHELD = "withheld"
+    """No worker may claim it now."""

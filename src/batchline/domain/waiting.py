@@ -12,6 +12,7 @@ Time = Annotated[int, Meta(description="Unix seconds.")]
 class WaitReason(StrEnum):
     """The reasons, the most important first. If several apply to a batch, the first of them is given."""
 
+    HELD = "held"
     UPSTREAM_PAUSED = "upstream_paused"
     STORAGE = "storage"
     QUARANTINE = "quarantine"
@@ -24,6 +25,14 @@ class WaitReason(StrEnum):
 
 class _Wait(Struct, forbid_unknown_fields=True, tag_field="reason"):
     """One reason. Its name is the field ``reason``."""
+
+
+class HeldWait(_Wait, tag=WaitReason.HELD.value):
+    """Nearly all lines failed with one code, and the batch was created with `hold`. Release it or cancel it."""
+
+    code: Annotated[str, Meta(description="The code that the lines failed with, as in BatchErrorLine.")]
+    message: Annotated[str, Meta(description="The message of the first of them, cut to 300 characters.")]
+    since: Time
 
 
 class UpstreamPause(_Wait, tag=WaitReason.UPSTREAM_PAUSED.value):
@@ -92,9 +101,19 @@ class QueueWait(_Wait, tag=WaitReason.QUEUED.value):
     workers: Annotated[Count, Meta(description="Worker processes that run. If there is none, start one.")]
 
 
-Wait = UpstreamPause | StorageWait | QuarantineWait | RetryAfterWait | RateLimitWait | SlotsWait | RetryWait | QueueWait
+Wait = (
+    HeldWait
+    | UpstreamPause
+    | StorageWait
+    | QuarantineWait
+    | RetryAfterWait
+    | RateLimitWait
+    | SlotsWait
+    | RetryWait
+    | QueueWait
+)
 
 
 def stops_all_lines(wait: Wait | None) -> bool:
     """Return whether lines cannot run until something outside the batch changes, so that no end can be foretold."""
-    return isinstance(wait, UpstreamPause | StorageWait)
+    return isinstance(wait, HeldWait | UpstreamPause | StorageWait)

@@ -10,7 +10,7 @@ from batchline.domain.usage import Usage, total
 from batchline.fsck.findings import Finding, Fix, Kind
 from batchline.ports import InspectedBatch
 
-_UNFINISHED = (ShardState.OPEN, ShardState.LEASED)
+_UNFINISHED = (ShardState.OPEN, ShardState.LEASED, ShardState.WITHHELD)
 _TIMES = {
     BatchStatus.VALIDATING: (),
     BatchStatus.IN_PROGRESS: ("in_progress_at",),

@@ -319,12 +319,13 @@ class Worker:
                 await self._claim_loop_woken.wait()
 
     async def _release_stopped(self) -> None:
-        """Release the shards of stopped batches once no line of them is in flight or unrecorded."""
+        """Release the shards of stopped and held batches once no line of them is in flight or unrecorded."""
         released = [
             shard
             for batch in list(self._claims.batches.values())
-            if batch.stop is not None and batch.pending_lines == 0 and not self._recorder.holds(batch)
+            if batch.pending_lines == 0 and not self._recorder.holds(batch)
             for shard in batch.shards.values()
+            if batch.stop is not None or shard.withheld
         ]
         if released:
             await self._try_to_release(released)
@@ -375,9 +376,25 @@ class Worker:
         batch.budget.update_balance(signal.funds, read_at=read_at)
         if signal.stop is not None:
             self._stop_batch(batch, signal.stop)
+        elif signal.held:
+            self._withhold(batch)
         elif signal.key_revoked and not batch.key_revoked:
             for dispatcher in self._dispatchers.values():
                 dispatcher.revoke_key(batch)
+
+    def _withhold(self, batch: HeldBatch) -> None:
+        """Start no further line of a held batch. Its shards are released when none of its lines is in flight."""
+        shards = [shard for shard in batch.shards.values() if not shard.withheld]
+        if not shards:
+            return
+        log.warning(
+            "batch is held because nearly all of its lines fail, waiting until it is released or cancelled",
+            extra={"batch": batch.id},
+        )
+        for shard in shards:
+            shard.withheld = True
+        for dispatcher in self._dispatchers.values():
+            dispatcher.drop_withheld()
 
     async def _renew_leases(self) -> None:
         while True:

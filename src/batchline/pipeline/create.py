@@ -24,7 +24,7 @@ from batchline.domain.errors import (
 )
 from batchline.domain.limits import InputLimits
 from batchline.domain.records import BATCH, Batch, File, InputFault, Owner
-from batchline.domain.states import BatchStatus
+from batchline.domain.states import BatchStatus, Hold
 from batchline.domain.wire import ErrorBody, encode_errors
 from batchline.pipeline.lease import renewing
 from batchline.ports import Batches, CreateRecord, Files, NewBatch, Objects, Random, StoreClock, Validator, Verdict
@@ -52,13 +52,20 @@ class CreateRequest(Struct, frozen=True, kw_only=True):
     endpoint: str
     metadata: bytes
     rerun: RerunOf | None = None
+    output_lifetime: int | None = None
+    """Seconds after which the result files expire; None for as long as all files are kept."""
+    hold: bool = False
+    """Whether the batch is held if nearly all of its lines fail."""
 
     def digest(self) -> bytes:
         """Return a digest of everything that two requests must share to be the same create."""
-        fields: list[object] = [ids.canonical_file_id(self.input_file_id), self.endpoint, self.metadata]
+        shared: list[object] = [ids.canonical_file_id(self.input_file_id), self.endpoint, self.metadata]
+        # Creates without these keep the digest that earlier versions stored for them.
         if self.rerun is not None:
-            fields.append(self.rerun)
-        return blake2b(encode_json(fields), digest_size=16).digest()
+            shared.append(self.rerun)
+        if self.output_lifetime is not None or self.hold:
+            shared += [self.output_lifetime, self.hold]
+        return blake2b(encode_json(shared), digest_size=16).digest()
 
 
 class CreateAnswer(Struct, frozen=True, kw_only=True):
@@ -184,6 +191,8 @@ class BatchCreator:
             expires_at=int(now) + self._window_seconds,
             epoch=_EPOCH,
             parent_batch_id=None if request.rerun is None else request.rerun.batch_id,
+            hold=Hold.PROBING if request.hold else None,
+            output_lifetime=request.output_lifetime,
         )
 
     async def _validate_and_start(self, batch: Batch, file: File) -> CreateAnswer:

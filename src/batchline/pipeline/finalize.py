@@ -160,7 +160,7 @@ class Finalizer:
             purpose=BATCH_OUTPUT,
             bytes=result.size,
             created_at=now,
-            expires_at=now + self._retention_seconds,
+            expires_at=now + (batch.output_lifetime or self._retention_seconds),
             is_error=is_error,
             object_key=result.key,
             checksum=result.checksum.value,

@@ -42,6 +42,8 @@ class HeldShard:
         self.settled, self.all_settled = int.from_bytes(shard.settled, "little"), (1 << shard.lines) - 1
         self.alone = runs_alone(shard.strikes)
         self.lost = False
+        self.withheld = False
+        """Whether its batch is held: no further line of it starts here, and it is released when none is in flight."""
 
     @property
     def is_held(self) -> bool:

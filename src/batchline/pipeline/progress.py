@@ -32,7 +32,9 @@ class ProgressReader:
             raise BatchNotFound(batch_id)
         batch = snapshot.batch
         models = snapshot.models if _starts_lines(batch) else []
-        activity = activity_of(batch, models, catalog=self._catalog, reports=await self._workers.reports())
+        activity = activity_of(
+            batch, models, errors=snapshot.errors, catalog=self._catalog, reports=await self._workers.reports()
+        )
         return Progress(
             batch=batch,
             rate=self._rate(snapshot),

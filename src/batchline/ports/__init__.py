@@ -39,8 +39,10 @@ from batchline.ports.store import (
     Store,
     UnsettledShard,
     Work,
+    Webhooks,
 )
 from batchline.ports.upstream import EngineQueue, Stream, SyncUpstream, Tokens, Upstream
+from batchline.ports.webhooks import EventSender
 
 __all__ = [
     "Accounts",
@@ -53,6 +55,7 @@ __all__ = [
     "ClockState",
     "CreateRecord",
     "EngineQueue",
+    "EventSender",
     "Files",
     "FinalizeLease",
     "Fleet",
@@ -84,5 +87,6 @@ __all__ = [
     "Verdict",
     "WatchedClock",
     "Work",
+    "Webhooks",
     "Writer",
 ]

@@ -38,6 +38,7 @@ from batchline.domain.records import (
 )
 from batchline.domain.states import BatchStatus, Stop
 from batchline.domain.usage import Usage
+from batchline.domain.webhooks import Delivery, SendResult, Webhook
 
 
 class NewKey(Struct, frozen=True, kw_only=True):
@@ -263,6 +264,12 @@ class Batches(Protocol):
         A ``validating`` batch becomes ``cancelled`` at once; a later one becomes ``cancelling``.
         """
 
+    async def release_batch(self, project_id: str, batch_id: str) -> tuple[Batch, bool] | None:
+        """Let the lines of a held batch run, and return the batch and whether it was held; None if there is none.
+
+        It is not held again.
+        """
+
 
 class Claim(Struct, frozen=True, kw_only=True):
     """Shards that were leased, and their batches."""
@@ -272,10 +279,12 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class BatchSignal(Struct, frozen=True, kw_only=True):
-    """What may stop the lines of a batch: a stop, a revoked key, or missing funds."""
+    """What may stop the lines of a batch: a stop, a hold, a revoked key, or missing funds."""
 
     batch_id: str
     stop: Stop | None
+    held: bool = False
+    """Whether no line of it starts until its owner releases it."""
     key_revoked: bool
     funds: int
 
@@ -348,6 +357,7 @@ class ShardStore(Protocol):
     ) -> int:
         """Record a segment, the progress of its shards, its errors by code and its charges, all or nothing.
 
+        A batch that was created with a hold may be held by that: then no shard of it can be claimed any more.
         Return the nano-units that the organization has left. Raise LeaseLost, also if the bitmap of a shard is not the
         one that its holder saw last.
         """
@@ -634,8 +644,58 @@ class Inspection(Protocol):
         """Set the counts, tokens and errors by code of an ended batch. Raise LeaseLost if it changed."""
 
 
+class Webhooks(Protocol):
+    """Webhooks, and the deliveries of events to them. The end of a batch writes its deliveries by itself."""
+
+    async def create_webhook(self, webhook: Webhook) -> None:
+        """Store a webhook."""
+
+    async def webhooks(self) -> list[Webhook]:
+        """Return every webhook, oldest first."""
+
+    async def webhook(self, webhook_id: str) -> Webhook | None:
+        """Return a webhook."""
+
+    async def rotate_webhook(self, webhook_id: str, *, secret: str) -> bool:
+        """Give a webhook a new secret; return False if there is no such webhook."""
+
+    async def delete_webhook(self, webhook_id: str) -> bool:
+        """Delete a webhook and its deliveries; return False if there is no such webhook."""
+
+    async def deliveries(self, webhook_id: str, *, limit: int) -> list[Delivery]:
+        """Return the last deliveries to a webhook, newest first."""
+
+    async def claim_deliveries(
+        self, *, lease: int, without: Sequence[str], limit: int
+    ) -> list[tuple[Webhook, Delivery]]:
+        """Begin an attempt of the first due delivery to each webhook, except to those in ``without``.
+
+        Without ``end_attempt``, each is due again after ``lease`` seconds.
+        """
+
+    async def end_attempt(self, delivery: Delivery, result: SendResult, *, retry_in: int | None) -> None:
+        """Store what came of an attempt: the event is delivered, due again after a while, or given up.
+
+        A receiver that is gone disables its webhook. A result that comes too late changes nothing.
+        """
+
+    async def delete_old_deliveries(self, *, age: int) -> None:
+        """Delete what ended ``age`` seconds ago or earlier, and what can never be delivered."""
+
+
 class Store(
-    Accounts, Ledger, Files, Batches, ShardStore, Results, Fleet, IdentityStore, Sightings, Inspection, Protocol
+    Accounts,
+    Ledger,
+    Files,
+    Batches,
+    ShardStore,
+    Results,
+    Fleet,
+    IdentityStore,
+    Sightings,
+    Inspection,
+    Webhooks,
+    Protocol,
 ):
     """Everything that the service keeps in its database."""
 

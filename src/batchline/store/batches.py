@@ -9,10 +9,13 @@ from msgspec.json import encode as encode_json
 from batchline.domain.errors import LeaseLost
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import Batch, NewShard
-from batchline.domain.states import BatchStatus
+from batchline.domain.states import BatchStatus, ShardState
 from batchline.domain.wire import BatchObject
 from batchline.ports import BatchSnapshot, CreateRecord, NewBatch
+from batchline.store.hold import open_withheld, withhold_all_but_probe
+from batchline.store.lanes import open_lanes
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows, rows_of_many
+from batchline.store.webhooks import queue_event
 
 _COUNTED_BY_SHARDS = frozenset({BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING})
 """The states in which the counts of a batch are the sums over its shards."""
@@ -55,6 +58,8 @@ class SqlBatches:
                 digest=new.digest,
                 idempotency_key=key,
                 parent_batch_id=batch.parent_batch_id,
+                hold=batch.hold,
+                output_lifetime=batch.output_lifetime,
             )
             return None
 
@@ -95,9 +100,11 @@ class SqlBatches:
             if not started:
                 return (yield from _cancelled_answer(batch_id))
             batch = yield from fetch_batch(batch_id)
-            opened = [_new_shard(batch, n, shard) for n, shard in enumerate(shards)]
-            yield from open_lanes(opened)
-            yield from change_many("insert_shard", opened)
+            inserted = [_new_shard(batch, n, shard) for n, shard in enumerate(shards)]
+            if batch.hold is not None:
+                inserted = withhold_all_but_probe(inserted)
+            yield from open_lanes([shard for shard in inserted if shard["state"] == ShardState.OPEN])
+            yield from change_many("insert_shard", inserted)
             return (yield from _store_batch_as_answer(batch))
 
         return await self._database.write(script)
@@ -107,6 +114,7 @@ class SqlBatches:
             failed = yield from change("fail_batch", batch_id=batch_id, epoch=epoch, errors=errors, at=at)
             if not failed:
                 return (yield from _cancelled_answer(batch_id))
+            yield from queue_event(batch_id, BatchStatus.FAILED)
             return (yield from store_answer(batch_id, status=400, body=answer))
 
         return await self._database.write(script)
@@ -182,10 +190,22 @@ class SqlBatches:
                 return None
             if (yield from change("cancel_validating", id=batch_id, at=at)):
                 yield from _store_batch_as_answer((yield from fetch_batch(batch_id)))
+                yield from queue_event(batch_id, BatchStatus.CANCELLED)
             if (yield from change("cancel_running", id=batch_id, at=at)):
                 yield from change("close_open_shards", batch_id=batch_id)
                 yield from change("mark_drained", batch_id=batch_id)
             return (yield from fetch_batch(batch_id))
+
+        return await self._database.write(script)
+
+    async def release_batch(self, project_id: str, batch_id: str) -> tuple[Batch, bool] | None:
+        def script() -> Script[tuple[Batch, bool] | None]:
+            if (yield from one("batch", project_id=project_id, id=batch_id)) is None:
+                return None
+            released = yield from change("release_hold", batch_id=batch_id)
+            if released:
+                yield from open_withheld(batch_id)
+            return (yield from fetch_batch(batch_id)), bool(released)
 
         return await self._database.write(script)
 
@@ -201,33 +221,6 @@ def fetch_batch(batch_id: str) -> Script[Batch]:
     if row is None:
         raise LeaseLost(batch_id)
     return (yield from with_counts(row))
-
-
-def open_lanes(shards: Sequence[Row]) -> Script[None]:
-    """Open the lanes of the shards that this transaction opens, so that claims find them."""
-    first: dict[tuple[str, str], tuple[int, str, int]] = {}
-    for shard in shards:
-        lane, position = (shard["project_id"], shard["model"]), (shard["expires_at"], shard["batch_id"], shard["n"])
-        first[lane] = min(position, first.get(lane, position))
-    if not first:
-        return
-    for project_id in sorted({project_id for project_id, _ in first}):
-        yield from one("lock_lanes", project_id=project_id)
-    start = (yield from rows("lane_start"))[0]["virtual_time"]
-    yield from change_many(
-        "open_lane",
-        [
-            {
-                "project_id": project_id,
-                "model": model,
-                "virtual_time": start,
-                "expires_at": expires_at,
-                "batch_id": batch_id,
-                "n": n,
-            }
-            for (project_id, model), (expires_at, batch_id, n) in sorted(first.items())
-        ],
-    )
 
 
 def store_answer(batch_id: str, *, status: int, body: bytes) -> Script[CreateRecord]:
@@ -268,6 +261,7 @@ def _new_shard(batch: Batch, n: int, shard: NewShard) -> dict[str, Any]:
         "settled": bytes((shard.lines + 7) // 8),
         "strikes": 0,
         "checksum": shard.checksum,
+        "state": ShardState.OPEN,
     }
 
 

@@ -9,7 +9,7 @@ from batchline.domain.progress import LineErrors
 from batchline.domain.records import Batch, InspectedFile, InspectedShard, OrganizationBooks, Segment
 from batchline.domain.usage import Usage
 from batchline.ports import InspectedBatch, UnsettledShard
-from batchline.store.batches import open_lanes
+from batchline.store.lanes import open_lanes
 from batchline.store.shards import add_line_errors
 from batchline.store.sql import Database, Row, Script, change, fenced, fenced_many, one, rows, rows_of_many
 

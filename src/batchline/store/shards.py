@@ -23,12 +23,15 @@ from batchline.domain.records import (
     Shard,
     ShardProgress,
 )
-from batchline.domain.states import BatchStatus, ShardState
+from batchline.domain.states import BatchStatus, Hold, ShardState
 from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch, Mending
-from batchline.store.batches import fetch_batch, open_lanes, store_answer
+from batchline.store.batches import fetch_batch, store_answer
 from batchline.store.claim import choose_shards
+from batchline.store.hold import judge_hold
+from batchline.store.lanes import open_lanes
 from batchline.store.ledger import charge_account, give_back
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, one, rows, rows_of_many
+from batchline.store.webhooks import queue_event
 
 _SPLIT_PIECES = 4
 """The number of pieces that a shard is split into if its worker died. With two, a line that kills its worker would kill
@@ -36,6 +39,9 @@ twice as many workers before it is found; with more, harmless lines would run in
 
 _MAX_RESCUES = 256
 """The most shards that one transaction rescues, so that no batch stays locked for long."""
+
+_JUDGED = (Hold.PROBING, Hold.WATCHING)
+"""The batches of which each record decides whether they are held."""
 
 _TERMINAL_STATUS = {
     BatchStatus.FINALIZING: BatchStatus.COMPLETED,
@@ -91,6 +97,8 @@ class SqlShards:
                 yield from change("mark_drained", batch_id=batch_id)
             yield from add_line_errors(batch_id, errors)
             yield from _add_sample(batch_id, sum(shard.completed + shard.failed for shard in progress), at=at)
+            if account["hold"] in _JUDGED:
+                yield from judge_hold(batch_id)
             return (
                 yield from charge_account(
                     account["organization_id"], key_id=account["key_id"], batch_id=batch_id, charges=charges, at=at
@@ -107,9 +115,11 @@ class SqlShards:
 
     async def close_shard(self, batch_id: str, n: int, *, epoch: int, owner: str) -> None:
         def script() -> Script[None]:
-            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            batch = (yield from rows_of_many("lock_batch", [{"batch_id": batch_id}]))[0]
             yield from change("close_shard", batch_id=batch_id, n=n, epoch=epoch, owner=owner)
             yield from change("mark_drained", batch_id=batch_id)
+            if batch["hold"] in _JUDGED:
+                yield from judge_hold(batch_id)
 
         await self._database.write(script)
 
@@ -117,8 +127,9 @@ class SqlShards:
         many = [{"batch_id": batch_id, "n": n, "epoch": epoch, "owner": owner} for n, epoch in sorted(shards)]
 
         def script() -> Script[None]:
-            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
-            released = yield from rows_of_many("release_shard", many)
+            batch = (yield from rows_of_many("lock_batch", [{"batch_id": batch_id}]))[0]
+            state = _state_without_lease(batch)
+            released = yield from rows_of_many("release_shard", [{**shard, "state": state} for shard in many])
             yield from open_lanes([row for row in released if row["state"] == ShardState.OPEN])
             yield from change("mark_drained", batch_id=batch_id)
 
@@ -140,6 +151,7 @@ class SqlShards:
             for row in interrupted:
                 yield from fenced("fail_batch", batch_id=row["batch_id"], epoch=row["epoch"], errors=errors, at=at)
                 yield from store_answer(row["batch_id"], status=400, body=answer)
+                yield from queue_event(row["batch_id"], BatchStatus.FAILED)
             return len(interrupted)
 
         return await self._database.write(script)
@@ -267,6 +279,7 @@ class SqlShards:
                 error_file_id=next((file.id for file in files if file.is_error), None),
                 at=at,
             )
+            yield from queue_event(batch_id, _TERMINAL_STATUS[batch.status])
             return _TERMINAL_STATUS[batch.status]
 
         return await self._database.write(script)
@@ -347,28 +360,38 @@ def _rescue(live_owners: Callable[[], Sequence[str]]) -> Script[int]:
     expired = yield from rows("expired_leases", live_owners=encode_json(live_owners()).decode(), limit=_MAX_RESCUES)
     batch_ids = sorted({row["batch_id"] for row in expired})
     batches = yield from rows_of_many("lock_batch", [{"batch_id": batch_id} for batch_id in batch_ids])
-    stops = {batch["id"]: batch["stop"] for batch in batches}
+    states = {batch["id"]: _state_without_lease(batch) for batch in batches}
     for row in expired:
-        yield from _rescue_shard(row, stopped=stops[row["batch_id"]] is not None)
-    yield from open_lanes([row for row in expired if stops[row["batch_id"]] is None])
+        yield from _rescue_shard(row, state=states[row["batch_id"]])
+    yield from open_lanes([row for row in expired if states[row["batch_id"]] is ShardState.OPEN])
     for batch_id in batch_ids:
         yield from change("mark_drained", batch_id=batch_id)
+    for batch in batches:
+        if batch["hold"] in _JUDGED:
+            yield from judge_hold(batch["id"])
     return len(expired)
 
 
-def _rescue_shard(row: Row, *, stopped: bool) -> Script[None]:
+def _state_without_lease(batch: Row) -> ShardState:
+    """Return the state of a shard of a batch that loses its lease before it is done."""
+    if batch["stop"] is not None:
+        return ShardState.CLOSED
+    return ShardState.WITHHELD if batch["held"] else ShardState.OPEN
+
+
+def _rescue_shard(row: Row, *, state: ShardState) -> Script[None]:
     left = unsettled(row["settled"], row["lines"])
-    if stopped:
-        yield from _reopen(row, state=ShardState.CLOSED, strikes=row["strikes"], left=left)
+    if state is ShardState.CLOSED:
+        yield from _reopen(row, state=state, strikes=row["strikes"], left=left)
     elif len(left) == 1:
         strikes = row["strikes"] + 1
-        state = ShardState.CLOSED if strikes >= STRIKES else ShardState.OPEN
+        state = ShardState.CLOSED if strikes >= STRIKES else state
         yield from _reopen(row, state=state, strikes=strikes, left=left)
     else:
-        yield from _split_shard(row, left)
+        yield from _split_shard(row, left, state=state)
 
 
-def _split_shard(row: Row, left: list[int]) -> Script[None]:
+def _split_shard(row: Row, left: list[int], *, state: ShardState) -> Script[None]:
     """Split a shard into pieces.
 
     All pieces keep the shard's range in the work file; each has the lines of the others marked as settled. However many
@@ -377,12 +400,12 @@ def _split_shard(row: Row, left: list[int]) -> Script[None]:
     strikes = min(row["strikes"] + 1, STRIKES - 1)
     size = -(-len(left) // _SPLIT_PIECES)
     pieces = [left[at : at + size] for at in range(0, len(left), size)]
-    yield from _reopen(row, state=ShardState.OPEN, strikes=strikes, left=pieces[0])
+    yield from _reopen(row, state=state, strikes=strikes, left=pieces[0])
     following = (yield from rows("next_shard_n", batch_id=row["batch_id"]))[0]["n"]
     yield from change_many(
         "insert_shard",
         [
-            {**dict(row), "n": n, "settled": all_but(piece, row["lines"]), "strikes": strikes}
+            {**dict(row), "n": n, "settled": all_but(piece, row["lines"]), "strikes": strikes, "state": state}
             for n, piece in enumerate(pieces[1:], following)
         ],
     )

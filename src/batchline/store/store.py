@@ -12,6 +12,7 @@ from batchline.store.results import SqlResults
 from batchline.store.shards import SqlShards
 from batchline.store.sightings import SqlSightings
 from batchline.store.sql import Database, Script, change, one
+from batchline.store.webhooks import SqlWebhooks
 
 
 class SqlStore(
@@ -25,6 +26,7 @@ class SqlStore(
     SqlIdentity,
     SqlSightings,
     SqlInspection,
+    SqlWebhooks,
 ):
     """The whole store."""
 

@@ -26,6 +26,9 @@ class Metrics:
         self.batches = self._counter("batches", "Batches that ended, by status.", "status")
         self.damage = self._counter("damage", "Damaged or missing pieces of stored data, by what they are.", "what")
         self.sweep_deleted = self._counter("sweep_deleted", "Objects that no row needed and that sweeps deleted.")
+        self.webhook_deliveries = self._counter(
+            "webhook_deliveries", "Attempts to deliver events to webhooks, by result.", "result"
+        )
         self.http_requests = self._counter(
             "http_requests", "Answered HTTP requests, by method and status.", "method", "status"
         )

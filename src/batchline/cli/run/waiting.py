@@ -23,6 +23,10 @@ def describe_wait(wait: RemoteWait) -> str:
     return f"waiting: {wait.reason}" if describe is None else describe(wait)
 
 
+def _held(wait: RemoteWait) -> str:
+    return f"held: nearly all lines fail with {wait.code} ({wait.message}); release the batch or cancel it"
+
+
 def _pause(wait: RemoteWait) -> str:
     paused = _upstream(wait) if wait.model is None else f"model {wait.model} of {_upstream(wait)}"
     if wait.detail in _CREDENTIALS:
@@ -81,6 +85,7 @@ def _local_time(seconds: int) -> str:
 
 
 _DESCRIPTIONS: dict[str, Callable[[RemoteWait], str]] = {
+    WaitReason.HELD: _held,
     WaitReason.UPSTREAM_PAUSED: _pause,
     WaitReason.STORAGE: _storage,
     WaitReason.QUARANTINE: _quarantine,

@@ -16,8 +16,8 @@ from batchline.pipeline.record import Recorder
 class Completer:
     """Ends jobs and counts the bytes of those that a dispatcher holds.
 
-    ``on_line_dropped`` is called for a line that ended unrecorded because its batch was stopped: the shard can be
-    released once nothing of it is left.
+    ``on_line_dropped`` is called for a line that ended unrecorded because its batch was stopped or is held: the shard
+    can be released once nothing of it is left.
     """
 
     def __init__(self, *, recorder: Recorder, tariff: Tariff, on_line_dropped: Callable[[], None]) -> None:
@@ -41,13 +41,15 @@ class Completer:
     def end_if_stopped(self, job: Job) -> bool:
         """End a job that must not start another attempt, and return whether it was one.
 
-        Its shard is lost, its batch was stopped, its key was revoked, its organization is out of quota, or the process
-        stops.
+        Its shard is lost, its batch was stopped or is held, its key was revoked, its organization is out of quota, or
+        the process stops.
         """
         if job.shard.lost or self.draining:
             self.drop(job)
         elif job.batch.stop is not None:
             self.end_without_attempt(job)
+        elif job.shard.withheld:
+            self.drop_unrecorded(job)
         elif job.batch.key_revoked:
             self.complete(job, KEY_UNAVAILABLE)
         elif job.batch.budget.spent:
@@ -61,9 +63,13 @@ class Completer:
         if job.last_fault is not None:
             self.complete(job, job.last_fault.as_failure(max(1, job.attempts)))
         else:
-            self.drop(job)
-            self._recorder.wake()
-            self._on_line_dropped()
+            self.drop_unrecorded(job)
+
+    def drop_unrecorded(self, job: Job) -> None:
+        """End a job of a stopped or held batch without an outcome: its shard is released when nothing of it is left."""
+        self.drop(job)
+        self._recorder.wake()
+        self._on_line_dropped()
 
     def complete(self, job: Job, outcome: Success | Failure) -> None:
         """End a job with an outcome, and pass its line of the output or error file to the recorder."""

@@ -248,6 +248,11 @@ class Dispatcher:
         for job in self._withdraw(lambda job: job.shard.lost):
             self._completer.drop(job)
 
+    def drop_withheld(self) -> None:
+        """Drop the jobs of shards whose batch is held. They run again if it is released."""
+        for job in self._withdraw(lambda job: job.shard.withheld):
+            self._completer.drop_unrecorded(job)
+
     def drain(self) -> None:
         """Start nothing more. What is in flight may finish; other workers will run the rest."""
         self._completer.draining = True

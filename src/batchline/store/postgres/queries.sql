@@ -263,11 +263,11 @@ SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]);
 -- Creates a batch that is being validated.
 INSERT INTO batches
     (id, project_id, key_id, endpoint, input_file_id, metadata, status, created_at, expires_at, epoch, owner,
-     lease_until, lease, digest, idempotency_key, parent_batch_id)
+     lease_until, lease, digest, idempotency_key, parent_batch_id, hold, output_lifetime)
 VALUES
     (:id, :project_id, :key_id, :endpoint, :input_file_id, :metadata, 'validating', :created_at, :expires_at, :epoch,
      :owner, clock_timestamp() + make_interval(secs => :lease), make_interval(secs => :lease), :digest,
-     :idempotency_key, :parent_batch_id);
+     :idempotency_key, :parent_batch_id, :hold, :output_lifetime);
 
 -- name: create_by_idempotency_key
 -- Finds the create that a project made with an idempotency key.
@@ -313,11 +313,13 @@ UPDATE batches SET status = 'in_progress', in_progress_at = greatest(:at, create
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
--- Creates open shards.
-INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes, checksum)
+-- Creates shards.
+INSERT INTO shards
+    (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes, checksum, state)
 SELECT * FROM unnest(
     :batch_id::text[], :n::integer[], :project_id::text[], :offset::bigint[], :length::bigint[], :lines::integer[],
-    :model::text[], :expires_at::bigint[], :settled::bytea[], :strikes::integer[], :checksum::bigint[]
+    :model::text[], :expires_at::bigint[], :settled::bytea[], :strikes::integer[], :checksum::bigint[],
+    :state::text[]
 );
 
 -- name: fail_batch
@@ -341,12 +343,13 @@ ORDER BY id FOR NO KEY UPDATE SKIP LOCKED;
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
-    parent_batch_id
+    parent_batch_id, hold, held_at, output_lifetime
 FROM batches WHERE id = :id AND (:project_id::text IS NULL OR project_id = :project_id::text);
 
 -- name: lock_batch
--- Locks batches until the end of the transaction, in the order of their ids, and reads their stops.
-SELECT id, stop FROM batches WHERE id = ANY (:batch_id::text[]) ORDER BY id FOR NO KEY UPDATE;
+-- Locks batches until the end of the transaction, in the order of their ids, and reads what their shards depend on.
+SELECT id, stop, hold, coalesce(hold = 'held' AND status = 'in_progress' AND stop IS NULL, FALSE) AS held
+FROM batches WHERE id = ANY (:batch_id::text[]) ORDER BY id FOR NO KEY UPDATE;
 
 -- name: live_counts
 -- Sums the counts of a batch's shards. A terminal batch has its own counts, which do not change any more.
@@ -364,7 +367,8 @@ SELECT created_at, seq FROM batches WHERE id = :id AND project_id = :project_id;
 -- Lists a page of batches, newest first.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
-    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
+    hold, held_at, output_lifetime
 FROM batches
 WHERE project_id = :project_id AND created_at > :created_after
     AND (created_at, seq) < (:before_created_at::bigint, :before_seq::bigint)
@@ -374,7 +378,8 @@ ORDER BY created_at DESC, seq DESC LIMIT :limit;
 -- Lists a page of batches with one status, newest first.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
-    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
+    hold, held_at, output_lifetime
 FROM batches
 WHERE project_id = :project_id AND status = :status AND created_at > :created_after
     AND (created_at, seq) < (:before_created_at::bigint, :before_seq::bigint)
@@ -394,7 +399,36 @@ WHERE id = :id AND status IN ('in_progress', 'finalizing');
 
 -- name: close_open_shards
 -- Closes the shards of a batch that no worker holds.
-UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state = 'open';
+UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state IN ('open', 'withheld');
+
+-- name: hold_counts
+-- Reads what decides whether a batch is held: its lines, those that are recorded, and whether any could run now.
+SELECT batches.total, batches.hold,
+    (SELECT coalesce(sum(completed + failed), 0)::bigint FROM shards WHERE batch_id = :batch_id) AS recorded,
+    EXISTS (SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased')) AS running
+FROM batches WHERE id = :batch_id AND status = 'in_progress' AND stop IS NULL;
+
+-- name: set_hold
+-- Sets whether a batch is held, and since when, by the database's clock.
+UPDATE batches SET hold = :hold::text,
+    held_at = CASE WHEN :hold::text = 'held' THEN greatest(unix_time(), in_progress_at) ELSE held_at END
+WHERE id = :batch_id;
+
+-- name: release_hold
+-- Ends the hold of a batch for good.
+UPDATE batches SET hold = 'off' WHERE id = :batch_id AND hold = 'held' AND status = 'in_progress' AND stop IS NULL;
+
+-- name: withhold_open_shards
+-- Lets no worker claim the open shards of a batch.
+UPDATE shards SET state = 'withheld' WHERE batch_id = :batch_id AND state = 'open';
+
+-- name: withheld_shards
+-- Lists the shards of a batch that no worker may claim.
+SELECT project_id, model, expires_at, batch_id, n FROM shards WHERE batch_id = :batch_id AND state = 'withheld';
+
+-- name: open_withheld_shards
+-- Lets workers claim the shards of a batch again.
+UPDATE shards SET state = 'open' WHERE batch_id = :batch_id AND state = 'withheld';
 
 -- name: mark_drained
 -- Marks a batch as drained if no shard of it is open or leased. The caller holds the batch's lock, so the transaction
@@ -404,7 +438,7 @@ UPDATE batches SET drained = TRUE
 WHERE id = :batch_id AND NOT drained AND NOT EXISTS (
     SELECT 1 FROM (
         SELECT state FROM shards WHERE batch_id = :batch_id ORDER BY batch_id DESC, n DESC OFFSET 0
-    ) AS last_first WHERE state IN ('open', 'leased')
+    ) AS last_first WHERE state IN ('open', 'leased', 'withheld')
 );
 
 -- name: lock_lanes
@@ -540,8 +574,9 @@ FROM held WHERE shards.batch_id = held.batch_id AND shards.n = held.n
 RETURNING shards.batch_id, shards.n, shards.epoch;
 
 -- name: signals
--- Reads the stops, the revocations and the funds of batches.
+-- Reads the stops, the holds, the revocations and the funds of batches.
 SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked,
+    coalesce(batches.hold = 'held' AND batches.status = 'in_progress', FALSE) AS held,
     organizations.balance + organizations.credits AS funds
 FROM unnest(:batch_id::text[]) WITH ORDINALITY AS asked (batch_id, place) JOIN batches ON batches.id = asked.batch_id
     JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id = batches.project_id
@@ -594,7 +629,7 @@ SELECT at, lines FROM samples WHERE batch_id = :batch_id ORDER BY at;
 
 -- name: unfinished_models
 -- Lists the models of a batch's shards that may still run.
-SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased') ORDER BY model;
+SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld') ORDER BY model;
 
 -- name: insert_segment
 -- Stores a segment of a batch that is locked, or the key of its object.
@@ -607,7 +642,7 @@ VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :che
 -- when the batch is locked, so one with a higher number becomes visible later: a reader that is past a number misses
 -- none below it.
 WITH account AS (
-    SELECT batches.id AS batch_id, batches.key_id, projects.organization_id
+    SELECT batches.id AS batch_id, batches.key_id, projects.organization_id, batches.hold
     FROM batches JOIN projects ON projects.id = batches.project_id
     WHERE batches.id = :batch_id FOR NO KEY UPDATE OF batches
 ), recorded AS (
@@ -616,13 +651,14 @@ WITH account AS (
         :checksum::bigint, :charges::bytea, :layout::bytea
     FROM account
 )
-SELECT key_id, organization_id FROM account;
+SELECT key_id, organization_id, hold FROM account;
 
 -- name: release_shard
--- Gives up the leases on shards. A shard is open again, or closed if its batch was stopped.
+-- Gives up the leases on shards. A shard is open again, closed if its batch was stopped, or withheld if it is held.
 UPDATE shards SET owner = NULL, lease_until = NULL, lease = NULL,
-    state = CASE WHEN (SELECT stop FROM batches WHERE id = released.batch_id) IS NULL THEN 'open' ELSE 'closed' END
-FROM unnest(:batch_id::text[], :n::integer[], :epoch::integer[], :owner::text[]) AS released (batch_id, n, epoch, owner)
+    state = released.state
+FROM unnest(:batch_id::text[], :n::integer[], :epoch::integer[], :owner::text[], :state::text[])
+    AS released (batch_id, n, epoch, owner, state)
 WHERE shards.batch_id = released.batch_id AND shards.n = released.n AND shards.epoch = released.epoch
     AND shards.owner = released.owner AND shards.state = 'leased'
 RETURNING shards.project_id, shards.model, shards.expires_at, shards.batch_id, shards.n, shards.state;
@@ -934,7 +970,7 @@ SELECT id FROM batches WHERE id > :after ORDER BY id LIMIT :limit;
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
-    work_key, drained, owner, failures, repairs
+    hold, held_at, output_lifetime, work_key, drained, owner, failures, repairs
 FROM batches WHERE id = :batch_id;
 
 -- name: inspected_shards
@@ -996,14 +1032,14 @@ WHERE id = :organization_id;
 -- name: correct_drained
 -- Sets whether an active batch is drained by the states of its shards.
 UPDATE batches SET drained = NOT EXISTS (
-    SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased')
+    SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld')
 )
 WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
 
 -- name: close_ended_shards
 -- Closes the shards of an ended batch that could still run.
 UPDATE shards SET state = 'closed', epoch = epoch + 1, owner = NULL, lease_until = NULL, lease = NULL
-WHERE batch_id = :batch_id AND state IN ('open', 'leased') AND EXISTS (
+WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld') AND EXISTS (
     SELECT 1 FROM batches WHERE id = :batch_id AND status IN ('completed', 'failed', 'expired', 'cancelled')
 );
 
@@ -1044,3 +1080,83 @@ UPDATE batches SET in_progress_at = CASE WHEN in_progress_at IS NOT NULL THEN gr
         WHEN cancelled_at IS NOT NULL THEN greatest(cancelled_at, created_at, in_progress_at, cancelling_at)
     END
 WHERE id = :batch_id;
+
+-- name: insert_webhook
+-- Creates a webhook.
+INSERT INTO webhooks (id, project_id, url, events, secret, by_operator, created_at, disabled_at)
+VALUES (:id, :project_id, :url, :events, :secret, :by_operator, :created_at, :disabled_at);
+
+-- name: webhooks
+-- Lists every webhook, oldest first.
+SELECT id, project_id, url, events, secret, by_operator, created_at, disabled_at FROM webhooks ORDER BY created_at, id;
+
+-- name: webhook
+-- Reads a webhook.
+SELECT id, project_id, url, events, secret, by_operator, created_at, disabled_at FROM webhooks WHERE id = :id;
+
+-- name: rotate_webhook
+-- Gives a webhook a new secret.
+UPDATE webhooks SET secret = :secret WHERE id = :id;
+
+-- name: disable_webhook
+-- Sends no further events to a webhook.
+UPDATE webhooks SET disabled_at = unix_time() WHERE id = :id AND disabled_at IS NULL;
+
+-- name: delete_webhook
+-- Deletes a webhook.
+DELETE FROM webhooks WHERE id = :id;
+
+-- name: delete_deliveries
+-- Deletes all deliveries to a webhook.
+DELETE FROM deliveries WHERE webhook_id = :webhook_id;
+
+-- name: insert_deliveries
+-- Writes the event of a batch that has ended, once for each webhook of its project that wants it.
+INSERT INTO deliveries (webhook_id, event_id, type, batch_id, created_at, next_at)
+SELECT webhooks.id, :event_id::text, :type::text, batches.id,
+    coalesce(batches.completed_at, batches.failed_at, batches.expired_at, batches.cancelled_at), unix_time()
+FROM batches JOIN webhooks ON webhooks.project_id = batches.project_id
+WHERE batches.id = :batch_id AND webhooks.disabled_at IS NULL
+    AND strpos(',' || webhooks.events || ',', ',' || :type::text || ',') > 0
+ON CONFLICT DO NOTHING;
+
+-- name: deliveries
+-- Lists the last deliveries to a webhook, newest first.
+SELECT id, webhook_id, event_id, type, batch_id, created_at, state, epoch, attempts, next_at, ended_at, status, detail
+FROM deliveries WHERE webhook_id = :webhook_id ORDER BY id DESC LIMIT :limit;
+
+-- name: due_deliveries
+-- Finds the first due delivery to each webhook.
+SELECT id FROM (
+    SELECT deliveries.id, row_number() OVER (PARTITION BY webhook_id ORDER BY next_at, deliveries.id) AS place
+    FROM deliveries JOIN webhooks ON webhooks.id = deliveries.webhook_id
+    WHERE deliveries.state = 'pending' AND deliveries.next_at <= unix_time() AND webhooks.disabled_at IS NULL
+        AND deliveries.webhook_id NOT IN (SELECT json_array_elements_text(:without::text::json))
+) AS due WHERE place = 1 LIMIT :limit;
+
+-- name: claim_delivery
+-- Begins an attempt, unless another process did so first. If this process dies, the next attempt is made after a while.
+UPDATE deliveries SET epoch = epoch + 1, next_at = unix_time() + due.lease
+FROM unnest(:id::bigint[], :lease::bigint[]) AS due (id, lease)
+WHERE deliveries.id = due.id AND state = 'pending' AND next_at <= unix_time()
+RETURNING deliveries.id, webhook_id, event_id, type, batch_id, created_at, state, epoch, attempts, next_at, ended_at, status, detail;
+
+-- name: end_attempt
+-- Stores what came of an attempt, unless a later one began meanwhile.
+UPDATE deliveries SET state = :state::text, attempts = attempts + 1, next_at = unix_time() + :wait::bigint,
+    ended_at = CASE WHEN :state::text <> 'pending' THEN unix_time() END, status = :status::integer,
+    detail = :detail::text
+WHERE id = :id AND epoch = :epoch AND state = 'pending';
+
+-- name: fail_deliveries
+-- Gives up the deliveries to a webhook that was disabled.
+UPDATE deliveries SET state = 'failed', ended_at = unix_time()
+WHERE webhook_id = :webhook_id AND state = 'pending';
+
+-- name: delete_old_deliveries
+-- Deletes deliveries that ended long ago, and those whose webhook was deleted or disabled when they were written.
+DELETE FROM deliveries WHERE (state <> 'pending' AND ended_at <= unix_time() - :age::bigint) OR (
+    state = 'pending' AND NOT EXISTS (
+        SELECT 1 FROM webhooks WHERE webhooks.id = deliveries.webhook_id AND webhooks.disabled_at IS NULL
+    )
+);

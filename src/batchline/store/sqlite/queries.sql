@@ -132,7 +132,7 @@ ORDER BY ledger.at, ledger.id;
 
 -- name: account_of_batch
 -- Finds the key and the organization that pay for a batch.
-SELECT batches.key_id, projects.organization_id
+SELECT batches.key_id, projects.organization_id, batches.hold
 FROM batches JOIN projects ON projects.id = batches.project_id WHERE batches.id = :batch_id;
 
 -- name: insert_upload
@@ -248,10 +248,10 @@ SELECT object_key FROM files WHERE object_key = :object_key;
 -- Creates a batch that is being validated.
 INSERT INTO batches
     (id, project_id, key_id, endpoint, input_file_id, metadata, status, created_at, expires_at, epoch, owner,
-     lease_until, digest, idempotency_key, parent_batch_id)
+     lease_until, digest, idempotency_key, parent_batch_id, hold, output_lifetime)
 VALUES
     (:id, :project_id, :key_id, :endpoint, :input_file_id, :metadata, 'validating', :created_at, :expires_at, :epoch,
-     :owner, :now + :lease, :digest, :idempotency_key, :parent_batch_id);
+     :owner, :now + :lease, :digest, :idempotency_key, :parent_batch_id, :hold, :output_lifetime);
 
 -- name: create_by_idempotency_key
 -- Finds the create that a project made with an idempotency key.
@@ -293,9 +293,11 @@ UPDATE batches SET status = 'in_progress', in_progress_at = max(:at, created_at)
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
--- Creates an open shard.
-INSERT INTO shards (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes, checksum)
-VALUES (:batch_id, :n, :project_id, :offset, :length, :lines, :model, :expires_at, :settled, :strikes, :checksum);
+-- Creates a shard.
+INSERT INTO shards
+    (batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, strikes, checksum, state)
+VALUES
+    (:batch_id, :n, :project_id, :offset, :length, :lines, :model, :expires_at, :settled, :strikes, :checksum, :state);
 
 -- name: fail_batch
 -- Moves a batch from validating to failed, if its epoch is still the current one.
@@ -318,12 +320,13 @@ WHERE status = 'validating' AND (owner <> :owner OR lease_until < :now AND EXIST
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
-    parent_batch_id
+    parent_batch_id, hold, held_at, output_lifetime
 FROM batches WHERE id = :id AND (:project_id IS NULL OR project_id = :project_id);
 
 -- name: lock_batch
--- Reads the stop of a batch. It needs no lock, because there is one writer at a time.
-SELECT id, stop FROM batches WHERE id = :batch_id;
+-- Reads what the shards of a batch depend on. It needs no lock, because there is one writer at a time.
+SELECT id, stop, hold, coalesce(hold = 'held', 0) AND status = 'in_progress' AND stop IS NULL AS held
+FROM batches WHERE id = :batch_id;
 
 -- name: live_counts
 -- Sums the counts of a batch's shards. A terminal batch has its own counts, which do not change any more.
@@ -340,7 +343,8 @@ SELECT created_at, seq FROM batches WHERE id = :id AND project_id = :project_id;
 -- Lists a page of batches, newest first.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
-    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
+    hold, held_at, output_lifetime
 FROM batches
 WHERE project_id = :project_id AND created_at > :created_after
     AND (created_at, seq) < (:before_created_at, :before_seq)
@@ -350,7 +354,8 @@ ORDER BY created_at DESC, seq DESC LIMIT :limit;
 -- Lists a page of batches with one status, newest first.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
-    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
+    hold, held_at, output_lifetime
 FROM batches
 WHERE project_id = :project_id AND status = :status AND created_at > :created_after
     AND (created_at, seq) < (:before_created_at, :before_seq)
@@ -370,13 +375,41 @@ WHERE id = :id AND status IN ('in_progress', 'finalizing');
 
 -- name: close_open_shards
 -- Closes the shards of a batch that no worker holds.
-UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state = 'open';
+UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state IN ('open', 'withheld');
+
+-- name: hold_counts
+-- Reads what decides whether a batch is held: its lines, those that are recorded, and whether any could run now.
+SELECT batches.total, batches.hold,
+    (SELECT coalesce(sum(completed + failed), 0) FROM shards WHERE batch_id = :batch_id) AS recorded,
+    EXISTS (SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased')) AS running
+FROM batches WHERE id = :batch_id AND status = 'in_progress' AND stop IS NULL;
+
+-- name: set_hold
+-- Sets whether a batch is held, and since when.
+UPDATE batches SET hold = :hold, held_at = CASE WHEN :hold = 'held' THEN max(:time, in_progress_at) ELSE held_at END
+WHERE id = :batch_id;
+
+-- name: release_hold
+-- Ends the hold of a batch for good.
+UPDATE batches SET hold = 'off' WHERE id = :batch_id AND hold = 'held' AND status = 'in_progress' AND stop IS NULL;
+
+-- name: withhold_open_shards
+-- Lets no worker claim the open shards of a batch.
+UPDATE shards SET state = 'withheld' WHERE batch_id = :batch_id AND state = 'open';
+
+-- name: withheld_shards
+-- Lists the shards of a batch that no worker may claim.
+SELECT project_id, model, expires_at, batch_id, n FROM shards WHERE batch_id = :batch_id AND state = 'withheld';
+
+-- name: open_withheld_shards
+-- Lets workers claim the shards of a batch again.
+UPDATE shards SET state = 'open' WHERE batch_id = :batch_id AND state = 'withheld';
 
 -- name: mark_drained
 -- Marks a batch as drained if no shard of it is open or leased.
 UPDATE batches SET drained = 1
 WHERE id = :batch_id AND drained = 0
-    AND NOT EXISTS (SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased'));
+    AND NOT EXISTS (SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld'));
 
 -- name: lock_lanes
 -- Locks nothing, because there is one writer at a time.
@@ -447,8 +480,9 @@ UPDATE shards SET lease_until = :now + :lease WHERE state = 'leased' AND owner =
 RETURNING batch_id, n, epoch;
 
 -- name: signals
--- Reads the stop, the revocation and the funds of a batch.
+-- Reads the stop, the hold, the revocation and the funds of a batch.
 SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked,
+    coalesce(batches.hold = 'held', 0) AND batches.status = 'in_progress' AS held,
     organizations.balance + organizations.credits AS funds
 FROM batches JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id = batches.project_id
     JOIN organizations ON organizations.id = projects.organization_id
@@ -489,7 +523,7 @@ SELECT at, lines FROM samples WHERE batch_id = :batch_id ORDER BY at;
 
 -- name: unfinished_models
 -- Lists the models of a batch's shards that may still run.
-SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased') ORDER BY model;
+SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld') ORDER BY model;
 
 -- name: insert_segment
 -- Stores a segment, or the key of its object.
@@ -501,13 +535,14 @@ VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :che
 INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lines, checksum, charges, layout)
 VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :checksum, :charges, :layout)
 RETURNING (SELECT key_id FROM batches WHERE id = :batch_id) AS key_id,
+    (SELECT hold FROM batches WHERE id = :batch_id) AS hold,
     (SELECT organization_id FROM projects WHERE id = (SELECT project_id FROM batches WHERE id = :batch_id))
         AS organization_id;
 
 -- name: release_shard
--- Gives up the lease on a shard. The shard is open again, or closed if its batch was stopped.
+-- Gives up the lease on a shard. The shard is open again, closed if its batch was stopped, or withheld if it is held.
 UPDATE shards SET owner = NULL, lease_until = NULL,
-    state = CASE WHEN (SELECT stop FROM batches WHERE id = :batch_id) IS NULL THEN 'open' ELSE 'closed' END
+    state = :state
 WHERE batch_id = :batch_id AND n = :n AND epoch = :epoch AND owner = :owner AND state = 'leased'
 RETURNING project_id, model, expires_at, batch_id, n, state;
 
@@ -786,7 +821,7 @@ SELECT id FROM batches WHERE id > :after ORDER BY id LIMIT :limit;
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
-    work_key, drained, owner, failures, repairs
+    hold, held_at, output_lifetime, work_key, drained, owner, failures, repairs
 FROM batches WHERE id = :batch_id;
 
 -- name: inspected_shards
@@ -844,14 +879,14 @@ WHERE id = :organization_id;
 -- name: correct_drained
 -- Sets whether an active batch is drained by the states of its shards.
 UPDATE batches SET drained = NOT EXISTS (
-    SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased')
+    SELECT 1 FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld')
 )
 WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
 
 -- name: close_ended_shards
 -- Closes the shards of an ended batch that could still run.
 UPDATE shards SET state = 'closed', epoch = epoch + 1, owner = NULL, lease_until = NULL
-WHERE batch_id = :batch_id AND state IN ('open', 'leased') AND EXISTS (
+WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld') AND EXISTS (
     SELECT 1 FROM batches WHERE id = :batch_id AND status IN ('completed', 'failed', 'expired', 'cancelled')
 );
 
@@ -882,3 +917,82 @@ UPDATE batches SET in_progress_at = max(in_progress_at, created_at),
     cancelling_at = max(cancelling_at, created_at, coalesce(in_progress_at, 0)),
     cancelled_at = max(cancelled_at, created_at, coalesce(in_progress_at, 0), coalesce(cancelling_at, 0))
 WHERE id = :batch_id;
+
+-- name: insert_webhook
+-- Creates a webhook.
+INSERT INTO webhooks (id, project_id, url, events, secret, by_operator, created_at, disabled_at)
+VALUES (:id, :project_id, :url, :events, :secret, :by_operator, :created_at, :disabled_at);
+
+-- name: webhooks
+-- Lists every webhook, oldest first.
+SELECT id, project_id, url, events, secret, by_operator, created_at, disabled_at FROM webhooks ORDER BY created_at, id;
+
+-- name: webhook
+-- Reads a webhook.
+SELECT id, project_id, url, events, secret, by_operator, created_at, disabled_at FROM webhooks WHERE id = :id;
+
+-- name: rotate_webhook
+-- Gives a webhook a new secret.
+UPDATE webhooks SET secret = :secret WHERE id = :id;
+
+-- name: disable_webhook
+-- Sends no further events to a webhook.
+UPDATE webhooks SET disabled_at = :time WHERE id = :id AND disabled_at IS NULL;
+
+-- name: delete_webhook
+-- Deletes a webhook.
+DELETE FROM webhooks WHERE id = :id;
+
+-- name: delete_deliveries
+-- Deletes all deliveries to a webhook.
+DELETE FROM deliveries WHERE webhook_id = :webhook_id;
+
+-- name: insert_deliveries
+-- Writes the event of a batch that has ended, once for each webhook of its project that wants it.
+INSERT INTO deliveries (webhook_id, event_id, type, batch_id, created_at, next_at)
+SELECT webhooks.id, :event_id, :type, batches.id,
+    coalesce(batches.completed_at, batches.failed_at, batches.expired_at, batches.cancelled_at), :time
+FROM batches JOIN webhooks ON webhooks.project_id = batches.project_id
+WHERE batches.id = :batch_id AND webhooks.disabled_at IS NULL
+    AND instr(',' || webhooks.events || ',', ',' || :type || ',') > 0
+ON CONFLICT DO NOTHING;
+
+-- name: deliveries
+-- Lists the last deliveries to a webhook, newest first.
+SELECT id, webhook_id, event_id, type, batch_id, created_at, state, epoch, attempts, next_at, ended_at, status, detail
+FROM deliveries WHERE webhook_id = :webhook_id ORDER BY id DESC LIMIT :limit;
+
+-- name: due_deliveries
+-- Finds the first due delivery to each webhook.
+SELECT id FROM (
+    SELECT deliveries.id, row_number() OVER (PARTITION BY webhook_id ORDER BY next_at, deliveries.id) AS place
+    FROM deliveries JOIN webhooks ON webhooks.id = deliveries.webhook_id
+    WHERE deliveries.state = 'pending' AND deliveries.next_at <= :time AND webhooks.disabled_at IS NULL
+        AND deliveries.webhook_id NOT IN (SELECT value FROM json_each(:without))
+) AS due WHERE place = 1 LIMIT :limit;
+
+-- name: claim_delivery
+-- Begins an attempt, unless another process did so first. If this process dies, the next attempt is made after a while.
+UPDATE deliveries SET epoch = epoch + 1, next_at = :time + :lease
+WHERE id = :id AND state = 'pending' AND next_at <= :time
+RETURNING id, webhook_id, event_id, type, batch_id, created_at, state, epoch, attempts, next_at, ended_at, status, detail;
+
+-- name: end_attempt
+-- Stores what came of an attempt, unless a later one began meanwhile.
+UPDATE deliveries SET state = :state, attempts = attempts + 1, next_at = :time + :wait,
+    ended_at = CASE WHEN :state <> 'pending' THEN :time END, status = :status,
+    detail = :detail
+WHERE id = :id AND epoch = :epoch AND state = 'pending';
+
+-- name: fail_deliveries
+-- Gives up the deliveries to a webhook that was disabled.
+UPDATE deliveries SET state = 'failed', ended_at = :time
+WHERE webhook_id = :webhook_id AND state = 'pending';
+
+-- name: delete_old_deliveries
+-- Deletes deliveries that ended long ago, and those whose webhook was deleted or disabled when they were written.
+DELETE FROM deliveries WHERE (state <> 'pending' AND ended_at <= :time - :age) OR (
+    state = 'pending' AND NOT EXISTS (
+        SELECT 1 FROM webhooks WHERE webhooks.id = deliveries.webhook_id AND webhooks.disabled_at IS NULL
+    )
+);

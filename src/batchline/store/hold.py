@@ -1,0 +1,56 @@
+"""Withholds the shards of a batch while it is held, or while only its probe may run, and opens them again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import convert
+
+from batchline.domain.bitmap import all_but
+from batchline.domain.hold import choose_probe, judge
+from batchline.domain.progress import LineErrors
+from batchline.domain.states import Hold, ShardState
+from batchline.store.lanes import open_lanes
+from batchline.store.sql import Script, change, one, rows
+
+
+def withhold_all_but_probe(shards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the new shards of a batch with only the lines of its probe open.
+
+    A shard with lines of the probe is split, as if its worker had died: both parts keep its range in the work file, and
+    each has the lines of the other marked as settled.
+    """
+    probe = choose_probe([shard["lines"] for shard in shards])
+    divided, rest = [], []
+    for shard in shards:
+        positions = probe.get(shard["n"], [])
+        if not positions:
+            divided.append(shard | {"state": ShardState.WITHHELD})
+            continue
+        divided.append(shard | {"settled": all_but(positions, shard["lines"])})
+        left = sorted(set(range(shard["lines"])) - set(positions))
+        if left:
+            rest.append(shard | {"settled": all_but(left, shard["lines"]), "state": ShardState.WITHHELD})
+    return divided + [shard | {"n": n} for n, shard in enumerate(rest, len(shards))]
+
+
+def judge_hold(batch_id: str) -> Script[None]:
+    """Hold a batch, or let all of its lines run, by what is recorded of it. The caller holds the lock of the batch."""
+    counts = yield from one("hold_counts", batch_id=batch_id)
+    if counts is None or counts["hold"] is None:
+        return
+    errors = [convert(dict(row), LineErrors) for row in (yield from rows("line_errors", batch_id=batch_id))]
+    before = Hold(counts["hold"])
+    hold = judge(before, errors, recorded=counts["recorded"], total=counts["total"], running=bool(counts["running"]))
+    if hold is before:
+        return
+    yield from change("set_hold", batch_id=batch_id, hold=hold)
+    if hold is Hold.HELD:
+        yield from change("withhold_open_shards", batch_id=batch_id)
+    elif before is Hold.PROBING:
+        yield from open_withheld(batch_id)
+
+
+def open_withheld(batch_id: str) -> Script[None]:
+    """Let workers claim the shards of a batch that were withheld. The caller holds the lock of the batch."""
+    yield from open_lanes((yield from rows("withheld_shards", batch_id=batch_id)))
+    yield from change("open_withheld_shards", batch_id=batch_id)

@@ -1,0 +1,1 @@
+"""Sends the events of batches to the URLs that projects chose."""

@@ -1,0 +1,52 @@
+"""Decides which addresses a webhook may reach (G10): those of the public Internet, unless the operator allows more.
+
+A project chooses the URL of its webhook, so without these rules it could make the service call machines that only the
+service can reach.
+"""
+
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+
+Address = IPv4Address | IPv6Address
+
+_NAT64 = IPv6Network("64:ff9b::/96")
+_METADATA = frozenset({IPv4Address("168.63.129.16")})
+"""Public addresses at which a cloud serves its metadata. The others are link-local or private."""
+
+
+def refusal_of(address: str, *, tls: bool, allows_loopback: bool, allows_private: bool) -> str | None:
+    """Return why a webhook may not connect to an address, or None if it may."""
+    try:
+        found = list(_meanings(ip_address(address.partition("%")[0])))
+    except ValueError:
+        return f"{address} is no address"
+    if any(meaning.is_unspecified or meaning.is_multicast for meaning in found):
+        return f"{address} is no address of one machine"
+    if all(meaning.is_loopback for meaning in found):
+        return None if allows_loopback else f"{address} is this machine"
+    if not tls:
+        return f"plain http is allowed only to this machine, and {address} is another one"
+    if not allows_private and not all(_is_public(meaning) for meaning in found):
+        return f"{address} is a private address (BATCHLINE_WEBHOOK_PRIVATE=on allows it)"
+    return None
+
+
+def _is_public(address: Address) -> bool:
+    return address.is_global and not address.is_reserved and address not in _METADATA
+
+
+def _meanings(address: Address) -> Iterator[Address]:
+    """Yield the addresses that a connection may end at: an IPv6 address may contain an IPv4 one."""
+    if isinstance(address, IPv4Address):
+        yield address
+        return
+    if address.ipv4_mapped is not None:
+        yield address.ipv4_mapped
+        return
+    yield address
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    if address.teredo is not None:
+        yield from address.teredo
+    if address in _NAT64:
+        yield IPv4Address(int(address) & 0xFFFFFFFF)
