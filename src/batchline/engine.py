@@ -25,6 +25,7 @@ from batchline.loops.sweep import Sweep
 from batchline.loops.worker import Worker
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.cancel import Cancellation
+from batchline.pipeline.check import InputCheck
 from batchline.pipeline.create import BatchCreator
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.download import Download
@@ -358,6 +359,15 @@ def _services(
         rerun=Rerun(store=store, objects=objects, upload=upload, creator=creator, clock=clock),
         results=ResultReader(store=store, objects=objects, clock=clock, damage_log=damage_log),
         merger=Merger(store=store, objects=objects, clock=clock, damage_log=damage_log),
+        input_check=InputCheck(
+            store=store,
+            objects=objects,
+            validator=validator,
+            clock=clock,
+            limits=settings.input_limits,
+            catalog=settings.catalog,
+            tariff=settings.tariff,
+        ),
         cancellation=Cancellation(batches=store, clock=clock, on_batch_stopped=on_batch_stopped),
         hold_release=HoldRelease(batches=store, on_work_available=on_work_available),
         progress_reader=ProgressReader(batches=store, workers=workers, catalog=settings.catalog, clock=clock),

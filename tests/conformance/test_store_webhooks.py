@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Owner
 from batchline.domain.states import BatchStatus
 from batchline.domain.webhooks import EVENTS, DeliveryState, SendResult, Webhook
@@ -15,6 +16,8 @@ OK, FAULT, GONE = SendResult(status=200), SendResult(detail="refused"), SendResu
 
 
 async def hook(world: World, owner: Owner, *, events: str = ",".join(EVENTS), name: str = "wh_1") -> Webhook:
+    await world.set_time(NOW)
+    await world.set_time(NOW)
     webhook = Webhook(
         id=name,
         project_id=owner.project_id,
@@ -109,7 +112,7 @@ async def test_a_publish_that_fails_writes_no_event(world: World) -> None:
     await world.store.defer_finalize(late, seconds=0)
     await world.pass_time(60)
     current = await world.finish(holder=OTHER)
-    with pytest.raises(Exception, match="."):
+    with pytest.raises(LeaseLost):
         await world.publish(late)
     assert await world.store.deliveries(webhook.id, limit=10) == []
     assert await world.publish(current) is BatchStatus.COMPLETED

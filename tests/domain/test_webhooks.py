@@ -4,7 +4,6 @@ import json
 
 import pytest
 from openai import OpenAI
-from openai.lib import _webhooks as sdk
 
 from batchline.domain.states import BatchStatus
 from batchline.domain.webhooks import (
@@ -42,12 +41,13 @@ def test_the_signature_is_that_of_standard_webhooks() -> None:
 def test_the_official_client_unwraps_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     client = OpenAI(api_key="unused", webhook_secret=HOOK.secret)
     for at in (1_800_000_000, 1_800_000_305):
-        monkeypatch.setattr(sdk.time, "time", lambda at=at: at)
+        monkeypatch.setattr("openai.lib._webhooks.time.time", lambda at=at: at)
         message = message_for(
             HOOK, event_id="evt_1", kind="batch.completed", subject="batch_1", created_at=1_800_000_000, at=at
         )
         event = client.webhooks.unwrap(message.body, message.headers)
-        assert (event.id, event.type, event.created_at) == ("evt_1", "batch.completed", 1_800_000_000)
+        assert (event.id, event.created_at) == ("evt_1", 1_800_000_000)
+        assert event.type == "batch.completed"
         assert event.data.id == "batch_1"
         assert message.headers["webhook-id"] == "evt_1"
         assert json.loads(message.body)["object"] == "event"
@@ -62,7 +62,7 @@ def test_every_end_of_a_batch_has_an_event_with_an_id_of_its_own() -> None:
 @pytest.mark.rule("G10", "A delivery that failed is tried again after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 24 h.")
 def test_the_waits_between_attempts() -> None:
     minute, hour = 60, 3600
-    assert RETRY_SECONDS == (5, 5 * minute, 30 * minute, 2 * hour, 5 * hour, 10 * hour, 24 * hour)
+    assert list(RETRY_SECONDS) == [5, 5 * minute, 30 * minute, 2 * hour, 5 * hour, 10 * hour, 24 * hour]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,13 @@ def test_only_a_2xx_is_delivered(status: int, delivered: bool) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["https://example.org", "https://example.org:8443/a?b=c", "http://127.0.0.1:9/x", "http://[::1]/", "http://localhost"],
+    [
+        "https://example.org",
+        "https://example.org:8443/a?b=c",
+        "http://127.0.0.1:9/x",
+        "http://[::1]/",
+        "http://localhost",
+    ],
 )
 def test_urls_that_are_accepted(url: str) -> None:
     check_url(url)
@@ -102,5 +108,5 @@ def test_urls_that_are_accepted(url: str) -> None:
     ],
 )
 def test_urls_that_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"\w"):
         check_url(url)

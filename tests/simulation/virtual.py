@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from batchline.domain.limits import InputLimits
+from batchline.domain.records import NewShard
+from batchline.pipeline.survey import survey_file
 from batchline.pipeline.validate import validate_file
-from batchline.ports import ClockState, Verdict
+from batchline.ports import ClockState, Survey, Verdict
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -141,3 +143,6 @@ class InlineValidator:
         return await self._threads.run(
             lambda: validate_file(source=source, work=work, endpoint=endpoint, limits=limits)
         )
+
+    async def survey(self, *, project_id: str, work: Path, shards: list[NewShard]) -> Survey:
+        return await self._threads.run(lambda: survey_file(work, shards))

@@ -10,7 +10,7 @@ import pytest
 
 from batchline.domain.webhooks import Message, SendResult
 from batchline.webhooks.sender import HttpSender
-from tests.support.scripted_server import ScriptedServer, reply
+from tests.support.scripted_server import answering, reply
 from tests.support.webhook_receivers import running_receiver
 
 pytestmark = pytest.mark.anyio
@@ -105,18 +105,19 @@ async def test_a_receiver_that_is_down_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"HTTP/1.1 ", b"SSH-2.0-x\r\n", b"HTTP/1.1 999 x\r\n\r\n", b"x" * 20_000, b"HTTP/1.1 103 x\r\n\r\n" * 9]
+    "answer",
+    [b"", b"HTTP/1.1 ", b"SSH-2.0-x\r\n", b"HTTP/1.1 999 x\r\n\r\n", b"x" * 20_000, b"HTTP/1.1 103 x\r\n\r\n" * 9],
 )
 async def test_an_answer_that_is_not_http_is_a_failure(answer: bytes) -> None:
-    server = ScriptedServer([lambda _: answer])
-    result = await send(server.url + "/")
+    with answering(answer) as server:
+        result = await send(server.url + "/")
     assert result.status is None
     assert "the connection failed" in (result.detail or "")
 
 
 async def test_an_interim_answer_comes_before_the_final_one() -> None:
-    server = ScriptedServer([lambda _: b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + reply(204)])
-    assert await send(server.url + "/") == SendResult(status=204)
+    with answering(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + reply(204)) as server:
+        assert await send(server.url + "/") == SendResult(status=204)
 
 
 async def test_a_certificate_that_is_not_trusted_is_refused(tmp_path: Path) -> None:
@@ -151,10 +152,6 @@ def _resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
 
 
 def _make_certificate(folder: Path) -> None:
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-        + ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run([*command.split(), *names], cwd=folder, check=True, capture_output=True)

@@ -19,7 +19,7 @@ from batchline.ports import Accounts, Clock
 _KEY = "x-api-key"
 _PROJECT = "x-project-id"
 _READING = frozenset({"GET", "HEAD"})
-_BATCH_PATHS = ("/v1/files", "/v1/batches")
+_BATCH_PATHS = ("/v1/files", "/v1/batches", "/v1/usage")
 _MODELS_PATH = "/v1/models"
 
 _KEY_CHECK_SECONDS = 2.0

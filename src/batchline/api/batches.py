@@ -59,7 +59,7 @@ class BatchRoutes:
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
         with self._throttle.slot(owner.project_id):
-            fields = create_request(await _read_body(request))
+            fields = create_request(await read_create_body(request))
             full = await self._storage_quota.exhausted(owner)
             answer = await self._creator.create(
                 owner,
@@ -73,7 +73,7 @@ class BatchRoutes:
     async def rerun(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
         with self._throttle.slot(owner.project_id):
-            fields = rerun_fields(await _read_body(request))
+            fields = rerun_fields(await read_create_body(request))
             is_full = await self._storage_quota.is_full(owner.project_id)
             answer = await self._rerun.create(
                 owner,
@@ -227,7 +227,8 @@ def _is_null(raw: Raw) -> bool:
     return bytes(raw) == b"null"
 
 
-async def _read_body(request: Request) -> bytes:
+async def read_create_body(request: Request) -> bytes:
+    """Return the body of a create. Raise TooLarge, or InvalidRequest if it was cut off."""
     return await read_body(
         request,
         max_bytes=MAX_JSON_BODY_BYTES,

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchline.api.auth import Auth
 from batchline.api.batches import BatchRoutes
+from batchline.api.check import CheckRoutes
 from batchline.api.cors import Cors
 from batchline.api.files import MULTIPART_OVERHEAD_BYTES, FileRoutes
 from batchline.api.health import HealthRoutes
@@ -25,6 +26,7 @@ from batchline.api.read_rate import ReadLimitedAuth, ReadRate
 from batchline.api.results import ResultRoutes
 from batchline.api.services import ApiServices
 from batchline.api.throttle import BodyBytes, Throttle
+from batchline.api.usage import UsageRoutes
 from batchline.domain.errors import MethodNotAllowed, NotFound
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import PATHS
@@ -185,6 +187,7 @@ def _routes(services: ApiServices) -> list[Route]:
     return [
         *_file_routes(services, auth, throttle),
         *_batch_routes(services, auth, throttle),
+        *_usage_routes(services, auth),
         *_inference_routes(services, auth),
         *_model_routes(services, auth),
         *_health_routes(
@@ -236,6 +239,7 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
         batches=services.store,
         storage_quota=services.storage_quota,
     )
+    check = CheckRoutes(auth=auth, throttle=throttle, input_check=services.input_check)
     all_batches = _Methods(GET=batches.list, POST=batches.create)
     one_batch = _Methods(GET=batches.retrieve)
     progress = _Methods(GET=batches.progress)
@@ -247,6 +251,7 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
     release = _Methods(POST=batches.release)
     return [
         Route("/v1/batches", all_batches),
+        Route("/v1/batches/check", _Methods(POST=check.check)),
         Route("/v1/batches/", one_batch),
         Route("/v1/batches/{batch_id}", one_batch),
         Route("/v1/batches//progress", progress),
@@ -264,6 +269,11 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
     ]
 
 
+def _usage_routes(services: ApiServices, auth: Auth) -> list[Route]:
+    usage = UsageRoutes(auth=auth, ledger=services.store, clock=services.clock, metered=services.settings.metering)
+    return [Route("/v1/usage", _Methods(GET=usage.retrieve))]
+
+
 def _inference_routes(services: ApiServices, auth: Auth) -> list[Route]:
     settings = services.settings
     inference = InferenceRoutes(
@@ -273,7 +283,8 @@ def _inference_routes(services: ApiServices, auth: Auth) -> list[Route]:
         inference=services.inference,
         max_request_bytes=settings.max_request_bytes,
     )
-    return [Route(path, _Methods(POST=inference.call)) for path in PATHS]
+    paths = dict.fromkeys((*PATHS, *settings.batch_endpoints))
+    return [Route(path, _Methods(POST=inference.call)) for path in paths]
 
 
 def _model_routes(services: ApiServices, auth: Auth) -> list[Route]:
@@ -312,7 +323,7 @@ def _health_routes(
 
 
 def _description_routes(services: ApiServices) -> list[Route]:
-    description = DescriptionRoutes(bearer=services.settings.bearer)
+    description = DescriptionRoutes(bearer=services.settings.bearer, endpoints=services.settings.batch_endpoints)
     return [
         Route("/openapi.json", _Methods(GET=description.openapi)),
         Route("/docs", _Methods(GET=description.docs)),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from batchline.pipeline.cancel import Cancellation
+from batchline.pipeline.check import InputCheck
 from batchline.pipeline.create import BatchCreator
 from batchline.pipeline.download import Download
 from batchline.pipeline.identity import IdentityCheck
@@ -35,6 +36,7 @@ class ApiServices:
     rerun: Rerun
     results: ResultReader
     merger: Merger
+    input_check: InputCheck
     cancellation: Cancellation
     hold_release: HoldRelease
     progress_reader: ProgressReader

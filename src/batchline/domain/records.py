@@ -117,6 +117,22 @@ class UsageEntry(Struct, frozen=True, kw_only=True):
     cost: int
 
 
+class ProjectUsage(Struct, frozen=True, kw_only=True):
+    """What a project used of one model in one bucket of time."""
+
+    start: int
+    model: str
+    lines: int
+    """The answers to lines of batches."""
+    requests: int
+    """All answers: those to lines, and those to synchronous calls."""
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost: int
+
+
 class Key(Struct, frozen=True, kw_only=True):
     id: str
     project_id: str

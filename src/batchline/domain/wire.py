@@ -11,8 +11,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.json import encode as encode_json
 
 from batchline.domain.errors import ApiError, ErrorType
+from batchline.domain.money import units
 from batchline.domain.progress import Eta, LineErrors, Progress
-from batchline.domain.records import BATCH, BATCH_OUTPUT, Batch, File, InputFault
+from batchline.domain.records import BATCH, BATCH_OUTPUT, Batch, File, InputFault, Organization, ProjectUsage
 from batchline.domain.states import BatchStatus
 from batchline.domain.usage import Usage
 from batchline.domain.waiting import Count, Time, Wait
@@ -121,12 +122,17 @@ class BatchErrors(_Object):
     data: Annotated[list[BatchError], Meta(max_length=100)]
 
 
-def encode_errors(faults: Iterable[InputFault]) -> bytes:
-    """Return ``errors`` of a failed batch as JSON, as it is stored in the batch's row."""
+def errors_of(faults: Iterable[InputFault]) -> BatchErrors:
+    """Return what is wrong with an input file."""
     errors = [
         BatchError(code="invalid_request_error", message=fault.message, line=fault.line, param=None) for fault in faults
     ]
-    return encode_json(BatchErrors(object="list", data=errors))
+    return BatchErrors(object="list", data=errors)
+
+
+def encode_errors(faults: Iterable[InputFault]) -> bytes:
+    """Return ``errors`` of a failed batch as JSON, as it is stored in the batch's row."""
+    return encode_json(errors_of(faults))
 
 
 class BatchObject(_Object):
@@ -247,6 +253,105 @@ class BatchProgress(_Object):
         )
 
 
+Money = Annotated[Raw, Meta(extra_json_schema={"type": "number"})]
+"""An amount in units, with at most nine decimal places. It is exact, unlike a float."""
+OptionalMoney = Annotated[Raw, Meta(extra_json_schema={"type": ["number", "null"]})]
+
+
+def _money(amount: int) -> Raw:
+    return Raw(units(amount).encode())
+
+
+def optional_money(amount: int | None) -> Raw:
+    """Return an amount of nano-units as a number of units, or null."""
+    return Raw(b"null") if amount is None else _money(amount)
+
+
+class ModelCheckObject(_Object):
+    """The lines of one model in an input file."""
+
+    model: Annotated[str, Meta(description="Empty if the lines name none.")]
+    lines: Count
+    enabled: Annotated[bool, Meta(description="Whether the project may use the model; otherwise the lines would fail.")]
+    input_tokens: Count
+    output_tokens_at_most: Annotated[Count | None, Meta(description="Null if a line sets no limit.")]
+    estimated: Annotated[
+        bool, Meta(description="Whether the tokens were estimated by size, and not counted by the model's tokenizer.")
+    ]
+    cost_at_most: Annotated[
+        OptionalMoney, Meta(description="In units; null without metering, or if a line sets no limit.")
+    ]
+
+
+class CheckSeconds(_Object):
+    """How long the batch would take, by the last batches of the same models."""
+
+    low: Count
+    high: Count
+
+
+class BatchCheck(_Object):
+    object: Literal["batch.check"]
+    valid: Annotated[bool, Meta(description="Whether a create would accept the file.")]
+    errors: Annotated[BatchErrors | None, Meta(description="As in a failed batch; null if the file is valid.")]
+    lines: Count
+    models: list[ModelCheckObject]
+    duplicates: Annotated[Count, Meta(description="Lines whose body is that of an earlier line.")]
+    seconds: Annotated[CheckSeconds | None, Meta(description="Null if there are no such batches.")]
+
+
+class UsageBucket(_Object):
+    """What was used of one model from `start_time` on, for an hour or a day."""
+
+    start_time: int
+    model: str
+    lines: Annotated[Count, Meta(description="Answers to lines of batches.")]
+    requests: Annotated[Count, Meta(description="All answers, those to synchronous calls included.")]
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost: Annotated[Money, Meta(description="In units.")]
+
+    @classmethod
+    def from_record(cls, usage: ProjectUsage) -> Self:
+        return cls(
+            start_time=usage.start,
+            model=usage.model,
+            lines=max(0, usage.lines),
+            requests=max(0, usage.requests),
+            input_tokens=usage.input_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            cost=_money(usage.cost),
+        )
+
+
+class UsageReport(_Object):
+    object: Literal["usage"]
+    balance: Annotated[OptionalMoney, Meta(description="Of the organization, in units; null without metering.")]
+    credits: Annotated[OptionalMoney, Meta(description="Free credits of the organization; null without metering.")]
+    bucket: Literal["hour", "day"]
+    start_time: Annotated[int, Meta(description="The beginning of the first bucket.")]
+    end_time: int
+    data: Annotated[list[UsageBucket], Meta(description="Oldest first; a bucket without usage is left out.")]
+
+    @classmethod
+    def from_entries(
+        cls, usage: Sequence[ProjectUsage], *, organization: Organization | None, bucket: str, start: int, end: int
+    ) -> Self:
+        return cls(
+            object="usage",
+            balance=optional_money(None if organization is None else organization.balance),
+            credits=optional_money(None if organization is None else organization.credits),
+            bucket="hour" if bucket == "hour" else "day",
+            start_time=start,
+            end_time=end,
+            data=[UsageBucket.from_record(one) for one in usage],
+        )
+
+
 class _Page(_Object, Generic[T]):
     """One page of a list."""
 
@@ -327,6 +432,8 @@ ANSWERS = (
     BatchList,
     BatchErrors,
     BatchProgress,
+    BatchCheck,
+    UsageReport,
     LineErrorSample,
     ModelObject,
     ModelList,

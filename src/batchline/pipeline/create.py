@@ -120,7 +120,10 @@ class BatchCreator:
         if earlier is not None:
             return await self._replay(earlier, request)
         admit()
-        file = await (self._input_file(owner, request) if make_input is None else make_input())
+        if make_input is None:
+            file = await find_input_file(self._store, owner, request, at=int(self._clock.due()))
+        else:
+            file = await make_input()
         batch = self._new_batch(owner, request, file)
         earlier = await self._store.begin_batch(
             NewBatch(batch=batch, digest=request.digest(), idempotency_key=idempotency_key),
@@ -167,16 +170,6 @@ class BatchCreator:
             earlier = current
         return _answer(earlier, replayed=True)
 
-    async def _input_file(self, owner: Owner, request: CreateRequest) -> File:
-        file = await self._store.file(
-            owner.project_id, ids.canonical_file_id(request.input_file_id), at=int(self._clock.due())
-        )
-        if file is None or file.purpose != BATCH:
-            raise NotFound(
-                f"Input file not found: {request.input_file_id}", code="file_not_found", param="input_file_id"
-            )
-        return file
-
     def _new_batch(self, owner: Owner, request: CreateRequest, file: File) -> Batch:
         now = self._clock.now()
         return Batch(
@@ -204,9 +197,7 @@ class BatchCreator:
             return await self._stored_response(batch)
         except ObjectMissing:
             await self._store.drop_batch(batch.id, epoch=_EPOCH)
-            raise NotFound(
-                f"Input file object missing: {file.id}", code="file_not_found", param="input_file_id"
-            ) from None
+            raise missing_object(file) from None
         except Exception:
             # If even this fails, the lease expires and the batch ends as interrupted.
             with suppress(StoreDown):
@@ -245,6 +236,19 @@ class BatchCreator:
         if created is None or created.answer_body is None:
             raise Unavailable
         return _answer(created, replayed=False)
+
+
+async def find_input_file(files: Files, owner: Owner, request: CreateRequest, *, at: int) -> File:
+    """Return the input file that a create names. Raises NotFound."""
+    file = await files.file(owner.project_id, ids.canonical_file_id(request.input_file_id), at=at)
+    if file is None or file.purpose != BATCH:
+        raise NotFound(f"Input file not found: {request.input_file_id}", code="file_not_found", param="input_file_id")
+    return file
+
+
+def missing_object(file: File) -> NotFound:
+    """Return the error of an input file whose bytes are gone."""
+    return NotFound(f"Input file object missing: {file.id}", code="file_not_found", param="input_file_id")
 
 
 def refusal(fault: InputFault) -> bytes:

@@ -181,7 +181,7 @@ class Inference:
 
     def _choose_model(self, owner: Owner, path: str, body: bytes, fields: Fields) -> Model | None:
         found: Model | Failure | None
-        if path == CHAT:
+        if path not in SYNC_ONLY:
             found = check_request(body, endpoint=path, project_id=owner.project_id, catalog=self._catalog)
         elif name := _field(fields, "model", _name):
             found = self._catalog.find(name, owner.project_id) or model_not_found(name)

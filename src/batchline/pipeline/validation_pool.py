@@ -25,8 +25,10 @@ from msgspec import msgpack
 
 from batchline.domain.errors import ObjectMissing, ObjectsDown
 from batchline.domain.limits import InputLimits
+from batchline.domain.records import NewShard
+from batchline.pipeline.survey import survey_file
 from batchline.pipeline.validate import validate_file
-from batchline.ports import Verdict
+from batchline.ports import Survey, Verdict
 
 _SAFE_PATH = "PYTHONSAFEPATH"
 
@@ -54,10 +56,18 @@ class ValidationPool:
         Raises ObjectMissing if ``source`` does not exist, ObjectsDown if the disk fails, and ValidationDied.
         """
         call = partial(_validate, source, work, endpoint, limits)
+        return msgpack.decode(await self._run(project_id, call, source=source), type=Verdict)
+
+    async def survey(self, *, project_id: str, work: Path, shards: list[NewShard]) -> Survey:
+        """Return what the lines of a work file would take. Raises ObjectsDown if the disk fails, and ValidationDied."""
+        call = partial(_survey, work, msgpack.encode(shards))
+        return msgpack.decode(await self._run(project_id, call, source=work), type=Survey)
+
+    async def _run(self, project_id: str, call: Callable[[], bytes], *, source: Path) -> bytes:
         async with self._turns.turn(project_id):
             child = self._idle.pop()
             try:
-                return msgpack.decode(await _run_twice(child, call), type=Verdict)
+                return await _run_twice(child, call)
             except OSError as failure:
                 raise _as_objects_error(failure, source) from failure
             finally:
@@ -206,3 +216,7 @@ def _exit_with_parent() -> None:
 def _validate(source: Path, work: Path, endpoint: str, limits: InputLimits) -> bytes:
     # Thousands of shards are returned as one bytes object and not as thousands of pickled ones.
     return msgpack.encode(validate_file(source=source, work=work, endpoint=endpoint, limits=limits))
+
+
+def _survey(work: Path, shards: bytes) -> bytes:
+    return msgpack.encode(survey_file(work, msgpack.decode(shards, type=list[NewShard])))

@@ -89,6 +89,24 @@ class Verdict(Struct, frozen=True, kw_only=True):
     lines: int
 
 
+class ModelSurvey(Struct, frozen=True, kw_only=True):
+    """The lines of one model in an input, and their estimated tokens."""
+
+    model: str
+    """Empty if the lines name none."""
+    lines: int
+    input_tokens: int
+    output_tokens_at_most: int | None
+    """None if a line sets no limit."""
+
+
+class Survey(Struct, frozen=True, kw_only=True):
+    """What an input would take, by model, and how many of its lines repeat the body of an earlier one."""
+
+    models: list[ModelSurvey]
+    duplicates: int
+
+
 class Validator(Protocol):
     """Validates input files off the event loop."""
 
@@ -96,3 +114,6 @@ class Validator(Protocol):
         self, *, project_id: str, source: Path, work: Path, endpoint: str, limits: InputLimits
     ) -> Verdict:
         """Check ``source`` in one pass and write its lines to ``work``, durably. The projects take turns."""
+
+    async def survey(self, *, project_id: str, work: Path, shards: list[NewShard]) -> Survey:
+        """Return what the lines of a work file would take. The projects take turns."""

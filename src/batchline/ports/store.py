@@ -30,6 +30,7 @@ from batchline.domain.records import (
     OrganizationBooks,
     Owner,
     Project,
+    ProjectUsage,
     SchemaVersions,
     Segment,
     Shard,
@@ -120,6 +121,14 @@ class Ledger(Protocol):
 
     async def usage(self, *, since: int, until: int, project_id: str | None = None) -> list[UsageEntry]:
         """Return the usage by hour, project, model and batch, oldest first."""
+
+    async def organization(self, organization_id: str) -> Organization | None:
+        """Return an organization with its money."""
+
+    async def project_usage(
+        self, project_id: str, *, model: str | None, since: int, until: int, bucket_seconds: int, limit: int
+    ) -> list[ProjectUsage]:
+        """Return the usage of a project by bucket and model, oldest first; of one model if it is named."""
 
 
 class Files(Protocol):
@@ -263,6 +272,9 @@ class Batches(Protocol):
 
         A ``validating`` batch becomes ``cancelled`` at once; a later one becomes ``cancelling``.
         """
+
+    async def model_rates(self, project_id: str, model: str, *, since: int, limit: int) -> list[float]:
+        """Return the lines per second of a project's last completed batches that have only this model."""
 
     async def release_batch(self, project_id: str, batch_id: str) -> tuple[Batch, bool] | None:
         """Let the lines of a held batch run, and return the batch and whether it was held; None if there is none.

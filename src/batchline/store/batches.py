@@ -198,6 +198,12 @@ class SqlBatches:
 
         return await self._database.write(script)
 
+    async def model_rates(self, project_id: str, model: str, *, since: int, limit: int) -> list[float]:
+        found = await self._database.read(
+            lambda: rows("model_rates", project_id=project_id, model=model, since=since, limit=limit)
+        )
+        return [row["lines"] / max(1, row["seconds"]) for row in found]
+
     async def release_batch(self, project_id: str, batch_id: str) -> tuple[Batch, bool] | None:
         def script() -> Script[tuple[Batch, bool] | None]:
             if (yield from one("batch", project_id=project_id, id=batch_id)) is None:

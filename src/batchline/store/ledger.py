@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import convert
 from msgspec.structs import asdict
 
-from batchline.domain.records import Charge, LedgerEntry, Organization, Owner, UsageEntry, by_model
+from batchline.domain.records import Charge, LedgerEntry, Organization, Owner, ProjectUsage, UsageEntry, by_model
 from batchline.store.sql import Database, Script, change, change_many, one, rows
 
 _HOUR_SECONDS = 3600
@@ -55,6 +55,26 @@ class SqlLedger:
     async def entries(self, organization_id: str) -> list[LedgerEntry]:
         found = await self._database.read(lambda: rows("entries", organization_id=organization_id))
         return [convert(dict(row), LedgerEntry) for row in found]
+
+    async def organization(self, organization_id: str) -> Organization | None:
+        row = await self._database.read(lambda: one("organization", organization_id=organization_id))
+        return None if row is None else convert(dict(row), Organization)
+
+    async def project_usage(
+        self, project_id: str, *, model: str | None, since: int, until: int, bucket_seconds: int, limit: int
+    ) -> list[ProjectUsage]:
+        found = await self._database.read(
+            lambda: rows(
+                "project_usage",
+                project_id=project_id,
+                model=model,
+                since=since,
+                until=until,
+                bucket_seconds=bucket_seconds,
+                limit=limit,
+            )
+        )
+        return [convert(dict(row), ProjectUsage) for row in found]
 
     async def usage(self, *, since: int, until: int, project_id: str | None = None) -> list[UsageEntry]:
         found = await self._database.read(lambda: rows("usage", since=since, until=until, project_id=project_id))

@@ -9,6 +9,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 Address = IPv4Address | IPv6Address
 
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
 _METADATA = frozenset({IPv4Address("168.63.129.16")})
 """Public addresses at which a cloud serves its metadata. The others are link-local or private."""
@@ -32,6 +33,8 @@ def refusal_of(address: str, *, tls: bool, allows_loopback: bool, allows_private
 
 
 def _is_public(address: Address) -> bool:
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
+        return False
     return address.is_global and not address.is_reserved and address not in _METADATA
 
 

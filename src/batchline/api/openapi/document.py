@@ -1,9 +1,11 @@
 """Puts the OpenAPI document together."""
 
+from collections.abc import Sequence
+
 from batchline import __version__
 from batchline.api.openapi.answers import HEADERS, Part, error_answers, shared_answers
-from batchline.api.openapi.operation import ADMINISTRATOR, KEY, TAGS, Operation
-from batchline.api.openapi.operations import OPERATIONS
+from batchline.api.openapi.operation import ADMINISTRATOR, CALLS, KEY, TAGS, Operation
+from batchline.api.openapi.operations import OPERATIONS, endpoint_operation
 from batchline.api.openapi.schemas import schemas
 
 _ABOUT = """OpenAI's Files and Batch API on your own machines.
@@ -23,8 +25,12 @@ _BEARER = {"type": "http", "scheme": "bearer", "description": "A key alone; it a
 _ABOUT_BEARER = ", or the key alone as a bearer token"
 
 
-def describe(*, bearer: bool) -> Part:
-    """Return the document; ``bearer`` says whether the service also accepts keys as bearer tokens (A13)."""
+def describe(*, bearer: bool, endpoints: Sequence[str] = ()) -> Part:
+    """Return the document.
+
+    ``bearer`` says whether the service also accepts keys as bearer tokens (A13). ``endpoints`` are those that lines of
+    batches may use, which are served synchronously too (E4).
+    """
     return {
         "openapi": "3.1.0",
         "info": {
@@ -36,7 +42,7 @@ def describe(*, bearer: bool) -> Part:
         },
         "servers": [{"url": "/"}],
         "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
-        "paths": _paths(bearer=bearer),
+        "paths": _paths(bearer=bearer, endpoints=endpoints),
         "components": {
             "schemas": schemas(),
             "responses": shared_answers(),
@@ -46,12 +52,15 @@ def describe(*, bearer: bool) -> Part:
     }
 
 
-def _paths(*, bearer: bool) -> dict[str, Part]:
+def _paths(*, bearer: bool, endpoints: Sequence[str]) -> dict[str, Part]:
     paths: dict[str, Part] = {}
     for tag, operations in OPERATIONS.items():
         for operation in operations:
             method, _, path = operation.route.partition(" ")
             paths.setdefault(path, {})[method.lower()] = _operation(operation, tag=tag, bearer=bearer)
+    for endpoint in endpoints:
+        if endpoint not in paths:
+            paths[endpoint] = {"post": _operation(endpoint_operation(endpoint), tag=CALLS, bearer=bearer)}
     return paths
 
 

@@ -208,6 +208,21 @@ _BATCH_OPERATIONS = (
         ),
     ),
     Operation(
+        route="POST /v1/batches/check",
+        id="checkBatch",
+        summary="Check an input file",
+        description="Checks the body and the whole input as a create does, and stores nothing. The answer says which "
+        "lines are invalid, which models the lines name, and what the batch would take.",
+        body=body(JSON, CreateBatch),
+        answers={"200": json_answer("What a create would find.", wire.BatchCheck)},
+        errors=(
+            _invalid("input_file_id is required", "input_file_id"),
+            NotFound(f"Input file not found: {FILE_ID}", code="file_not_found", param="input_file_id"),
+            TooLarge("The request's body exceeds 1048576 bytes"),
+            RateLimited("This project has 64 uploads and creates under way already. Try again shortly.", retry_after=1),
+        ),
+    ),
+    Operation(
         route="GET /v1/batches",
         id="listBatches",
         summary="List batches",
@@ -334,6 +349,30 @@ _BATCH_OPERATIONS = (
             ResultsUnavailable(BATCH_ID),
         ),
     ),
+    Operation(
+        route="POST /v1/batches/{batch_id}/release",
+        id="releaseBatch",
+        summary="Release a held batch",
+        description="A batch that was created with `hold` is held while nearly all of its lines fail with one code: "
+        "no further line starts. After the release its other lines run, and it is not held again.",
+        parameters=(_BATCH_ID,),
+        answers={"200": json_answer("The batch.", wire.BatchObject)},
+        errors=(_NO_BATCH, Conflict(f"Batch {BATCH_ID} is not held", code="batch_not_held")),
+    ),
+    Operation(
+        route="GET /v1/usage",
+        id="retrieveUsage",
+        summary="Retrieve usage",
+        description="What the project has used, by time and model, and what its organization has left.",
+        parameters=(
+            in_query("bucket", {"enum": ["hour", "day"], "default": "day"}, "The length of a bucket, in UTC."),
+            in_query("model", STRING, "Only usage of this model."),
+            in_query("start_time", {"type": "integer"}, "Unix seconds; by default 30 days before the end."),
+            in_query("end_time", {"type": "integer"}, "Unix seconds, not included; by default now."),
+        ),
+        answers={"200": json_answer("The usage.", wire.UsageReport)},
+        errors=(_invalid("end_time must be later than start_time", "end_time"),),
+    ),
 )
 
 
@@ -396,6 +435,14 @@ _CALL_OPERATIONS = (
     _call("/usecase/classify/iab", "classifyIab", "Classify by IAB topic", CallRequest, TEXT_EXAMPLE, _ANYTHING),
     _call("/gliner", "findEntities", "Find entities in a text", CallRequest, LABELS_EXAMPLE, _ANYTHING),
 )
+
+
+def endpoint_operation(path: str) -> Operation:
+    """Describe the synchronous call of an endpoint that lines of batches may use too."""
+    return _call(
+        path, f"call{path.title().replace('/', '')}", f"Call {path}", CallRequest, {"model": MODEL_ID}, _ANYTHING
+    )
+
 
 _MODEL_OPERATIONS = (
     Operation(

@@ -1,5 +1,6 @@
 """The routes ``/openapi.json`` and ``/docs``: the description of the API, for programs and for people."""
 
+from collections.abc import Sequence
 from importlib.resources import files
 
 from msgspec.json import encode as encode_json
@@ -24,9 +25,9 @@ _HEADERS = {
 class DescriptionRoutes:
     """Serves the OpenAPI document and the page that shows it; both are made once, at the start."""
 
-    def __init__(self, *, bearer: bool) -> None:
+    def __init__(self, *, bearer: bool, endpoints: Sequence[str] = ()) -> None:
         folder = files("batchline.api") / "docs"
-        self._document = encode_json(describe(bearer=bearer))
+        self._document = encode_json(describe(bearer=bearer, endpoints=endpoints))
         self._files = {name: (folder / name).read_bytes() for name in (_PAGE, *_ASSETS)}
 
     async def openapi(self, request: Request) -> Response:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from batchline.domain.chat import Role
 from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import MissingCredentials
+from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
 from batchline.domain.outcomes import BATCH_CANCELLED, TOO_LONG, Success, error_line, output_line
 from batchline.domain.progress import Activity, Eta, Progress, count_errors
 from batchline.domain.records import BATCH, Batch, File
@@ -52,11 +53,27 @@ class UploadForm(Struct):
     )
 
 
+class OutputExpiry(Struct, forbid_unknown_fields=True):
+    anchor: Annotated[Literal["created_at"], Meta(description="The time runs from the creation of each file.")]
+    seconds: Annotated[int, Meta(ge=MIN_LIFETIME_SECONDS, le=MAX_LIFETIME_SECONDS)]
+
+
+class CreateOptions(Struct, forbid_unknown_fields=True):
+    hold: Annotated[bool, Meta(description="Hold the batch if nearly all of its lines fail with one code.")] = False
+    reuse: Annotated[bool, Meta(extra_json_schema={"const": False})] = False
+
+
 class CreateBatch(Struct):
     input_file_id: Annotated[NonEmpty, Meta(description="A file uploaded with the purpose `batch`.")]
     endpoint: Annotated[NonEmpty, Meta(description="The `url` that every line of the file names.")]
     completion_window: Literal["24h"] | None = None
     metadata: Annotated[dict[str, Any] | None, Meta(description="Up to 64 KiB, returned unchanged.")] = None
+    output_expires_after: Annotated[
+        OutputExpiry | None, Meta(description="When the output and error files expire, as in OpenAI's API.")
+    ] = None
+    batchline: Annotated[
+        CreateOptions | None, Meta(description="What goes beyond OpenAI's API. Unknown names are refused.")
+    ] = None
 
 
 class BatchInputLine(Struct):

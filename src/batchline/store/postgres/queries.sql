@@ -1160,3 +1160,21 @@ DELETE FROM deliveries WHERE (state <> 'pending' AND ended_at <= unix_time() - :
         SELECT 1 FROM webhooks WHERE webhooks.id = deliveries.webhook_id AND webhooks.disabled_at IS NULL
     )
 );
+
+-- name: project_usage
+-- Sums up the usage of a project by bucket of time and model, oldest first.
+SELECT ledger.at - ledger.at % :bucket_seconds::bigint AS start, ledger.model,
+    sum(CASE WHEN ledger.batch_id <> '' THEN ledger.requests ELSE 0 END)::bigint AS lines,
+    sum(ledger.requests)::bigint AS requests, sum(ledger.input_tokens)::bigint AS input_tokens,
+    sum(ledger.cached_tokens)::bigint AS cached_tokens, sum(ledger.output_tokens)::bigint AS output_tokens,
+    sum(ledger.reasoning_tokens)::bigint AS reasoning_tokens, -sum(ledger.balance + ledger.credits)::bigint AS cost
+FROM keys JOIN ledger ON ledger.key_id = keys.id
+WHERE keys.project_id = :project_id AND ledger.kind = 'usage' AND ledger.at >= :since AND ledger.at < :until
+    AND (:model::text IS NULL OR ledger.model = :model::text)
+GROUP BY 1, 2 ORDER BY 1, 2 LIMIT :limit;
+
+-- name: model_rates
+-- Lists how long the last completed batches of a project took that have only lines of one model.
+SELECT total AS lines, completed_at - in_progress_at AS seconds FROM batches
+WHERE project_id = :project_id AND status = 'completed' AND created_at > :since AND model = :model
+ORDER BY created_at DESC, seq DESC LIMIT :limit;

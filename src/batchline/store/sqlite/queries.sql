@@ -132,7 +132,7 @@ ORDER BY ledger.at, ledger.id;
 
 -- name: account_of_batch
 -- Finds the key and the organization that pay for a batch.
-SELECT batches.key_id, projects.organization_id, batches.hold
+SELECT batches.key_id, projects.organization_id
 FROM batches JOIN projects ON projects.id = batches.project_id WHERE batches.id = :batch_id;
 
 -- name: insert_upload
@@ -996,3 +996,21 @@ DELETE FROM deliveries WHERE (state <> 'pending' AND ended_at <= :time - :age) O
         SELECT 1 FROM webhooks WHERE webhooks.id = deliveries.webhook_id AND webhooks.disabled_at IS NULL
     )
 );
+
+-- name: project_usage
+-- Sums up the usage of a project by bucket of time and model, oldest first.
+SELECT ledger.at - ledger.at % :bucket_seconds AS start, ledger.model,
+    sum(CASE WHEN ledger.batch_id <> '' THEN ledger.requests ELSE 0 END) AS lines,
+    sum(ledger.requests) AS requests, sum(ledger.input_tokens) AS input_tokens,
+    sum(ledger.cached_tokens) AS cached_tokens, sum(ledger.output_tokens) AS output_tokens,
+    sum(ledger.reasoning_tokens) AS reasoning_tokens, -sum(ledger.balance + ledger.credits) AS cost
+FROM keys JOIN ledger ON ledger.key_id = keys.id
+WHERE keys.project_id = :project_id AND ledger.kind = 'usage' AND ledger.at >= :since AND ledger.at < :until
+    AND (:model IS NULL OR ledger.model = :model)
+GROUP BY 1, 2 ORDER BY 1, 2 LIMIT :limit;
+
+-- name: model_rates
+-- Lists how long the last completed batches of a project took that have only lines of one model.
+SELECT total AS lines, completed_at - in_progress_at AS seconds FROM batches
+WHERE project_id = :project_id AND status = 'completed' AND created_at > :since AND model = :model
+ORDER BY created_at DESC, seq DESC LIMIT :limit;

@@ -1,0 +1,108 @@
+"""Checks an input file as a create would, and says what its batch would take. Nothing is stored (G5)."""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from batchline.domain.errors import ObjectMissing
+from batchline.domain.limits import InputLimits
+from batchline.domain.models import Catalog
+from batchline.domain.money import Tariff
+from batchline.domain.records import InputFault, Owner
+from batchline.domain.usage import Usage
+from batchline.pipeline.create import CreateRequest, find_input_file, missing_object
+from batchline.ports import Batches, Files, ModelSurvey, Objects, StoreClock, Validator
+
+_HISTORY_SECONDS = 7 * 86_400
+_HISTORY_BATCHES = 5
+"""The time is foretold by so many of the last batches of a model, not older than a week."""
+
+
+class ModelCheck(Struct, frozen=True, kw_only=True):
+    """The lines of one model."""
+
+    survey: ModelSurvey
+    enabled: bool
+    cost_at_most: int | None
+    """Nano-units; None without metering, or if a line sets no limit for its output."""
+
+
+class CheckReport(Struct, frozen=True, kw_only=True):
+    """What a create of this input would find, and what its batch would take."""
+
+    faults: list[InputFault]
+    lines: int = 0
+    models: list[ModelCheck] = []
+    duplicates: int = 0
+    seconds: tuple[int, int] | None = None
+    """The least and the most time, by the last batches of the same models; None if there are none."""
+
+
+class FilesAndBatches(Files, Batches, Protocol):
+    pass
+
+
+class InputCheck:
+    """Checks input files."""
+
+    def __init__(
+        self,
+        *,
+        store: FilesAndBatches,
+        objects: Objects,
+        validator: Validator,
+        clock: StoreClock,
+        limits: InputLimits,
+        catalog: Catalog,
+        tariff: Tariff,
+    ) -> None:
+        self._store, self._objects, self._validator, self._clock = store, objects, validator, clock
+        self._limits, self._catalog, self._tariff = limits, catalog, tariff
+
+    async def check(self, owner: Owner, request: CreateRequest) -> CheckReport:
+        """Check an input file. Raises NotFound."""
+        file = await find_input_file(self._store, owner, request, at=int(self._clock.due()))
+        try:
+            async with self._objects.local(file.object_key) as source, self._objects.scratch() as work:
+                verdict = await self._validator.validate(
+                    project_id=owner.project_id,
+                    source=source,
+                    work=work,
+                    endpoint=request.endpoint,
+                    limits=self._limits,
+                )
+                if verdict.faults:
+                    return CheckReport(faults=verdict.faults)
+                survey = await self._validator.survey(project_id=owner.project_id, work=work, shards=verdict.shards)
+        except ObjectMissing:
+            raise missing_object(file) from None
+        return CheckReport(
+            faults=[],
+            lines=verdict.lines,
+            models=[self._check_model(owner, found) for found in survey.models],
+            duplicates=survey.duplicates,
+            seconds=await self._foretell(owner, survey.models),
+        )
+
+    def _check_model(self, owner: Owner, survey: ModelSurvey) -> ModelCheck:
+        model = self._catalog.find(survey.model, owner.project_id) if survey.model else None
+        cost = None
+        if model is not None and self._tariff.metered and survey.output_tokens_at_most is not None:
+            usage = Usage(input_tokens=survey.input_tokens, output_tokens=survey.output_tokens_at_most)
+            cost = self._tariff.cost(model.price, usage, synchronous=False)
+        return ModelCheck(survey=survey, enabled=model is not None, cost_at_most=cost)
+
+    async def _foretell(self, owner: Owner, models: list[ModelSurvey]) -> tuple[int, int] | None:
+        """Return the least and the most seconds: models run side by side at best, and one after the other at worst."""
+        low, high = 0.0, 0.0
+        for survey in models:
+            rates = await self._store.model_rates(
+                owner.project_id,
+                survey.model,
+                since=int(self._clock.now()) - _HISTORY_SECONDS,
+                limit=_HISTORY_BATCHES,
+            )
+            if not rates:
+                return None
+            low, high = max(low, survey.lines / max(rates)), high + survey.lines / min(rates)
+        return int(low), max(1, round(high))
