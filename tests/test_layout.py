@@ -63,6 +63,7 @@ EXCEPTIONS = {
     "pipeline/dispatch/waiting": Elsewhere("pipeline/test_progress.py", "it shows in the progress of a batch"),
     "pipeline/inference": Elsewhere("api/test_inference.py", "the endpoint is tested through the API"),
     "pipeline/line_reader": Elsewhere("pipeline/test_rerun.py", _PART),
+    "pipeline/check": Elsewhere("api/test_check.py", _THROUGH_API),
     "pipeline/job": Elsewhere("pipeline/test_claim.py", _PART),
     "pipeline/storage_quota": Elsewhere("api/test_storage_quota.py", _THROUGH_API),
     "store/claim": Elsewhere("conformance/test_store_shards.py", _STORE),

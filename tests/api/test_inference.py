@@ -536,3 +536,30 @@ def test_a_large_call_is_held_once(serve: Callable[..., Api], manual_upstream: M
             held.append(tracemalloc.get_traced_memory()[0])
         # With a second copy of the body it would be 8 MB.
         assert (held[-1] - held[1]) / 10 < 7_000_000
+
+
+@pytest.mark.rule("E4", "An endpoint that is allowed in batches is served synchronously too, and others are not.")
+def test_an_endpoint_of_batches_is_served_synchronously_too(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
+    api = serve(upstream_url=manual_upstream.url, batch_endpoints="/v1/chat/completions,/v1/embeddings")
+    answer = b'{"object":"list","data":[{"embedding":[0.10]}],"usage":{"prompt_tokens":3,"total_tokens":3}}'
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(api.post, "/v1/embeddings", {"model": "m", "input": "hi"})
+        peer = manual_upstream.accept()
+        got = peer.read()
+        peer.answer(answer)
+    assert got.path == "/v1/embeddings"
+    reply = calling.result()
+    assert (reply.status, reply.body) == (200, answer)
+    assert [(entry.model, entry.input_tokens) for entry in api.usage()] == [("m", 3)]
+    missing = api.post("/v1/embeddings", {"input": "hi"})
+    assert (missing.status, missing.error["param"]) == (400, "model")
+    assert api.post("/v1/embeddings", {"model": "m", "input": "hi", "stream": True}).error["param"] == "stream"
+    assert "/v1/embeddings" in api.call("GET", "/openapi.json").json["paths"]
+    assert api.post("/v1/completions", {"model": "m"}).status == 404
+
+
+def test_an_endpoint_that_is_not_allowed_in_batches_is_not_served(api: Api) -> None:
+    """E4: by default only chats are allowed in batches."""
+    assert api.post("/v1/embeddings", {"model": "m", "input": "hi"}).status == 404

@@ -4,6 +4,7 @@ import pytest
 from msgspec.json import decode, encode
 
 from batchline.domain.waiting import (
+    HeldWait,
     QuarantineWait,
     QueueWait,
     RateLimitWait,
@@ -18,6 +19,10 @@ from batchline.domain.waiting import (
 )
 
 WAITS: list[tuple[Wait, str]] = [
+    (
+        HeldWait(code="invalid_request_error", message="no", since=5),
+        '{"reason":"held","code":"invalid_request_error","message":"no","since":5}',
+    ),
     (
         UpstreamPause(upstream="u", detail="http_401", since=5, model="m"),
         '{"reason":"upstream_paused","upstream":"u","detail":"http_401","since":5,"model":"m"}',

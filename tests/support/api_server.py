@@ -271,6 +271,11 @@ class Api:
         with closing(sqlite3.connect(self.folder / "test.sqlite")) as database:
             return database.execute(sql, values).fetchone()[0]
 
+    def change(self, sql: str, *values: object) -> None:
+        """Change rows of the database."""
+        with closing(sqlite3.connect(self.folder / "test.sqlite", timeout=TIMEOUT_SECONDS)) as database, database:
+            database.execute(sql, values)
+
     def uploading(self) -> int:
         """Return how many uploads are neither finished nor abandoned."""
         return int(str(self.ask("SELECT count(*) FROM files WHERE state = 'uploading'")))

@@ -15,7 +15,7 @@ from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_LEASE_SECONDS = int(4 * TIMEOUT_SECONDS)
+_LEASE_SECONDS = int(TIMEOUT_SECONDS) + 5
 """The time after which an attempt of a process that died is made again."""
 _MAX_IN_FLIGHT = 16
 _KEPT_SECONDS = 7 * 86_400

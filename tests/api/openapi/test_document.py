@@ -39,6 +39,7 @@ _EMPTY_IDS = {
     "/v1/batches//rerun": "/v1/batches/{batch_id}/rerun",
     "/v1/batches//results": "/v1/batches/{batch_id}/results",
     "/v1/batches//merged": "/v1/batches/{batch_id}/merged",
+    "/v1/batches//release": "/v1/batches/{batch_id}/release",
 }
 """A12: an empty id has its own route, which answers 400."""
 
