@@ -139,3 +139,13 @@ async def test_a_batch_without_a_hold_is_never_held(world: World) -> None:
     for shard in shards[:5]:
         await fail(world, shard, unsettled(shard.settled, shard.lines))
     assert not (await world.seen(batch)).is_held
+
+
+async def test_a_check_opens_nothing_of_a_held_batch(world: World) -> None:
+    """F6: withheld shards of a held batch are no damage."""
+    batch = await held(world)
+    inspected = await world.store.inspect_batch(batch.id)
+    assert inspected is not None
+    assert inspected.unclaimable == []
+    await world.store.open_missing_lanes(batch.id)
+    assert await world.claim() == []

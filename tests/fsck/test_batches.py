@@ -117,6 +117,16 @@ def _a_lane_is_closed(data: StoredData) -> str:
     return "no worker finds them: their lane is closed"
 
 
+def _shards_are_withheld_for_no_reason(data: StoredData) -> str:
+    shard = data.shard("slow", "leased")
+    data.change(
+        "UPDATE shards SET state = 'withheld', owner = NULL WHERE batch_id = $1 AND n = $2",
+        shard["batch_id"],
+        shard["n"],
+    )
+    return "they are withheld although the batch is not held"
+
+
 _REPAIRED: dict[Plant, Kind] = {
     _output_is_missing: Kind.RESULT,
     _output_is_cut: Kind.RESULT,
@@ -132,6 +142,7 @@ _REPAIRED: dict[Plant, Kind] = {
     _a_running_batch_counts_as_drained: Kind.STATE,
     _a_drained_batch_does_not_count_as_such: Kind.STATE,
     _a_lane_is_closed: Kind.LANE,
+    _shards_are_withheld_for_no_reason: Kind.LANE,
 }
 
 

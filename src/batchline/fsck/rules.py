@@ -56,8 +56,11 @@ def broken_rules(rows: InspectedBatch) -> Iterator[Finding]:
         yield Finding(
             kind=Kind.LANE,
             batch=rows.batch.id,
-            problem=f"{len(rows.unclaimable)} of its shards are open, but no worker finds them: their lane is closed",
-            next="Their lines do not run until the lane is opened: run with --repair.",
+            problem=(
+                f"{len(rows.unclaimable)} of its shards should run, but no worker finds them: their lane is closed, or "
+                "they are withheld although the batch is not held"
+            ),
+            next="Their lines do not run until they are opened: run with --repair.",
             fix=Fix.OPEN_LANES,
         )
 

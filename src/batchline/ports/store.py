@@ -641,7 +641,7 @@ class Inspection(Protocol):
         """Close the shards of an ended batch that could still run."""
 
     async def open_missing_lanes(self, batch_id: str) -> None:
-        """Open the lanes of open shards that no claim finds."""
+        """Open the lanes of shards that no claim finds, and shards that are withheld although the batch is not held."""
 
     async def hand_over(self, batch_id: str, shards: Sequence[UnsettledShard]) -> None:
         """Let the service repair an active batch once it is drained.

@@ -68,6 +68,7 @@ class SqlInspection:
         def script() -> Script[None]:
             yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
             yield from open_lanes((yield from rows("unclaimable_shards", batch_id=batch_id)))
+            yield from change("open_stray_shards", batch_id=batch_id)
 
         await self._database.write(script)
 

@@ -835,10 +835,19 @@ FROM shards WHERE batch_id = :batch_id ORDER BY n;
 SELECT id, output_bytes, error_bytes, object_key, lines, checksum FROM segments WHERE batch_id = :batch_id ORDER BY id;
 
 -- name: unclaimable_shards
--- Lists the open shards of a batch that no claim finds, because their lane is closed or does not exist.
+-- Lists the shards of a batch that should run but that no claim finds, because their lane is closed or does not exist, or
+-- because they are withheld although the batch is not held.
 SELECT project_id, model, expires_at, batch_id, n FROM shards
 WHERE batch_id = :batch_id AND state = 'open' AND NOT EXISTS (
     SELECT 1 FROM lanes WHERE lanes.project_id = shards.project_id AND lanes.model = shards.model AND lanes.open = 1
+) OR batch_id = :batch_id AND state = 'withheld' AND NOT EXISTS (
+    SELECT 1 FROM batches WHERE id = :batch_id AND hold IN ('probing', 'held') AND status = 'in_progress'
+);
+
+-- name: open_stray_shards
+-- Opens the shards that are withheld although their batch is not held.
+UPDATE shards SET state = 'open' WHERE batch_id = :batch_id AND state = 'withheld' AND NOT EXISTS (
+    SELECT 1 FROM batches WHERE id = :batch_id AND hold IN ('probing', 'held') AND status = 'in_progress'
 );
 
 -- name: booked_usage
