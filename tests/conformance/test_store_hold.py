@@ -34,12 +34,12 @@ def lines_of(shards: Sequence[Shard]) -> int:
 
 
 async def held(world: World) -> Batch:
-    """Create a batch that is held after a part of its probe."""
-    batch = await world.running(shards=SHARDS, hold=Hold.PROBING)
-    probe = await world.claim()
-    for shard in probe[:3]:
+    """Create a batch that is held after a part of its trial."""
+    batch = await world.running(shards=SHARDS, hold=Hold.TRIAL)
+    trial = await world.claim()
+    for shard in trial[:3]:
         await fail(world, shard, unsettled(shard.settled, shard.lines))
-    for shard in probe[3:]:
+    for shard in trial[3:]:
         await world.store.release(batch.id, owner=ME, shards=[(shard.n, shard.epoch)])
     seen = await world.seen(batch)
     assert seen.is_held
@@ -47,21 +47,21 @@ async def held(world: World) -> Batch:
 
 
 @pytest.mark.rule("G6", "Before the first lines are recorded, only a few lines of the batch can be claimed.")
-async def test_only_the_probe_of_a_new_batch_can_be_claimed(world: World) -> None:
-    await world.running(shards=SHARDS, hold=Hold.PROBING)
+async def test_only_the_trial_of_a_new_batch_can_be_claimed(world: World) -> None:
+    await world.running(shards=SHARDS, hold=Hold.TRIAL)
     assert lines_of(await world.claim()) == 64
     assert await world.claim(holder=OTHER) == []
 
 
-async def test_every_line_runs_once_the_probe_is_fine(world: World) -> None:
-    batch = await world.running(shards=SHARDS, hold=Hold.PROBING)
-    probe = await world.claim()
-    await world.record_all(probe[:3])
+async def test_every_line_runs_once_the_trial_is_fine(world: World) -> None:
+    batch = await world.running(shards=SHARDS, hold=Hold.TRIAL)
+    trial = await world.claim()
+    await world.record_all(trial[:3])
     seen = await world.seen(batch)
     assert (seen.hold, seen.is_held) == (Hold.WATCHING, False)
     rest = await world.claim(holder=OTHER)
     assert lines_of(rest) == 1000 - 64
-    await world.record_all([*probe[3:], *rest])
+    await world.record_all([*trial[3:], *rest])
     finish = await world.finish()
     assert (finish.batch.completed, finish.leftovers) == (1000, [])
     assert await world.publish(finish) is BatchStatus.COMPLETED
@@ -111,7 +111,7 @@ async def test_a_held_batch_ends_as_ever(world: World, end: str) -> None:
 
 
 async def test_shards_of_a_dead_worker_stay_withheld(world: World) -> None:
-    batch = await world.running(shards=SHARDS, hold=Hold.PROBING)
+    batch = await world.running(shards=SHARDS, hold=Hold.TRIAL)
     mine, others = await world.claim(lines=16), await world.claim(holder=OTHER)
     for shard in [*mine, others[0]]:
         await fail(world, shard, unsettled(shard.settled, shard.lines))
@@ -124,8 +124,8 @@ async def test_shards_of_a_dead_worker_stay_withheld(world: World) -> None:
     assert lines_of(await world.claim(lines=100_000)) > 0
 
 
-async def test_a_batch_whose_probe_cannot_be_read_runs_its_other_lines(world: World) -> None:
-    batch = await world.running(shards=SHARDS, hold=Hold.PROBING)
+async def test_a_batch_whose_trial_cannot_be_read_runs_its_other_lines(world: World) -> None:
+    batch = await world.running(shards=SHARDS, hold=Hold.TRIAL)
     for shard in await world.claim():
         await world.store.close_shard(batch.id, shard.n, epoch=shard.epoch, owner=ME)
     assert (await world.seen(batch)).hold is Hold.WATCHING

@@ -30,7 +30,7 @@ A shard::
       └──> closed <─┘                     (its batch was stopped, or its lines cannot be read: what is not recorded
                                            does not run)
 
-    withheld <──> open, leased            (its batch is held, or runs its probe first: see ``hold.py``)
+    withheld <──> open, leased            (its batch is held, or runs its trial first: see ``hold.py``)
     withheld ──> closed
 
 A repair sets the shards of a drained batch to what its readable segments hold: done or closed shards are open again if
@@ -66,7 +66,7 @@ class Stop(StrEnum):
 class Hold(StrEnum):
     """Whether a batch that was created with ``hold`` is held, or may be: see ``hold.py``."""
 
-    PROBING = "probing"
+    TRIAL = "trial"
     WATCHING = "watching"
     HELD = "held"
     OFF = "off"

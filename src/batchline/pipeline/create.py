@@ -184,7 +184,7 @@ class BatchCreator:
             expires_at=int(now) + self._window_seconds,
             epoch=_EPOCH,
             parent_batch_id=None if request.rerun is None else request.rerun.batch_id,
-            hold=Hold.PROBING if request.hold else None,
+            hold=Hold.TRIAL if request.hold else None,
             output_lifetime=request.output_lifetime,
         )
 

@@ -12,7 +12,7 @@ from batchline.domain.records import Batch, NewShard
 from batchline.domain.states import BatchStatus, ShardState
 from batchline.domain.wire import BatchObject
 from batchline.ports import BatchSnapshot, CreateRecord, NewBatch
-from batchline.store.hold import open_withheld, withhold_all_but_probe
+from batchline.store.hold import open_withheld, withhold_all_but_trial
 from batchline.store.lanes import open_lanes
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows, rows_of_many
 from batchline.store.webhooks import queue_event
@@ -102,7 +102,7 @@ class SqlBatches:
             batch = yield from fetch_batch(batch_id)
             inserted = [_new_shard(batch, n, shard) for n, shard in enumerate(shards)]
             if batch.hold is not None:
-                inserted = withhold_all_but_probe(inserted)
+                inserted = withhold_all_but_trial(inserted)
             yield from open_lanes([shard for shard in inserted if shard["state"] == ShardState.OPEN])
             yield from change_many("insert_shard", inserted)
             return (yield from _store_batch_as_answer(batch))

@@ -1,4 +1,4 @@
-"""Withholds the shards of a batch while it is held, or while only its probe may run, and opens them again."""
+"""Withholds the shards of a batch while it is held, or while only its trial may run, and opens them again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,23 +6,23 @@ from typing import Any
 from msgspec import convert
 
 from batchline.domain.bitmap import all_but
-from batchline.domain.hold import choose_probe, judge
+from batchline.domain.hold import choose_trial, judge
 from batchline.domain.progress import LineErrors
 from batchline.domain.states import Hold, ShardState
 from batchline.store.lanes import open_lanes
 from batchline.store.sql import Script, change, one, rows
 
 
-def withhold_all_but_probe(shards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the new shards of a batch with only the lines of its probe open.
+def withhold_all_but_trial(shards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the new shards of a batch with only the lines of its trial open.
 
-    A shard with lines of the probe is split, as if its worker had died: both parts keep its range in the work file, and
+    A shard with lines of the trial is split, as if its worker had died: both parts keep its range in the work file, and
     each has the lines of the other marked as settled.
     """
-    probe = choose_probe([shard["lines"] for shard in shards])
+    trial = choose_trial([shard["lines"] for shard in shards])
     divided, rest = [], []
     for shard in shards:
-        positions = probe.get(shard["n"], [])
+        positions = trial.get(shard["n"], [])
         if not positions:
             divided.append(shard | {"state": ShardState.WITHHELD})
             continue
@@ -46,7 +46,7 @@ def judge_hold(batch_id: str) -> Script[None]:
     yield from change("set_hold", batch_id=batch_id, hold=hold)
     if hold is Hold.HELD:
         yield from change("withhold_open_shards", batch_id=batch_id)
-    elif before is Hold.PROBING:
+    elif before is Hold.TRIAL:
         yield from open_withheld(batch_id)
 
 

@@ -40,7 +40,7 @@ twice as many workers before it is found; with more, harmless lines would run in
 _MAX_RESCUES = 256
 """The most shards that one transaction rescues, so that no batch stays locked for long."""
 
-_JUDGED = (Hold.PROBING, Hold.WATCHING)
+_JUDGED = (Hold.TRIAL, Hold.WATCHING)
 """The batches of which each record decides whether they are held."""
 
 _TERMINAL_STATUS = {

@@ -993,13 +993,13 @@ WHERE batch_id = :batch_id AND state = 'open' AND NOT EXISTS (
         AND hashtextextended(lanes.model, 0) = hashtextextended(shards.model, 0) AND lanes.model = shards.model
         AND (lanes.next_expires_at, lanes.next_batch_id, lanes.next_n) <= (shards.expires_at, shards.batch_id, shards.n)
 ) OR batch_id = :batch_id AND state = 'withheld' AND NOT EXISTS (
-    SELECT 1 FROM batches WHERE id = :batch_id AND hold IN ('probing', 'held') AND status = 'in_progress'
+    SELECT 1 FROM batches WHERE id = :batch_id AND hold IN ('trial', 'held') AND status = 'in_progress'
 );
 
 -- name: open_stray_shards
 -- Opens the shards that are withheld although their batch is not held.
 UPDATE shards SET state = 'open' WHERE batch_id = :batch_id AND state = 'withheld' AND NOT EXISTS (
-    SELECT 1 FROM batches WHERE id = :batch_id AND hold IN ('probing', 'held') AND status = 'in_progress'
+    SELECT 1 FROM batches WHERE id = :batch_id AND hold IN ('trial', 'held') AND status = 'in_progress'
 );
 
 -- name: booked_usage

@@ -841,13 +841,13 @@ SELECT project_id, model, expires_at, batch_id, n FROM shards
 WHERE batch_id = :batch_id AND state = 'open' AND NOT EXISTS (
     SELECT 1 FROM lanes WHERE lanes.project_id = shards.project_id AND lanes.model = shards.model AND lanes.open = 1
 ) OR batch_id = :batch_id AND state = 'withheld' AND NOT EXISTS (
-    SELECT 1 FROM batches WHERE id = :batch_id AND hold IN ('probing', 'held') AND status = 'in_progress'
+    SELECT 1 FROM batches WHERE id = :batch_id AND hold IN ('trial', 'held') AND status = 'in_progress'
 );
 
 -- name: open_stray_shards
 -- Opens the shards that are withheld although their batch is not held.
 UPDATE shards SET state = 'open' WHERE batch_id = :batch_id AND state = 'withheld' AND NOT EXISTS (
-    SELECT 1 FROM batches WHERE id = :batch_id AND hold IN ('probing', 'held') AND status = 'in_progress'
+    SELECT 1 FROM batches WHERE id = :batch_id AND hold IN ('trial', 'held') AND status = 'in_progress'
 );
 
 -- name: booked_usage
