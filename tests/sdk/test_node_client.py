@@ -1,11 +1,13 @@
 """The official Node client: file before purpose, chunked, without a Content-Length (B2), and its own paging (C9b)."""
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.service import running_mock, running_service
+from tests.support.service import chat_lines, running_mock, running_service, submit
+from tests.support.webhook_receivers import running_receiver
 
 _NODE = Path(__file__).parents[1] / "node"
 
@@ -24,3 +26,24 @@ def test_the_whole_trip(tmp_path: Path) -> None:
         )
     assert trip.returncode == 0, trip.stderr
     assert trip.stdout == "the trip is complete\n"
+
+
+@pytest.mark.node
+@pytest.mark.rule("G10", "unwrap() of the official Node client accepts a delivery.")
+def test_an_event_is_unwrapped(tmp_path: Path) -> None:
+    with running_receiver() as receiver, running_mock() as mock, running_service(tmp_path, mock.url) as service:
+        made = json.loads(service.command("webhooks", "create", receiver.url, "--json"))
+        batch = submit(service.client(), chat_lines(["one"]))
+        received = receiver.wait_for(bool)[0]
+    given = {"secret": made["secret"], "headers": received.headers, "body": received.body.decode()}
+    unwrapped = subprocess.run(
+        ["node", "unwrap.mjs"],
+        cwd=_NODE,
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert unwrapped.returncode == 0, unwrapped.stderr
+    assert unwrapped.stdout == f"batch.completed {batch.id}\n"
