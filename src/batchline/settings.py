@@ -13,6 +13,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from batchline.domain.embedded_model import ANY_MODEL, EMBEDDED_MODEL
 from batchline.domain.endpoints import CHAT, SYNC_ONLY
 from batchline.domain.limits import InputLimits, StorageLimits
 from batchline.domain.models import CLASSIFIER_UPSTREAM, DEFAULT_UPSTREAM, Catalog, Model, ModelKind
@@ -355,6 +356,14 @@ class Settings(BaseSettings):
         """Whether the embedded model is used: it replaces the default upstream if ``upstream_url`` is not set."""
         used = {name for model in self.models.values() for name in model.upstream} or {DEFAULT_UPSTREAM}
         return self.upstream_url is None and DEFAULT_UPSTREAM in used
+
+    @property
+    def embedded_names(self) -> tuple[str, ...]:
+        """The model names that the embedded model answers to: its own, any, and those that models map to it."""
+        mapped = (
+            model.name or model_id for model_id, model in self.models.items() if DEFAULT_UPSTREAM in model.upstream
+        )
+        return tuple(dict.fromkeys((EMBEDDED_MODEL, ANY_MODEL, *mapped)))
 
     @property
     def classifies(self) -> bool:

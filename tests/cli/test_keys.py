@@ -247,3 +247,35 @@ def _opens(service: Service, account: dict[str, str]) -> int:
     """What the service answers to this key."""
     headers = {"x-api-key": account["api_key"], "x-project-id": account["project_id"]}
     return service.call("GET", "/v1/files", headers=headers).status
+
+
+@pytest.mark.parametrize(
+    "command", [("keys", "list"), ("orgs", "list"), ("projects", "list"), ("usage",)], ids=" ".join
+)
+def test_a_command_that_reads_creates_nothing(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """F3: a typo in --data-dir is an error, and leaves no empty service behind."""
+    folder = tmp_path / "typo"
+    code, told = Shell(folder).refusal(*command)
+    assert code == 1
+    assert f"There is no data of a service in {folder}." in told
+    assert "--data-dir" in told
+    assert not folder.exists()
+
+
+def test_a_command_that_creates_says_where(tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "data")
+    assert f"A new data folder is made: {tmp_path / 'data'}" in shell.call("keys", "create").stderr
+    assert "A new data folder" not in shell.call("keys", "create").stderr
+
+
+def test_a_service_with_another_folder_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F3: it would answer 403 to the new key."""
+    other = Shell(tmp_path / "other")
+    with running_mock() as mock, running_service(tmp_path, mock.url) as service:
+        monkeypatch.setenv("BATCHLINE_PORT", str(service.port))
+        url = f"http://127.0.0.1:{service.port}"
+        assert f"The service at {url} uses another folder." in other.call("keys", "list").stderr
+        assert (
+            f"the service at {url} uses another data folder than {other.folder}" in other.call("keys", "create").stderr
+        )
+        assert "another data folder" not in Shell(service.data_dir).call("keys", "create").stderr

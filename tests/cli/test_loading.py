@@ -36,30 +36,28 @@ def _told(file: Path, text: str) -> list[str]:
         (
             "[models.small]\ninput_price = -1",
             "models.small.input_price",
-            "Input should be greater than or equal to 0. Expected: Price of a million input tokens, in units.",
+            "the value must be at least 0. Expected: Price of a million input tokens, in units.",
         ),
         (
             "[models.small]\noutput_price = 0.0000000001",
             "models.small.output_price",
-            "Decimal input should have no more than 9 decimal places. "
-            "Expected: Price of a million output tokens, in units.",
+            "the highest number of decimals is 9. Expected: Price of a million output tokens, in units.",
         ),
         (
             '[models.small]\nkind = "chatty"',
             "models.small.kind",
-            "Input should be 'chat' or 'classification'. "
+            "the value must be 'chat' or 'classification'. "
             "Expected: chat, or classification if the answers are JSON documents.",
         ),
         (
             "[models.small]\nprojects = [7]",
             "models.small.projects.0",
-            "Input should be a valid string. "
-            "Expected: Ids of the projects that may use the model; if not set, all projects.",
+            "the value is not a text. Expected: Ids of the projects that may use the model; if not set, all projects.",
         ),
         (
             '[upstreams.there]\napi_key = "sk"',
             "upstreams.there.url",
-            "Field required. Expected: Base URL of an OpenAI-compatible API, ending in /v1.",
+            "it is missing. Expected: Base URL of an OpenAI-compatible API, ending in /v1.",
         ),
         (
             "[models.small]\ninput_prise = 1",
@@ -76,7 +74,7 @@ def _told(file: Path, text: str) -> list[str]:
         (
             '[models."small-1.5"]\nmax_tokens = 0',
             'models."small-1.5".max_tokens',
-            "Input should be greater than 0. Expected: Maximum number of input tokens.",
+            "the value must be greater than 0. Expected: Maximum number of input tokens.",
         ),
     ],
 )

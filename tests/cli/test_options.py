@@ -97,7 +97,7 @@ def test_a_flag_beats_the_environment_and_absent_flags_leave_it_alone(monkeypatc
 
 def test_a_wrong_flag_is_named_with_what_was_expected() -> None:
     told = _refused("--port", "99999")
-    assert "--port: Input should be less than or equal to 65535" in told
+    assert "--port: the value must be at most 65535" in told
     assert "Expected: Port to listen on" in told
 
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from batchline.cli.output import moment, printable, show_bytes, show_fields, show_json, show_table
+from batchline.cli.output import moment, show_bytes, show_fields, show_json, show_table
+from batchline.cli.text import printable
 
 
 def test_a_table_aligns_text_to_the_left_and_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from batchline.upstream.embedded.child import ALIAS
+from batchline.domain.embedded_model import EMBEDDED_MODEL
 from tests.support.service import CHAT, Service, await_end, counts_of, results_of, submit, wait_until
 
 
@@ -26,7 +26,7 @@ def test_a_batch_outlives_the_deaths_of_the_embedded_model(tmp_path: Path) -> No
         batch = await_end(client, batch.id)
         records = results_of(client, batch, lines)
         assert counts_of(batch) == (24, 24, 0)
-        assert {record["response"]["body"]["model"] for record in records.values()} == {ALIAS}
+        assert {record["response"]["body"]["model"] for record in records.values()} == {EMBEDDED_MODEL}
         assert service.log.count("the embedded model died") == 2
         assert service.terminate() == 0
         assert not any(psutil.pid_exists(pid) for pid in _pids(service, 3))

@@ -24,6 +24,8 @@ class Exchange(NamedTuple):
         """The step of a run that sends this request."""
         if self.method == "POST":
             return "upload" if self.path.endswith("/files") else "create"
+        if self.path.endswith("/healthz"):
+            return "probe"
         return "download" if self.path.endswith("/content") else "poll"
 
 

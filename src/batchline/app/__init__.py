@@ -1,15 +1,17 @@
 """The composition root: settings -> adapters -> engine -> server. The only package that knows the adapters."""
 
-from batchline.app.backends import adopt_objects, check_stored_data, clock_file, migrate_store, open_store
-from batchline.app.roles import api, run, serve, worker
+from batchline.app.backends import adopt_objects, check_stored_data, clock_file, has_database, migrate_store, open_store
+from batchline.app.roles import api, api_on_folder, run, serve, worker
 from batchline.app.startup import StartupError
 
 __all__ = [
     "StartupError",
     "adopt_objects",
     "api",
+    "api_on_folder",
     "check_stored_data",
     "clock_file",
+    "has_database",
     "migrate_store",
     "open_store",
     "run",

@@ -72,6 +72,11 @@ async def open_child_store(settings: Settings) -> AsyncIterator[tuple[Store, Wat
         yield opened
 
 
+def has_database(settings: Settings) -> bool:
+    """Return whether the database that the settings name may exist. Of PostgreSQL only opening it can tell."""
+    return settings.database_url is not None or _database_file(settings).exists()
+
+
 def clock_file(settings: Settings) -> ClockFile:
     """Return the file in which a service on SQLite keeps the time that it trusts."""
     return ClockFile(settings.data_dir)
@@ -152,7 +157,7 @@ async def adopt_objects(settings: Settings) -> None:
 
 async def check_stored_data(settings: Settings, checked: Checked, *, repair: bool) -> CheckReport:
     """Check everything that the settings name, beside a service that may run. Raise StartupError."""
-    if settings.database_url is None and not _database_file(settings).exists():
+    if not has_database(settings):
         raise StartupError(
             f"There is no service in the data folder {settings.data_dir}. Name another with --data-dir, or name a "
             "PostgreSQL database with --database-url."

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvloop
+from msgspec.json import encode as encode_json
 from starlette.types import ASGIApp
 
+from batchline import __version__
 from batchline.api.server import Server, build, build_health
 from batchline.app.backends import identity_check, migrate_own_store, open_both
 from batchline.app.startup import (
@@ -37,6 +39,7 @@ from batchline.pipeline.budget import Budgets
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.validation_pool import ValidationPool
 from batchline.ports import Objects, Store, WatchedClock
+from batchline.service_description import describe
 from batchline.settings import Settings
 from batchline.system import SystemRandom
 from batchline.telemetry.logs import configure_logs
@@ -143,7 +146,7 @@ async def serve(
 
             stop_on_signals(stop)
             if lock is not None:
-                write_lock(lock, os.getpid(), url_of(context.sock))
+                write_lock(lock, os.getpid(), url_of(context.sock), encode_json(describe(settings)).decode())
             await _run_all("batchline", context, server.serve(), engine.run(), pool.run())
             validator.close()
 
@@ -160,12 +163,23 @@ async def api(settings: Settings, progress: Progress) -> None:
         role = ApiRole(context, validator=validator, workers=context.store, sync_call_heartbeat=heartbeat)
         server = _api_server(context, role)
         stop_on_signals(server.stop)
-        async with asyncio.TaskGroup() as group:
-            background = [group.create_task(role.run()), group.create_task(clock_task(context).run())]
-            await _run_all("batchline api", context, server.serve())
-            for task in background:
-                task.cancel()
+        await _serve_beside(server, context, role)
         validator.close()
+
+
+async def api_on_folder(settings: Settings, progress: Progress) -> None:
+    """Run the API alone on a data folder that no other service uses, for a command that runs no line."""
+    with own_folder(settings) as lock:
+        async with _process_context(settings, progress) as context:
+            validator = ValidationPool()
+            workers = MemoryFleet() if settings.database_url is None else context.store
+            role = ApiRole(context, validator=validator, workers=workers)
+            server = _api_server(context, role)
+            stop_on_signals(server.stop)
+            if lock is not None:
+                write_lock(lock, os.getpid(), url_of(context.sock), encode_json(describe(settings)).decode())
+            await _serve_beside(server, context, role)
+            validator.close()
 
 
 async def worker(settings: Settings, progress: Progress) -> None:
@@ -183,6 +197,15 @@ async def worker(settings: Settings, progress: Progress) -> None:
 
         await _run_all("batchline worker", context, run_batches(), server.serve())
         validator.close()
+
+
+async def _serve_beside(server: Server, context: ProcessContext, role: ApiRole) -> None:
+    """Serve requests until the server stops, with the tasks of the API in the background."""
+    async with asyncio.TaskGroup() as group:
+        background = [group.create_task(role.run()), group.create_task(clock_task(context).run())]
+        await _run_all("batchline api", context, server.serve())
+        for task in background:
+            task.cancel()
 
 
 @asynccontextmanager
@@ -212,10 +235,25 @@ async def _process_context(
 
 
 async def _run_all(name: str, context: ProcessContext, *parts: Coroutine[Any, Any, None]) -> None:
-    log.info("%s listens", name, extra={"url": url_of(context.sock), "data": str(context.settings.data_dir)})
+    _announce(name, context)
     async with asyncio.TaskGroup() as group:
         for part in parts:
             group.create_task(part)
+
+
+def _announce(name: str, context: ProcessContext) -> None:
+    """Say who answers, and where: in the log, and on a terminal also as text that is easy to read."""
+    description, url, folder = describe(context.settings), url_of(context.sock), context.settings.data_dir.resolve()
+    answers = "; ".join(description.answers)
+    log.info("%s listens", name, extra={"url": url, "data": str(folder), "version": __version__, "answers": answers})
+    if sys.stderr.isatty():
+        lines = [
+            f"{name} {description.version} listens on {url}",
+            *(f"  answers      {text}" for text in description.answers),
+            f"  data folder  {folder}",
+            f"  API          {url}/v1, described on {url}/docs",
+        ]
+        sys.stderr.write("\n".join(["", *lines, "", ""]))
 
 
 async def _start_metering(context: Context) -> None:

@@ -80,6 +80,7 @@ async def _embedded_model(settings: Settings, progress: Progress, held_bytes: He
     await check_engine()
     return EmbeddedUpstream(
         weights=await _weights(SMOLLM2, progress),
+        names=settings.embedded_names,
         slots=settings.embedded_slots,
         connect_timeout=settings.connect_timeout_seconds,
         request_timeout=settings.request_timeout_seconds,

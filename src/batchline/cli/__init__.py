@@ -6,45 +6,58 @@ import click
 
 from batchline import __version__
 
-_MODULES = {
-    "adopt": "adopt",
-    "api": "roles",
-    "backup": "backup",
-    "batches": "batches",
-    "clock": "clock",
-    "fsck": "fsck",
-    "keys": "keys",
-    "migrate": "migrate",
-    "mock": "mock",
-    "orgs": "orgs",
-    "projects": "projects",
-    "restore": "restore",
-    "run": "run",
-    "serve": "roles",
-    "usage": "usage",
-    "webhooks": "webhooks",
-    "worker": "roles",
+_COMMANDS = {
+    "Jobs": ("run", "batches", "errors", "files", "models"),
+    "Service": ("serve", "api", "worker", "keys", "orgs", "projects", "usage", "webhooks"),
+    "Operation": ("migrate", "backup", "restore", "fsck", "adopt", "clock"),
+    "Tools": ("mock",),
 }
-"""The module of each command. The command is the object in it that has the command's name."""
+"""The commands, as ``--help`` groups them."""
+_MODULES = {"api": "roles", "serve": "roles", "worker": "roles"}
+"""The modules of commands that do not have a module of their own name."""
 
 
 class _LazyGroup(click.Group):
     """A group that imports its commands when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_MODULES)
+        return [name for names in _COMMANDS.values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
+        if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = getattr(import_module(f"{__name__}.{_MODULES[cmd_name]}"), cmd_name)
+        module = import_module(f"{__name__}.{_MODULES.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
+            raise click.NoSuchCommand(args[0], possibilities=self.list_commands(ctx), ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.list_commands(ctx)))
+        for title, names in _COMMANDS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (name.ljust(width), command.get_short_help_str(formatter.width - width - 6))
+                        for name, command in commands
+                        if command is not None
+                    ]
+                )
 
 
 @click.group(name="batchline", cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="batchline")
 def main() -> None:
     """OpenAI's Files and Batch API on your own machines.
+
+    Client commands use the server in BATCHLINE_BASE_URL with the key in BATCHLINE_API_KEY, or OPENAI_BASE_URL and
+    OPENAI_API_KEY if these are not set. Without a server they use the data folder on this machine.
 
     Every setting can be given as a flag of `serve`, as a BATCHLINE_* environment variable, or in the TOML file that
     --config names. A flag overrides the environment, and the environment overrides the file. Upstreams and models are

@@ -5,11 +5,12 @@ from typing import Any
 
 import click
 
+from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @settings_options("data_dir", "database_url", "database_pooler", "storage_url", "config")
 def adopt(*, yes: bool, **flags: Any) -> None:

@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 
+from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
 from batchline.cli.output import show_bytes
 from batchline.system import SystemClock
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @settings_options("data_dir", "config")

@@ -4,13 +4,14 @@ from typing import Any
 
 import click
 
+from batchline.cli.help import Group
 from batchline.cli.loading import load_settings
 from batchline.cli.output import json_flag, moment, show_fields, show_json
 from batchline.cli.store import now, store_options
 from batchline.settings import Settings
 
 
-@click.group()
+@click.group(cls=Group)
 def clock() -> None:
     """Show the time that the service trusts, or accept the machine's clock after a jump."""
 

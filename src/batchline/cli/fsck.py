@@ -8,9 +8,11 @@ from typing import Any
 import click
 from msgspec.structs import asdict
 
+from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
-from batchline.cli.output import json_flag, printable, show_json
+from batchline.cli.output import json_flag, show_json
+from batchline.cli.text import printable
 from batchline.fsck.findings import TITLES, Checked, CheckReport, Finding, Fix, Kind, RepairStatus
 
 _MB = 1_000_000
@@ -35,7 +37,7 @@ class _CannotCheck(click.ClickException):
     exit_code = 2
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--repair", is_flag=True, help="Repair what can be repaired safely. Nothing of a client is deleted.")
 @json_flag
 @settings_options("data_dir", "database_url", "database_pooler", "storage_url", "work_retention_seconds", "config")

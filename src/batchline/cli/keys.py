@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from batchline.cli.help import Group
 from batchline.cli.loading import RUN_VARIABLES
 from batchline.cli.new_key import hint as hint_of
 from batchline.cli.new_key import new_key, new_secret
@@ -47,7 +48,7 @@ class _Lifetime(click.ParamType[int]):
         return int(found[1]) * _UNIT_SECONDS[found[2]]
 
 
-@click.group()
+@click.group(cls=Group)
 def keys() -> None:
     """Create, list, revoke and rotate API keys.
 
@@ -100,7 +101,7 @@ def create(
         scopes=",".join(sorted(set(scopes))) or ALL_SCOPES,
         lifetime_seconds=expires_in,
     )
-    owner = in_store(flags, lambda store: store.create_key(new))
+    owner = in_store(flags, lambda store: store.create_key(new), creates=True)
     _show_secret(
         {
             "api_key": secret,
@@ -115,6 +116,7 @@ def create(
     )
     if not as_json:
         _show_ready_lines(secret, flags)
+    _warn_of_another_service(flags)
 
 
 @keys.command("list")
@@ -209,6 +211,19 @@ def _show_ready_lines(secret: str, flags: dict[str, Any]) -> None:
     url = os.environ.get(_BASE_URL) or f"http://{host}:{settings.port}/v1"
     click.echo(f"\nShell   export OPENAI_BASE_URL={shlex.quote(url)} OPENAI_API_KEY={secret}")
     click.echo(f"Python  client = OpenAI(base_url={json.dumps(url)}, api_key={json.dumps(secret)})")
+
+
+def _warn_of_another_service(flags: dict[str, Any]) -> None:
+    """Warn if the service that clients would reach uses another data folder, because it does not know the key."""
+    from batchline.cli.connection.local_service import url_of_another_folder  # noqa: PLC0415 (imports httpx)
+
+    settings = Settings(**{name: value for name, value in flags.items() if value is not None})
+    if (url := url_of_another_folder(settings)) is not None:
+        click.echo(
+            f"Warning: the service at {url} uses another data folder than {settings.data_dir.resolve()} and does not "
+            "know this key. Name its folder with --data-dir.",
+            err=True,
+        )
 
 
 def _row(key: Key) -> Row:

@@ -1,6 +1,7 @@
 """Loads settings. For a wrong one, reports where it was set and what was expected."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -14,7 +15,10 @@ from batchline.cli.options import FLAGS, TABLES, flag, variable
 from batchline.settings import Settings
 
 RUN_VARIABLES = tuple(map(variable, ("base_url", "api_key", "project_id")))
-"""Variables with which `batchline run` finds a server. They are not settings, but they are known variables."""
+"""Variables with which client commands find a server. They are not settings, but they are known variables."""
+BASE_URL_VARIABLES = (RUN_VARIABLES[0], "OPENAI_BASE_URL")
+KEY_VARIABLES = (RUN_VARIABLES[1], "OPENAI_API_KEY")
+"""Variables that name the server and the key. Those of OpenAI's clients are used if the first ones are not set."""
 
 
 def load_settings(**flags: str | None) -> Settings:
@@ -26,9 +30,9 @@ def load_settings(**flags: str | None) -> Settings:
     except ValidationError as invalid:
         raise click.UsageError("\n".join(_explain(error, given) for error in invalid.errors())) from None
     except (OSError, ValueError) as unreadable:
-        raise click.UsageError(f"{_source('config', given)}: the file cannot be read as TOML: {unreadable}") from None
+        raise click.UsageError(f"{source_of('config', given)}: {_unreadable(unreadable)}") from None
     if settings.config is not None and not settings.config.is_file():
-        raise click.UsageError(f"{_source('config', given)}: there is no file {settings.config}")
+        raise click.UsageError(f"{source_of('config', given)}: there is no file {settings.config}")
     _warn_of_unknown_variables()
     return settings
 
@@ -54,11 +58,53 @@ def _explain(error: ErrorDetails, given: Mapping[str, Any]) -> str:
     if not error["loc"]:
         return _explain_conflict(error, given)
     place = tuple(map(str, error["loc"]))
-    source = _source(place[0], given) if len(place) == 1 else f"{_dotted(place)} in {_file(given)}"
+    source = source_of(place[0], given) if len(place) == 1 else f"{_dotted(place)} in {_file(given)}"
     name, fields = _find_field(place)
     if error["type"] == "extra_forbidden":
         return f"{source}: there is no such setting{_suggestion(name, fields, error)}"
-    return f"{source}: {error['msg']}. Expected: {fields[name].description}"
+    return f"{source}: {_fault(error)}. Expected: {fields[name].description}"
+
+
+def _fault(error: ErrorDetails) -> str:
+    """Return what is wrong with a value, in words of this program rather than of its libraries."""
+    context = error.get("ctx", {})
+    if error["type"] == "value_error":
+        return str(context["error"])
+    limit = next((f"{words} {context[name]}" for name, words in _LIMITS.items() if name in context), None)
+    return limit or _FAULTS.get(error["type"], "the value is not valid")
+
+
+_LIMITS = {
+    "ge": "the value must be at least",
+    "gt": "the value must be greater than",
+    "le": "the value must be at most",
+    "lt": "the value must be less than",
+    "expected": "the value must be",
+    "min_length": "the shortest length is",
+    "max_digits": "the highest number of digits is",
+    "decimal_places": "the highest number of decimals is",
+}
+_FAULTS = {
+    "bool_parsing": "the value is neither on nor off",
+    "bool_type": "the value is neither on nor off",
+    "decimal_parsing": "the value is not a number",
+    "float_parsing": "the value is not a number",
+    "float_type": "the value is not a number",
+    "int_from_float": "the value is not a whole number",
+    "int_parsing": "the value is not a whole number",
+    "int_type": "the value is not a whole number",
+    "missing": "it is missing",
+    "string_pattern_mismatch": "the value does not have the right form",
+    "string_type": "the value is not a text",
+}
+
+
+def _unreadable(error: OSError | ValueError) -> str:
+    """Return why the file cannot be read. Of a TOML error only the place is used."""
+    if isinstance(error, OSError):
+        return f"the file cannot be read: {error.strerror}"
+    place = re.search(r"\(at (.+)\)", str(error))
+    return f"the file cannot be read as TOML{f'; look at {place[1]}' if place else ''}"
 
 
 def _explain_conflict(error: ErrorDetails, given: Mapping[str, Any]) -> str:
@@ -87,7 +133,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _source(name: str, given: Mapping[str, Any]) -> str:
+def source_of(name: str, given: Mapping[str, Any]) -> str:
     """Return where the user has to correct the setting: the flag, the variable, or the line of the file."""
     if name in given:
         return flag(name)

@@ -5,11 +5,12 @@ from typing import Any
 
 import click
 
+from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.store import store_options
 
 
-@click.command()
+@click.command(cls=Command)
 @store_options
 def migrate(**flags: Any) -> None:
     """Upgrade the database schema. `serve` does this when it starts; `api` and `worker` do not."""

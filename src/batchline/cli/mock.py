@@ -6,6 +6,7 @@ import signal
 import click
 import uvloop
 
+from batchline.cli.help import Command
 from batchline.upstream.mock.script import Plan, Script
 from batchline.upstream.mock.server import serve_mock
 
@@ -24,13 +25,14 @@ class _StatusPercent(click.ParamType[tuple[int, float]]):
         return _STATUS(code, param, ctx), _PERCENT(percent, param, ctx)
 
 
-@click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.command(cls=Command)
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
     default=9100,
     show_default=True,
     type=click.IntRange(0, 65535),
+    metavar="PORT",
     help="Port to listen on; 0 selects a free port.",
 )
 @click.option("--delay", default=0.0, type=_SECONDS, metavar="SECONDS", help="Delay of every answer.")
@@ -49,7 +51,7 @@ class _StatusPercent(click.ParamType[tuple[int, float]]):
 )
 @click.option("--hang", default=0.0, type=_PERCENT, metavar="PERCENT", help="Requests that are never answered.")
 @click.option("--retry-after", type=_SECONDS, metavar="SECONDS", help="Retry-After header of 429 and 503.")
-@click.option("--seed", default=0, show_default=True, help="Selects which requests get the faults.")
+@click.option("--seed", metavar="N", default=0, show_default=True, help="Selects which requests get the faults.")
 def mock(
     *,
     host: str,

@@ -4,19 +4,55 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import click
+import msgspec
+from msgspec import Raw
+
+from batchline.cli.options import settings_options
+from batchline.cli.text import printable
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 Row = Mapping[str, str | int | None]
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+base_url_option = click.option(
+    "--base-url", metavar="URL", help="Server to use. [BATCHLINE_BASE_URL, OPENAI_BASE_URL; none: the data folder]"
+)
+
+
+def client_options(command: _Command) -> _Command:
+    """Add the options that say which server or data folder a client command uses, and ``--json``."""
+    for option in (settings_options("data_dir", "config"), json_flag, base_url_option):
+        command = option(command)
+    return command
+
+
+_EXIT_CODES = {"0": "0 success", "1": "1 failure", "2": "2 wrong usage", "4": "4 wrong credentials"}
 _MAX_CELL_WIDTH = 80
 _MB = 1_000_000
+
+
+def exit_codes(*codes: str) -> str:
+    """Return the text on exit codes for the help of a command; the usual ones need only their number."""
+    return f"Exit codes: {', '.join(_EXIT_CODES.get(code, code) for code in codes)}."
 
 
 def show_json(value: object) -> None:
     """Print a value as indented JSON."""
     click.echo(json.dumps(value, indent=2))
+
+
+def show_object(raw: bytes | Raw) -> None:
+    """Print an object of the server as indented JSON, with its fields in the server's order."""
+    click.echo(msgspec.json.format(bytes(raw), indent=2))
+
+
+def show_objects(raws: Sequence[bytes | Raw]) -> None:
+    """Print objects of the server as one JSON array."""
+    show_object(b"[%b]" % b",".join(map(bytes, raws)))
 
 
 def show_fields(fields: Mapping[str, str]) -> None:
@@ -42,11 +78,6 @@ def show_table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, numbers:
 def moment(at: int | None, *, without: str = "-") -> str:
     """Return a time in ISO 8601, or ``without`` if there is none."""
     return without if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def printable(text: str) -> str:
-    """Escape what is not printable: text from a client, a server or a file must not control the terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def show_bytes(what: str) -> Callable[[int, int], None]:

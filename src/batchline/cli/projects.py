@@ -4,11 +4,12 @@ from typing import Any
 
 import click
 
+from batchline.cli.help import Group
 from batchline.cli.output import json_flag, moment, show_json, show_table
 from batchline.cli.store import in_store, store_options
 
 
-@click.group()
+@click.group(cls=Group)
 def projects() -> None:
     """List projects.
 

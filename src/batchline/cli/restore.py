@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
 from batchline.cli.output import show_bytes
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @settings_options("data_dir", "database_url", "database_pooler", "storage_url", "config")
 def restore(*, file: Path, **flags: Any) -> None:

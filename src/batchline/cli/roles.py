@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
 from batchline.settings import Settings
@@ -13,7 +14,7 @@ from batchline.settings import Settings
 Role = Callable[[Settings, Callable[[int, int], None]], Coroutine[Any, Any, None]]
 
 
-@click.command()
+@click.command(cls=Command)
 @settings_options()
 def serve(**flags: Any) -> None:
     """Run the whole service on one machine: API, worker, database and files.
@@ -23,14 +24,14 @@ def serve(**flags: Any) -> None:
     run_role("serve", flags)
 
 
-@click.command()
+@click.command(cls=Command)
 @settings_options()
 def api(**flags: Any) -> None:
     """Run an API node. Needs PostgreSQL and a bucket; any number of nodes can run at once."""
     run_role("api", flags)
 
 
-@click.command()
+@click.command(cls=Command)
 @settings_options()
 def worker(**flags: Any) -> None:
     """Run a worker. Needs PostgreSQL and a bucket; any number of workers can run at once.

@@ -11,6 +11,7 @@ from batchline.cli.options import settings_options
 from batchline.domain.errors import StoreDown
 from batchline.domain.records import Organization, Project
 from batchline.ports import Accounts, Store
+from batchline.settings import Settings
 from batchline.system import SystemClock
 
 T = TypeVar("T")
@@ -18,10 +19,18 @@ T = TypeVar("T")
 store_options = settings_options("data_dir", "database_url", "database_pooler", "config")
 
 
-def in_store(flags: dict[str, Any], action: Callable[[Store], Awaitable[T]]) -> T:
-    """Run an action on the store that the flags of ``store_options`` name."""
+def in_store(flags: dict[str, Any], action: Callable[[Store], Awaitable[T]], *, creates: bool = False) -> T:
+    """Run an action on the store that the flags of ``store_options`` name.
+
+    A store that does not exist is an error, unless the action ``creates`` something: then it is made, and said so.
+    """
     settings = load_settings(**flags)
-    from batchline.app import StartupError, open_store  # noqa: PLC0415 (all of the service: not for --help)
+    from batchline.app import StartupError, has_database, open_store  # noqa: PLC0415 (all of the service: not for --help)
+
+    if not creates:
+        require_store(settings)
+    elif not has_database(settings):
+        click.echo(f"A new data folder is made: {settings.data_dir.resolve()}", err=True)
 
     async def run() -> T:
         async with open_store(settings) as store:
@@ -31,6 +40,21 @@ def in_store(flags: dict[str, Any], action: Callable[[Store], Awaitable[T]]) -> 
         return asyncio.run(run())
     except (StartupError, StoreDown) as error:
         raise click.ClickException(str(error)) from None
+
+
+def require_store(settings: Settings) -> None:
+    """Raise ClickException if there is no database where the settings say, so that a command makes no empty one."""
+    from batchline.app import has_database  # noqa: PLC0415 (all of the service: not for --help)
+    from batchline.cli.connection.local_service import url_of_another_folder  # noqa: PLC0415 (imports httpx)
+
+    if has_database(settings):
+        return
+    url = url_of_another_folder(settings)
+    other = f" The service at {url} uses another folder." if url else ""
+    raise click.ClickException(
+        f"There is no data of a service in {settings.data_dir.resolve()}.{other} Name the folder with --data-dir or "
+        "BATCHLINE_DATA_DIR."
+    )
 
 
 async def find_organization(accounts: Accounts, wanted: str) -> Organization:

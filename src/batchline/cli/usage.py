@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from batchline.cli.help import Command
 from batchline.cli.output import Row, json_flag, moment, show_json, show_table
 from batchline.cli.store import find_project, in_store, now, store_options
 from batchline.domain.money import units
@@ -39,7 +40,7 @@ _COLUMNS = {
 _NUMBERS = ("requests", "input", "cached", "output", "cost")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--project", metavar="PROJECT", help="Count only this project (id or name).")
 @click.option("--since", type=_MOMENT, metavar="TIME", help="Start of the period. [first day of this month]")
 @click.option("--until", type=_MOMENT, metavar="TIME", help="End of the period, not included. [now]")

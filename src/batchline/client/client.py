@@ -11,12 +11,22 @@ from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
-from msgspec import DecodeError
+from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
 
 from batchline import __version__
 from batchline.client.errors import BrokenOff, ClientError, InputChanged, RequestRefused, Unreachable, refusal
-from batchline.client.models import RemoteBatch, RemoteWait, batch_decoder, file_decoder, progress_decoder
+from batchline.client.events import ServerEvent, read_events
+from batchline.client.models import (
+    RemoteBatch,
+    RemotePage,
+    RemoteWait,
+    batch_decoder,
+    file_decoder,
+    object_decoder,
+    page_decoder,
+    progress_decoder,
+)
 
 T = TypeVar("T")
 
@@ -31,7 +41,7 @@ _NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedPro
 
 
 class Client:
-    """A client for one batch. Every call may raise ClientError."""
+    """A client of one server. Every call may raise ClientError."""
 
     def __init__(self, *, locate: Callable[[], str], headers: Mapping[str, str]) -> None:
         """``locate`` returns the server's URL without ``/v1``. It is called before every request."""
@@ -56,20 +66,93 @@ class Client:
             answer = self._call("POST", "/v1/files", stall=_SLOW_STALL_SECONDS, **form)
         return _decode(file_decoder, answer).id
 
-    def create(self, file_id: str, *, endpoint: str, idempotency_key: str) -> RemoteBatch:
-        """Create a batch, or return the batch that an earlier create with this key made."""
-        body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
+    def create(
+        self, file_id: str, *, endpoint: str, idempotency_key: str, more: Mapping[str, Any] | None = None
+    ) -> RemoteBatch:
+        """Create a batch, or return the batch that an earlier create with this key made.
+
+        ``more`` has further fields of the body.
+        """
+        body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"} | dict(more or {})
         headers = {"idempotency-key": idempotency_key}
         answer = self._call("POST", "/v1/batches", json=body, headers=headers, stall=_SLOW_STALL_SECONDS)
         return _decode(batch_decoder, answer)
 
+    def check(self, file_id: str, *, endpoint: str) -> Raw:
+        """Return what a create would find in a file. Nothing is stored."""
+        body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
+        return _raw(self._call("POST", "/v1/batches/check", json=body, stall=_SLOW_STALL_SECONDS))
+
     def batch(self, batch_id: str) -> RemoteBatch:
         """Return the current state of a batch."""
-        return _decode(batch_decoder, self._call("GET", f"/v1/batches/{quote(batch_id, safe='')}"))
+        return _decode(batch_decoder, self.batch_object(batch_id))
 
-    def cancel(self, batch_id: str) -> None:
-        """Cancel a batch."""
-        self._call("POST", f"/v1/batches/{quote(batch_id, safe='')}/cancel")
+    def batch_object(self, batch_id: str) -> Raw:
+        """Return the object of a batch as the server sent it."""
+        return _raw(self._call("GET", _batch_path(batch_id)))
+
+    def batches(self, *, after: str | None = None, limit: int, status: str | None = None) -> RemotePage:
+        """Return a page of the batches, the newest first."""
+        return self._page("/v1/batches", after=after, limit=limit, status=status)
+
+    def progress(self, batch_id: str) -> Raw:
+        """Return the progress of a batch as the server sent it."""
+        return _raw(self._call("GET", f"{_batch_path(batch_id)}/progress"))
+
+    def cancel(self, batch_id: str) -> Raw:
+        """Cancel a batch and return its object."""
+        return _raw(self._call("POST", f"{_batch_path(batch_id)}/cancel"))
+
+    def release(self, batch_id: str) -> Raw:
+        """Let a held batch go on, and return its object."""
+        return _raw(self._call("POST", f"{_batch_path(batch_id)}/release"))
+
+    def rerun(self, batch_id: str, body: Mapping[str, Any], *, idempotency_key: str) -> Raw:
+        """Create a batch of the failed lines of another one, and return its object."""
+        headers = {"idempotency-key": idempotency_key}
+        path = f"{_batch_path(batch_id)}/rerun"
+        return _raw(self._call("POST", path, json=dict(body), headers=headers, stall=_SLOW_STALL_SECONDS))
+
+    def results(self, batch_id: str, *, after: str | None, limit: int, status: str | None) -> RemotePage:
+        """Return a page of the recorded lines of a batch, in the order in which they were recorded."""
+        return self._page(f"{_batch_path(batch_id)}/results", after=after, limit=limit, status=status)
+
+    def follow_results(self, batch_id: str, *, after: str | None, status: str | None) -> Iterator[ServerEvent]:
+        """Yield the events of a batch as they come: its recorded lines, its state, and its end.
+
+        Raise BrokenOff if the connection ends before the end of the batch. Go on with ``after`` set to the id of the
+        last event.
+        """
+        headers = {"accept": "text/event-stream"} | ({"last-event-id": after} if after else {})
+        params = {"status": status} if status else {}
+        path = f"{_batch_path(batch_id)}/results"
+        with self._request("GET", path, headers=headers, params=params) as response:
+            for event in read_events(response.iter_lines()):
+                yield event
+                if event.kind == "end":
+                    return
+        raise BrokenOff("the connection ended before the batch did")
+
+    def merged(self, batch_id: str) -> Iterator[bytes]:
+        """Yield the bytes of the newest result of each line, over a batch and its reruns."""
+        with self._request("GET", f"{_batch_path(batch_id)}/merged") as response:
+            yield from response.iter_raw()
+
+    def files(self, *, after: str | None = None, limit: int, purpose: str | None = None) -> RemotePage:
+        """Return a page of the files, the newest first."""
+        return self._page("/v1/files", after=after, limit=limit, purpose=purpose)
+
+    def file_object(self, file_id: str) -> Raw:
+        """Return the object of a file as the server sent it."""
+        return _raw(self._call("GET", f"/v1/files/{quote(file_id, safe='')}"))
+
+    def delete_file(self, file_id: str) -> Raw:
+        """Delete a file."""
+        return _raw(self._call("DELETE", f"/v1/files/{quote(file_id, safe='')}"))
+
+    def models(self) -> list[Raw]:
+        """Return the models that the project may use."""
+        return _decode(page_decoder, self._call("GET", "/v1/models")).data
 
     def download(self, file_id: str, target: BinaryIO, *, on_progress: Callable[[int, int], None]) -> None:
         """Append to ``target`` the bytes of a file that it does not have yet.
@@ -93,10 +176,13 @@ class Client:
     def waiting_for(self, batch_id: str) -> RemoteWait | None:
         """Return why lines of a batch wait; None if none do, or if the server does not say."""
         try:
-            answer = self._call("GET", f"/v1/batches/{quote(batch_id, safe='')}/progress")
-            return _decode(progress_decoder, answer).waiting_for
+            return _decode(progress_decoder, self.progress(batch_id)).waiting_for
         except ClientError:
             return None
+
+    def _page(self, path: str, **params: str | int | None) -> RemotePage:
+        given = {name: value for name, value in params.items() if value is not None}
+        return _decode(page_decoder, self._call("GET", path, params=given))
 
     def _call(self, method: str, path: str, **options: Any) -> bytes:
         """Return the body of a successful answer. Raise ClientError."""
@@ -146,10 +232,21 @@ class UploadFile(io.FileIO):
 
 def is_healthy(url: str, *, timeout: float) -> bool:
     """Return whether the server at this URL answers on ``/healthz``."""
+    answer = _health(url, timeout=timeout)
+    return answer is not None and answer.is_success
+
+
+def is_batchline(url: str, *, timeout: float) -> bool:
+    """Return whether a server at this URL answers as batchline does."""
+    answer = _health(url, timeout=timeout)
+    return answer is not None and answer.is_success and answer.headers.get("x-request-id", "").startswith("req_")
+
+
+def _health(url: str, *, timeout: float) -> httpx.Response | None:
     try:
-        return httpx.get(f"{url}/healthz", timeout=timeout, verify=_tls_context(), trust_env=False).is_success
+        return httpx.get(f"{url}/healthz", timeout=timeout, verify=_tls_context(), trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL):
-        return False
+        return None
 
 
 @cache
@@ -177,7 +274,17 @@ def _reason(failure: Exception) -> str:
     return str(failure).rstrip(".") or type(failure).__name__
 
 
-def _decode(decoder: Decoder[T], answer: bytes) -> T:
+def _batch_path(batch_id: str) -> str:
+    return f"/v1/batches/{quote(batch_id, safe='')}"
+
+
+def _raw(answer: bytes) -> Raw:
+    """Return an object of the server, after a check that it is one."""
+    _decode(object_decoder, answer)
+    return Raw(answer)
+
+
+def _decode(decoder: Decoder[T], answer: bytes | Raw) -> T:
     try:
         return decoder.decode(answer)
     except DecodeError:

@@ -10,6 +10,26 @@ class RemoteFile(Struct, frozen=True):
     """A file on the server."""
 
     id: str
+    bytes: int = 0
+    created_at: int = 0
+    filename: str = ""
+    purpose: str = ""
+    expires_at: int | None = None
+
+
+class RemotePage(Struct, frozen=True):
+    """A page of a list. Its objects are kept as the server sent them."""
+
+    data: list[Raw]
+    has_more: bool = False
+    last_id: str | None = None
+
+
+class RemoteModel(Struct, frozen=True):
+    """A model on the server."""
+
+    id: str
+    owned_by: str = ""
 
 
 class Counts(Struct, frozen=True):
@@ -53,14 +73,30 @@ class RemoteBatch(Struct, frozen=True):
     status: str
     request_counts: Counts = Counts()
     errors: Faults | None = None
+    input_file_id: str = ""
     output_file_id: str | None = None
     error_file_id: str | None = None
     usage: Raw = Raw(b"null")
+    endpoint: str = ""
+    model: str | None = None
+    metadata: Raw = Raw(b"null")
+    created_at: int = 0
+    in_progress_at: int | None = None
+    expires_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelled_at: int | None = None
 
     @property
     def is_terminal(self) -> bool:
         """Whether the batch has ended."""
         return self.status in TERMINAL_STATUSES
+
+    @property
+    def ended_at(self) -> int | None:
+        """When the batch ended, or None if it has not."""
+        return self.completed_at or self.failed_at or self.expired_at or self.cancelled_at
 
     @property
     def tokens(self) -> TokenCounts:
@@ -75,6 +111,8 @@ class RemoteWait(Struct, frozen=True):
     upstream: str = ""
     model: str | None = None
     detail: str = ""
+    code: str = ""
+    message: str = ""
     until: int = 0
     rate: float | None = None
     in_flight: int = 0
@@ -86,13 +124,81 @@ class RemoteWait(Struct, frozen=True):
     message: str = ""
 
 
+class RemoteEta(Struct, frozen=True):
+    """Seconds until the end of a batch."""
+
+    seconds: int
+    low: int = 0
+    high: int = 0
+
+
+class ErrorSample(Struct, frozen=True):
+    """A line that failed."""
+
+    custom_id: str = ""
+    message: str = ""
+
+
+class ErrorCount(Struct, frozen=True):
+    """The lines that failed with one code."""
+
+    code: str
+    count: int
+    sample: ErrorSample = ErrorSample()
+
+
 class RemoteProgress(Struct, frozen=True):
     """The progress of a batch on the server."""
 
+    batch_id: str = ""
+    status: str = ""
+    request_counts: Counts = Counts()
+    rate: float = 0.0
+    eta: RemoteEta | None = None
     waiting_for: RemoteWait | None = None
+    in_flight: int = 0
+    concurrency: int = 0
+    errors: list[ErrorCount] = field(default_factory=list)
+    parent_batch_id: str | None = None
+    child_batch_ids: list[str] = field(default_factory=list)
+
+
+class CheckedModel(Struct, frozen=True):
+    """The lines of one model in a file that was checked."""
+
+    model: str | None
+    lines: int
+    enabled: bool = True
+    input_tokens: int | None = None
+    output_tokens_at_most: int | None = None
+    cost_at_most: float | str | None = None
+    estimated: bool = False
+
+
+class SecondsRange(Struct, frozen=True):
+    """How long a file will take, at best and at worst."""
+
+    low: float
+    high: float
+
+
+class RemoteCheck(Struct, frozen=True):
+    """What the check of a file found."""
+
+    valid: bool
+    lines: int
+    errors: Faults | None = None
+    models: list[CheckedModel] = field(default_factory=list)
+    duplicates: int = 0
+    seconds: SecondsRange | None = None
+    estimated: bool = False
 
 
 _tokens = Decoder(TokenCounts | None)
 file_decoder = Decoder(RemoteFile)
 batch_decoder = Decoder(RemoteBatch)
+page_decoder = Decoder(RemotePage)
+model_decoder = Decoder(RemoteModel)
 progress_decoder = Decoder(RemoteProgress)
+check_decoder = Decoder(RemoteCheck)
+object_decoder = Decoder(dict[str, Raw])

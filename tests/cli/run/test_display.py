@@ -4,7 +4,7 @@ from io import StringIO
 
 import pytest
 
-from batchline.cli.run.display import PlainLines, ProgressRate, TerminalLine, format_duration
+from batchline.cli.run.display import PlainLines, ProgressRate, TerminalLine
 from batchline.client.models import Counts
 
 
@@ -59,8 +59,33 @@ def test_a_terminals_line_stays_one_line_whatever_a_server_says(monkeypatch: pyt
     assert drawn[2].endswith("1 failed  (away;")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.04, "0.0 s"), (3.44, "3.4 s"), (59.6, "1:00"), (307, "5:07"), (3907, "1:05:07")]
-)
-def test_durations_are_short(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
+def test_a_log_is_told_of_trouble_at_once_and_of_the_same_trouble_no_more_often() -> None:
+    """F4: without a terminal nobody should wait 30 s to learn that nothing moves."""
+    written, watch = StringIO(), Watch()
+    display = PlainLines(written, steady=watch)
+    for second in range(10):
+        watch.now += 1
+        problem = None if second < 3 else f"waiting: the upstream accepts {second} lines a second"
+        display.lines(Counts(total=1000, completed=0), problem=problem)
+    assert written.getvalue() == "0/1,000 lines, 0 %, waiting: the upstream accepts 3 lines a second\n"
+    display.lines(Counts(total=1000, completed=0), problem="waiting: the upstream is paused")
+    assert written.getvalue().endswith("paused\n")
+
+
+def test_no_end_is_foretold_while_paused() -> None:
+    written, watch = StringIO(), Watch()
+    display = TerminalLine(written, steady=watch)
+    for done in range(5):
+        watch.now += 1
+        display.lines(Counts(total=10, completed=done))
+    assert "left" in written.getvalue()
+    written.truncate(0)
+    display.lines(Counts(total=10, completed=5), problem="the upstream is paused", paused=True)
+    assert "left" not in written.getvalue()
+    assert "lines/s" not in written.getvalue()
+
+
+def test_one_line_is_singular() -> None:
+    written = StringIO()
+    PlainLines(written, steady=Watch()).lines(Counts(total=1, completed=1))
+    assert written.getvalue() == "1/1 line, 100 %\n"

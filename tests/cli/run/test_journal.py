@@ -219,8 +219,10 @@ def test_a_terminal_is_shown_one_line_that_is_redrawn(tenant: Tenant, source: Pa
     assert "12/12 lines  100 %" in shown
     assert re.search(r"\d lines/s", shown)
     left = re.sub(r"[^\n]*\r\x1b\[K", "", shown).replace("\r", "").splitlines()
-    assert left[0].startswith("Completed: all 12 lines succeeded in ")
-    assert left[1] == f"  output  {source.with_name('in.output.jsonl')}"
+    assert left[0] == f"Server {tenant.service.base_url.removesuffix('/v1')}"
+    assert left[1].startswith("Batch batch_")
+    assert left[2].startswith("Completed: all 12 lines succeeded in ")
+    assert left[3] == f"  output  {source.with_name('in.output.jsonl')}"
 
 
 def _read_all(terminal: int) -> str:

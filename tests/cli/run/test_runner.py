@@ -1,6 +1,7 @@
 """`batchline run` on a server (F4): its files, its messages and its exit codes."""
 
 import json
+import os
 import re
 import socket
 from pathlib import Path
@@ -77,10 +78,10 @@ def test_files_of_an_earlier_run_do_not_outlive_it(tenant: Tenant, source: Path)
     """F4: an errors file means that lines of this run failed, and an output file that some succeeded."""
     output, errors = source.with_name("in.output.jsonl"), source.with_name("in.errors.jsonl")
     errors.write_text("old")
-    assert _call(source, environment=tenant.environment()).exit_code == 0
+    assert _call(source, "--again", environment=tenant.environment()).exit_code == 0
     assert not errors.exists()
     source.write_bytes(chat_lines(["[[status=400]]"]))
-    assert _call(source, environment=tenant.environment()).exit_code == 3
+    assert _call(source, "--again", environment=tenant.environment()).exit_code == 3
     assert not output.exists()
     assert names_in(errors) == ["line-0"]
 
@@ -123,8 +124,7 @@ def test_an_empty_file_is_refused_in_words(tenant: Tenant, source: Path) -> None
     ("change", "word"),
     [
         ({"BATCHLINE_API_KEY": ""}, "BATCHLINE_API_KEY is not set"),
-        ({"BATCHLINE_PROJECT_ID": ""}, "BATCHLINE_PROJECT_ID is not set"),
-        ({"BATCHLINE_API_KEY": "bl-wrong"}, "Invalid credentials. Set BATCHLINE_API_KEY and BATCHLINE_PROJECT_ID"),
+        ({"BATCHLINE_API_KEY": "bl-wrong"}, "Invalid credentials. Set BATCHLINE_API_KEY to a key that"),
         ({"BATCHLINE_API_KEY": "a\nb"}, "BATCHLINE_API_KEY is not usable"),
     ],
 )
@@ -249,3 +249,67 @@ def test_an_outage_of_the_server_does_not_end_a_run(tmp_path: Path, mock: Mock, 
     assert ended.code == 0, ended.stderr
     assert "the connection broke off" in ended.stderr
     assert sorted(names_in(source.with_name("in.output.jsonl"))) == sorted(names(12))
+
+
+def _touch_earlier(path: Path) -> None:
+    """Make a file older than what is written next."""
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+
+
+def test_a_finished_job_is_not_run_again_unasked(tenant: Tenant, source: Path) -> None:
+    """F4: it would cost money and overwrite results. A changed input is a new job."""
+    _touch_earlier(source)
+    assert _call(source, environment=tenant.environment()).exit_code == 0
+    again = _call(source, environment=tenant.environment())
+    assert again.exit_code == 1
+    assert "This job was finished at 20" in again.stderr
+    assert "in.output.jsonl is newer than its input. Add --again" in again.stderr
+    assert len(tenant.batches()) == 1
+    assert _call(source, "--again", environment=tenant.environment()).exit_code == 0
+    _touch_earlier(source.with_name("in.output.jsonl"))
+    source.write_bytes(chat_lines(["changed"]))
+    assert _call(source, environment=tenant.environment()).exit_code == 0
+    assert len(tenant.batches()) == 3
+
+
+def test_a_dash_is_stdin_and_stdout(tenant: Tenant, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F4: answers are all that stdout gets; no file is named -."""
+    monkeypatch.chdir(source.parent)
+    runner = CliRunner(env=dict.fromkeys(RUN_VARIABLES) | tenant.environment())
+    lines = chat_lines(["fine", "[[status=400]]"])
+    piped = runner.invoke(main, ["run", "-", "-e", "bad.jsonl"], input=lines)
+    assert piped.exit_code == 3, piped.output
+    assert [json.loads(line)["custom_id"] for line in piped.stdout.splitlines()] == ["line-0"]
+    assert names_in(source.with_name("bad.jsonl")) == ["line-1"]
+    named = _call("in.jsonl", "-o", "-", environment=tenant.environment())
+    assert named.exit_code == 0
+    assert sorted(json.loads(line)["custom_id"] for line in named.stdout.splitlines()) == sorted(names(20))
+    assert {path.name for path in source.parent.iterdir()} == {"in.jsonl", "bad.jsonl"}
+
+
+def test_failed_lines_are_saved_beside_the_output(tenant: Tenant, tmp_path: Path) -> None:
+    """F4: with -o, the errors do not land in the folder of the input."""
+    source, results = tmp_path / "in.jsonl", tmp_path / "results"
+    results.mkdir()
+    source.write_bytes(chat_lines(["fine", "[[status=400]]"]))
+    assert _call(source, "-o", results / "answers.jsonl", environment=tenant.environment()).exit_code == 3
+    assert {path.name for path in results.iterdir()} == {"answers.jsonl", "answers.errors.jsonl"}
+
+
+def test_a_failure_is_json_too_if_json_was_asked_for(tenant: Tenant, source: Path) -> None:
+    """F4: a program that reads stdout is not left without a word."""
+    result = _call(source, "--json", environment=tenant.environment() | {"BATCHLINE_API_KEY": "bl-wrong"})
+    assert result.exit_code == 4
+    error = json.loads(result.stdout)["error"]
+    assert error["exit_code"] == 4
+    assert error["message"].startswith("Invalid credentials. ")
+    assert "Error: Invalid credentials. " in result.stderr
+
+
+def test_a_key_alone_is_enough_and_openais_variables_do(tenant: Tenant, source: Path) -> None:
+    """A13, F4: OPENAI_BASE_URL and OPENAI_API_KEY are used where BATCHLINE_* are not set."""
+    given = tenant.environment()
+    names = {"BATCHLINE_BASE_URL": "OPENAI_BASE_URL", "BATCHLINE_API_KEY": "OPENAI_API_KEY"}
+    result = _call(source, environment={names[name]: given[name] for name in names})
+    assert result.exit_code == 0, result.output
+    assert len(tenant.batches()) == 1

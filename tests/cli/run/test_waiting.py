@@ -76,7 +76,11 @@ UPSTREAM = "default"
         ("retrying", {"lines": 1}, "waiting: 1 line will be tried again after a fault"),
         ("retrying", {"lines": 1200}, "waiting: 1,200 lines will be tried again after a fault"),
         ("queued", {"workers": 2}, "waiting for a worker to take the lines"),
-        ("queued", {"workers": 0}, "waiting: no worker is running; start one with `batchline worker`"),
+        (
+            "queued",
+            {"workers": 0},
+            "waiting: no worker is running; start `batchline serve` or `batchline worker`",
+        ),
         ("something_new", {}, "waiting: something_new"),
     ],
 )

@@ -31,8 +31,8 @@ signal.signal(signal.SIGTERM, lambda *_: None)
 
 async def main():
     upstream = EmbeddedUpstream(
-        weights=Path({str(WEIGHTS)!r}), slots=2, connect_timeout=10, request_timeout=120, max_answer_bytes=2**24,
-        clock=SystemClock(), random=SystemRandom(),
+        weights=Path({str(WEIGHTS)!r}), names="m", slots=2, connect_timeout=10, request_timeout=120,
+        max_answer_bytes=2**24, clock=SystemClock(), random=SystemRandom(),
     )
     while True:
         await upstream.post({CHAT!r}, {BAD!r})

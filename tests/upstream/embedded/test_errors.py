@@ -5,7 +5,7 @@ import json
 import pytest
 
 from batchline.domain.replies import Answer
-from batchline.upstream.embedded.errors import correct_status, reject_harmful
+from batchline.upstream.embedded.errors import correct_status, reject
 
 CHAT = "/v1/chat/completions"
 
@@ -51,7 +51,22 @@ def test_a_route_that_the_engine_lacks_becomes_a_404(status: int) -> None:
 
 def test_the_limit_on_logprobs_is_exact() -> None:
     """D5: 20 alternatives are allowed, as in OpenAI's API."""
-    assert reject_harmful(b'{"top_logprobs":20}') is None
-    rejected = reject_harmful(b'{"top_logprobs":21}')
+    assert reject(b'{"top_logprobs":20}', names=()) is None
+    rejected = reject(b'{"top_logprobs":21}', names=())
     assert rejected is not None
     assert rejected.status == 400
+
+
+def test_a_request_for_another_model_is_not_answered_by_the_embedded_one() -> None:
+    """D6: a script that asks for gpt-4o must not get the words of a toy in silence."""
+    names = ("smollm2-135m-instruct", "any", "mine")
+    for name in names:
+        assert reject(json.dumps({"model": name}).encode(), names=names) is None
+    rejected = reject(b'{"model":"gpt-4o"}', names=names)
+    assert rejected is not None
+    assert rejected.status == 404
+    error = json.loads(rejected.body)["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "'gpt-4o'" in error["message"]
+    assert "'smollm2-135m-instruct' and 'any' and 'mine'" in error["message"]
+    assert "BATCHLINE_UPSTREAM_URL" in error["message"]

@@ -35,6 +35,7 @@ WEIGHTS = find_weights(cache=Path()) or Path("make setup installs it")
 async def opened(weights: Path = WEIGHTS, clock: Clock | None = None) -> AsyncIterator[EmbeddedUpstream]:
     upstream = EmbeddedUpstream(
         weights=weights,
+        names=("m",),
         slots=2,
         connect_timeout=10,
         request_timeout=120,

@@ -12,12 +12,12 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from batchline.domain.chat import check_request
+from batchline.domain.embedded_model import EMBEDDED_MODEL
 from batchline.domain.models import Catalog
 from batchline.domain.outcomes import Failure, Retryable, Success, classify_reply
 from batchline.domain.replies import Answer, Reply
 from batchline.ports import Stream
 from batchline.system import SystemClock, SystemRandom
-from batchline.upstream.embedded.child import ALIAS
 from batchline.upstream.embedded.download import find_weights
 from batchline.upstream.embedded.upstream import EmbeddedUpstream
 from batchline.upstream.streaming import EventStream
@@ -39,6 +39,7 @@ class Model:
         self._runner = runner
         self.upstream = EmbeddedUpstream(
             weights=weights,
+            names=("gpt-4o", "m"),
             slots=SLOTS,
             connect_timeout=10,
             request_timeout=120,
@@ -85,7 +86,7 @@ def answered(reply: Reply) -> Any:
 def test_it_answers_a_chat_under_its_own_name(model: Model) -> None:
     """F2: for any model that the request names, the answer gives the name of the embedded one."""
     completion = answered(model.ask(chat(max_tokens=4)))
-    assert completion["model"] == ALIAS
+    assert completion["model"] == EMBEDDED_MODEL
     assert completion["choices"][0]["message"]["content"]
     assert completion["usage"]["completion_tokens"] <= 4
 
@@ -101,7 +102,7 @@ def test_it_streams(model: Model) -> None:
     events = b"".join(model.run(stream())).decode().strip().split("\n\n")
     assert events[-1] == "data: [DONE]"
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
-    assert {chunk["model"] for chunk in chunks} == {ALIAS}
+    assert {chunk["model"] for chunk in chunks} == {EMBEDDED_MODEL}
     assert "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
 
 
@@ -114,7 +115,7 @@ def test_its_tokens_can_be_counted(model: Model) -> None:
 
 def test_it_lists_itself(model: Model) -> None:
     """E3."""
-    assert [each["id"] for each in answered(model.run(model.upstream.get("/v1/models")))["data"]] == [ALIAS]
+    assert [each["id"] for each in answered(model.run(model.upstream.get("/v1/models")))["data"]] == [EMBEDDED_MODEL]
 
 
 def test_it_listens_on_loopback_and_only_to_its_parent(model: Model) -> None:

@@ -13,6 +13,7 @@ from msgspec.json import decode, encode
 from msgspec.structs import replace
 
 from batchline.domain.chat import Role
+from batchline.domain.embedded_model import EMBEDDED_MODEL
 from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import MissingCredentials
 from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
@@ -29,7 +30,7 @@ STRING: Schema = {"type": "string"}
 
 FILE_ID = "file-5f0c8e3a1b7d4962a4c3e1f09b8d7a65"
 BATCH_ID = "batch_01K9ZQ3V8M4T2X6R0B7N5C1D9F"
-MODEL_ID = "smollm2-135m"
+MODEL_ID = EMBEDDED_MODEL
 _LINE_ID = "batch_req_01K9ZQ3V8M4T2X6R0B7N5C1D9F_0"
 _AT = 1_760_000_000
 _DAY = 86_400

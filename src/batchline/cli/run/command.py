@@ -1,162 +1,161 @@
-"""The command line of ``batchline run``: its arguments, its signals and its exit codes."""
+"""The command line of ``batchline run``: its arguments, its messages and its exit codes."""
 
-import asyncio
-import signal
+import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from batchline.cli.loading import RUN_VARIABLES
+from batchline.cli.connection.stopping import stop_on_signals
+from batchline.cli.help import Command
 from batchline.cli.options import FLAGS, settings_options
-from batchline.cli.output import json_flag
-from batchline.cli.run.display import Display, stderr_display
-from batchline.cli.run.journal import Journal, JournalUnusable
-from batchline.cli.run.report import Results, show_json, show_results
-from batchline.system import SystemClock, SystemRandom
+from batchline.cli.output import base_url_option, exit_codes, json_flag, show_json
+from batchline.cli.patch import metadata_option, patch_of, set_option
 
-if TYPE_CHECKING:
-    from batchline.cli.run.runner import RunRequest
-    from batchline.cli.run.target import Target
-
-_BASE_URL = RUN_VARIABLES[0]
 _SETTINGS = tuple(name for name in FLAGS if name not in {"host", "port"})
 """Settings of the service that a run starts. The run itself chooses where that service listens."""
 
 _EXIT_SOME_FAILED = 3
 
 
-class _Stopped(BaseException):
-    """A signal asked the run to stop."""
-
-    def __init__(self, number: int) -> None:
-        self.exit_code = 128 + number
-        """The code that shells use. It is not 1, because the job has not failed and can be resumed."""
-
-
-@click.command()
-@click.argument("input", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path))
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Answers. [INPUT.output.jsonl]")
-@click.option(
-    "-e", "--errors", type=click.Path(dir_okay=False, path_type=Path), help="Failed lines. [INPUT.errors.jsonl]"
+@click.command(
+    cls=Command,
+    epilog=exit_codes(
+        *("0 all lines succeeded", "3 some lines failed", "5 the batch is held", "1", "2", "4", "130 interrupted")
+    ),
 )
-@click.option("--base-url", metavar="URL", envvar=_BASE_URL, help=f"Server to run on. [{_BASE_URL}]")
+@click.argument("input", metavar="FILE")
+@click.option("-o", "--output", metavar="FILE", help="Answers; - is stdout. [FILE.output.jsonl]")
+@click.option(
+    "-e",
+    "--errors",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Failed lines. [beside the output: .errors.jsonl]",
+)
+@click.option("--follow", is_flag=True, help="Also print answers to stdout as they come.")
+@click.option("--order", type=click.Choice(("input",)), metavar="input", help="Save results in the order of the input.")
+@set_option
+@click.option("--name", metavar="NAME", help="Name of the batch in lists.")
+@metadata_option
+@click.option(
+    "--hold/--no-hold",
+    default=True,
+    show_default=True,
+    help="Stop to ask when nearly all of the first lines fail in the same way.",
+)
+@click.option(
+    "--prompt",
+    metavar="TEMPLATE",
+    help="Run a table (.csv, .tsv, .jsonl, .parquet): one request per row, with {column} for its values. The answers "
+    "are joined to the rows.",
+)
+@click.option("--system", metavar="TEMPLATE", help="System message for the rows of a table.")
+@click.option("--model", metavar="NAME", help="Model for the rows of a table. [the only one of the server]")
+@click.option(
+    "--schema",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="JSON schema of the answers to rows; each of its properties becomes a column.",
+)
 @click.option("--restart", is_flag=True, help="Cancel the job that was begun for this output, and begin a new one.")
+@click.option("--again", is_flag=True, help="Run a finished job again, and overwrite its results.")
+@base_url_option
 @json_flag
 @settings_options(*_SETTINGS)
 def run(
     *,
-    input: Path,
-    output: Path | None,
+    input: str,
+    output: str | None,
     errors: Path | None,
-    base_url: str | None,
+    follow: bool,
+    order: str | None,
+    assignments: tuple[tuple[str, str], ...],
+    name: str | None,
+    metadata: tuple[tuple[str, str], ...],
+    hold: bool,
+    prompt: str | None,
+    system: str | None,
+    model: str | None,
+    schema: Path | None,
     restart: bool,
+    again: bool,
+    base_url: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Send every line of INPUT through a batch and save the answers.
+    """Send every line of FILE through a batch and save the answers; - is stdin.
 
-    If a server is named, the batch runs there, with the credentials in BATCHLINE_API_KEY and BATCHLINE_PROJECT_ID.
-    Otherwise the run uses the service that already runs on the data folder, or starts one with the settings below and
-    stops it at the end.
+    If a server is named, the batch runs there. Otherwise the run uses the service that already runs on the data
+    folder, or starts one and stops it at the end.
 
     To resume an interrupted run, run the same command again.
-
-    Exit codes: 0 all lines succeeded, 3 some lines failed, 1 failure, 2 wrong usage, 4 wrong credentials, 130
-    interrupted.
     """
+    if follow and (as_json or output == "-"):
+        raise click.UsageError("--follow prints answers to stdout, so it takes neither --json nor --output -")
+    labels = dict(metadata) | ({"name": name} if name is not None else {})
     # The client imports httpx: not for --help.
-    from batchline.cli.run.runner import RunRequest  # noqa: PLC0415
+    from batchline.cli.run.lines import LinesRequest  # noqa: PLC0415
+    from batchline.cli.run.rows.command import RowsRequest  # noqa: PLC0415
+    from batchline.cli.run.runner import RunOptions  # noqa: PLC0415
 
-    name = input.name.removesuffix(".jsonl")
-    request = RunRequest(
-        source=input,
-        output=output or input.with_name(f"{name}.output.jsonl"),
-        errors=errors or input.with_name(f"{name}.errors.jsonl"),
+    options = RunOptions(
         restart=restart,
+        create={"metadata": labels} if labels else {},
+        holds=hold,
+        in_input_order=order is not None,
+        prints_answers=follow,
+        confirms=confirm,
     )
-    _check_paths(request)
-    with _stop_on_signals():
-        results = _run(request, base_url, flags, as_json=as_json)
-    raise SystemExit(_EXIT_SOME_FAILED if results.batch.request_counts.failed else 0)
-
-
-def _run(request: "RunRequest", base_url: str | None, flags: dict[str, Any], *, as_json: bool) -> Results:
-    from batchline.cli.run.runner import BatchRun  # noqa: PLC0415 (imports httpx: not for --help)
-    from batchline.cli.run.target import target_for  # noqa: PLC0415
-
-    clock, random = SystemClock(), SystemRandom()
-    display = stderr_display(steady=clock.steady)
-    with asyncio.Runner() as runner, closing(_open_journal(request.output)) as journal:
-
-        def pause(seconds: float) -> None:
-            runner.run(clock.sleep(seconds))
-
-        target = target_for(base_url, flags, pause=pause, on_wait=display.stage)
-        batch_run = BatchRun(
-            request, target=target, journal=journal, display=display, clock=clock, random=random, pause=pause
+    request: LinesRequest | RowsRequest
+    if prompt is None:
+        _refuse_table_options(input, system=system, model=model, schema=schema)
+        request = LinesRequest(source=input, output=output, errors=errors, patch=patch_of(assignments), again=again)
+    else:
+        _refuse_line_options(input, errors=errors, follow=follow)
+        request = RowsRequest(
+            source=Path(input),
+            output=output,
+            prompt=prompt,
+            system=system,
+            model=model,
+            schema=schema,
+            patch=patch_of(assignments),
+            again=again,
         )
-        with _advise_when_stopped(target), closing(target), _clear_before_errors(target, display):
-            results = batch_run.run()
-            display.clear()
-            show_results(results)
-            if as_json:
-                show_json(results)
-        return results
+    with _errors_as_json(as_json), stop_on_signals():
+        failed = request.run(options, base_url, flags, as_json=as_json)
+    raise SystemExit(_EXIT_SOME_FAILED if failed else 0)
 
 
-def _open_journal(output: Path) -> Journal:
-    try:
-        return Journal(output.with_name(f"{output.name}.batchline"))
-    except JournalUnusable as error:
-        raise click.ClickException(str(error)) from None
+def confirm(question: str) -> bool:
+    """Ask the user, and return False if there is no terminal to ask on."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)
 
 
-def _check_paths(request: "RunRequest") -> None:
-    if len({path.resolve() for path in (request.source, request.output, request.errors)}) < 3:
-        raise click.UsageError("INPUT, --output and --errors must be three different files")
-    for path in (request.output, request.errors):
-        if not path.parent.is_dir():
-            raise click.UsageError(f"there is no folder {path.parent}; create it first")
+def _refuse_table_options(source: str, **options: object) -> None:
+    given = [f"--{name}" for name, value in options.items() if value is not None]
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: this is for a table; add --prompt")
+    if Path(source).suffix.lower() in {".csv", ".tsv", ".parquet"}:
+        raise click.UsageError(f"{source} is a table; say what to ask for each row with --prompt")
 
 
-@contextmanager
-def _stop_on_signals() -> Iterator[None]:
-    """Raise _Stopped at SIGINT and SIGTERM, and exit with its code after everything was closed."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        raise _Stopped(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except _Stopped as stopped:
-        raise SystemExit(stopped.exit_code) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _refuse_line_options(source: str, *, errors: Path | None, follow: bool) -> None:
+    if source == "-":
+        raise click.UsageError("--prompt needs a table in a file; its suffix says how to read it")
+    if errors is not None or follow:
+        raise click.UsageError("--prompt writes one table with all rows, so it takes neither --errors nor --follow")
 
 
 @contextmanager
-def _clear_before_errors(target: "Target", display: Display) -> Iterator[None]:
-    """Remove the progress line before an error is printed. If stopping takes a while, say so."""
+def _errors_as_json(as_json: bool) -> Iterator[None]:
+    """Print an error as JSON too, for a program that reads stdout."""
     try:
         yield
-    except (_Stopped, click.ClickException) as error:
-        display.clear()
-        if isinstance(error, _Stopped) and (notice := target.closing_notice()) is not None:
-            click.echo(notice, err=True)
-        raise
-
-
-@contextmanager
-def _advise_when_stopped(target: "Target") -> Iterator[None]:
-    """Print how to resume, after the target was closed."""
-    try:
-        yield
-    except _Stopped:
-        click.echo(target.if_interrupted, err=True)
+    except click.ClickException as error:
+        if as_json:
+            show_json({"error": {"message": error.format_message(), "exit_code": error.exit_code}})
         raise

@@ -1,19 +1,19 @@
 """Shows progress on stderr: one line that is redrawn on a terminal, else a plain line from time to time."""
 
+import re
 import shutil
 import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from batchline.cli.output import printable
+from batchline.cli.text import counted, format_count, format_duration, printable
 from batchline.client.models import Counts
 
 _BAR_WIDTH = 24
 _REDRAW_SECONDS = 0.1
 _PLAIN_LINE_SECONDS = 30.0
 _RATE_WINDOW_SECONDS = 10.0
-_MAX_TEXT_LENGTH = 200
 _CLEAR_LINE = "\r\x1b[K"
 
 Steady = Callable[[], float]
@@ -25,8 +25,8 @@ class Display(Protocol):
     def stage(self, text: str, *, fraction: float | None = None) -> None:
         """Show the current step, and how much of it is done."""
 
-    def lines(self, counts: Counts, *, problem: str | None = None) -> None:
-        """Show how many lines are done, and what keeps the others from running."""
+    def lines(self, counts: Counts, *, problem: str | None = None, paused: bool = False) -> None:
+        """Show how many lines are done, and what keeps the others from running. While paused, no end is foretold."""
 
     def retrying(self, reason: str) -> None:
         """Show that a request failed and will be repeated."""
@@ -55,9 +55,9 @@ class TerminalLine:
         elif self._steady() - self._drawn_at >= _REDRAW_SECONDS or fraction >= 1:
             self._draw(f"{self._bar(fraction)}  {text}")
 
-    def lines(self, counts: Counts, *, problem: str | None = None) -> None:
+    def lines(self, counts: Counts, *, problem: str | None = None, paused: bool = False) -> None:
         self._rate.record(counts.done, at=self._steady())
-        parts = [self._bar(_fraction(counts)), *_facts(counts, self._rate)]
+        parts = [self._bar(_fraction(counts)), *_facts(counts, None if paused else self._rate)]
         self._draw("  ".join([*parts, problem] if problem else parts))
 
     def retrying(self, reason: str) -> None:
@@ -79,25 +79,28 @@ class TerminalLine:
 
 
 class PlainLines:
-    """Lines for a log file: one per stage, and one per tenth of the batch or per 30 seconds."""
+    """Lines for a log file: one per stage, per tenth of the batch or per 30 seconds, and each new problem at once."""
 
     def __init__(self, stream: TextIO, *, steady: Steady) -> None:
         self._stream, self._steady = stream, steady
         self._rate = ProgressRate()
         self._last_text = ""
+        self._last_problem: str | None = None
         self._tenths, self._printed_at = 0, steady()
 
     def stage(self, text: str, *, fraction: float | None = None) -> None:
         self._print_once(text)
 
-    def lines(self, counts: Counts, *, problem: str | None = None) -> None:
+    def lines(self, counts: Counts, *, problem: str | None = None, paused: bool = False) -> None:
         now = self._steady()
         self._rate.record(counts.done, at=now)
         tenths = int(_fraction(counts) * 10)
-        if tenths == self._tenths and now - self._printed_at < _PLAIN_LINE_SECONDS:
+        is_new_problem = problem is not None and _kind(problem) != self._last_problem
+        if tenths == self._tenths and now - self._printed_at < _PLAIN_LINE_SECONDS and not is_new_problem:
             return
         self._tenths, self._printed_at = tenths, now
-        facts = [*_facts(counts, self._rate), problem]
+        self._last_problem = None if problem is None else _kind(problem)
+        facts = [*_facts(counts, None if paused else self._rate), problem]
         self._print_once(", ".join(fact for fact in facts if fact))
 
     def retrying(self, reason: str) -> None:
@@ -138,36 +141,22 @@ class ProgressRate:
         return lines / self.per_second if self.per_second > 0 else None
 
 
-def format_count(number: int) -> str:
-    """Return a number with separators between thousands."""
-    return f"{number:,}"
-
-
-def format_duration(seconds: float) -> str:
-    """Return ``3.4 s`` below ten seconds, then ``5:07`` and ``1:05:07``."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def shortened(text: str) -> str:
-    """Return the beginning of a text, with what is not printable escaped."""
-    shown = printable(text[:_MAX_TEXT_LENGTH])
-    return shown if len(text) <= _MAX_TEXT_LENGTH else f"{shown}..."
-
-
 def _fraction(counts: Counts) -> float:
     return counts.done / counts.total if counts.total else 0.0
 
 
-def _facts(counts: Counts, rate: ProgressRate) -> list[str]:
-    facts = [f"{format_count(counts.done)}/{format_count(counts.total)} lines", f"{int(_fraction(counts) * 100)} %"]
+def _kind(problem: str) -> str:
+    """Return a problem without its numbers, which may change at every look."""
+    return re.sub(r"[\d.,:]+", "", problem)
+
+
+def _facts(counts: Counts, rate: ProgressRate | None) -> list[str]:
+    """Return the counts, and the rate and the time left if they are known."""
+    facts = [f"{format_count(counts.done)}/{counted(counts.total, 'line')}", f"{int(_fraction(counts) * 100)} %"]
     if counts.failed:
         facts.append(f"{format_count(counts.failed)} failed")
-    left = rate.seconds_for(counts.total - counts.done)
-    if left is not None:
+    left = None if rate is None else rate.seconds_for(counts.total - counts.done)
+    if rate is not None and left is not None:
         facts.append(f"{rate.per_second:.1f} lines/s")
     if left:
         facts.append(f"{format_duration(left)} left")

@@ -7,6 +7,7 @@ locked as long as the run is alive.
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from msgspec import DecodeError, Struct, field
 from msgspec.json import decode as decode_json
@@ -26,6 +27,8 @@ class JournalEntry(Struct, frozen=True, kw_only=True):
 
     begun_at: float
     idempotency_key: str
+    create: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the create: metadata, and what belongs to this service alone."""
     file_id: str | None = None
     batch_id: str | None = None
 

@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
-from batchline.cli.run.display import format_count, format_duration, shortened
+from batchline.cli.run.files import STANDARD
+from batchline.cli.text import counted, format_count, format_duration, printable, shortened, without_legacy
 from batchline.client.models import Counts, LineFault, RemoteBatch
 from batchline.domain.limits import MAX_FAULTS
 
@@ -27,14 +28,16 @@ class Results(Struct, frozen=True, kw_only=True):
     """None if no line failed."""
 
     seconds: float
+    to_stdout: bool = False
+    """Whether the output is copied to stdout and then deleted."""
 
 
 def show_results(results: Results) -> None:
     """Print the outcome, the files and a table of errors to stderr; stdout is for programs."""
     _print(_summary(results))
-    for name, path in (("output", results.output), ("errors", results.errors)):
-        if path is not None:
-            _print(f"  {name}  {path}")
+    for name, shown in (("output", _output_name(results)), ("errors", _name(results.errors))):
+        if shown is not None:
+            _print(f"  {name}  {printable(shown)}")
     if results.errors is not None:
         for line in _table(_count_by_code(results.errors)):
             _print(f"  {line}")
@@ -49,12 +52,20 @@ def show_json(results: Results) -> None:
         "total": counts.total,
         "completed": counts.completed,
         "failed": counts.failed,
-        "output": None if results.output is None else str(results.output),
-        "errors": None if results.errors is None else str(results.errors),
+        "output": _output_name(results),
+        "errors": _name(results.errors),
         "seconds": round(results.seconds, 3),
         "usage": batch.usage,
     }
     click.echo(msgspec.json.format(encode_json(summary), indent=2))
+
+
+def _output_name(results: Results) -> str | None:
+    return STANDARD if results.to_stdout and results.output is not None else _name(results.output)
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def fault_lines(faults: list[LineFault]) -> list[str]:
@@ -81,9 +92,9 @@ def _summary(results: Results) -> str:
 
 def _outcome(counts: Counts) -> str:
     if counts.failed == 0:
-        return f"all {format_count(counts.total)} lines succeeded"
-    completed, total, failed = map(format_count, (counts.completed, counts.total, counts.failed))
-    return f"{completed} of {total} lines succeeded, {failed} failed,"
+        return "the line succeeded" if counts.total == 1 else f"all {format_count(counts.total)} lines succeeded"
+    completed, failed = map(format_count, (counts.completed, counts.failed))
+    return f"{completed} of {counted(counts.total, 'line')} succeeded, {failed} failed,"
 
 
 class _Error(Struct):
@@ -116,13 +127,9 @@ def _table(counts: dict[str, _ErrorCount]) -> Iterator[str]:
     most = sorted(counts.items(), key=lambda item: -item[1].lines)
     rows = [("code", "lines", "first message")]
     rows += [
-        (shortened(code), format_count(count.lines), _message(count.first_message)) for code, count in most[:_MAX_CODES]
+        (shortened(code), format_count(count.lines), shortened(without_legacy(count.first_message)))
+        for code, count in most[:_MAX_CODES]
     ]
     wide, number = (max(len(row[column]) for row in rows) for column in (0, 1))
     for code, lines, message in rows:
         yield f"{code:<{wide}}  {lines:>{number}}  {message}"
-
-
-def _message(message: str) -> str:
-    """Shorten a message, without the legacy code in front of it, which only programs use."""
-    return shortened(message.partition("] ")[2] if message.startswith("[legacy:") else message)

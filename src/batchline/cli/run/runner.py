@@ -1,42 +1,50 @@
 """Runs one batch from the start, or from where an earlier run stopped, and explains every failure to the user."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import click
-from msgspec import Struct
+from msgspec import Struct, field
 
-from batchline.cli.run.display import Display, shortened
+from batchline.cli.connection.explain import RESUME, explain_errors
+from batchline.cli.connection.target import Target
+from batchline.cli.run.answers import AnswerPrinter, put_in_order
+from batchline.cli.run.display import Display
+from batchline.cli.run.files import RunFiles
 from batchline.cli.run.journal import Journal, JournalEntry
-from batchline.cli.run.local_service import ServiceEnded
 from batchline.cli.run.report import Results, fault_lines
 from batchline.cli.run.steps import Steps, digest_of
-from batchline.cli.run.target import Target, WrongCredentials
+from batchline.cli.run.waiting import describe_wait
+from batchline.cli.text import printable
 from batchline.client.client import Client
-from batchline.client.errors import (
-    ClientError,
-    Denied,
-    OutOfFunds,
-    RequestRefused,
-    ServerTrouble,
-    Throttled,
-    Unreachable,
-)
-from batchline.client.models import LineFault, RemoteBatch
+from batchline.client.errors import Denied, OutOfFunds, RequestRefused, ServerTrouble, Throttled
+from batchline.client.models import LineFault, RemoteBatch, RemoteWait
 from batchline.client.retry import Retrier
 from batchline.ports import Clock, Random
 
-_RESUME = "Run the same command again to resume"
 
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """How a run is made."""
 
-class RunRequest(Struct, frozen=True, kw_only=True):
-    """The files of a run, and whether to give up an earlier one."""
-
-    source: Path
-    output: Path
-    errors: Path
     restart: bool
+    """Whether an earlier job for the same output is given up."""
+    create: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the create."""
+    holds: bool = False
+    """Whether the batch is held when nearly all of its first lines fail (G6)."""
+    in_input_order: bool = False
+    """Whether the results are saved in the order of the input."""
+    prints_answers: bool = False
+    """Whether answers are printed as they come."""
+    confirms: Callable[[str], bool] = lambda _: False
+    """Asks the user whether a held batch goes on."""
+
+
+class BatchHeld(click.ClickException):
+    """The batch is held, and the user did not want to go on."""
+
+    exit_code = 5
 
 
 class BatchRun:
@@ -44,7 +52,8 @@ class BatchRun:
 
     def __init__(
         self,
-        request: RunRequest,
+        files: RunFiles,
+        options: RunOptions,
         *,
         target: Target,
         journal: Journal,
@@ -53,7 +62,8 @@ class BatchRun:
         random: Random,
         pause: Callable[[float], None],
     ) -> None:
-        self._request, self._target, self._journal, self._clock = request, target, journal, clock
+        self._files, self._options, self._target, self._journal = files, options, target, journal
+        self._display, self._clock = display, clock
         self._client = Client(locate=target.url, headers=target.credentials.headers)
         self._steps = Steps(
             client=self._client,
@@ -67,24 +77,64 @@ class BatchRun:
 
     def run(self) -> Results:
         """Run the batch and save its results. Raise ClickException with an explanation and the exit code."""
-        with self._explain_errors(), self._client:
-            self._target.url()
+        with explain_errors(self._target, advice=RESUME, if_gone="Add --restart to begin again."), self._client:
             entry = self._resume_or_begin()
-            batch = self._steps.follow(self._submit(entry))
+            batch_id = self._submit(entry)
+            self._say(f"Batch {batch_id}")
+            printer = AnswerPrinter(self._steps, batch_id) if self._options.prints_answers else None
+            batch = self._steps.follow(
+                batch_id,
+                on_look=(lambda: None) if printer is None else printer.print_new,
+                on_held=lambda held: self._go_on_or_end(batch_id, held),
+            )
+            if printer is not None:
+                printer.print_new()
             self._refuse_without_results(batch)
-            output = self._steps.collect(batch.output_file_id, self._request.output)
-            errors = self._steps.collect(batch.error_file_id, self._request.errors)
+            output = self._steps.collect(batch.output_file_id, self._files.output)
+            errors = self._steps.collect(batch.error_file_id, self._files.errors)
+            if self._options.in_input_order:
+                put_in_order(self._files.source, output, errors)
             self._journal.remove()
-            return Results(batch=batch, output=output, errors=errors, seconds=self._clock.now() - entry.begun_at)
+            return Results(
+                batch=batch,
+                output=output,
+                errors=errors,
+                seconds=self._clock.now() - entry.begun_at,
+                to_stdout=self._files.to_stdout,
+            )
+
+    def _go_on_or_end(self, batch_id: str, held: RemoteWait) -> None:
+        """Release a held batch if the user says so, else end the run. Raise BatchHeld."""
+        self._display.clear()
+        reason = printable(describe_wait(held))
+        if not self._options.confirms(f"The batch is {reason}. Go on with the other lines?"):
+            raise BatchHeld(
+                f"{batch_id} is {reason}. No further line starts. To go on: batchline batches release {batch_id}, "
+                f"then run the same command again. To stop it: batchline batches cancel {batch_id}"
+            )
+        self._steps.release(batch_id)
+
+    def _say(self, *lines: str) -> None:
+        self._display.clear()
+        for line in lines:
+            click.echo(printable(line), err=True)
 
     def _resume_or_begin(self) -> JournalEntry:
-        digest, earlier = digest_of(self._request.source), self._journal.entry
+        digest, earlier = digest_of(self._files.source), self._journal.entry
         if earlier is not None and earlier.file_id is not None:
-            if not self._request.restart:
+            if not self._options.restart:
                 self._refuse_another(earlier, digest)
                 return earlier
             self._give_up(earlier)
-        return self._steps.begin(self._request.source, digest=digest, target=self._target.name)
+        return self._steps.begin(
+            self._files.source, digest=digest, target=self._target.name, create=self._create_fields()
+        )
+
+    def _create_fields(self) -> dict[str, Any]:
+        """Return further fields of the create. Only a server of this kind knows what holding means."""
+        if not self._options.holds or not self._target.is_batchline():
+            return self._options.create
+        return self._options.create | {"batchline": {"hold": True}}
 
     def _refuse_another(self, earlier: JournalEntry, digest: str) -> None:
         batch = f" ({earlier.batch_id})" if earlier.batch_id else ""
@@ -95,8 +145,8 @@ class BatchRun:
             )
         if earlier.input_digest != digest:
             raise click.ClickException(
-                f"{self._request.source} has changed since this job{batch} was begun. Add --restart to give that job "
-                "up and begin again."
+                f"{self._files.source_name} has changed since this job{batch} was begun. Add --restart to give that "
+                "job up and begin again."
             )
 
     def _give_up(self, earlier: JournalEntry) -> None:
@@ -107,7 +157,7 @@ class BatchRun:
 
     def _submit(self, entry: JournalEntry) -> str:
         try:
-            return self._steps.submit(entry, self._request.source)
+            return self._steps.submit(entry, self._files.source)
         except (Denied, OutOfFunds, Throttled, ServerTrouble):
             raise
         except RequestRefused as error:
@@ -128,38 +178,5 @@ class BatchRun:
     def _input_refused(self, batch: RemoteBatch) -> click.ClickException:
         faults = batch.errors.data if batch.errors else [LineFault("the input was refused")]
         return click.ClickException(
-            "\n".join([f"{self._request.source} was refused; no line was run.", *fault_lines(faults)])
+            "\n".join([f"{self._files.source_name} was refused; no line was run.", *fault_lines(faults)])
         )
-
-    @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        target = self._target
-        try:
-            yield
-        except Denied as error:
-            raise WrongCredentials(f"{_text(error)}. {target.if_denied}.") from None
-        except OutOfFunds as error:
-            advice = "Add some with `batchline orgs set-balance` on the machine of the service"
-            raise click.ClickException(f"{_text(error)}. {advice}. {_RESUME}.") from None
-        except Unreachable as error:
-            raise click.ClickException(
-                f"{target.name} cannot be reached: {_text(error)}. {target.if_unreachable}."
-            ) from None
-        except RequestRefused as error:
-            raise click.ClickException(f"{target.name} says: {_text(error)}. {_advice(error)}") from None
-        except ClientError as error:
-            raise click.ClickException(f"{target.name}: {_text(error)}. {_RESUME}.") from None
-        except ServiceEnded as error:
-            raise click.ClickException(str(error)) from None
-        except OSError as error:
-            raise click.ClickException(f"{error.filename or 'a file'}: {error.strerror}. {_RESUME}.") from None
-
-
-def _advice(error: RequestRefused) -> str:
-    if isinstance(error, ServerTrouble):
-        return f"{_RESUME}."
-    return "Add --restart to begin again." if error.status == 404 else ""
-
-
-def _text(error: ClientError) -> str:
-    return shortened(str(error)).rstrip(".")

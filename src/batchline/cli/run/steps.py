@@ -3,18 +3,20 @@
 from collections.abc import Callable
 from hashlib import file_digest
 from pathlib import Path
+from typing import Any
 
 from msgspec import DecodeError, Struct
 from msgspec.json import decode as decode_json
 from msgspec.structs import replace
 
-from batchline import durable
-from batchline.cli.run.display import Display, format_count
+from batchline.cli.connection.transfer import download
+from batchline.cli.run.display import Display
 from batchline.cli.run.journal import Journal, JournalEntry
-from batchline.cli.run.waiting import describe_wait, is_unusual
+from batchline.cli.run.waiting import describe_wait, is_held, is_pause, is_unusual
+from batchline.cli.text import format_size
 from batchline.client.client import Client
 from batchline.client.errors import RequestRefused
-from batchline.client.models import Counts, RemoteBatch, RemoteWait
+from batchline.client.models import Counts, RemoteBatch, RemotePage, RemoteWait
 from batchline.client.retry import TRANSIENT, Retrier
 from batchline.domain.endpoints import CHAT
 from batchline.pipeline.create import INTERRUPTED
@@ -24,6 +26,7 @@ _FIRST_POLL_SECONDS, _POLL_GROWTH, _MAX_POLL_SECONDS = 0.05, 1.5, 1.0
 _STALL_SECONDS = 5.0
 """A batch without a new result for this time makes no progress."""
 _ASK_SECONDS = 2.0
+_PAGE_LINES = 1000
 _MAX_LINE_BYTES = 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -45,14 +48,15 @@ class Steps:
         self._client, self._retrier, self._journal, self._display = client, retrier, journal, display
         self._clock, self._random, self._pause = clock, random, pause
 
-    def begin(self, source: Path, *, digest: str, target: str) -> JournalEntry:
-        """Record a new job in the journal."""
+    def begin(self, source: Path, *, digest: str, target: str, create: dict[str, Any]) -> JournalEntry:
+        """Record a new job in the journal. ``create`` has further fields for the create."""
         entry = JournalEntry(
             input_digest=digest,
             endpoint=endpoint_of(source),
             target=target,
             begun_at=self._clock.now(),
             idempotency_key=self._new_token(),
+            create=create,
         )
         self._journal.write(entry)
         return entry
@@ -68,14 +72,23 @@ class Steps:
             self._journal.write(entry)
         return entry.batch_id
 
-    def follow(self, batch_id: str) -> RemoteBatch:
-        """Wait until the batch has ended, also while the server cannot be reached."""
+    def follow(
+        self, batch_id: str, *, on_look: Callable[[], None], on_held: Callable[[RemoteWait], None]
+    ) -> RemoteBatch:
+        """Wait until the batch has ended, also while the server cannot be reached.
+
+        ``on_look`` is called after each look at the batch, and ``on_held`` when it is held.
+        """
         poll, waits = _FIRST_POLL_SECONDS, WaitMonitor(self._client, self._clock, batch_id)
         while True:
             batch = self._retrier.forever(lambda: self._client.batch(batch_id))
-            self._display.lines(batch.request_counts, problem=waits.problem(batch.request_counts))
+            on_look()
+            problem = waits.problem(batch.request_counts)
+            self._display.lines(batch.request_counts, problem=problem, paused=waits.paused)
             if batch.is_terminal:
                 return batch
+            if (held := waits.take_held()) is not None:
+                on_held(held)
             self._pause(poll)
             poll = min(poll * _POLL_GROWTH, _MAX_POLL_SECONDS)
 
@@ -84,20 +97,36 @@ class Steps:
         if file_id is None:
             target.unlink(missing_ok=True)
             return None
-        part = target.with_name(f"{target.name}.part")
-        self._download(file_id, part)
-        durable.replace(part, target)
+        text = f"Downloading {target.name}"
+        download(
+            self._client,
+            file_id,
+            target,
+            retrier=self._retrier,
+            on_progress=lambda done, total: self._display.stage(text, fraction=done / max(1, total)),
+        )
         return target
 
     def cancel(self, batch_id: str) -> None:
         """Cancel a batch."""
         self._retrier.few_times(lambda: self._client.cancel(batch_id))
 
+    def release(self, batch_id: str) -> None:
+        """Let a held batch go on."""
+        self._retrier.few_times(lambda: self._client.release(batch_id))
+
+    def recorded_answers(self, batch_id: str, *, after: str | None) -> RemotePage:
+        """Return the answers that were recorded after a cursor. If the server cannot be asked, there are none."""
+        try:
+            return self._client.results(batch_id, after=after, limit=_PAGE_LINES, status="succeeded")
+        except TRANSIENT:
+            return RemotePage(data=[])
+
     def _upload(self, entry: JournalEntry, source: Path) -> JournalEntry:
         if entry.file_id is not None:
             return entry
         size = max(1, source.stat().st_size)
-        text = f"Uploading {source.name} ({format_count(size)} bytes)"
+        text = f"Uploading {source.name} ({format_size(size)})"
         self._display.stage(text)
         file_id = self._retrier.few_times(
             lambda: self._client.upload(
@@ -114,7 +143,9 @@ class Steps:
         file_id = str(entry.file_id)
         try:
             batch = self._retrier.few_times(
-                lambda: self._client.create(file_id, endpoint=entry.endpoint, idempotency_key=entry.idempotency_key)
+                lambda: self._client.create(
+                    file_id, endpoint=entry.endpoint, idempotency_key=entry.idempotency_key, more=entry.create
+                )
             )
         except RequestRefused as error:
             if str(error) == INTERRUPTED.message:
@@ -125,25 +156,6 @@ class Steps:
                 return replace(entry, file_id=None, idempotency_key=self._new_token())
             raise
         return replace(entry, batch_id=batch.id)
-
-    def _download(self, file_id: str, part: Path) -> None:
-        """Download a file and resume if the connection breaks. Attempts that got more bytes do not count as failed."""
-        text, failures = f"Downloading {part.stem}", 0
-        with part.open("wb") as file:
-            while True:
-                before = file.tell()
-                try:
-                    self._client.download(
-                        file_id,
-                        file,
-                        on_progress=lambda done, total: self._display.stage(text, fraction=done / max(1, total)),
-                    )
-                    break
-                except TRANSIENT as error:
-                    failures = 1 if file.tell() > before else failures + 1
-                    self._retrier.wait(error, failures=failures)
-            file.flush()
-            durable.sync(file.fileno())
 
     def _new_token(self) -> str:
         return "run-" + self._random.bytes(16).hex()
@@ -169,6 +181,19 @@ class WaitMonitor:
             return None
         stalled = now - self._changed_at >= _STALL_SECONDS
         return describe_wait(self._wait) if stalled or is_unusual(self._wait) else None
+
+    def take_held(self) -> RemoteWait | None:
+        """Return why the batch is held, once for each answer of the server; None if it is not."""
+        wait = self._wait
+        if wait is None or not is_held(wait):
+            return None
+        self._wait = None
+        return wait
+
+    @property
+    def paused(self) -> bool:
+        """Whether no line can run until something outside the batch changes."""
+        return self._wait is not None and is_pause(self._wait)
 
 
 class _FirstLine(Struct):

@@ -10,11 +10,23 @@ from batchline.domain.waiting import WaitReason
 _CREDENTIALS = frozenset({"http_401", "http_403"})
 _USUAL = frozenset({WaitReason.SLOTS, WaitReason.RETRYING, WaitReason.QUEUED})
 """The reasons for which lines of a batch that makes progress wait anyway."""
+_HELD = "held"
+_PAUSES = frozenset({WaitReason.UPSTREAM_PAUSED, WaitReason.STORAGE, _HELD})
 
 
 def is_unusual(wait: RemoteWait) -> bool:
     """Return whether a reason is worth showing while the batch makes progress."""
     return wait.reason not in _USUAL or (wait.reason == WaitReason.SLOTS and wait.by_other_projects > 0)
+
+
+def is_pause(wait: RemoteWait) -> bool:
+    """Return whether no line can run until something outside the batch changes, so that no end can be foretold."""
+    return wait.reason in _PAUSES
+
+
+def is_held(wait: RemoteWait) -> bool:
+    """Return whether the batch is held because nearly all of its lines failed (G6)."""
+    return wait.reason == _HELD
 
 
 def describe_wait(wait: RemoteWait) -> str:
@@ -72,7 +84,7 @@ def _retrying(wait: RemoteWait) -> str:
 
 def _queued(wait: RemoteWait) -> str:
     if not wait.workers:
-        return "waiting: no worker is running; start one with `batchline worker`"
+        return "waiting: no worker is running; start `batchline serve` or `batchline worker`"
     return "waiting for a worker to take the lines"
 
 
@@ -82,6 +94,10 @@ def _upstream(wait: RemoteWait) -> str:
 
 def _local_time(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, tz=UTC).astimezone().strftime("%H:%M:%S")
+
+
+def _held(wait: RemoteWait) -> str:
+    return f"held, because nearly all lines fail with {wait.code}: {wait.message}"
 
 
 _DESCRIPTIONS: dict[str, Callable[[RemoteWait], str]] = {
@@ -94,4 +110,5 @@ _DESCRIPTIONS: dict[str, Callable[[RemoteWait], str]] = {
     WaitReason.SLOTS: _slots,
     WaitReason.RETRYING: _retrying,
     WaitReason.QUEUED: _queued,
+    _HELD: _held,
 }

@@ -17,7 +17,8 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-ALIAS = "smollm2-135m-instruct"
+from batchline.domain.embedded_model import EMBEDDED_MODEL
+
 CONTEXT_TOKENS = 2048
 """The tokens of one slot: those of a request and of its answer together."""
 SPARE_CALLS = 60
@@ -66,7 +67,7 @@ def parameters(engine: Any, *, weights: str, secret: str, slots: int) -> Any:
     """Return the settings of llama.cpp's server."""
     params = engine.CommonParams()
     params.model.path = weights
-    params.model_alias = {ALIAS}
+    params.model_alias = {EMBEDDED_MODEL}
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.api_keys = [secret]

@@ -5,6 +5,7 @@ errors were found by trying such requests; the tests try them again.
 """
 
 import re
+from collections.abc import Collection
 from typing import Annotated
 
 from msgspec import DecodeError, Meta, Raw, Struct
@@ -18,6 +19,8 @@ _MAX_ALTERNATIVES = 20
 
 Asked for all the tokens of its vocabulary, the engine runs out of memory.
 """
+
+_MAX_QUOTED_CHARACTERS = 100
 
 # Matched at the start only, because the rest of a message may quote the request.
 _PERMANENT_ERROR = re.compile(
@@ -35,6 +38,7 @@ _Messages = Annotated[list[Raw], Meta(max_length=CONTEXT_TOKENS)]
 
 
 class _Bounds(Struct):
+    model: str | None = None
     messages: _Messages | None = None
     input: _Messages | str | None = None
     logprobs: bool | _Alternatives | None = None
@@ -54,13 +58,26 @@ _bounds = Decoder(_Bounds)
 _error_body = Decoder(_ErrorBody)
 
 
-def reject_harmful(body: bytes) -> Answer | None:
-    """Return an error for a request that would harm the engine, which must not get it; else None."""
+def reject(body: bytes, *, names: Collection[str]) -> Answer | None:
+    """Return an error for a request that the engine must not get; else None.
+
+    Some requests would harm the engine. A request for another model than ``names`` would be answered by a model that
+    its sender did not ask for.
+    """
     try:
-        _bounds.decode(body)
+        model = _bounds.decode(body).model
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _error_answer(400, f"The embedded model does not accept this request: {error}")
-    return None
+    return None if model is None or model in names else _unknown_model(model, names)
+
+
+def _unknown_model(model: str, names: Collection[str]) -> Answer:
+    message = (
+        f"There is no model {model[:_MAX_QUOTED_CHARACTERS]!r}. Only the embedded model answers here, a toy for "
+        f"trying; it answers to {' and '.join(map(repr, names))}. To use another model, the operator sets "
+        "BATCHLINE_UPSTREAM_URL to a model server, or maps the name to the embedded model."
+    )
+    return _error_answer(404, message, code="model_not_found", param="model")
 
 
 def correct_status(path: str, answer: Answer) -> Answer:
@@ -78,6 +95,6 @@ def _message(answer: Answer) -> str:
         return ""
 
 
-def _error_answer(status: int, message: str) -> Answer:
-    error = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
+def _error_answer(status: int, message: str, *, code: str | None = None, param: str | None = None) -> Answer:
+    error = {"message": message, "type": "invalid_request_error", "code": code, "param": param}
     return Answer(status=status, body=encode({"error": error}))

@@ -9,7 +9,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,7 @@ from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock, Random, Stream
 from batchline.upstream.embedded.child import SPARE_CALLS
 from batchline.upstream.embedded.download import ModelUnavailable
-from batchline.upstream.embedded.errors import correct_status, reject_harmful
+from batchline.upstream.embedded.errors import correct_status, reject
 from batchline.upstream.embedded.process import ModelProcess
 from batchline.upstream.http import HttpUpstream
 
@@ -42,6 +42,7 @@ class EmbeddedUpstream:
         self,
         *,
         weights: Path,
+        names: Collection[str],
         slots: int,
         connect_timeout: float,
         request_timeout: float,
@@ -50,7 +51,9 @@ class EmbeddedUpstream:
         random: Random,
         held_bytes: HeldBytes | None = None,
     ) -> None:
+        """``names`` are the model names that the model answers to."""
         self._weights = weights
+        self._names = names
         self._slots = slots
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
@@ -69,7 +72,7 @@ class EmbeddedUpstream:
 
     async def post(self, path: str, body: bytes) -> Reply:
         """Post a request and return its reply."""
-        return reject_harmful(body) or await self._call(path, lambda server: server.post(path, body))
+        return reject(body, names=self._names) or await self._call(path, lambda server: server.post(path, body))
 
     async def get(self, path: str) -> Reply:
         """Send a GET request and return its reply."""
@@ -78,7 +81,7 @@ class EmbeddedUpstream:
     @asynccontextmanager
     async def stream(self, path: str, body: bytes) -> AsyncIterator[Stream | Reply]:
         """Post a request and yield its answer as a stream, or a reply if it is not streamed."""
-        refused = reject_harmful(body)
+        refused = reject(body, names=self._names)
         if refused is not None:
             yield refused
             return

@@ -59,8 +59,8 @@ def test_a_run_needs_nothing_but_a_folder(tmp_path: Path, mock: Mock) -> None:
     key = (data / "run.key").read_text()
     assert key.strip() not in (data / "run.log").read_text() + first.stderr
 
-    second = _go(tmp_path, mock)
-    assert second.code == 0
+    second = _go(tmp_path, mock, "--again")
+    assert second.code == 0, second.stderr
     assert second.summary["batch_id"] != first.summary["batch_id"]
     assert (data / "run.key").read_text() == key
 
@@ -141,7 +141,7 @@ def test_ctrl_c_pauses_the_job(tmp_path: Path, mock: Mock, patient: bool) -> Non
 def test_a_folder_that_is_served_already_is_not_served_twice(tmp_path: Path, mock: Mock) -> None:
     """F4: the run uses the service that already runs there, and leaves it running."""
     _lines(tmp_path, 10)
-    with running_service(tmp_path, mock.url) as service:
+    with running_service(tmp_path, mock.url, max_concurrency=4) as service:
         with running(tmp_path, *_arguments(mock)) as run:
             ended = run.end()
         assert ended.code == 0, ended.stderr
@@ -150,11 +150,39 @@ def test_a_folder_that_is_served_already_is_not_served_twice(tmp_path: Path, moc
     assert not (tmp_path / "data" / "run.log").exists()
 
 
+@pytest.mark.rule("F4", "A setting that the running service does not have is refused, and the service is named.")
+def test_a_setting_that_the_running_service_does_not_have_is_refused(tmp_path: Path, mock: Mock) -> None:
+    """F4: it would be ignored, and lines would be answered by another upstream than the one that was named."""
+    _lines(tmp_path, 3)
+    with running_service(tmp_path, mock.url) as service:
+        flag = ran(tmp_path, "in.jsonl", "--data-dir", "data", "--upstream-url", "http://127.0.0.1:1/v1")
+        variable = ran(tmp_path, "in.jsonl", "--data-dir", "data", environment={"BATCHLINE_MAX_ATTEMPTS": "2"})
+        same = ran(tmp_path, "in.jsonl", "--data-dir", "data", "--max-attempts", "4", "--upstream-url", mock.url)
+    assert (flag.code, variable.code, same.code) == (2, 2, 0), (flag.stderr, variable.stderr, same.stderr)
+    assert "--upstream-url: the service that already runs on this data folder (http://127.0.0.1:" in flag.stderr
+    assert f"pid {service.pid}) has another value" in flag.stderr
+    assert f"Its answers come from: default {mock.url} (every model id)." in flag.stderr
+    assert "BATCHLINE_MAX_ATTEMPTS: the service that already runs" in variable.stderr
+    assert mock.stats()["requests"] == 3
+
+
+def test_a_run_says_who_answers(tmp_path: Path, mock: Mock) -> None:
+    """F4: its version, its data folder and its upstreams, whether the run started the service or found it."""
+    _lines(tmp_path, 1)
+    own = _go(tmp_path, mock).stderr
+    assert re.search(r"batchline \S+ on http://127\.0\.0\.1:\d+ \(started for this command\), data folder ", own)
+    assert f"Answers come from: default {mock.url} (every model id)\n" in own
+    with running_service(tmp_path, mock.url, max_concurrency=4) as service:
+        found = _go(tmp_path, mock, "--again").stderr
+    assert f"(already running, pid {service.pid})" in found
+    assert f"Answers come from: default {mock.url} (every model id)\n" in found
+
+
 def test_a_run_takes_over_when_the_service_it_uses_is_stopped(tmp_path: Path, mock: Mock) -> None:
     """F4: the folder is free then, and contains the batch."""
     _lines(tmp_path, 12, "[[delay=0.3]]")
     with (
-        running_service(tmp_path, mock.url, max_concurrency=2) as service,
+        running_service(tmp_path, mock.url, max_concurrency=4) as service,
         running(tmp_path, *_arguments(mock)) as run,
     ):
         _await_answers(mock, 2)
@@ -192,7 +220,7 @@ def test_no_funds_are_told_with_what_to_do(tmp_path: Path, mock: Mock) -> None:
     _lines(tmp_path, 1)
     ended = _go(tmp_path, mock, "--metering", "on", "--free-credits", "0")
     assert ended.code == 1
-    assert "no balance and no free credits left. Add some with `batchline orgs set-balance`" in ended.stderr
+    assert "no balance and no free credits left. Add some with `batchline orgs add-balance`" in ended.stderr
     assert mock.stats()["requests"] == 0
 
 

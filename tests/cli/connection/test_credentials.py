@@ -4,8 +4,8 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from batchline.cli.connection.credentials import Credentials, local_credentials
 from batchline.cli.loading import load_settings
-from batchline.cli.run.credentials import Credentials, local_credentials
 from tests.support.command_line import Shell
 
 

@@ -28,10 +28,13 @@ class Credentials(Struct, frozen=True, kw_only=True):
 
     api_key: str
     project_id: str
+    """Empty if the key alone has to do."""
 
     @property
     def headers(self) -> dict[str, str]:
         """The request headers that carry them."""
+        if not self.project_id:
+            return {"authorization": f"Bearer {self.api_key}"}
         return {"x-api-key": self.api_key, "x-project-id": self.project_id}
 
 

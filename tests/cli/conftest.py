@@ -1,4 +1,4 @@
-"""A service and its upstream that the tests of `batchline run` share; each test has its own project."""
+"""A service and its upstream that the tests of client commands share; each test has its own project."""
 
 from collections.abc import Iterator
 from itertools import count

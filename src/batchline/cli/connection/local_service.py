@@ -1,6 +1,6 @@
-"""Finds the service that runs on a data folder, or starts one for as long as the run needs it.
+"""Finds the service that runs on a data folder, or starts one for as long as a command needs it.
 
-A service holds the lock of its folder and writes its pid and URL into the lock file.
+A service holds the lock of its folder and writes its pid, its URL and its description into the lock file.
 """
 
 import os
@@ -9,10 +9,16 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import DecodeError, Struct
+from msgspec.json import decode as decode_json
 
-from batchline.client.client import is_healthy
+from batchline.client.client import is_batchline, is_healthy
 from batchline.locks import AlreadyLocked, try_lock
+from batchline.service_description import ServiceDescription
+from batchline.settings import Settings
+
+WITHOUT_WORKER = "--without-worker"
+"""The argument of a service that answers requests but runs no line."""
 
 _POLL_SECONDS = 0.05
 _HEALTH_TIMEOUT_SECONDS = 5.0
@@ -30,6 +36,8 @@ class LockHolder(Struct, frozen=True):
     pid: int
     url: str | None
     """None until the service listens."""
+    description: ServiceDescription | None = None
+    """None until the service listens, and for a service of an earlier version."""
 
 
 class LocalService:
@@ -40,20 +48,31 @@ class LocalService:
         path: Path,
         *,
         environment: Mapping[str, str],
+        runs_lines: bool,
         pause: Callable[[float], None],
         on_wait: Callable[[str], None],
+        on_found: Callable[[LockHolder], None],
     ) -> None:
-        """``environment`` has the settings for a service that this run starts; ``on_wait`` gets what it waits for."""
-        self._path, self._environment = path, dict(environment)
-        self._pause, self._on_wait = pause, on_wait
+        """``environment`` has the settings for a service that this command starts, and ``runs_lines`` says if it works.
+
+        ``on_wait`` gets what is waited for. ``on_found`` gets a service that another process started, before it is
+        used, and raises if it must not be.
+        """
+        self._path, self._environment, self._runs_lines = path, dict(environment), runs_lines
+        self._pause, self._on_wait, self._on_found = pause, on_wait, on_found
         self._child: subprocess.Popen[bytes] | None = None
         self._child_url = ""
         self.log = path / "run.log"
 
     @property
     def is_own(self) -> bool:
-        """Whether this run started the service."""
+        """Whether this command started the service."""
         return self._child is not None
+
+    @property
+    def holder(self) -> LockHolder | None:
+        """The service that holds the folder now, or None if none does."""
+        return _read_holder(self._path / "lock") if self.is_own else find_holder(self._path)
 
     def url(self) -> str:
         """Return the URL of the service; wait for it or start it if needed. Raise ServiceEnded."""
@@ -64,11 +83,12 @@ class LocalService:
                 f"The service of this run ended unexpectedly with exit code {self._child.returncode}; {self._see_log()}"
             )
         while True:
-            holder = _holder(self._path / "lock")
+            holder = find_holder(self._path)
             if holder is None:
                 if self._start():
                     return self._child_url
             elif holder.url is not None and is_healthy(holder.url, timeout=_HEALTH_TIMEOUT_SECONDS):
+                self._on_found(holder)
                 return holder.url
             else:
                 self._on_wait(f"Waiting for the service that holds {self._path} (pid {holder.pid})")
@@ -100,7 +120,7 @@ class LocalService:
             self._pause(_POLL_SECONDS)
         self.close()
         self._child = None
-        if _holder(self._path / "lock") is None:
+        if find_holder(self._path) is None:
             raise ServiceEnded(
                 _last_error(_read_tail(self.log, begin)) or f"The service did not start; {self._see_log()}"
             )
@@ -116,9 +136,9 @@ class LocalService:
             if os.fstat(log).st_size > _MAX_LOG_BYTES:
                 os.ftruncate(log, 0)
             begin = os.fstat(log).st_size
-            child = subprocess.Popen(
+            child = subprocess.Popen(  # noqa: S603 (no argument comes from a user)
                 # Without -P, a file in the current folder could be imported in place of a module.
-                [sys.executable, "-P", "-m", "batchline.cli.run.service_child"],
+                [sys.executable, "-P", "-m", "batchline.cli.connection.service_child", *self._child_arguments()],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -129,12 +149,16 @@ class LocalService:
             os.close(log)
         return child, begin
 
+    def _child_arguments(self) -> list[str]:
+        return [] if self._runs_lines else [WITHOUT_WORKER]
+
     def _see_log(self) -> str:
         return f"its log is {self.log}. Run the same command again to resume"
 
 
-def _holder(lock: Path) -> LockHolder | None:
-    """Return the service that holds the lock, or None if the lock is free."""
+def find_holder(folder: Path) -> LockHolder | None:
+    """Return the service that holds the lock of a folder, or None if the lock is free."""
+    lock = folder / "lock"
     try:
         fd = os.open(lock, os.O_RDWR)
     except FileNotFoundError:
@@ -153,10 +177,34 @@ def _holder(lock: Path) -> LockHolder | None:
 
 def _read_holder(lock: Path) -> LockHolder | None:
     try:
-        pid, url, *_ = [*lock.read_text().splitlines(), "", ""]
+        pid, url, description, *_ = [*lock.read_text().splitlines(), "", "", ""]
     except FileNotFoundError:
         return None
-    return LockHolder(int(pid), _loopback(url) or None) if pid.isdecimal() else None
+    return LockHolder(int(pid), _loopback(url) or None, _decode(description)) if pid.isdecimal() else None
+
+
+def _decode(text: str) -> ServiceDescription | None:
+    try:
+        return decode_json(text, type=ServiceDescription)
+    except DecodeError:
+        return None
+
+
+def url_of_another_folder(settings: Settings) -> str | None:
+    """Return the URL of a service that listens where the settings say but does not use their data folder, if any.
+
+    What a command writes into this folder is unknown to that service.
+    """
+    url = f"http://{_address(settings.host)}:{settings.port}"
+    holder = find_holder(settings.data_dir)
+    if settings.database_url is not None or settings.port == 0 or (holder is not None and holder.url == url):
+        return None
+    return url if is_batchline(url, timeout=_HEALTH_TIMEOUT_SECONDS) else None
+
+
+def _address(host: str) -> str:
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (nothing is bound here)
+    return f"[{address}]" if ":" in address else address
 
 
 def _loopback(url: str) -> str:

@@ -1,9 +1,10 @@
-"""``batchline batches``: ends a batch that cannot end by itself. The service may run meanwhile."""
+"""``batchline batches fail``: ends a batch that cannot end by itself. The service may run meanwhile."""
 
 from typing import Any
 
 import click
 
+from batchline.cli.help import Command
 from batchline.cli.output import Row, json_flag, show_fields, show_json
 from batchline.cli.store import in_store, store_options
 from batchline.domain.records import Batch
@@ -11,13 +12,8 @@ from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.ports import Store
 
 
-@click.group()
-def batches() -> None:
-    """End a batch by hand."""
-
-
-@batches.command()
-@click.argument("batch_id")
+@click.command(cls=Command)
+@click.argument("batch_id", metavar="BATCH")
 @json_flag
 @store_options
 def fail(batch_id: str, as_json: bool, **flags: Any) -> None:

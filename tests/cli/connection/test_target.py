@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from batchline.cli.run.target import ServerTarget, Target, WrongCredentials, target_for
+from batchline.cli.connection.target import ServerTarget, Target, WrongCredentials, target_for
 
 
 def _target(base_url: str, **flags: str) -> Target:

@@ -1,0 +1,40 @@
+"""The service of one command: it stops when the process that started it has ended, in any way.
+
+That process holds the other end of our standard input, and no other process does.
+"""
+
+import os
+import signal
+import sys
+from threading import Thread
+
+import click
+
+from batchline.cli.connection.local_service import WITHOUT_WORKER
+from batchline.cli.roles import run_role
+
+_STDIN = 0
+_GRACE_SECONDS = 5
+
+
+def _stop_with_parent() -> None:
+    while os.read(_STDIN, 1024):
+        pass
+    # The kernel kills the service if it does not stop in time, so that a killed run leaves no process behind.
+    signal.alarm(_GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _serve() -> None:
+    """Run the service on a free port of the loopback address, with the settings of the environment."""
+    role = "api_on_folder" if WITHOUT_WORKER in sys.argv else "serve"
+    try:
+        run_role(role, {"host": "127.0.0.1", "port": "0"})
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    Thread(target=_stop_with_parent, daemon=True).start()
+    _serve()

@@ -1,0 +1,72 @@
+"""The connection of a client command: a client of the server or of the data folder, closed at the end."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
+
+import click
+from msgspec import Struct
+
+from batchline.cli.connection.explain import explain_errors
+from batchline.cli.connection.stopping import stop_on_signals
+from batchline.cli.connection.target import Target, target_for
+from batchline.cli.run.display import TerminalLine
+from batchline.cli.text import printable
+from batchline.client.client import Client
+from batchline.client.retry import Retrier
+from batchline.system import SystemClock
+
+
+class Session(Struct, frozen=True, kw_only=True):
+    """What a client command works with."""
+
+    client: Client
+    retrier: Retrier
+    target: Target
+    pause: Callable[[float], None]
+    stage: Callable[[str], None]
+    """Shows on a terminal what is being done."""
+    clear: Callable[[], None]
+    """Removes what ``stage`` showed."""
+
+
+@contextmanager
+def connect(base_url: str | None, flags: Mapping[str, Any], *, needs_worker: bool = False) -> Iterator[Session]:
+    """Yield a session. Raise ClickException with an explanation if a request fails, and exit at Ctrl-C.
+
+    On a data folder that no service uses, a service without a worker is started for the command: no line runs because
+    somebody looks. ``needs_worker`` says that the command waits for lines to run, which then makes no sense.
+    """
+    clock = SystemClock()
+    line = TerminalLine(sys.stderr, steady=clock.steady) if sys.stderr.isatty() else None
+
+    def stage(text: str) -> None:
+        if line is not None:
+            line.stage(text)
+
+    def clear() -> None:
+        if line is not None:
+            line.clear()
+
+    with stop_on_signals(), asyncio.Runner() as runner:
+
+        def pause(seconds: float) -> None:
+            runner.run(clock.sleep(seconds))
+
+        target = target_for(base_url, flags, pause=pause, on_wait=stage, runs_lines=False)
+        if needs_worker and not target.has_worker():
+            raise click.ClickException(
+                f"No service runs on {target.name}, so no line would run. Start one with: batchline serve"
+            )
+        retrier = Retrier(pause=pause, on_retry=_say_retry, await_server=target.may_be_starting)
+        client = Client(locate=target.url, headers=target.credentials.headers)
+        with closing(target), explain_errors(target), client:
+            target.url()
+            clear()
+            yield Session(client=client, retrier=retrier, target=target, pause=pause, stage=stage, clear=clear)
+
+
+def _say_retry(reason: str) -> None:
+    click.echo(f"{printable(reason)}; trying again", err=True)

@@ -1,0 +1,69 @@
+"""``batchline errors``: groups the failed lines of a batch by code and says what to do."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batchline.cli.help import Command
+from batchline.cli.output import client_options, exit_codes, show_object
+from batchline.cli.text import counted, format_count, shortened, without_legacy
+
+if TYPE_CHECKING:
+    from batchline.client.models import ErrorCount, RemoteProgress
+
+_ADVICE = {
+    "authentication_error": "Check the API key of the upstream, or the key of the batch if it was revoked.",
+    "batch_cancelled": "These lines never ran, because the batch was cancelled.",
+    "batch_expired": "These lines never ran, because the batch expired.",
+    "context_length_exceeded": "Shorten the input, or choose a model that takes more tokens: --set model=NAME.",
+    "insufficient_quota": "Add money with `batchline orgs add-balance ORG AMOUNT`, or at the upstream's provider.",
+    "internal_error": "The upstream failed on these lines again and again; look into its log.",
+    "invalid_request_error": "The upstream refuses these requests; correct them, for example with --set.",
+    "not_found_error": "List the models with `batchline models list`, and choose one: --set model=NAME.",
+    "rate_limit_exceeded": "The upstream refused these lines for too long; try again later.",
+    "request_too_large": "These requests are too large for the upstream; shorten them.",
+}
+"""What to do about each code of a failed line (D2)."""
+
+
+@click.command(cls=Command, epilog=exit_codes("0", "1", "2", "4"))
+@click.argument("batch_id", metavar="BATCH")
+@client_options
+def errors(*, batch_id: str, base_url: str | None, as_json: bool, **flags: Any) -> None:
+    """Show the failed lines of BATCH by code, with a sample and what to do."""
+    from batchline.cli.connection.session import connect  # noqa: PLC0415 (imports httpx: not for --help)
+    from batchline.client.models import progress_decoder  # noqa: PLC0415
+
+    with connect(base_url, flags) as session:
+        raw = session.retrier.few_times(lambda: session.client.progress(batch_id))
+    progress = progress_decoder.decode(raw)
+    if as_json:
+        from msgspec.json import encode  # noqa: PLC0415
+
+        show_object(encode({"batch_id": progress.batch_id, "errors": progress.errors}))
+        return
+    _show(batch_id, progress)
+
+
+def _show(batch_id: str, progress: "RemoteProgress") -> None:
+    failed, total = progress.request_counts.failed, progress.request_counts.total
+    if not progress.errors:
+        click.echo(f"No line of {batch_id} failed ({progress.status}, {counted(total, 'line')}).")
+        return
+    click.echo(f"{format_count(failed)} of {counted(total, 'line')} failed.")
+    for error in progress.errors:
+        click.echo("")
+        for line in _lines(error):
+            click.echo(line)
+    click.echo("")
+    click.echo(f"Failed lines:  batchline results {batch_id} --failed")
+    click.echo(f"Run them again: batchline rerun {batch_id} [--code CODE] [--set NAME=VALUE]")
+
+
+def _lines(error: "ErrorCount") -> list[str]:
+    advice = _ADVICE.get(error.code)
+    return [
+        f"{shortened(error.code)}: {counted(error.count, 'line')}",
+        f"  for example  {shortened(error.sample.custom_id)}: {shortened(without_legacy(error.sample.message))}",
+        *([f"  what to do   {advice}"] if advice else []),
+    ]

@@ -1,0 +1,69 @@
+"""Prints answers as they come, and puts saved results in the order of the input."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.json import Decoder
+
+from batchline import durable
+
+if TYPE_CHECKING:
+    from batchline.cli.run.steps import Steps
+
+
+class AnswerPrinter:
+    """Prints each answer of a batch to stdout once, in the order of recording."""
+
+    def __init__(self, steps: "Steps", batch_id: str) -> None:
+        self._steps, self._batch_id = steps, batch_id
+        self._cursor: str | None = None
+
+    def print_new(self) -> None:
+        """Print the answers that were recorded since the last call."""
+        while (page := self._steps.recorded_answers(self._batch_id, after=self._cursor)).data:
+            for line in page.data:
+                sys.stdout.buffer.write(bytes(line) + b"\n")
+            sys.stdout.buffer.flush()
+            self._cursor = page.last_id
+
+
+class _Named(Struct):
+    custom_id: str
+
+
+_named = Decoder(_Named)
+
+
+def put_in_order(source: Path, *results: Path | None) -> None:
+    """Sort the lines of files of results by the place of their request in the input."""
+    places = {custom_id: place for place, (custom_id, _, _) in enumerate(_lines(source))}
+    for path in results:
+        if path is not None:
+            _sort(path, places)
+
+
+def _sort(path: Path, places: dict[str, int]) -> None:
+    """Write the lines of a file in order, one at a time: only their places are held in memory."""
+    lines = sorted(_lines(path), key=lambda line: places.get(line[0], len(places)))
+    part = path.with_name(f"{path.name}.part")
+    with path.open("rb") as unsorted, part.open("wb") as file:
+        for _, begin, length in lines:
+            unsorted.seek(begin)
+            file.write(unsorted.read(length))
+        file.flush()
+        durable.sync(file.fileno())
+    durable.replace(part, path)
+
+
+def _lines(path: Path) -> list[tuple[str, int, int]]:
+    """Return the custom_id, the offset and the length of each line."""
+    found, begin = [], 0
+    with path.open("rb") as file:
+        for line in file:
+            text = line.removeprefix(b"\xef\xbb\xbf")
+            if text.strip():
+                found.append((_named.decode(text).custom_id, begin, len(line)))
+            begin += len(line)
+    return found

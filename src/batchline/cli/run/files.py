@@ -1,0 +1,140 @@
+"""The files of a run: its input, its output, the failed lines and the journal. ``-`` is stdin or stdout."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+from msgspec import DecodeError, Raw, Struct
+from msgspec.json import Decoder
+from msgspec.json import decode as decode_json
+from msgspec.json import encode as encode_json
+from msgspec.structs import replace
+
+from batchline.cli.output import moment
+from batchline.cli.patch import merge_patch
+from batchline.cli.run.steps import digest_of
+from batchline.cli.text import printable
+
+STANDARD = "-"
+_DIGEST_CHARACTERS = 12
+_object = Decoder(dict[str, Raw])
+
+
+class RunFiles(Struct, frozen=True, kw_only=True):
+    """The files of a run."""
+
+    source: Path
+    source_name: str
+    """What to call the input in messages."""
+    output: Path
+    errors: Path
+    journal: Path
+    to_stdout: bool
+    """Whether the output is copied to stdout at the end and then deleted."""
+
+
+@contextmanager
+def open_files(source: str, output: str | None, errors: Path | None, *, patch: dict[str, Any]) -> Iterator[RunFiles]:
+    """Yield the files of a run. Stdin is copied into a file first, because an upload may have to be repeated.
+
+    ``patch`` is merged into the body of every line. Raise UsageError if the files cannot be used.
+    """
+    with TemporaryDirectory(prefix="batchline-") as temporary:
+        files = _files(source, output, errors, Path(temporary))
+        _check(files)
+        yield replace(files, source=_patched(files.source, patch, Path(temporary))) if patch else files
+
+
+def confirm_again(output: Path, errors: Path, source: Path, *, ask: Callable[[str], bool]) -> None:
+    """Ask before a finished job is run again, because that costs time and money. Raise ClickException if not.
+
+    A job is finished if its results are newer than its input.
+    """
+    saved = [path for path in (output, errors) if path.exists() and path.stat().st_mtime > source.stat().st_mtime]
+    if not saved:
+        return
+    at = moment(int(max(path.stat().st_mtime for path in saved)))
+    finished = f"This job was finished at {at}: {printable(str(saved[0]))} is newer than its input."
+    if not ask(f"{finished} Run every line again?"):
+        raise click.ClickException(f"{finished} Add --again to run every line again.")
+
+
+def _patched(source: Path, patch: dict[str, Any], folder: Path) -> Path:
+    """Return a copy of the input with the patch merged into every body. Lines that cannot be read stay as they are."""
+    path = folder / "patched.jsonl"
+    with source.open("rb") as lines, path.open("wb") as file:
+        for line in lines:
+            file.write(_patched_line(line, patch))
+    return path
+
+
+def _patched_line(line: bytes, patch: dict[str, Any]) -> bytes:
+    try:
+        request = _object.decode(line.removeprefix(b"\xef\xbb\xbf"))
+        return encode_json(request | {"body": merge_patch(decode_json(request["body"]), patch)}) + b"\n"
+    except (DecodeError, UnicodeDecodeError, KeyError):
+        return line
+
+
+def _files(source: str, output: str | None, errors: Path | None, temporary: Path) -> RunFiles:
+    if source == STANDARD:
+        path = _copy_of_stdin(temporary)
+        # The journal is found again by the content: stdin has no name.
+        place = Path(f"stdin-{digest_of(path)[:_DIGEST_CHARACTERS]}")
+    else:
+        path = _existing(source)
+        place = path.with_name(path.name.removesuffix(".jsonl"))
+    to_stdout = output == STANDARD or (output is None and source == STANDARD)
+    if to_stdout:
+        saved, beside, journal = temporary / "output.jsonl", place, _added(place, ".stdout.batchline")
+    elif output is None:
+        saved, beside = _added(place, ".output.jsonl"), place
+        journal = _added(saved, ".batchline")
+    else:
+        saved = Path(output)
+        beside, journal = saved.with_name(saved.name.removesuffix(".jsonl")), _added(saved, ".batchline")
+    return RunFiles(
+        source=path,
+        source_name="stdin" if source == STANDARD else source,
+        output=saved,
+        errors=errors or _added(beside, ".errors.jsonl"),
+        journal=journal,
+        to_stdout=to_stdout,
+    )
+
+
+def _added(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _existing(source: str) -> Path:
+    path = Path(source)
+    if not path.exists():
+        raise click.UsageError(f"There is no file {source!r}")
+    if not path.is_file():
+        raise click.UsageError(f"{source!r} is not a file")
+    return path
+
+
+def _copy_of_stdin(folder: Path) -> Path:
+    if sys.stdin.isatty():
+        click.echo("Reading the lines from the terminal; end them with Ctrl-D.", err=True)
+    path = folder / "stdin.jsonl"
+    with path.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return path
+
+
+def _check(files: RunFiles) -> None:
+    if len({path.resolve() for path in (files.source, files.output, files.errors)}) < 3:
+        raise click.UsageError("INPUT, --output and --errors must be three different files")
+    for path in (files.output, files.errors):
+        if path.is_dir():
+            raise click.UsageError(f"{path} is a folder, not a file")
+        if not path.parent.is_dir():
+            raise click.UsageError(f"there is no folder {path.parent}; create it first")

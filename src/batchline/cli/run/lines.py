@@ -1,0 +1,41 @@
+"""A run of a JSONL file with one request per line."""
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from batchline.cli.run.context import open_context
+from batchline.cli.run.files import confirm_again, open_files
+from batchline.cli.run.report import show_json, show_results
+from batchline.cli.run.runner import RunOptions
+
+
+class LinesRequest(Struct, frozen=True, kw_only=True):
+    """The files of a run as the user named them, and the patch of every body."""
+
+    source: str
+    output: str | None
+    errors: Path | None
+    patch: dict[str, Any]
+    again: bool
+    """Whether a finished job is run again without asking."""
+
+    def run(self, options: RunOptions, base_url: str | None, flags: Mapping[str, Any], *, as_json: bool) -> int:
+        """Run the file, show the results, and return the number of failed lines. Raise ClickException."""
+        with open_files(self.source, self.output, self.errors, patch=self.patch) as files:
+            if not (self.again or options.restart or files.to_stdout or files.journal.exists()):
+                confirm_again(files.output, files.errors, Path(self.source), ask=options.confirms)
+            with open_context(base_url, flags) as context:
+                results = context.run_batch(files, options)
+                context.display.clear()
+                show_results(results)
+            if as_json:
+                show_json(results)
+            elif results.to_stdout and results.output is not None:
+                with results.output.open("rb") as file:
+                    shutil.copyfileobj(file, sys.stdout.buffer)
+        return results.batch.request_counts.failed

@@ -1,0 +1,108 @@
+"""A run of a table: ``batchline run rows.csv --prompt TEXT``."""
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+from msgspec import Struct
+
+from batchline.cli.output import show_json
+from batchline.cli.run.context import RunContext, open_context
+from batchline.cli.run.files import STANDARD, confirm_again
+from batchline.cli.run.rows.job import RowsJob
+from batchline.cli.run.rows.requests import Prompts, load_schema
+from batchline.cli.run.rows.table import open_table
+from batchline.cli.run.rows.template import parse_template
+from batchline.cli.run.runner import RunOptions
+from batchline.cli.text import counted, format_duration, printable
+from batchline.client.models import Counts
+
+_PARQUET = ".parquet"
+_MAX_SHOWN_MODELS = 10
+
+
+class RowsRequest(Struct, frozen=True, kw_only=True):
+    """A table and what to ask for each of its rows, as the user gave them."""
+
+    source: Path
+    output: str | None
+    prompt: str
+    system: str | None
+    model: str | None
+    schema: Path | None
+    patch: dict[str, Any]
+    again: bool
+    """Whether a finished job is run again without asking."""
+
+    def run(self, options: RunOptions, base_url: str | None, flags: Mapping[str, Any], *, as_json: bool) -> int:
+        """Run the table, show the outcome, and return the number of failed rows. Raise ClickException."""
+        if not self.source.is_file():
+            raise click.UsageError(f"There is no file {str(self.source)!r}")
+        rows = open_table(self.source)
+        prompt = parse_template("--prompt", self.prompt)
+        system = None if self.system is None else parse_template("--system", self.system)
+        for template in (prompt, *([] if system is None else [system])):
+            template.require_columns(rows.columns)
+        schema = None if self.schema is None else load_schema(self.schema)
+        with self._output_file() as output, open_context(base_url, flags) as context:
+            model = self.model or _only_model(context)
+            prompts = Prompts(prompt=prompt, system=system, model=model, schema=schema, patch=self.patch)
+            job = RowsJob(self.source, rows, prompts, output)
+            if options.restart:
+                job.give_up()
+            elif not self.again and not job.is_begun and self.output != STANDARD:
+                confirm_again(output, output, self.source, ask=options.confirms)
+            return self._run(context, job, options, output, as_json=as_json)
+
+    def _run(self, context: RunContext, job: RowsJob, options: RunOptions, output: Path, *, as_json: bool) -> int:
+        begun_at, batch_ids = context.clock.now(), list[str]()
+        context.display.stage("Writing the requests")
+        parts = job.prepare()
+        counts = job.run(parts, lambda files: batch_ids.append(context.run_batch(files, options).batch.id))
+        context.display.clear()
+        seconds = context.clock.now() - begun_at
+        name = STANDARD if self.output == STANDARD else str(output)
+        click.echo(f"{_outcome(counts)} in {format_duration(seconds)}\n  output  {printable(name)}", err=True)
+        if as_json:
+            summary = {"rows": counts.total, "completed": counts.completed, "failed": counts.failed}
+            show_json(summary | {"output": name, "batch_ids": batch_ids, "seconds": round(seconds, 3)})
+        elif self.output == STANDARD:
+            with output.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+        return counts.failed
+
+    @contextmanager
+    def _output_file(self) -> Iterator[Path]:
+        """Yield the file to write. What goes to stdout is written to a temporary file first."""
+        suffix = ".jsonl" if self.source.suffix.lower() == _PARQUET else self.source.suffix
+        if self.output == STANDARD:
+            with TemporaryDirectory(prefix="batchline-") as folder:
+                yield Path(folder) / f"output{suffix}"
+            return
+        output = self.source.with_suffix(f".output{suffix}") if self.output is None else Path(self.output)
+        if output.resolve() == self.source.resolve():
+            raise click.UsageError("FILE and --output must be different files")
+        if not output.parent.is_dir():
+            raise click.UsageError(f"there is no folder {output.parent}; create it first")
+        yield output
+
+
+def _outcome(counts: Counts) -> str:
+    if not counts.failed:
+        return f"Completed: all {counted(counts.total, 'row')} succeeded"
+    return f"Completed: {counts.completed:,} of {counted(counts.total, 'row')} succeeded, {counts.failed:,} failed"
+
+
+def _only_model(context: RunContext) -> str:
+    """Return the model of the server if it has exactly one. Raise UsageError."""
+    models = context.models()
+    if len(models) == 1:
+        click.echo(f"Model {printable(models[0])}", err=True)
+        return models[0]
+    listed = f"; the server has {', '.join(map(printable, models[:_MAX_SHOWN_MODELS]))}" if models else ""
+    raise click.UsageError(f"name the model with --model{listed}")

@@ -1,0 +1,149 @@
+"""The job of a table: parts of at most 50,000 rows, each of which is a batch, and the table with the answers.
+
+The parts are in a folder beside the output, with the journal of each, so that an interrupted job is resumed. Parts that
+are complete do not run again. When the output is written, the folder is deleted.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import click
+from msgspec import Struct
+from msgspec.json import encode as encode_json
+
+from batchline import durable
+from batchline.cli.run.files import RunFiles
+from batchline.cli.run.rows.requests import AnswerColumns, Prompts, answer_columns, read_outcomes, row_id
+from batchline.cli.run.rows.table import Row, Rows, row_writer
+from batchline.cli.run.steps import digest_of
+from batchline.client.models import Counts
+
+_MAX_PART_LINES = 50_000
+_MAX_PART_BYTES = 90 * 1024 * 1024
+"""Both stay within the usual limits of a batch and of an upload."""
+_KEY_FILE = "job"
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """The rows of one batch."""
+
+    first: int
+    """The number of its first row, counted from 1."""
+    rows: int
+    files: RunFiles
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its results were saved."""
+        files = self.files
+        return not files.journal.exists() and (files.output.exists() or files.errors.exists())
+
+
+class RowsJob:
+    """A table, its prompts, and the output that they become."""
+
+    def __init__(self, source: Path, rows: Rows, prompts: Prompts, output: Path) -> None:
+        self._source, self._rows, self._prompts, self._output = source, rows, prompts, output
+        self._folder = output.with_name(f"{output.name}.batchline")
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether an earlier run began this job and did not finish it."""
+        return (self._folder / _KEY_FILE).exists()
+
+    def give_up(self) -> None:
+        """Forget an earlier run. Batches that it created go on at the server."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def prepare(self) -> list[Part]:
+        """Write the parts, or find those of an earlier run. Raise ClickException if that was another job."""
+        key, path = self._key(), self._folder / _KEY_FILE
+        if self.is_begun and path.read_text() != key:
+            raise click.ClickException(
+                f"{self._output} belongs to a job with another table, prompt or model that was not finished. Repeat "
+                "that command to resume it, or add --restart to give it up."
+            )
+        self._folder.mkdir(exist_ok=True)
+        parts = list(self._write_parts())
+        if not parts:
+            raise click.UsageError(f"{self._source.name} has no rows")
+        path.write_text(key)
+        return parts
+
+    def run(self, parts: list[Part], run_part: Callable[[RunFiles], object]) -> Counts:
+        """Run each part that is not complete, write the output, and return the counts of all rows."""
+        for number, part in enumerate(parts, 1):
+            if len(parts) > 1:
+                click.echo(
+                    f"Part {number} of {len(parts)}: rows {part.first:,} to {part.first + part.rows - 1:,}", err=True
+                )
+            if not part.is_complete:
+                run_part(part.files)
+        counts = self._join(parts)
+        self.give_up()
+        return counts
+
+    def _key(self) -> str:
+        """Return a digest of everything that the requests are made from."""
+        made_from = encode_json([digest_of(self._source), self._prompts])
+        return hashlib.sha256(made_from).hexdigest()
+
+    def _write_parts(self) -> Iterator[Part]:
+        lines = ((number, self._prompts.line(number, row)) for number, row in enumerate(self._rows, 1))
+        for index, (number, line) in enumerate(_starts(lines), 1):
+            path = self._folder / f"part-{index}.jsonl"
+            with path.open("wb") as file:
+                count = _fill(file.write, line, lines)
+            yield Part(first=number, rows=count, files=self._files(path))
+
+    def _files(self, path: Path) -> RunFiles:
+        def beside(suffix: str) -> Path:
+            return path.with_suffix(suffix)
+
+        return RunFiles(
+            source=path,
+            source_name=self._source.name,
+            output=beside(".output"),
+            errors=beside(".errors"),
+            journal=beside(".journal"),
+            to_stdout=False,
+        )
+
+    def _join(self, parts: list[Part]) -> Counts:
+        columns = answer_columns(self._rows.columns, self._prompts.schema)
+        part_file = self._output.with_name(f"{self._output.name}.part")
+        rows, failed = iter(self._rows), 0
+        with row_writer(part_file, [*self._rows.columns, *columns.names], suffix=self._output.suffix) as write:
+            for part in parts:
+                for row in _joined(part, rows, columns):
+                    failed += row[columns.error] is not None
+                    write(row)
+        durable.replace(part_file, self._output)
+        total = sum(part.rows for part in parts)
+        return Counts(total=total, completed=total - failed, failed=failed)
+
+
+def _starts(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Yield the first line of each part. The caller takes the others."""
+    while (first := next(lines, None)) is not None:
+        yield first
+
+
+def _fill(write: Callable[[bytes], object], line: bytes, lines: Iterator[tuple[int, bytes]]) -> int:
+    """Write lines until the part is full or no line is left, and return their number."""
+    count, size = 1, len(line)
+    write(line)
+    while count < _MAX_PART_LINES and size < _MAX_PART_BYTES and (following := next(lines, None)) is not None:
+        write(following[1])
+        count, size = count + 1, size + len(following[1])
+    return count
+
+
+def _joined(part: Part, rows: Iterator[Row], columns: AnswerColumns) -> Iterator[Row]:
+    """Yield the rows of a part in order, each with its answer."""
+    outcomes = dict(read_outcomes(part.files.output, part.files.errors))
+    for number, row in enumerate(islice(rows, part.rows), part.first):
+        yield row | columns.values(outcomes.get(row_id(number)))

@@ -1,0 +1,165 @@
+"""Turns rows into the lines of batches, and answers back into values."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec import DecodeError, Struct, field
+from msgspec.json import Decoder
+from msgspec.json import decode as decode_json
+from msgspec.json import encode as encode_json
+
+from batchline.cli.patch import merge_patch
+from batchline.cli.run.rows.table import Row
+from batchline.cli.run.rows.template import Template
+from batchline.domain.endpoints import CHAT
+
+_ANSWER, _ERROR = "answer", "error"
+
+
+class Prompts(Struct, frozen=True, kw_only=True):
+    """What makes a row a request."""
+
+    prompt: Template
+    system: Template | None
+    model: str
+    schema: dict[str, Any] | None
+    """The JSON schema of the answers, or None if they are texts."""
+    patch: dict[str, Any]
+
+    def line(self, number: int, row: Row) -> bytes:
+        """Return the line of a batch for a row."""
+        messages = [{"role": "user", "content": self.prompt.fill(row)}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system.fill(row)})
+        body: dict[str, Any] = {"model": self.model, "messages": messages}
+        if self.schema is not None:
+            form = {"name": "answer", "schema": self.schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+        line = {"custom_id": row_id(number), "method": "POST", "url": CHAT, "body": merge_patch(body, self.patch)}
+        return encode_json(line) + b"\n"
+
+
+def row_id(number: int) -> str:
+    """Return the custom_id of a row, counted from 1."""
+    return f"row-{number}"
+
+
+def load_schema(path: Path) -> dict[str, Any]:
+    """Return the JSON schema in a file. Raise UsageError if it describes no object with properties."""
+    try:
+        schema = decode_json(path.read_bytes())
+    except (DecodeError, UnicodeDecodeError):
+        raise click.UsageError(f"--schema: {path} is not JSON") from None
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict) or not schema["properties"]:
+        raise click.UsageError(f"--schema: {path} must describe an object with properties: each becomes a column")
+    return schema
+
+
+class AnswerColumns(Struct, frozen=True, kw_only=True):
+    """The columns that answers are written to, under names that the table does not have."""
+
+    fields: dict[str, str]
+    """The column of each field of the schema; empty without a schema."""
+    answer: str
+    error: str
+
+    @property
+    def names(self) -> list[str]:
+        """All columns in order."""
+        return [*(self.fields.values() or [self.answer]), self.error]
+
+    def values(self, outcome: "Outcome | None") -> Row:
+        """Return the values for the outcome of a row."""
+        empty: Row = dict.fromkeys(self.names)
+        if outcome is None:
+            return empty | {self.error: "the row has no result"}
+        if outcome.error is not None:
+            return empty | {self.error: outcome.error}
+        if not self.fields:
+            return empty | {self.answer: outcome.text}
+        return empty | self._parsed(outcome.text)
+
+    def _parsed(self, text: str) -> Row:
+        try:
+            answer = decode_json(text.encode())
+        except DecodeError:
+            answer = None
+        if not isinstance(answer, dict):
+            return {self.error: f"the answer is not a JSON object: {text}"}
+        return {column: answer.get(name) for name, column in self.fields.items()}
+
+
+def answer_columns(columns: Sequence[str], schema: Mapping[str, Any] | None) -> AnswerColumns:
+    """Return the columns for answers beside those of the table."""
+    taken = set(columns)
+
+    def free(name: str) -> str:
+        while name in taken:
+            name += "_answer"
+        taken.add(name)
+        return name
+
+    fields = {} if schema is None else {name: free(name) for name in schema["properties"]}
+    return AnswerColumns(fields=fields, answer=free(_ANSWER) if not fields else _ANSWER, error=free(_ERROR))
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """The result of a row."""
+
+    text: str = ""
+    error: str | None = None
+
+
+class _Message(Struct):
+    content: str | None = None
+    refusal: str | None = None
+
+
+class _Choice(Struct):
+    message: _Message = field(default_factory=_Message)
+
+
+class _Body(Struct):
+    choices: list[_Choice] = field(default_factory=list)
+
+
+class _Response(Struct):
+    body: _Body
+
+
+class _LineError(Struct):
+    code: str | None = None
+    message: str = ""
+
+
+class _ResultLine(Struct):
+    custom_id: str
+    response: _Response | None = None
+    error: _LineError | None = None
+
+
+_result_line = Decoder(_ResultLine)
+
+
+def read_outcomes(*paths: Path) -> Iterator[tuple[str, Outcome]]:
+    """Yield the custom_id and the outcome of each line of files of results. Files that do not exist are empty."""
+    for path in paths:
+        if path.exists():
+            with path.open("rb") as file:
+                for raw in file:
+                    line = _result_line.decode(raw)
+                    yield line.custom_id, _outcome(line)
+
+
+def _outcome(line: _ResultLine) -> Outcome:
+    if line.error is not None:
+        return Outcome(error=f"{line.error.code}: {line.error.message}")
+    choices = [] if line.response is None else line.response.body.choices
+    if not choices:
+        return Outcome(error="the answer has no text")
+    message = choices[0].message
+    if message.content is None:
+        return Outcome(error=message.refusal or "the answer has no text")
+    return Outcome(text=message.content)

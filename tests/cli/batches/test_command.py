@@ -1,0 +1,66 @@
+"""`batchline batches` on a server."""
+
+import json
+
+from click.testing import CliRunner, Result
+
+from batchline.cli import main
+from tests.support.run_process import Tenant
+from tests.support.scripted_server import answering, reply
+from tests.support.service import await_end, chat_lines, submit
+
+
+def _call(tenant: Tenant, *arguments: str) -> Result:
+    return CliRunner(env=tenant.environment()).invoke(main, ["batches", *arguments])
+
+
+def test_batches_are_listed_and_shown(tenant: Tenant) -> None:
+    client = tenant.service.client(tenant.account)
+    done = await_end(client, submit(client, chat_lines(["fine", "[[status=400]]"])).id)
+    heads, row = _call(tenant, "list").stdout.splitlines()
+    assert heads.split()[:6] == ["batch", "age", "status", "progress", "failed", "left"]
+    assert row.split()[0] == done.id
+    assert "completed" in row
+    assert "100 %" in row
+    shown = _call(tenant, "show", done.id).stdout
+    assert f"batch     {done.id}\n" in shown
+    assert "lines     2: 1 succeeded, 1 failed\n" in shown
+    assert "invalid_request_error: 1 line\n" in shown
+    assert f"output    {done.output_file_id}\n" in shown
+    [listed] = json.loads(_call(tenant, "list", "--json").stdout)
+    assert listed["id"] == done.id
+    found = json.loads(_call(tenant, "show", done.id, "--json").stdout)
+    assert (found["batch"]["id"], found["progress"]["object"]) == (done.id, "batch.progress")
+
+
+def test_a_batch_is_cancelled(tenant: Tenant) -> None:
+    client = tenant.service.client(tenant.account)
+    running = submit(client, chat_lines(f"[[delay=5]] {n}" for n in range(20)))
+    result = _call(tenant, "cancel", running.id)
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"{running.id} is cancel")
+    again = _call(tenant, "cancel", "batch_00000000000000000000000000")
+    assert again.exit_code == 1
+    assert "says: " in again.stderr
+
+
+def test_a_held_batch_is_released() -> None:
+    """G6."""
+    body = json.dumps({"id": "batch_1", "status": "in_progress"}).encode()
+    with answering(reply(200, body)) as server:
+        runner = CliRunner(env={"BATCHLINE_BASE_URL": server.url, "BATCHLINE_API_KEY": "k"})
+        result = runner.invoke(main, ["batches", "release", "batch_1"])
+    assert result.stderr == "batch_1 is in_progress\n"
+    assert server.asked[0].head.startswith("POST /v1/batches/batch_1/release ")
+
+
+def test_watching_ends_with_the_batch_and_its_exit_code(tenant: Tenant) -> None:
+    client = tenant.service.client(tenant.account)
+    batch = submit(client, chat_lines(["[[delay=0.3]] fine", "[[status=400]]"]))
+    result = _call(tenant, "watch", batch.id)
+    assert result.exit_code == 3, result.output
+    last = result.stdout.splitlines()[-1]
+    assert last.split()[:3] == [batch.id, "completed", "2/2"]
+    assert "1 failed" in last
+    told = _call(tenant, "watch", batch.id, "--json")
+    assert json.loads(told.stdout.splitlines()[-1])["status"] == "completed"

@@ -1,0 +1,108 @@
+"""`batchline run` on a table: one request per row, answers joined to the rows."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from batchline.cli import main
+from batchline.cli.loading import BASE_URL_VARIABLES, KEY_VARIABLES
+from batchline.cli.run.rows import job
+from tests.support.run_process import Environment, Tenant, running
+from tests.support.service import wait_until
+
+
+def _call(environment: Environment, *arguments: object) -> Result:
+    unset = dict.fromkeys([*BASE_URL_VARIABLES, *KEY_VARIABLES])
+    return CliRunner(env=unset | environment).invoke(main, ["run", *map(str, arguments)])
+
+
+def _write(path: Path, count: int, *, failing: int = 0, directive: str = "") -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "review"])
+        for number in range(count):
+            fault = "[[status=400]]" if number < failing else directive
+            writer.writerow([number, f"{fault} review {number}, with a comma"])
+    return path
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_500_rows_become_a_joined_table_in_order(tenant: Tenant, tmp_path: Path) -> None:
+    """Those that failed say why in a column of their own."""
+    source = _write(tmp_path / "rows.csv", 500, failing=15)
+    result = _call(tenant.environment(), source, "--prompt", "Classify: {review}", "--model", "m", "--json")
+    assert result.exit_code == 3, result.output
+    rows = _rows(tmp_path / "rows.output.csv")
+    assert [row["id"] for row in rows] == [str(number) for number in range(500)]
+    assert [bool(row["error"]) for row in rows] == [True] * 15 + [False] * 485
+    assert all(bool(row["answer"]) != bool(row["error"]) for row in rows)
+    assert rows[0]["error"].startswith("invalid_request_error: ")
+    summary = json.loads(result.stdout)
+    assert (summary["rows"], summary["completed"], summary["failed"]) == (500, 485, 15)
+    assert [batch["id"] for batch in tenant.batches()] == summary["batch_ids"]
+    assert "Completed: 485 of 500 rows succeeded, 15 failed in " in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "rows.output.csv"}
+
+
+def test_many_rows_become_several_batches(tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_MAX_PART_LINES", 8)
+    source = _write(tmp_path / "rows.csv", 20)
+    result = _call(tenant.environment(), source, "--prompt", "{review}", "--model", "m", "-o", tmp_path / "o.jsonl")
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == [str(number) for number in range(20)]
+    assert len(tenant.batches()) == 3
+    assert "Part 3 of 3: rows 17 to 20" in result.stderr
+
+
+def test_an_interrupted_job_is_resumed_and_no_row_runs_twice(tenant: Tenant, tmp_path: Path) -> None:
+    source = _write(tmp_path / "rows.csv", 12, directive="[[delay=0.5]]")
+    arguments = (str(source), "--prompt", "{review}", "--model", "m")
+    with running(tmp_path, *arguments, environment=tenant.environment()) as run:
+        wait_until(lambda: bool(tenant.batches()), what="the batch")
+        run.kill()
+    other = _call(tenant.environment(), source, "--prompt", "Other {review}", "--model", "m")
+    assert other.exit_code == 1
+    assert "belongs to a job with another table, prompt or model" in other.stderr
+    again = _call(tenant.environment(), *arguments)
+    assert again.exit_code == 0, again.output
+    assert len(tenant.batches()) == 1
+    assert len(_rows(tmp_path / "rows.output.csv")) == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--prompt", "{nope}"], "the table has no column 'nope'; it has: id, review"),
+        (["--prompt", " "], "--prompt: the text is empty"),
+        (["--prompt", "{review}", "--system", "{x}"], "--system: the table has no column 'x'"),
+        ([], "rows.csv is a table; say what to ask for each row with --prompt"),
+        (["--prompt", "{review}", "-e", "e"], "takes neither --errors nor --follow"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_runs(
+    tenant: Tenant, tmp_path: Path, arguments: list[str], text: str
+) -> None:
+    source = _write(tmp_path / "rows.csv", 3)
+    result = _call(tenant.environment(), source, "--model", "m", *arguments)
+    if not arguments:
+        result = _call(tenant.environment(), source)
+    assert result.exit_code == 2
+    assert text in " ".join(result.stderr.split())
+    assert tenant.batches() == []
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.csv"}
+
+
+def test_a_table_can_be_piped_on(tenant: Tenant, tmp_path: Path) -> None:
+    source = _write(tmp_path / "rows.csv", 2)
+    result = _call(tenant.environment(), source, "--prompt", "{review}", "--model", "m", "-o", "-")
+    assert result.exit_code == 0, result.output
+    assert [row["id"] for row in csv.DictReader(result.stdout.splitlines())] == ["0", "1"]
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.csv"}

@@ -1,0 +1,85 @@
+"""Rows as lines of batches, and answers as values."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from batchline.cli.run.rows.requests import Outcome, Prompts, answer_columns, load_schema, read_outcomes
+from batchline.cli.run.rows.template import parse_template
+
+_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"label": {}, "id": {}}}
+
+
+def test_a_row_becomes_a_line() -> None:
+    prompts = Prompts(
+        prompt=parse_template("--prompt", "Classify {text}"),
+        system=parse_template("--system", "You are {role}"),
+        model="m",
+        schema=_SCHEMA,
+        patch={"temperature": 0},
+    )
+    assert json.loads(prompts.line(7, {"text": "a", "role": "kind"})) == {
+        "custom_id": "row-7",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {
+            "model": "m",
+            "messages": [
+                {"role": "system", "content": "You are kind"},
+                {"role": "user", "content": "Classify a"},
+            ],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": _SCHEMA, "strict": True},
+            },
+            "temperature": 0,
+        },
+    }
+
+
+def test_answers_have_columns_that_the_table_does_not_have() -> None:
+    plain = answer_columns(["id", "answer"], None)
+    assert plain.names == ["answer_answer", "error"]
+    assert plain.values(Outcome(text="yes")) == {"answer_answer": "yes", "error": None}
+    assert plain.values(Outcome(error="bad")) == {"answer_answer": None, "error": "bad"}
+    assert plain.values(None)["error"] == "the row has no result"
+
+
+def test_each_field_of_a_schema_is_a_column() -> None:
+    columns = answer_columns(["id"], _SCHEMA)
+    assert columns.names == ["label", "id_answer", "error"]
+    assert columns.values(Outcome(text='{"label": "good", "id": 3}')) == {
+        "label": "good",
+        "id_answer": 3,
+        "error": None,
+    }
+    assert columns.values(Outcome(text="[1]"))["error"] == "the answer is not a JSON object: [1]"
+    assert columns.values(Outcome(text="oops"))["error"] == "the answer is not a JSON object: oops"
+
+
+@pytest.mark.parametrize("content", ["nope", "[]", "{}", '{"properties": {}}'])
+def test_a_schema_describes_an_object(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(content)
+    with pytest.raises(click.UsageError, match="--schema"):
+        load_schema(path)
+
+
+def test_outcomes_are_read_from_both_files(tmp_path: Path) -> None:
+    output, errors = tmp_path / "o", tmp_path / "e"
+
+    def answer(custom_id: str, message: object) -> str:
+        body = {"choices": [{"message": message}] if message else []}
+        return json.dumps({"custom_id": custom_id, "response": {"body": body}, "error": None}) + "\n"
+
+    output.write_text(answer("a", {"content": "hi"}) + answer("b", {"refusal": "no"}) + answer("c", None))
+    errors.write_text(json.dumps({"custom_id": "d", "response": None, "error": {"code": "x", "message": "y"}}) + "\n")
+    assert dict(read_outcomes(output, errors, tmp_path / "none")) == {
+        "a": Outcome(text="hi"),
+        "b": Outcome(error="no"),
+        "c": Outcome(error="the answer has no text"),
+        "d": Outcome(error="x: y"),
+    }
