@@ -7,7 +7,7 @@ import click
 from batchline import __version__
 
 _COMMANDS = {
-    "Jobs": ("run", "batches", "errors", "files", "models"),
+    "Jobs": ("run", "check", "batches", "results", "errors", "rerun", "files", "models"),
     "Service": ("serve", "api", "worker", "keys", "orgs", "projects", "usage", "webhooks"),
     "Operation": ("migrate", "backup", "restore", "fsck", "adopt", "clock"),
     "Tools": ("mock",),
