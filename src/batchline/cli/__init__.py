@@ -9,8 +9,8 @@ from batchline import __version__
 _COMMANDS = {
     "Jobs": ("run", "check", "batches", "results", "errors", "rerun", "files", "models"),
     "Service": ("serve", "api", "worker", "keys", "orgs", "projects", "usage", "webhooks"),
-    "Operation": ("migrate", "backup", "restore", "fsck", "adopt", "clock"),
-    "Tools": ("mock",),
+    "Operation": ("config", "doctor", "migrate", "backup", "restore", "fsck", "adopt", "clock"),
+    "Tools": ("mock", "completion"),
 }
 """The commands, as ``--help`` groups them."""
 _MODULES = {"api": "roles", "serve": "roles", "worker": "roles"}
