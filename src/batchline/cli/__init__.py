@@ -8,7 +8,7 @@ from batchline import __version__
 
 _COMMANDS = {
     "Jobs": ("run", "check", "batches", "results", "errors", "rerun", "files", "models"),
-    "Service": ("serve", "api", "worker", "keys", "orgs", "projects", "usage", "webhooks"),
+    "Service": ("serve", "api", "worker", "top", "keys", "orgs", "projects", "usage", "webhooks"),
     "Operation": ("config", "doctor", "migrate", "backup", "restore", "fsck", "adopt", "clock"),
     "Tools": ("mock", "completion"),
 }

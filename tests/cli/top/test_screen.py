@@ -1,0 +1,35 @@
+"""`batchline top`: what runs over all projects."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from batchline.cli import main
+from tests.support.command_line import Shell
+from tests.support.service import Service, chat_lines, submit
+
+
+def test_open_batches_of_all_projects_and_the_upstreams_are_shown(service: Service) -> None:
+    accounts = [service.new_account(f"top-{number}") for number in range(2)]
+    made = [submit(service.client(account), chat_lines(["[[delay=20]]"])) for account in accounts]
+    arguments = ["top", "--data-dir", str(service.data_dir)]
+    shown = CliRunner().invoke(main, arguments)
+    found = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
+    for account, batch in zip(accounts, made, strict=True):
+        service.client(account).batches.cancel(batch.id)
+    assert shown.exit_code == 0, shown.output
+    assert all(batch.id in shown.stdout for batch in made)
+    assert "top-0" in shown.stdout
+    assert "upstream" in shown.stdout
+    projects = {batch["batch_id"]: batch["project"] for batch in found["batches"]}
+    assert [projects[batch.id] for batch in made] == ["top-0", "top-1"]
+    assert "default" in [upstream["upstream"] for upstream in found["upstreams"]]
+
+
+def test_a_folder_without_a_service_says_so(tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "data")
+    shell.text("keys", "create")
+    shown = shell.text("top")
+    assert shown.splitlines()[0] == "No service runs on this data folder."
+    assert "No batch is open." in shown
