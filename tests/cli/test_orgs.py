@@ -136,3 +136,15 @@ def test_the_ledger_is_shown_and_sums_to_what_there_is(shell: Shell) -> None:
         ["-0.5", "-1"],
         ["2", "1"],
     ]
+
+
+@pytest.mark.rule("F3", "add-balance adds to what an organization has.")
+def test_a_balance_is_added_to(shell: Shell) -> None:
+    """F3: unlike set-balance, it cannot undo a charge that is made at the same time."""
+    shell.json("keys", "create", "--org", "acme")
+    shell.json("orgs", "set-balance", "acme", "1.5")
+    changed = shell.json("orgs", "add-balance", "acme", "0.25", "--credits", "2")
+    assert (changed["balance"], changed["credits"]) == ("1.75", "2")
+    assert shell.json("orgs", "list") == [changed]
+    assert shell.refusal("orgs", "add-balance", "acme", "-1")[0] == 2
+    assert shell.refusal("orgs", "add-balance", "nobody", "1")[0] == 1

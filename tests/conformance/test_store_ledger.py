@@ -178,3 +178,14 @@ async def test_whoever_holds_a_batch_hears_what_its_organization_has(world: Worl
     assert [(leased.organization_id, leased.funds) for leased in claim.batches] == [(owner.organization_id, 15)]
     await world.store.charge(owner, charge(20), at=NOW)
     assert [signal.funds for signal in await world.store.signals([batch.id])] == [-5]
+
+
+async def test_grants_and_charges_at_once_lose_nothing(world: World) -> None:
+    """F3: what is added while lines are charged is not overwritten by what was read before."""
+    owner = await world.owner()
+    await world.store.set_funds(owner.organization_id, balance=100, credits=0, at=NOW)
+    grants = [world.store.grant(owner.organization_id, balance=10, credits=1, at=NOW) for _ in range(10)]
+    charges = [world.store.charge(owner, charge(7), at=NOW) for _ in range(10)]
+    await asyncio.gather(*grants, *charges)
+    assert sum(await money(world, owner)) == 100 + 10 * 11 - 10 * 7
+    assert await world.store.grant("no-such-organization", balance=1, credits=0, at=NOW) is None

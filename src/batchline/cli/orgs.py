@@ -5,6 +5,7 @@ from typing import Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
+from batchline.cli.help import Group
 from batchline.cli.output import Row, json_flag, moment, show_fields, show_json, show_table
 from batchline.cli.store import find_organization, in_store, now, store_options
 from batchline.domain.money import nano, units
@@ -27,7 +28,7 @@ class _Amount(click.ParamType[int]):
             self.fail(f"{value!r} is not an amount from 0 to 999999999 with at most nine decimals", param, ctx)
 
 
-@click.group()
+@click.group(cls=Group)
 def orgs() -> None:
     """List organizations, set their balances, and show what they spent.
 
@@ -71,18 +72,28 @@ def set_balance(org: str, amount: int, free: int | None, as_json: bool, **flags:
         await store.set_funds(found.id, balance=amount, credits=free, at=now())
         return await find_organization(store, found.id)
 
-    state = in_store(flags, change)
-    if as_json:
-        show_json(_row(state))
-        return
-    show_fields(
-        {
-            "name": state.name,
-            "organization_id": state.id,
-            "balance": units(state.balance),
-            "credits": units(state.credits),
-        }
-    )
+    _show_state(in_store(flags, change), as_json=as_json)
+
+
+# A negative amount looks like an option, but must be refused as an amount.
+@orgs.command("add-balance", context_settings={"ignore_unknown_options": True})
+@click.argument("org")
+@click.argument("amount", type=_Amount())
+@click.option("--credits", "free", type=_Amount(), metavar="N", default="0", help="Also add free credits.")
+@json_flag
+@store_options
+def add_balance(org: str, amount: int, free: int, as_json: bool, **flags: Any) -> None:
+    """Add to the balance of an organization, beside what is charged at the same time.
+
+    ORG is its id or name. AMOUNT is in units, with at most nine decimals. A running service uses it within 5 s.
+    """
+
+    async def change(store: Store) -> Organization:
+        found = await find_organization(store, org)
+        changed = await store.grant(found.id, balance=amount, credits=free, at=now())
+        return changed or found
+
+    _show_state(in_store(flags, change), as_json=as_json)
 
 
 @orgs.command()
@@ -112,6 +123,20 @@ def ledger(org: str, as_json: bool, **flags: Any) -> None:
             for entry in entries
         ],
         numbers=3,
+    )
+
+
+def _show_state(state: Organization, *, as_json: bool) -> None:
+    if as_json:
+        show_json(_row(state))
+        return
+    show_fields(
+        {
+            "name": state.name,
+            "organization_id": state.id,
+            "balance": units(state.balance),
+            "credits": units(state.credits),
+        }
     )
 
 

@@ -110,6 +110,12 @@ class Ledger(Protocol):
     ) -> Organization | None:
         """Set the balance, the credits or both; return None if there is no such organization."""
 
+    async def grant(self, organization_id: str, *, balance: int, credits: int, at: int) -> Organization | None:
+        """Add to the balance and the credits, beside charges that are made at the same time.
+
+        Return None if there is no such organization.
+        """
+
     async def charge(self, owner: Owner, charge: Charge, *, at: int) -> int:
         """Charge a synchronous call, and return the nano-units that are left, which may be below zero.
 

@@ -42,6 +42,15 @@ class SqlLedger:
 
         return await self._database.write(script)
 
+    async def grant(self, organization_id: str, *, balance: int, credits: int, at: int) -> Organization | None:
+        def script() -> Script[Organization | None]:
+            if (yield from one("lock_organization", organization_id=organization_id)) is None:
+                return None
+            yield from _grant(organization_id, balance=balance, credits=credits, at=at)
+            return convert(dict((yield from one("organization", organization_id=organization_id)) or {}), Organization)
+
+        return await self._database.write(script)
+
     async def charge(self, owner: Owner, charge: Charge, *, at: int) -> int:
         def script() -> Script[int]:
             return (
