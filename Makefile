@@ -18,8 +18,8 @@ export PYTHONDONTWRITEBYTECODE :=
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
-.PHONY: setup serve demo check audit sbom test test-node simulate fuzz soak attacks contract mutations proof bench zoo \
-	lock format clean
+.PHONY: setup serve demo check audit sbom test test-node simulate fuzz soak attacks contract cli-page mutations proof bench \
+	zoo lock format clean
 
 setup: $(INSTALLED)
 
@@ -76,6 +76,10 @@ attacks: setup
 # Writes docs/contract.md: which test protects which rule of docs/spec.md.
 contract: setup
 	$(BIN)/python -m tests.contract.page
+
+# Writes docs/cli.md from the commands themselves.
+cli-page: setup
+	$(BIN)/python -m tests.docs.cli_page
 
 # Breaks the code in a copy, for the weightiest rules, and checks that a test fails: about ten minutes.
 # RULES="A3 D4" does so for some rules.
