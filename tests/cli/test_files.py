@@ -24,9 +24,9 @@ def test_a_file_is_uploaded_listed_downloaded_and_deleted(tenant: Tenant, tmp_pa
     [listed] = json.loads(_call(tenant, "list", "--json").stdout)
     assert (listed["id"], listed["bytes"], listed["filename"]) == (file_id, len(content), "in.jsonl")
     heads, row = _call(tenant, "list").stdout.splitlines()
-    assert heads.split() == ["file", "size", "age", "expires", "in", "purpose", "name"]
+    assert heads.split() == ["file", "size", "age", "expires", "name"]
     assert row.split()[0] == file_id
-    assert row.split()[-2:] == ["batch", "in.jsonl"]
+    assert row.split()[-1] == "in.jsonl"
     assert _call(tenant, "download", file_id).stdout_bytes == content
     saved = tmp_path / "saved.jsonl"
     result = _call(tenant, "download", file_id, "-o", str(saved))

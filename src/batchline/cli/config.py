@@ -8,7 +8,7 @@ import click
 from batchline.cli.help import Group
 from batchline.cli.loading import load_settings, source_of
 from batchline.cli.options import settings_options
-from batchline.cli.output import exit_codes, json_flag, show_json
+from batchline.cli.output import exit_codes, json_flag, say, show_json
 from batchline.cli.text import counted, printable
 
 
@@ -42,4 +42,4 @@ def check(*, file: Path | None, as_json: bool, **flags: Any) -> None:
     for source in sources.values():
         click.echo(f"  {source}")
     for answer in answers:
-        click.echo(f"Answers come from: {printable(answer)}")
+        say(f"Answers come from: {printable(answer)}", indent=2)

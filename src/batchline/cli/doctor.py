@@ -15,7 +15,7 @@ from msgspec import Struct
 from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
-from batchline.cli.output import exit_codes, json_flag, moment, show_json
+from batchline.cli.output import exit_codes, json_flag, moment, say, show_json
 from batchline.cli.store import now
 from batchline.cli.text import counted, format_size, printable, shortened
 from batchline.domain.models import DEFAULT_UPSTREAM
@@ -71,9 +71,10 @@ def doctor(*, as_json: bool, **flags: Any) -> None:
 
 def _show(finding: Finding) -> None:
     colour = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}[finding.verdict]
-    click.echo(f"{click.style(f'{finding.verdict:<8}', fg=colour)}{finding.part:<12}{printable(finding.text)}")
+    click.secho(f"{finding.verdict:<8}", fg=colour, nl=False)
+    say(f"{finding.part:<12}{printable(finding.text)}", indent=20, begun=8)
     if finding.remedy:
-        click.echo(f"{'':20}{printable(finding.remedy)}")
+        say(f"{'':20}{printable(finding.remedy)}", indent=20)
 
 
 def _check_folder(settings: "Settings") -> Iterator[Finding]:
@@ -109,6 +110,8 @@ def _check_service(settings: "Settings") -> Iterator[Finding]:
     holder = find_holder(settings.data_dir)
     if holder is not None:
         yield Finding("service", Verdict.OK, f"runs on this folder: {holder.url or 'starting'} (pid {holder.pid})")
+        for answer in holder.description.answers if holder.description else ():
+            yield Finding("service", Verdict.OK, f"its answers come from: {answer}")
         return
     yield Finding("service", Verdict.OK, "none runs on this folder")
     other = url_of_another_folder(settings)

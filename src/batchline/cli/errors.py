@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batchline.cli.help import Command
-from batchline.cli.output import client_options, exit_codes, show_object
+from batchline.cli.output import client_options, exit_codes, say, show_object
 from batchline.cli.text import counted, format_count, shortened, without_legacy
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ def _show(batch_id: str, progress: "RemoteProgress") -> None:
     for error in progress.errors:
         click.echo("")
         for line in _lines(error):
-            click.echo(line)
+            say(line, indent=15)
     click.echo("")
-    click.echo(f"Failed lines:  batchline results {batch_id} --failed")
-    click.echo(f"Run them again: batchline rerun {batch_id} [--code CODE] [--set NAME=VALUE]")
+    click.echo(f"Show them:      batchline results {batch_id} --failed")
+    click.echo(f"Run them again: batchline rerun {batch_id}")
 
 
 def _lines(error: "ErrorCount") -> list[str]:

@@ -41,7 +41,7 @@ def list_files(*, limit: int, base_url: str | None, as_json: bool, **flags: Any)
         return
     from batchline.cli.views import show, table  # noqa: PLC0415 (rich: only to show)
 
-    heads = ("file", "size", "age", "expires in", "purpose", "name")
+    heads = ("file", "size", "age", "expires", "name")
     show(table(heads, [_row(file_decoder.decode(raw)) for raw in found], right=heads[1:4]))
 
 
@@ -125,6 +125,5 @@ def _row(file: "RemoteFile") -> tuple[str, ...]:
         format_size(file.bytes),
         format_age(at - file.created_at),
         "-" if file.expires_at is None else format_age(file.expires_at - at),
-        file.purpose,
         file.filename,
     )

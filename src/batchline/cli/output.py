@@ -1,7 +1,9 @@
 """Prints what commands show: aligned columns for people, JSON for programs, and the progress of a transfer."""
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -38,6 +40,26 @@ _MB = 1_000_000
 def exit_codes(*codes: str) -> str:
     """Return the text on exit codes for the help of a command; the usual ones need only their number."""
     return f"Exit codes: {', '.join(_EXIT_CODES.get(code, code) for code in codes)}."
+
+
+def say(text: str, *, indent: int = 0, begun: int = 0, err: bool = False) -> None:
+    """Print a text. On a terminal it is wrapped between words, and its further lines are indented.
+
+    ``begun`` is the number of columns that its first line has already.
+    """
+    stream = sys.stderr if err else sys.stdout
+    if stream.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(
+            text,
+            width,
+            initial_indent=" " * begun,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        text = text[begun:]
+    click.echo(text, err=err)
 
 
 def show_json(value: object) -> None:

@@ -38,27 +38,26 @@ def show(view: RenderableType) -> None:
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[Text | str]], *, right: Iterable[str] = (), gap: int = 2
 ) -> Table:
-    """Return a table without lines. A cell is cut where the terminal is too narrow; the first column never is.
+    """Return a table without lines. If the terminal is too narrow, the cells of the last column are cut.
 
     Columns named in ``right`` are aligned to the right. ``gap`` is the number of spaces between columns.
     """
     aligned = set(right)
+    cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
     made = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold", show_edge=False)
     for number, head in enumerate(heads):
         made.add_column(
             head,
             justify="right" if head in aligned else "left",
-            no_wrap=True,
+            # A column that may wrap is the one that rich makes narrower; its texts are cut instead.
+            no_wrap=number < len(heads) - 1,
             overflow="ellipsis",
-            min_width=_min_width(head, number),
         )
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+    for row in cells:
+        for cell in row:
+            cell.no_wrap = True
+        made.add_row(*row)
     return made
-
-
-def _min_width(head: str, number: int) -> int | None:
-    return None if number else len(head)
 
 
 def status_text(status: str) -> Text:

@@ -63,7 +63,7 @@ def test_everything_about_a_batch_fits_80_columns_and_is_inert() -> None:
     lines = _drawn(detail_view(_state(RemoteWait(reason="slots", limit=32, in_flight=32))))
     text = "\n".join(line.rstrip() for line in lines)
     assert max(map(len, lines)) <= 80
-    assert "waits for  waiting for a slot: all 32 are taken" in text
+    assert "waiting   for a slot: all 32 are taken" in text
     assert "about 1:06:39 left (50:00 to 1:23:20)" in " ".join(text.split())
     assert "http: 12 lines" in text
     assert "\x1b" not in text

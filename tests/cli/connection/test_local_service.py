@@ -170,7 +170,7 @@ def test_a_run_says_who_answers(tmp_path: Path, mock: Mock) -> None:
     """F4: its version, its data folder and its upstreams, whether the run started the service or found it."""
     _lines(tmp_path, 1)
     own = _go(tmp_path, mock).stderr
-    assert re.search(r"batchline \S+ on http://127\.0\.0\.1:\d+ \(started for this command\), data folder ", own)
+    assert re.search(r"batchline \S+ on http://127\.0\.0\.1:\d+ \(started for this command\)\nData folder: ", own)
     assert f"Answers come from: default {mock.url} (every model id)\n" in own
     with running_service(tmp_path, mock.url, max_concurrency=4) as service:
         found = _go(tmp_path, mock, "--again").stderr

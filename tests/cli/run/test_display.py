@@ -4,7 +4,7 @@ from io import StringIO
 
 import pytest
 
-from batchline.cli.run.display import PlainLines, ProgressRate, TerminalLine
+from batchline.cli.run.display import PlainLines, ProgressRate, TerminalLine, can_redraw
 from batchline.client.models import Counts
 
 
@@ -89,3 +89,15 @@ def test_one_line_is_singular() -> None:
     written = StringIO()
     PlainLines(written, steady=Watch()).lines(Counts(total=1, completed=1))
     assert written.getvalue() == "1/1 line, 100 %\n"
+
+
+def test_a_dumb_terminal_is_not_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "dumb")
+    assert not can_redraw(Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    assert can_redraw(Terminal())
+    assert not can_redraw(StringIO())

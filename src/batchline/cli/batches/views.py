@@ -140,7 +140,7 @@ def _facts(state: BatchState) -> Iterator[tuple[str, Text | str]]:
     if not batch.is_terminal:
         yield "pace", _pace(state)
     if state.waits_for is not None:
-        yield "waits for", describe_wait(state.waits_for).removeprefix("waiting: ")
+        yield "waiting", describe_wait(state.waits_for).removeprefix("waiting").removeprefix(":").strip()
     yield "created", _since(batch.created_at)
     if batch.ended_at is not None:
         yield "ended", _since(batch.ended_at)

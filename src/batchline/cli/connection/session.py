@@ -12,7 +12,7 @@ from msgspec import Struct
 from batchline.cli.connection.explain import explain_errors
 from batchline.cli.connection.stopping import stop_on_signals
 from batchline.cli.connection.target import Target, target_for
-from batchline.cli.run.display import TerminalLine
+from batchline.cli.run.display import TerminalLine, can_redraw
 from batchline.cli.text import printable
 from batchline.client.client import Client
 from batchline.client.retry import Retrier
@@ -40,7 +40,7 @@ def connect(base_url: str | None, flags: Mapping[str, Any], *, needs_worker: boo
     somebody looks. ``needs_worker`` says that the command waits for lines to run, which then makes no sense.
     """
     clock = SystemClock()
-    line = TerminalLine(sys.stderr, steady=clock.steady) if sys.stderr.isatty() else None
+    line = TerminalLine(sys.stderr, steady=clock.steady) if can_redraw(sys.stderr) else None
 
     def stage(text: str) -> None:
         if line is not None:

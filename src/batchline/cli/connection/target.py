@@ -108,10 +108,11 @@ class LocalTarget:
     def introduction(self) -> list[str]:
         holder = self._service.holder
         if holder is None or holder.description is None:
-            return [f"Data folder {self.name}"]
+            return [f"Data folder: {self.name}"]
         whose = "started for this command" if self._service.is_own else f"already running, pid {holder.pid}"
         return [
-            f"batchline {holder.description.version} on {holder.url} ({whose}), data folder {self.name}",
+            f"batchline {holder.description.version} on {holder.url} ({whose})",
+            f"Data folder: {self.name}",
             *(f"Answers come from: {answer}" for answer in holder.description.answers),
         ]
 

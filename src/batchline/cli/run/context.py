@@ -11,6 +11,7 @@ from msgspec import Struct
 from batchline.cli.connection.explain import RESUME, explain_errors
 from batchline.cli.connection.stopping import Stopped
 from batchline.cli.connection.target import Target, target_for
+from batchline.cli.output import say
 from batchline.cli.run.display import Display, stderr_display
 from batchline.cli.run.files import RunFiles
 from batchline.cli.run.journal import Journal, JournalUnusable
@@ -70,7 +71,7 @@ def open_context(base_url: str | None, flags: Mapping[str, Any]) -> Iterator[Run
                 target.url()
             display.clear()
             for line in target.introduction():
-                click.echo(printable(line), err=True)
+                say(printable(line), indent=2, err=True)
             yield RunContext(target=target, display=display, clock=clock, pause=pause)
 
 

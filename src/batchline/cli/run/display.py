@@ -1,5 +1,6 @@
 """Shows progress on stderr: one line that is redrawn on a terminal, else a plain line from time to time."""
 
+import os
 import re
 import shutil
 import sys
@@ -14,6 +15,7 @@ _BAR_WIDTH = 24
 _REDRAW_SECONDS = 0.1
 _PLAIN_LINE_SECONDS = 30.0
 _RATE_WINDOW_SECONDS = 10.0
+_DUMB_TERMINALS = frozenset({"dumb", "unknown"})
 _CLEAR_LINE = "\r\x1b[K"
 
 Steady = Callable[[], float]
@@ -37,7 +39,12 @@ class Display(Protocol):
 
 def stderr_display(*, steady: Steady) -> Display:
     """Return the display that fits stderr."""
-    return (TerminalLine if sys.stderr.isatty() else PlainLines)(sys.stderr, steady=steady)
+    return (TerminalLine if can_redraw(sys.stderr) else PlainLines)(sys.stderr, steady=steady)
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can redraw a line."""
+    return stream.isatty() and os.environ.get("TERM") not in _DUMB_TERMINALS
 
 
 class TerminalLine:

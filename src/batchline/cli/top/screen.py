@@ -137,7 +137,7 @@ def _head(snapshot: Snapshot) -> Text:
         f"{format_count(service.queued_lines)} queued",
         f"{format_count(service.in_flight)} in flight",
         *([] if snapshot.rate is None else [f"{format_rate(snapshot.rate)} recorded"]),
-        f"{format_size(service.held_bytes)} of answers held",
+        f"{format_size(service.held_bytes)} held",
         *(["clock in doubt: nothing expires"] if service.clock_held else []),
     ]
     return Text("  ".join(parts), style="bold")
