@@ -100,7 +100,8 @@ def test_the_readme_shows_each_command_and_they_exist_with_their_flags() -> None
     """F1, F3: no command of the README ends in a usage error."""
     commands = _commands(_README)
     assert {command[0] for command in commands} == {
-        *("api", "backup", "fsck", "keys", "migrate", "mock", "restore", "run", "usage", "worker"),
+        *("api", "backup", "batches", "errors", "fsck", "keys", "migrate", "mock", "rerun", "restore", "run"),
+        *("usage", "worker"),
     }
     for command in commands:
         _parse(main, command)

@@ -54,7 +54,7 @@ def test_a_wide_terminal_shows_more() -> None:
 def test_no_end_is_foretold_while_paused(reason: str) -> None:
     paused = _state(RemoteWait(reason=reason, upstream="default", detail="refused"))
     row = _drawn(batch_table([paused], width=80))[1]
-    assert row.split()[2] == "paused"
+    assert row.split()[2] == ("held" if reason == "held" else "paused")
     assert row.split()[-1] == "-"
     assert not any("left" in line for line in _drawn(detail_view(paused)))
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchline.cli.output import moment
-from batchline.cli.run.waiting import describe_wait, is_pause
+from batchline.cli.run.waiting import describe_wait, is_held, is_pause
 from batchline.cli.store import now
 from batchline.cli.text import (
     counted,
@@ -90,15 +90,22 @@ def batch_table(states: Sequence[BatchState], *, width: int) -> Table:
 
 def _cells(state: BatchState) -> list[Text | str]:
     batch, left = state.batch, state.seconds_left
-    waits = state.waits_for
     return [
         batch.id,
         format_age(now() - batch.created_at),
-        status_text("paused" if waits is not None and is_pause(waits) else batch.status),
+        status_text(_shown_status(state)),
         bar_text(batch.request_counts, width=_BAR_WIDTH),
         format_count(batch.request_counts.failed) if batch.request_counts.failed else "-",
         "-" if left is None else format_duration(left),
     ]
+
+
+def _shown_status(state: BatchState) -> str:
+    """Return the status, or why no line of the batch can run."""
+    waits = state.waits_for
+    if waits is None or not is_pause(waits):
+        return state.batch.status
+    return "held" if is_held(waits) else "paused"
 
 
 def _wide_cells(state: BatchState) -> list[Text | str]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from batchline.cli.text import without_legacy
 from batchline.client.models import RemoteWait
 from batchline.domain.models import DEFAULT_UPSTREAM
 from batchline.domain.waiting import WaitReason
@@ -97,7 +98,7 @@ def _local_time(seconds: int) -> str:
 
 
 def _held(wait: RemoteWait) -> str:
-    return f"held, because nearly all lines fail with {wait.code}: {wait.message}"
+    return f"held, because nearly all lines fail with {wait.code}: {without_legacy(wait.message)}"
 
 
 _DESCRIPTIONS: dict[str, Callable[[RemoteWait], str]] = {
