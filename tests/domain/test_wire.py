@@ -120,6 +120,7 @@ def _running() -> Progress:
         eta=Eta(seconds=3, low=2, high=4),
         activity=Activity(in_flight=1, concurrency=16, waiting_for=pause),
         errors=[LineErrors(code="c", count=2, sample=b'{"custom_id":"x","message":"y"}')],
+        child_batch_ids=["batch_2"],
     )
 
 
@@ -149,12 +150,13 @@ _PROGRESS_START = (
             f'{_PROGRESS_START}"rate":0.123,"eta":{{"seconds":3,"low":2,"high":4}},'
             '"waiting_for":{"reason":"upstream_paused","upstream":"default","detail":"refused","since":50,"model":null},'
             '"in_flight":1,"concurrency":16,'
-            f'"errors":[{{"code":"c","count":2,"sample":{{"custom_id":"x","message":"y"}}}}],{_USAGE}}}',
+            f'"errors":[{{"code":"c","count":2,"sample":{{"custom_id":"x","message":"y"}}}}],{_USAGE},'
+            '"parent_batch_id":null,"child_batch_ids":["batch_2"]}',
         ),
         (
             BatchProgress.from_progress(_idle()),
             f'{_PROGRESS_START}"rate":0.0,"eta":null,"waiting_for":null,'
-            f'"in_flight":0,"concurrency":0,"errors":[],{_USAGE}}}',
+            f'"in_flight":0,"concurrency":0,"errors":[],{_USAGE},"parent_batch_id":null,"child_batch_ids":[]}}',
         ),
         (
             FileList.from_records([], has_more=False),

@@ -22,8 +22,8 @@ from batchline.domain.wire import BatchList, BatchObject, BatchProgress
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.create import BatchCreator, CreateAnswer, CreateRequest
 from batchline.pipeline.progress import ProgressReader
-from batchline.pipeline.rerun import Rerun
 from batchline.pipeline.release import HoldRelease
+from batchline.pipeline.rerun import Rerun
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.ports import Batches
 
@@ -74,7 +74,7 @@ class BatchRoutes:
         owner = await self._auth.owner(request)
         with self._throttle.slot(owner.project_id):
             fields = rerun_fields(await read_create_body(request))
-            is_full = await self._storage_quota.is_full(owner.project_id)
+            full = await self._storage_quota.exhausted(owner)
             answer = await self._rerun.create(
                 owner,
                 batch_id_of(request),
@@ -83,7 +83,7 @@ class BatchRoutes:
                 metadata=fields.metadata,
                 idempotency_key=_idempotency_key(request),
                 retried=is_retry(request),
-                admit=lambda: self._admit(owner, storage_is_full=is_full),
+                admit=lambda: self._admit(owner, full=full),
             )
         return self._create_response(request, answer)
 

@@ -11,9 +11,9 @@ from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
 from batchline.pipeline.merge import Merger
 from batchline.pipeline.progress import ProgressReader
+from batchline.pipeline.release import HoldRelease
 from batchline.pipeline.rerun import Rerun
 from batchline.pipeline.results import ResultReader
-from batchline.pipeline.release import HoldRelease
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.upload import Upload
 from batchline.ports import Objects, Random, Store, SyncUpstream, WatchedClock

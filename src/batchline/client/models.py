@@ -120,8 +120,6 @@ class RemoteWait(Struct, frozen=True):
     by_other_projects: int = 0
     lines: int = 0
     workers: int = 0
-    code: str = ""
-    message: str = ""
 
 
 class RemoteEta(Struct, frozen=True):

@@ -15,7 +15,7 @@
     ├── MethodNotAllowed        405  invalid_request_error
     ├── RequestTimeout          408  invalid_request_error
     ├── Conflict                409  invalid_request_error      never retried by the SDKs
-    ├── ResultsUnavailable      410  … results_unavailable
+    ├── ResultsUnavailable      410  invalid_request_error
     ├── TooLarge                413  invalid_request_error
     │   └── StorageFull         413  … storage_quota_exceeded   never retried by the SDKs
     ├── UrlTooLong              414  invalid_request_error

@@ -291,7 +291,7 @@ class _SegmentPart:
         read.update(data)
         segment.verify(read)
         start = max(start, offset)
-        return list(_lines(self.id, data[start:end], start, self._moved, before=data[:offset]))
+        return list(_placed_lines(self.id, data[start:end], start, self._moved, before=data[:offset]))
 
 
 class _FilePart:
@@ -330,7 +330,7 @@ class _FilePart:
         if end - start == self.size and checksum_of(data) != part.checksum:
             raise Damaged(self.place)
         skipped = max(0, offset - start)
-        return list(_lines(self.id, data[skipped:], start + skipped, self._moved, before=data[:skipped]))
+        return list(_placed_lines(self.id, data[skipped:], start + skipped, self._moved, before=data[:skipped]))
 
     async def _read(self, status: LineStatus, offset: int, length: int) -> bytes:
         if not length or self._status not in (None, status):
@@ -364,7 +364,9 @@ def _wanted(output_bytes: int, error_bytes: int, status: LineStatus | None) -> t
     return start, end
 
 
-def _lines(segment: int, data: bytes, offset: int, moved: Collection[int], *, before: bytes) -> Iterator[PlacedResult]:
+def _placed_lines(
+    segment: int, data: bytes, offset: int, moved: Collection[int], *, before: bytes
+) -> Iterator[PlacedResult]:
     """Yield the lines of a segment from an offset on, except those that have their place elsewhere."""
     if before and not before.endswith(b"\n"):
         raise _unknown_cursor()

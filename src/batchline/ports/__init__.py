@@ -40,8 +40,8 @@ from batchline.ports.store import (
     Sightings,
     Store,
     UnsettledShard,
-    Work,
     Webhooks,
+    Work,
 )
 from batchline.ports.upstream import EngineQueue, Stream, SyncUpstream, Tokens, Upstream
 from batchline.ports.webhooks import EventSender
@@ -90,7 +90,7 @@ __all__ = [
     "Validator",
     "Verdict",
     "WatchedClock",
-    "Work",
     "Webhooks",
+    "Work",
     "Writer",
 ]

@@ -11,8 +11,7 @@ from batchline.domain.waiting import WaitReason
 _CREDENTIALS = frozenset({"http_401", "http_403"})
 _USUAL = frozenset({WaitReason.SLOTS, WaitReason.RETRYING, WaitReason.QUEUED})
 """The reasons for which lines of a batch that makes progress wait anyway."""
-_HELD = "held"
-_PAUSES = frozenset({WaitReason.UPSTREAM_PAUSED, WaitReason.STORAGE, _HELD})
+_PAUSES = frozenset({WaitReason.UPSTREAM_PAUSED, WaitReason.STORAGE, WaitReason.HELD})
 
 
 def is_unusual(wait: RemoteWait) -> bool:
@@ -27,17 +26,13 @@ def is_pause(wait: RemoteWait) -> bool:
 
 def is_held(wait: RemoteWait) -> bool:
     """Return whether the batch is held because nearly all of its lines failed (G6)."""
-    return wait.reason == _HELD
+    return wait.reason == WaitReason.HELD
 
 
 def describe_wait(wait: RemoteWait) -> str:
     """Return why lines wait, as a sentence without a full stop."""
     describe = _DESCRIPTIONS.get(wait.reason)
     return f"waiting: {wait.reason}" if describe is None else describe(wait)
-
-
-def _held(wait: RemoteWait) -> str:
-    return f"held: nearly all lines fail with {wait.code} ({wait.message}); release the batch or cancel it"
 
 
 def _pause(wait: RemoteWait) -> str:
@@ -111,5 +106,4 @@ _DESCRIPTIONS: dict[str, Callable[[RemoteWait], str]] = {
     WaitReason.SLOTS: _slots,
     WaitReason.RETRYING: _retrying,
     WaitReason.QUEUED: _queued,
-    _HELD: _held,
 }
