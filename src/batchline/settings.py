@@ -274,7 +274,10 @@ class Settings(BaseSettings):
         "stored.",
     )
     max_project_requests: int = Field(
-        default=64, ge=1, description="Maximum number of parallel uploads and creates of one project."
+        default=64,
+        ge=1,
+        description="Maximum number of parallel uploads and creates of one project, and of its parallel reads of "
+        "results.",
     )
     max_project_calls: int = Field(
         default=256, ge=1, description="Maximum number of parallel synchronous calls of one project."

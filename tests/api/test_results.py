@@ -311,3 +311,26 @@ def test_a_stream_outlives_an_outage_of_the_store(tmp_path: Path) -> None:
             assert _parsed(call)[-1]["event"] == "end"
 
         bench.play(scene())
+
+
+@pytest.mark.rule("A4", "A project that reads too many results at once is throttled; other projects are not.")
+def test_reads_of_results_are_throttled_by_project(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path, latency=100, max_project_requests=2)) as bench:
+
+        async def scene() -> None:
+            client = Client(bench)
+            batch = await bench.batch(_prompts(2))
+            target = f"/v1/batches/{batch.id}/results"
+            streams = [await client.call("GET", target, headers=_EVENTS) for _ in range(2)]
+            await bench.engine.api_role.services.clock.sleep(1)
+            for path in (target, f"/v1/batches/{batch.id}/merged"):
+                refused = await client.get(path)
+                assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
+            other = await bench.batch(_prompts(2), project="beta")
+            beta = Client(bench, project="beta", key="bl-beta")
+            assert (await beta.get(f"/v1/batches/{other.id}/results")).status == 200
+            await streams[0].leave()
+            assert (await client.get(target)).status == 200
+            await streams[1].leave()
+
+        bench.play(scene())

@@ -1,8 +1,10 @@
 """The routes of a batch's results: pages and events of them while it runs, and all results of a lineage merged."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import closing
 from functools import partial
+from typing import Any
 
 from msgspec.json import encode as encode_json
 from starlette.requests import Request
@@ -15,6 +17,7 @@ from batchline.api.event_stream import STREAM_HEADERS, first_of, wait_for_discon
 from batchline.api.paging import choice, integer
 from batchline.api.request_context import ClientState, client_state_of
 from batchline.api.responses import JSON
+from batchline.api.throttle import Throttle
 from batchline.domain.errors import InvalidCredentials, InvalidRequest, ObjectsDown, StoreDown
 from batchline.domain.events import error_event
 from batchline.domain.records import Owner
@@ -41,11 +44,26 @@ _END = b"event: end\ndata: {}\n\n"
 class ResultRoutes:
     """Sends the results of a batch, also while it runs."""
 
-    def __init__(self, *, auth: Auth, reader: ResultReader, merger: Merger, clock: Clock) -> None:
-        self._auth, self._reader, self._merger, self._clock = auth, reader, merger, clock
+    def __init__(self, *, auth: Auth, throttle: Throttle, reader: ResultReader, merger: Merger, clock: Clock) -> None:
+        self._auth, self._throttle = auth, throttle
+        self._reader, self._merger, self._clock = reader, merger, clock
 
     async def results(self, request: Request) -> ASGIApp:
         owner = await self._auth.owner(request)
+        return partial(self._answer, owner, self._results(request, owner))
+
+    async def merged(self, request: Request) -> ASGIApp:
+        owner = await self._auth.owner(request)
+        return partial(self._answer, owner, self._merged(request, owner))
+
+    async def _answer(
+        self, owner: Owner, answer: Coroutine[Any, Any, ASGIApp], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send an answer while the project has a slot for it: each holds a few MiB, however slowly it is read."""
+        with closing(answer), self._throttle.slot(owner.project_id):
+            await (await answer)(scope, receive, send)
+
+    async def _results(self, request: Request, owner: Owner) -> ASGIApp:
         batch_id, query = batch_id_of(request), request.query_params
         streams = request.method == "GET" and _EVENT_STREAM in request.headers.get("accept", "")
         after = (request.headers.get("last-event-id") if streams else None) or query.get("after")
@@ -62,8 +80,7 @@ class ResultRoutes:
             return partial(self._send_events, _Events(stream, clock=self._clock), first, owner)
         return Content(_page(stream, first, limit=limit), status=200, headers={"content-type": JSON})
 
-    async def merged(self, request: Request) -> ASGIApp:
-        owner = await self._auth.owner(request)
+    async def _merged(self, request: Request, owner: Owner) -> ASGIApp:
         batch_id = batch_id_of(request)
         headers = {
             "content-type": "application/jsonl",

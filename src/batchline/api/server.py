@@ -245,7 +245,13 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
     progress = _Methods(GET=batches.progress)
     cancel = _Methods(POST=batches.cancel)
     rerun = _Methods(POST=batches.rerun)
-    of_results = ResultRoutes(auth=auth, reader=services.results, merger=services.merger, clock=services.clock)
+    of_results = ResultRoutes(
+        auth=auth,
+        throttle=Throttle(services.settings.max_project_requests, of="reads of results", bound="project_result_reads"),
+        reader=services.results,
+        merger=services.merger,
+        clock=services.clock,
+    )
     results = _Methods(GET=of_results.results)
     merged = _Methods(GET=of_results.merged)
     release = _Methods(POST=batches.release)

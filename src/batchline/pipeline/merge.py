@@ -19,7 +19,7 @@ from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.line_reader import read_lines
 from batchline.ports import Files, Objects, Results, StoreClock
 
-_WINDOW_BYTES = 16 * 1024 * 1024
+_WINDOW_BYTES = 8 * 1024 * 1024
 _GAP_BYTES = 64 * 1024
 """Lines with no more than this between them are read in one go."""
 _READ_BYTES = 4 * 1024 * 1024

@@ -89,6 +89,7 @@ _KEY_REUSED = Conflict(
     "This Idempotency-Key was used with another body", code="idempotency_key_reused", param="Idempotency-Key"
 )
 _BODY_TOO_LARGE = TooLarge("The request's body exceeds 1048576 bytes")
+_MANY_READS = RateLimited("This project has 64 reads of results under way already. Try again shortly.", retry_after=1)
 _NOT_TERMINAL = Conflict(f"Batch {BATCH_ID} is in_progress and has not ended", code="batch_not_terminal")
 _RESULT_EVENTS = {
     "text/event-stream": {
@@ -297,6 +298,7 @@ _BATCH_OPERATIONS = (
             _invalid("limit must be a positive integer", "limit", "invalid_limit"),
             _invalid("after is not a cursor of this route", "after"),
             ResultsUnavailable(BATCH_ID),
+            _MANY_READS,
         ),
     ),
     Operation(
@@ -347,6 +349,7 @@ _BATCH_OPERATIONS = (
                 code="not_a_root_batch",
             ),
             ResultsUnavailable(BATCH_ID),
+            _MANY_READS,
         ),
     ),
     Operation(
