@@ -9,6 +9,7 @@ from typing import Any
 from batchline.api.request_context import client_state_of
 from batchline.api.server import build
 from batchline.domain.ids import key_digest
+from batchline.domain.records import ALL_SCOPES
 from batchline.ports import NewKey
 from tests.support.engine_harness import Bench
 
@@ -78,7 +79,9 @@ class Call:
 class Client:
     """A client with a key of a project."""
 
-    def __init__(self, bench: Bench, *, project: str = "alpha", key: str = "bl-first", scopes: str = "") -> None:
+    def __init__(
+        self, bench: Bench, *, project: str = "alpha", key: str = "bl-first", scopes: str = ALL_SCOPES
+    ) -> None:
         self._bench, self._project, self._key, self._scopes = bench, project, key, scopes
         self._services: Any = None
 
@@ -108,7 +111,6 @@ class Client:
 
     async def _create_key(self) -> None:
         owner = await self._bench.owner(self._project)
-        more = {"scopes": self._scopes} if self._scopes else {}
         await self._bench.rows.create_key(
             NewKey(
                 key_id=self.key_id,
@@ -119,6 +121,6 @@ class Client:
                 organization=self._project,
                 organization_id=owner.organization_id,
                 at=0,
-                **more,
+                scopes=self._scopes,
             )
         )
