@@ -3,9 +3,10 @@
 import asyncio
 import os
 from collections import deque
+from collections.abc import Callable
 from itertools import chain
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from batchline.domain import events
@@ -13,6 +14,7 @@ from batchline.domain.errors import BadGateway, StreamBroken
 from batchline.domain.events import Chunk, EventReader, error_event, read_chat_event, read_response_event
 from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.replies import Answer
+from batchline.domain.usage import NOTHING, Usage
 from batchline.ports import Clock
 from batchline.upstream import streaming
 from batchline.upstream.connection import UpstreamConnection, UpstreamExchange
@@ -133,7 +135,7 @@ class EventStreamTarget:
         assert whole == cut, (whole, cut)
         _, _, body = data.partition(b"\r\n\r\n")
         for read in (read_chat_event, read_response_event):
-            assert _chunks(read, [body]) == _chunks(read, list(pieces_of(body)))
+            assert _passed(read, [body]) == _passed(read, list(pieces_of(body)))
 
     def close(self) -> None:
         self._virtual.close()
@@ -183,18 +185,30 @@ class EventStreamTarget:
         return "whole", received
 
 
-def _chunks(read: Any, pieces: list[bytes]) -> list[object]:
-    """Return the chunks of a stream, with an end that says how it ended."""
+class _Passed(NamedTuple):
+    """What a client gets of a stream, and what is counted."""
+
+    text: bytes
+    """All events without their line ends: one that is cut after its CR ends there, and the LF begins the next one."""
+    usages: list[Usage]
+    text_tokens: int
+
+
+def _passed(read: Callable[[bytes], Chunk], pieces: list[bytes]) -> _Passed:
     reader = EventReader()
-    found: list[object] = []
+    found: list[Chunk] = []
     try:
         found.extend(_checked(read(event)) for event in chain.from_iterable([*map(reader.feed, pieces), reader.end()]))
     except StreamBroken:
-        return [*found, error_event(BadGateway("broken"))]
-    return found
+        found.append(Chunk(event=error_event(BadGateway("broken"))))
+    return _Passed(
+        b"".join(chunk.event for chunk in found).translate(None, b"\r\n"),
+        [chunk.usage for chunk in found if chunk.usage != NOTHING],
+        sum(chunk.text_tokens for chunk in found),
+    )
 
 
-def _checked(chunk: Chunk) -> object:
+def _checked(chunk: Chunk) -> Chunk:
     assert len(chunk.event) <= 6 * _MAX_EVENT_BYTES + len(_FRAME)
     assert chunk.event.endswith((b"\n\n", b"\r\r", b"\r\n\r\n", b"\n\r\n", b"\r\n\n", b"\n\r", b"\r\n\r", b"\r\n"))
     assert chunk.text_tokens >= 0
