@@ -2,9 +2,10 @@
 
 from batchline.app.backends import adopt_objects, check_stored_data, clock_file, has_database, migrate_store, open_store
 from batchline.app.roles import api, api_on_folder, run, serve, worker
-from batchline.app.startup import StartupError
+from batchline.app.startup import FolderTaken, StartupError
 
 __all__ = [
+    "FolderTaken",
     "StartupError",
     "adopt_objects",
     "api",

@@ -25,6 +25,10 @@ class StartupError(Exception):
     """The service cannot start. The text tells a person the cause and the remedy."""
 
 
+class FolderTaken(StartupError):
+    """Another process serves the data folder."""
+
+
 def stop_on_signals(stop: Callable[[], None]) -> None:
     """Call ``stop`` at the first SIGTERM or SIGINT, so that lines in flight can finish; exit at once at the second."""
     loop = asyncio.get_running_loop()
@@ -69,7 +73,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[TextIO]:
-    """Hold the lock of a data folder, which one process at a time can hold. Raise StartupError.
+    """Hold the lock of a data folder, which one process at a time can hold. Raise FolderTaken.
 
     The lock ends with the process, however that ends. Its file holds the process id and, once the process listens,
     its URL.
@@ -79,7 +83,7 @@ def folder_lock(folder: Path) -> Iterator[TextIO]:
             try_lock(lock)
         except OSError:
             lock.seek(0)
-            raise StartupError(
+            raise FolderTaken(
                 f"The data folder {folder} is served by another process (pid {lock.readline().strip() or 'unknown'}). "
                 "Stop that one, or choose another folder with --data-dir."
             ) from None

@@ -11,6 +11,9 @@ from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
 from batchline.settings import Settings
 
+FOLDER_TAKEN = 75
+"""The exit code if another process serves the data folder: EX_TEMPFAIL of sysexits.h."""
+
 Role = Callable[[Settings, Callable[[int, int], None]], Coroutine[Any, Any, None]]
 
 
@@ -41,6 +44,10 @@ def worker(**flags: Any) -> None:
     run_role("worker", flags)
 
 
+class _FolderTaken(click.ClickException):
+    exit_code = FOLDER_TAKEN
+
+
 def run_role(name: str, flags: dict[str, Any]) -> None:
     """Run the role of this name in ``batchline.app`` with these flags. Raise ClickException if it cannot start."""
     settings = load_settings(**flags)
@@ -49,6 +56,8 @@ def run_role(name: str, flags: dict[str, Any]) -> None:
     role: Role = getattr(app, name)
     try:
         app.run(role(settings, _show_download))
+    except app.FolderTaken as error:
+        raise _FolderTaken(str(error)) from None
     except app.StartupError as error:
         raise click.ClickException(str(error)) from None
 

@@ -4,11 +4,14 @@ import re
 import signal
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from batchline.app.startup import folder_lock
+from batchline.cli.connection.local_service import LocalService
 from tests.support.command_line import Shell
 from tests.support.run_process import Ran, Run, ended_with_the_test, is_gone, names, names_in, ran, running
 from tests.support.service import Mock, chat_lines, running_mock, running_service, wait_until
@@ -235,6 +238,35 @@ def test_a_revoked_key_of_the_folder_is_replaced(tmp_path: Path, mock: Mock) -> 
     assert _go(tmp_path, mock).code == 0
     assert made["api_key"] not in key_file.read_text()
     assert {key["project_id"] for key in shell.json("keys", "list")} == {made["project_id"]}
+
+
+def test_a_folder_that_another_took_and_left_again_is_served(tmp_path: Path) -> None:
+    """F4: a service that found the folder taken is no failure of the run, also if the other has ended since."""
+    with ExitStack() as taken:
+        waits = 0
+
+        def pause(_: float) -> None:
+            nonlocal waits
+            waits += 1
+            if waits == 1:
+                # The service was started this moment, and imports its modules before it asks for the lock.
+                taken.enter_context(folder_lock(tmp_path))
+            elif "is served by another process" in service.log.read_text():
+                taken.close()
+
+        service = LocalService(
+            tmp_path,
+            environment={"BATCHLINE_DATA_DIR": str(tmp_path), "BATCHLINE_UPSTREAM_URL": "http://127.0.0.1:9/v1"},
+            runs_lines=True,
+            pause=pause,
+            on_wait=lambda _: None,
+            on_found=lambda _: None,
+        )
+        try:
+            assert service.url().startswith("http://127.0.0.1:")
+            assert "is served by another process" in service.log.read_text()
+        finally:
+            service.close()
 
 
 def test_two_runs_at_once_share_one_service(tmp_path: Path, mock: Mock) -> None:

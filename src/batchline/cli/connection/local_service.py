@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec import DecodeError, Struct
 from msgspec.json import decode as decode_json
 
+from batchline.cli.roles import FOLDER_TAKEN
 from batchline.client.client import is_batchline, is_healthy
 from batchline.locks import AlreadyLocked, try_lock
 from batchline.service_description import ServiceDescription
@@ -120,7 +121,8 @@ class LocalService:
             self._pause(_POLL_SECONDS)
         self.close()
         self._child = None
-        if find_holder(self._path) is None:
+        # The process that took the folder may have ended since, so the lock does not tell.
+        if child.returncode != FOLDER_TAKEN:
             raise ServiceEnded(
                 _last_error(_read_tail(self.log, begin)) or f"The service did not start; {self._see_log()}"
             )
