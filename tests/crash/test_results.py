@@ -1,6 +1,7 @@
 """Readers of results across `kill -9` of the service: rule G2."""
 
 import json
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,17 @@ def test_readers_get_every_line_once_across_kills(tmp_path: Path, lines: int, ki
         for reader in readers:
             assert sorted(reader.lines) == expected
         assert readers[0].lines == readers[1].lines
+
+
+@pytest.mark.rule("G2", "A stream does not hold up the end of the service: it ends at once, without end.")
+def test_a_stream_does_not_hold_up_the_end_of_the_service(tmp_path: Path) -> None:
+    with running_service(tmp_path, "http://127.0.0.1:1/v1", shutdown_grace_seconds=3600) as service:
+        batch_id = submit(service.client(), chat_lines(["waits"])).id
+        connection = HTTPConnection("127.0.0.1", service.port, timeout=60)
+        headers = service.credentials | {"accept": "text/event-stream"}
+        connection.request("GET", f"/v1/batches/{batch_id}/results", headers=headers)
+        response = connection.getresponse()
+        assert response.readline() == b"event: batch\n"
+        assert service.terminate() == 0
+        assert b"event: end" not in response.read()
+        connection.close()
