@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batchline.domain.errors import LeaseLost
+from batchline.domain.errors import FileNotFound, LeaseLost
 from batchline.domain.lines import decode_lines
 from batchline.domain.states import BatchStatus
 from tests.support.damage import batch_with_damaged_work_file
@@ -140,3 +140,26 @@ def test_batches_that_fail_to_be_finalized_do_not_hold_up_others(
                 assert (await bench.ended(batch)).completed == 1
 
         bench.play(scene(), seconds=1000)
+
+
+@pytest.mark.rule("G11", "Both result files expire so many seconds after they were written.")
+def test_result_files_expire_when_the_create_said(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            prompts = ["good", "[[status=400]]"]
+            batch = await bench.ended(await bench.batch(prompts, output_lifetime=100))
+            usual = await bench.ended(await bench.batch([f"{prompt} again" for prompt in prompts]))
+            download = bench.engine.api_role.services.download
+            for file_id in (batch.output_file_id, batch.error_file_id):
+                file = await download.find(batch.project_id, file_id or "")
+                assert file.expires_at == file.created_at + 100
+            kept = await download.find(usual.project_id, usual.output_file_id or "")
+            assert kept.expires_at == kept.created_at + 30 * 86_400
+            later = bench.time.now + 120
+            await bench.until(batch, lambda _: bench.time.now > later)
+            assert not [key async for keys in bench.objects.keys(f"results/{batch.id}") for key in keys]
+            with pytest.raises(FileNotFound):
+                await download.find(batch.project_id, batch.output_file_id or "")
+
+        bench.play(scene())

@@ -42,6 +42,19 @@ def test_few_lines_run_before_a_batch_is_held(tmp_path: Path) -> None:
         bench.play(scene())
 
 
+def test_of_fifty_thousand_mistaken_lines_few_run(tmp_path: Path) -> None:
+    """G6: the largest batch there is, at an upstream that refuses each line at once."""
+    with closing(Bench(tmp_path, latency=0.002)) as bench:
+
+        async def scene() -> None:
+            batch = await bench.until(await bench.batch(wrong(50_000), hold=True), lambda seen: seen.is_held)
+            settled = bench.attempts("times=1")
+            await bench.until(batch, lambda _: not bench.engine.worker_role.worker.report().batches)
+            assert settled <= bench.attempts("times=1") == (await bench.seen(batch.id)).failed <= 64
+
+        bench.play(scene())
+
+
 @pytest.mark.rule("G6", "A batch is not held by lines that are fine, and all of its lines run.")
 def test_a_good_batch_is_not_held(tmp_path: Path) -> None:
     with closing(Bench(tmp_path, latency=0.01)) as bench:
