@@ -10,7 +10,7 @@ from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
 
 
-@click.command(cls=Command)
+@click.command(short_help="Make a database and its objects belong together.", cls=Command)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @settings_options("data_dir", "database_url", "database_pooler", "storage_url", "config")
 def adopt(*, yes: bool, **flags: Any) -> None:

@@ -12,7 +12,7 @@ from batchline.cli.output import show_bytes
 from batchline.system import SystemClock
 
 
-@click.command(cls=Command)
+@click.command(short_help="Save everything in a data folder to one file.", cls=Command)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @settings_options("data_dir", "config")

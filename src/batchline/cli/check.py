@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 _EXIT_INVALID = 1
 
 
-@click.command(cls=Command, epilog=exit_codes("0 the file is valid", "1 it is not, or a failure", "2", "4"))
+@click.command(
+    short_help="Find every fault of a file without running it.",
+    cls=Command,
+    epilog=exit_codes("0 the file is valid", "1 it is not, or a failure", "2", "4"),
+)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @client_options
 def check(*, file: Path, base_url: str | None, as_json: bool, **flags: Any) -> None:

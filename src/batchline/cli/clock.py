@@ -11,7 +11,7 @@ from batchline.cli.store import now, store_options
 from batchline.settings import Settings
 
 
-@click.group(cls=Group)
+@click.group(short_help="Show the time that the service trusts.", cls=Group)
 def clock() -> None:
     """Show the time that the service trusts, or accept the machine's clock after a jump."""
 

@@ -49,7 +49,11 @@ class Finding(Struct, frozen=True):
     remedy: str = ""
 
 
-@click.command(cls=Command, epilog=exit_codes("0 nothing is wrong", "1 something is", "2"))
+@click.command(
+    short_help="Find out what is wrong with this machine.",
+    cls=Command,
+    epilog=exit_codes("0 nothing is wrong", "1 something is", "2"),
+)
 @json_flag
 @settings_options()
 def doctor(*, as_json: bool, **flags: Any) -> None:

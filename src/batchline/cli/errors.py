@@ -26,7 +26,9 @@ _ADVICE = {
 """What to do about each code of a failed line (D2)."""
 
 
-@click.command(cls=Command, epilog=exit_codes("0", "1", "2", "4"))
+@click.command(
+    short_help="Show the failed lines of a batch by code.", cls=Command, epilog=exit_codes("0", "1", "2", "4")
+)
 @click.argument("batch_id", metavar="BATCH")
 @client_options
 def errors(*, batch_id: str, base_url: str | None, as_json: bool, **flags: Any) -> None:

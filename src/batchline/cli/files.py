@@ -39,6 +39,9 @@ def list_files(*, limit: int, base_url: str | None, as_json: bool, **flags: Any)
     if as_json:
         show_objects(found)
         return
+    if not found:
+        click.echo("There is no file.", err=True)
+        return
     from batchline.cli.views import show, table  # noqa: PLC0415 (rich: only to show)
 
     heads = ("file", "size", "age", "expires", "name")

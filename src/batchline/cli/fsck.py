@@ -37,7 +37,7 @@ class _CannotCheck(click.ClickException):
     exit_code = 2
 
 
-@click.command(cls=Command)
+@click.command(short_help="Check that everything that is stored agrees.", cls=Command)
 @click.option("--repair", is_flag=True, help="Repair what can be repaired safely. Nothing of a client is deleted.")
 @json_flag
 @settings_options("data_dir", "database_url", "database_pooler", "storage_url", "work_retention_seconds", "config")

@@ -28,7 +28,7 @@ class _Amount(click.ParamType[int]):
             self.fail(f"{value!r} is not an amount from 0 to 999999999 with at most nine decimals", param, ctx)
 
 
-@click.group(cls=Group)
+@click.group(short_help="List organizations and set their balances.", cls=Group)
 def orgs() -> None:
     """List organizations, set their balances, and show what they spent.
 

@@ -11,7 +11,7 @@ from batchline.cli.text import counted
 from batchline.system import SystemRandom
 
 
-@click.command(cls=Command, epilog=exit_codes("0", "1", "2", "4"))
+@click.command(short_help="Run the failed lines of a batch again.", cls=Command, epilog=exit_codes("0", "1", "2", "4"))
 @click.argument("batch_id", metavar="BATCH")
 @click.option("--code", "codes", metavar="CODE", multiple=True, help="Only lines with this code. Can be repeated.")
 @set_option

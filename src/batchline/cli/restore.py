@@ -12,7 +12,7 @@ from batchline.cli.options import settings_options
 from batchline.cli.output import show_bytes
 
 
-@click.command(cls=Command)
+@click.command(short_help="Restore a backup.", cls=Command)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @settings_options("data_dir", "database_url", "database_pooler", "storage_url", "config")
 def restore(*, file: Path, **flags: Any) -> None:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 _PAGE_LINES = 1000
 
 
-@click.command(cls=Command, epilog=exit_codes("0", "1", "2", "4", "130 interrupted"))
+@click.command(
+    short_help="Print the recorded lines of a batch.",
+    cls=Command,
+    epilog=exit_codes("0", "1", "2", "4", "130 interrupted"),
+)
 @click.argument("batch_id", metavar="BATCH")
 @click.option("--follow", is_flag=True, help="Wait for the lines that are not recorded yet, until the batch ends.")
 @click.option("--failed", is_flag=True, help="Print only failed lines.")

@@ -17,7 +17,7 @@ FOLDER_TAKEN = 75
 Role = Callable[[Settings, Callable[[int, int], None]], Coroutine[Any, Any, None]]
 
 
-@click.command(cls=Command)
+@click.command(short_help="Run the whole service on one machine.", cls=Command)
 @settings_options()
 def serve(**flags: Any) -> None:
     """Run the whole service on one machine: API, worker, database and files.

@@ -265,13 +265,23 @@ def _read(response: httpx.Response) -> bytes:
 
 
 def _reason(failure: Exception) -> str:
-    """Return the operating system's text for a failure if it has one, else the failure's own."""
+    """Return the operating system's text for a failure if it has one, else what happened in plain words."""
     cause: BaseException | None = failure
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__  # httpcore's pool clears the cause
-    return str(failure).rstrip(".") or type(failure).__name__
+    return next(text for kind, text in _REASONS if isinstance(failure, kind))
+
+
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (httpx.ConnectTimeout, "there was no answer"),
+    (httpx.TimeoutException, "the server sent or read nothing for too long"),
+    (httpx.RemoteProtocolError, "the server closed it"),
+    (httpx.UnsupportedProtocol, "the address is not usable"),
+    (httpx.InvalidURL, "the address is not usable"),
+    (Exception, "it failed"),
+)
 
 
 def _batch_path(batch_id: str) -> str:

@@ -46,6 +46,9 @@ def list_batches(*, limit: int, status: str | None, base_url: str | None, as_jso
         if as_json:
             show_objects(found)
             return
+        if not found:
+            click.echo("There is no batch.", err=True)
+            return
         from batchline.cli.batches.views import batch_table, states_of  # noqa: PLC0415 (rich: only to show)
         from batchline.cli.views import console  # noqa: PLC0415
         from batchline.cli.views import show as show_view  # noqa: PLC0415

@@ -21,6 +21,7 @@ _EXIT_SOME_FAILED = 3
 
 
 @click.command(
+    short_help="Run a file of requests, or a table, and save the answers.",
     cls=Command,
     epilog=exit_codes(
         *("0 all lines succeeded", "3 some lines failed", "5 the batch is held", "1", "2", "4", "130 interrupted")

@@ -9,7 +9,11 @@ from batchline.cli.output import exit_codes, json_flag
 from batchline.cli.store import store_options
 
 
-@click.command(cls=Command, epilog=exit_codes("0", "1", "2", "130 ended with Ctrl-C"))
+@click.command(
+    short_help="Show what runs now, over all projects.",
+    cls=Command,
+    epilog=exit_codes("0", "1", "2", "130 ended with Ctrl-C"),
+)
 @click.option("--once", is_flag=True, help="Show it once and end; without a terminal this is the default.")
 @click.option(
     "--url",
