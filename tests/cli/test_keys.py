@@ -279,3 +279,20 @@ def test_a_service_with_another_folder_is_told_of(tmp_path: Path, monkeypatch: p
             f"the service at {url} uses another data folder than {other.folder}" in other.call("keys", "create").stderr
         )
         assert "another data folder" not in Shell(service.data_dir).call("keys", "create").stderr
+
+
+@pytest.mark.rule("F3", "Keys, projects and organizations can be renamed.")
+def test_keys_projects_and_organizations_are_renamed(shell: Shell) -> None:
+    """F3: their ids stay, and the key goes on to open its project."""
+    made = shell.json("keys", "create", "--project", "search", "--org", "acme")
+    shell.json("keys", "create", "--project", "ads", "--org", "acme")
+    shell.json("keys", "create", "--org", "globex")
+    assert shell.json("keys", "rename", made["key_id"], "nightly")["name"] == "nightly"
+    assert shell.json("projects", "rename", "search", "find")["project_id"] == made["project_id"]
+    assert shell.json("orgs", "rename", "acme", "roadrunner")["organization_id"] == made["organization_id"]
+    row = next(row for row in shell.json("keys", "list") if row["key_id"] == made["key_id"])
+    assert (row["name"], row["project"], row["organization"]) == ("nightly", "find", "roadrunner")
+    assert shell.owner(made["api_key"], made["project_id"]) is not None
+    assert "Another project of roadrunner is called 'ads'" in shell.refusal("projects", "rename", "find", "ads")[1]
+    assert "Another organization is called 'globex'" in shell.refusal("orgs", "rename", "roadrunner", "globex")[1]
+    assert shell.refusal("orgs", "rename", "roadrunner", "a\x1bb")[0] == 2

@@ -155,3 +155,20 @@ async def test_a_store_that_is_there_says_so(world: World) -> None:
     """F5: the readiness probe commits a write."""
     await world.store.check()
     await world.store.check()
+
+
+async def test_names_change_and_ids_stay(world: World) -> None:
+    """F3: a name that another one has is refused, and a key goes on to stand for its project."""
+    first, second = await world.owner("alpha"), await world.owner("beta")
+    assert await world.store.rename_key(first.key_id, name="nightly")
+    assert not await world.store.rename_key("key_unknown", name="x")
+    assert await world.store.rename_project(first.project_id, name="gamma")
+    assert await world.store.rename_project(first.project_id, name="gamma")
+    assert not await world.store.rename_project(second.project_id, name="gamma")
+    assert await world.store.rename_organization(first.organization_id, name="acme")
+    other = await world.owner(organization="other")
+    assert not await world.store.rename_organization(other.organization_id, name="acme")
+    names = {key.id: (key.name, key.project, key.organization) for key in await world.store.keys()}
+    assert names[first.key_id] == ("nightly", "gamma", "acme")
+    assert names[second.key_id] == ("", "beta", "acme")
+    assert await world.store.owner_of(first.key_id.encode(), first.project_id) == first

@@ -13,7 +13,7 @@ from batchline.cli.loading import RUN_VARIABLES
 from batchline.cli.new_key import hint as hint_of
 from batchline.cli.new_key import new_key, new_secret
 from batchline.cli.output import Row, json_flag, moment, show_fields, show_json, show_table
-from batchline.cli.store import in_store, now, store_options
+from batchline.cli.store import Name, in_store, now, store_options
 from batchline.domain import ids
 from batchline.domain.records import ALL_SCOPES, Key
 from batchline.ports import Store
@@ -23,17 +23,6 @@ _BASE_URL = RUN_VARIABLES[0]
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (nothing is bound here)
 """Addresses to listen on that are no address to connect to."""
-
-
-class _Name(click.ParamType[str]):
-    """A name of printable characters."""
-
-    name = "name"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not value.strip() or not value.isprintable():
-            self.fail("expected a name of printable characters", param, ctx)
-        return value
 
 
 class _Lifetime(click.ParamType[int]):
@@ -50,7 +39,7 @@ class _Lifetime(click.ParamType[int]):
 
 @click.group(cls=Group)
 def keys() -> None:
-    """Create, list, revoke and rotate API keys.
+    """Create, list, rename, revoke and rotate API keys.
 
     KEY is a key's id (key_...) or the key itself. Prefer the id: the key would be stored in your shell's history.
     """
@@ -58,16 +47,16 @@ def keys() -> None:
 
 @keys.command()
 @click.option(
-    "--project", type=_Name(), default="default", show_default=True, help="Project; created if it does not exist."
+    "--project", type=Name(), default="default", show_default=True, help="Project; created if it does not exist."
 )
 @click.option(
     "--org",
-    type=_Name(),
+    type=Name(),
     default="default",
     show_default=True,
     help="Organization of the project; created if it does not exist.",
 )
-@click.option("--name", type=_Name(), help="What to call the key in lists.")
+@click.option("--name", type=Name(), help="What to call the key in lists.")
 @click.option("--expires-in", type=_Lifetime(), help="Time after which the key is refused, such as 12h or 30d.")
 @click.option(
     "--scope",
@@ -152,6 +141,26 @@ def revoke(key: str, as_json: bool, **flags: Any) -> None:
         show_json(_row(revoked))
     else:
         click.echo(f"{revoked.id} is revoked")
+
+
+@keys.command()
+@click.argument("key")
+@click.argument("name", type=Name())
+@json_flag
+@store_options
+def rename(key: str, name: str, as_json: bool, **flags: Any) -> None:
+    """Give a key another name in lists."""
+
+    async def change(store: Store) -> Key:
+        found = await _find(store, key)
+        await store.rename_key(found.id, name=name)
+        return await _find(store, found.id)
+
+    renamed = in_store(flags, change)
+    if as_json:
+        show_json(_row(renamed))
+    else:
+        click.echo(f"{renamed.id} is called {name}")
 
 
 @keys.command()

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from batchline.cli.help import Group
 from batchline.cli.output import Row, json_flag, moment, show_fields, show_json, show_table
-from batchline.cli.store import find_organization, in_store, now, store_options
+from batchline.cli.store import Name, find_organization, in_store, now, store_options
 from batchline.domain.money import nano, units
 from batchline.domain.records import LedgerEntry, Organization
 from batchline.ports import Store
@@ -28,9 +28,9 @@ class _Amount(click.ParamType[int]):
             self.fail(f"{value!r} is not an amount from 0 to 999999999 with at most nine decimals", param, ctx)
 
 
-@click.group(short_help="List organizations and set their balances.", cls=Group)
+@click.group(short_help="List and rename organizations, and set their balances.", cls=Group)
 def orgs() -> None:
-    """List organizations, set their balances, and show what they spent.
+    """List and rename organizations, set their balances, and show what they spent.
 
     To create an organization, run: batchline keys create --org NAME
     """
@@ -50,6 +50,23 @@ def list_organizations(as_json: bool, **flags: Any) -> None:
         [(org.name, org.id, moment(org.created_at), units(org.balance), units(org.credits)) for org in found],
         numbers=2,
     )
+
+
+@orgs.command()
+@click.argument("org")
+@click.argument("name", type=Name())
+@json_flag
+@store_options
+def rename(org: str, name: str, as_json: bool, **flags: Any) -> None:
+    """Give an organization another name. Its id stays. ORG is its id or name."""
+
+    async def change(store: Store) -> Organization:
+        found = await find_organization(store, org)
+        if not await store.rename_organization(found.id, name=name):
+            raise click.ClickException(f"Another organization is called {name!r}")
+        return await find_organization(store, found.id)
+
+    _show_state(in_store(flags, change), as_json=as_json)
 
 
 # A negative amount looks like an option, but must be refused as an amount.

@@ -19,6 +19,17 @@ T = TypeVar("T")
 store_options = settings_options("data_dir", "database_url", "database_pooler", "config")
 
 
+class Name(click.ParamType[str]):
+    """A name of printable characters."""
+
+    name = "name"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.strip() or not value.isprintable():
+            self.fail("expected a name of printable characters", param, ctx)
+        return value
+
+
 def in_store(flags: dict[str, Any], action: Callable[[Store], Awaitable[T]], *, creates: bool = False) -> T:
     """Run an action on the store that the flags of ``store_options`` name.
 

@@ -94,6 +94,15 @@ class Accounts(Protocol):
     async def rotate_key(self, key_id: str, *, digest: bytes, hint: str) -> bool:
         """Give a key a new secret; return False if there is no such key or it is revoked."""
 
+    async def rename_key(self, key_id: str, *, name: str) -> bool:
+        """Give a key another name; return False if there is no such key."""
+
+    async def rename_project(self, project_id: str, *, name: str) -> bool:
+        """Give a project another name; return False if another project of its organization has that name."""
+
+    async def rename_organization(self, organization_id: str, *, name: str) -> bool:
+        """Give an organization another name; return False if another one has that name."""
+
 
 class Ledger(Protocol):
     """Money and what it was spent on. An organization's entries sum to its balance and its credits."""

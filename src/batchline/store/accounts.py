@@ -75,6 +75,18 @@ class SqlAccounts:
     async def rotate_key(self, key_id: str, *, digest: bytes, hint: str) -> bool:
         return bool(await self._database.write(lambda: change("rotate_key", key_id=key_id, digest=digest, hint=hint)))
 
+    async def rename_key(self, key_id: str, *, name: str) -> bool:
+        return bool(await self._database.write(lambda: change("rename_key", key_id=key_id, name=name)))
+
+    async def rename_project(self, project_id: str, *, name: str) -> bool:
+        return bool(await self._database.write(lambda: change("rename_project", project_id=project_id, name=name)))
+
+    async def rename_organization(self, organization_id: str, *, name: str) -> bool:
+        renamed = await self._database.write(
+            lambda: change("rename_organization", organization_id=organization_id, name=name)
+        )
+        return bool(renamed)
+
 
 def _find_or_create_organization(new: NewKey) -> Script[str]:
     created = yield from change(

@@ -64,6 +64,21 @@ UPDATE keys SET revoked_at = :at WHERE id = :key_id AND revoked_at IS NULL;
 -- Gives a key a new secret.
 UPDATE keys SET digest = :digest, hint = :hint WHERE id = :key_id AND revoked_at IS NULL;
 
+-- name: rename_key
+-- Gives a key another name.
+UPDATE keys SET name = :name WHERE id = :key_id;
+
+-- name: rename_project
+-- Gives a project another name, unless another project of its organization has that name.
+UPDATE projects SET name = :name WHERE id = :project_id AND NOT EXISTS (
+    SELECT 1 FROM projects AS other
+    WHERE other.organization_id = projects.organization_id AND other.name = :name AND other.id <> projects.id);
+
+-- name: rename_organization
+-- Gives an organization another name, unless another one has that name.
+UPDATE organizations SET name = :name WHERE id = :organization_id AND NOT EXISTS (
+    SELECT 1 FROM organizations AS other WHERE other.name = :name AND other.id <> organizations.id);
+
 -- name: touch_key
 -- Records when a key was last used; an earlier time than the recorded one is ignored.
 UPDATE keys SET last_used_at = used.at
