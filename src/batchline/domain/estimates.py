@@ -8,7 +8,7 @@ from msgspec.json import Decoder
 
 from batchline.domain.models import Model
 from batchline.domain.money import Tariff
-from batchline.domain.usage import NOTHING, Usage
+from batchline.domain.usage import Usage
 
 _BYTES_PER_TOKEN = 4
 """The usual length of a token in English text. In JSON, other languages and encoded files tokens are shorter or longer,
@@ -82,10 +82,8 @@ def output_limit(body: bytes) -> int | None:
     return min(given * answers, _MAX_OUTPUT_TOKENS) if given > 0 else None
 
 
-def charged_usage(reported: Usage, *, request: bytes, answer_bytes: int) -> Usage:
-    """Return the usage that an answer is charged for: what its upstream reports, or else an estimate (E2)."""
-    if reported != NOTHING:
-        return reported
+def estimated_usage(*, request: bytes, answer_bytes: int) -> Usage:
+    """Return the usage that an answer is charged for if its upstream reports none (E2)."""
     return Usage(input_tokens=request_tokens(request), output_tokens=text_tokens(answer_bytes))
 
 

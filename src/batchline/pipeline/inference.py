@@ -27,7 +27,7 @@ from batchline.domain.errors import (
     Refused,
     StreamBroken,
 )
-from batchline.domain.estimates import FREE, Estimate, charged_usage, estimated_cost, request_tokens
+from batchline.domain.estimates import FREE, Estimate, estimated_cost, estimated_usage, request_tokens
 from batchline.domain.events import Chunk, EventReader, error_event, read_chat_event, read_response_event
 from batchline.domain.limits import QUOTED_CHARACTERS
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
@@ -222,7 +222,10 @@ class Inference:
         if not isinstance(outcome, Success):
             raise _refusal(reply, outcome)
         self._note_answer(call)
-        await self._charge(call, charged_usage(outcome.usage, request=body, answer_bytes=len(reply.body)))
+        usage = outcome.usage
+        if usage == NOTHING:
+            usage = estimated_usage(request=body, answer_bytes=len(reply.body))
+        await self._charge(call, usage)
         return outcome if call.path == CHAT else replace(outcome, body=reply.body)
 
     def _note_answer(self, call: Call) -> None:

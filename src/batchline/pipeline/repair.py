@@ -21,7 +21,7 @@ from batchline.domain import ids
 from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.checksum import Checksum, checksum_of
 from batchline.domain.errors import Damaged, ObjectMissing, ObjectsDown
-from batchline.domain.estimates import charged_usage
+from batchline.domain.estimates import estimated_usage
 from batchline.domain.limits import STRIKES, InputLimits
 from batchline.domain.lines import Line, legible_lines, lines_of
 from batchline.domain.outcomes import LOST, error_line
@@ -320,9 +320,7 @@ def _keep_new(lines: Iterable[tuple[ResultLine, bytes]], results: _Results) -> l
 def _estimates(groups: Iterable[_Group], unreported: Mapping[int, int]) -> dict[int, Usage]:
     """Return the usage that was charged for answers which report none, as far as their requests can be read."""
     lines = (line for group in groups for line in group.lines or [] if line.index in unreported)
-    return {
-        line.index: charged_usage(NOTHING, request=line.body, answer_bytes=unreported[line.index]) for line in lines
-    }
+    return {line.index: estimated_usage(request=line.body, answer_bytes=unreported[line.index]) for line in lines}
 
 
 def _by_offset(shards: list[Shard]) -> Iterator[list[Shard]]:

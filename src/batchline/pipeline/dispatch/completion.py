@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from batchline.domain import ids
-from batchline.domain.estimates import charged_usage
+from batchline.domain.estimates import estimated_usage
 from batchline.domain.money import Tariff
 from batchline.domain.outcomes import KEY_UNAVAILABLE, OUT_OF_QUOTA, Failure, Success, error_line, output_line
+from batchline.domain.usage import NOTHING
 from batchline.pipeline.dispatch.queues import ReadyQueue
 from batchline.pipeline.job import Job
 from batchline.pipeline.record import Recorder
@@ -79,8 +80,10 @@ class Completer:
         line_id = ids.line_id(job.batch.id, job.line.index)
         if isinstance(outcome, Success):
             line = output_line(line_id, job.line.custom_id, outcome)
-            # The line as it is stored, so that a repair finds the same estimate.
-            usage = charged_usage(outcome.usage, request=job.line.body, answer_bytes=len(outcome.body))
+            usage = outcome.usage
+            if usage == NOTHING:
+                # The line as it is stored, so that a repair finds the same estimate.
+                usage = estimated_usage(request=job.line.body, answer_bytes=len(outcome.body))
             cost = self._tariff.cost(job.model.price, usage, synchronous=False)
             self._recorder.add(job, line, usage=usage, cost=cost)
         else:
