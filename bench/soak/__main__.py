@@ -55,6 +55,12 @@ class Sampler:
             flush=True,
         )
 
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Return how long the threads of the service ran, and how long they waited for a CPU that others used."""
+        files = Path(f"/proc/{self._service.pid}/task").glob("*/schedstat")
+        times = [list(map(int, file.read_text().split())) for file in files]
+        return sum(ran for ran, *_ in times) / 1e9, sum(waited for _, waited, _ in times) / 1e9
+
     def _pooled(self, process: psutil.Process) -> int:
         """Return how many descriptors are connections to the upstream: a pool whose size follows the load."""
         return sum(
@@ -93,7 +99,10 @@ def _soak(name: str, *, minutes: float) -> list[str]:
             for number in range(_TENANTS)
         ]
         sampler = Sampler(service, mock, tally)
+        before = sampler.cpu_seconds()
         _run(tenants, mock, sampler, tally, seconds=60 * minutes)
+        ran, waited = (after - former for former, after in zip(before, sampler.cpu_seconds(), strict=True))
+        print(f"  the service ran for {ran:.0f} s and waited {waited:.0f} s for a CPU: delays include that wait")
         problems = _judge(tally, sampler.samples)
     _report(tally, problems)
     return problems
