@@ -191,6 +191,7 @@ def test_numbers_stand_under_each_other(shell: Shell, books: Books) -> None:
 
 
 def test_nothing_used_is_a_total_of_nothing(shell: Shell) -> None:
+    shell.json("keys", "create")
     assert shell.json("usage") == []
     assert cells(shell.text("usage"))[1:] == [["total", "0", "0", "0", "0", "0"]]
 

@@ -18,6 +18,7 @@ _LABELS = {
     "damage": ("what",),
     "refusals": ("bound",),
     "http_requests": ("method", "status"),
+    "webhook_deliveries": ("result",),
     "sweep_deleted": (),
     "sweep_held_back": (),
     "queue_lines": (),

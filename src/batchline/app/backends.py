@@ -73,8 +73,12 @@ async def open_child_store(settings: Settings) -> AsyncIterator[tuple[Store, Wat
 
 
 def has_database(settings: Settings) -> bool:
-    """Return whether the database that the settings name may exist. Of PostgreSQL only opening it can tell."""
-    return settings.database_url is not None or _database_file(settings).exists()
+    """Return whether the database that the settings name may exist. Of PostgreSQL only opening it can tell.
+
+    A log without its database is one that was moved away, and opening it says so.
+    """
+    path = _database_file(settings)
+    return settings.database_url is not None or path.exists() or _log_of(path).exists()
 
 
 def clock_file(settings: Settings) -> ClockFile:
@@ -260,12 +264,16 @@ def _database_file(settings: Settings) -> Path:
     return settings.data_dir / "batchline.sqlite"
 
 
+def _log_of(database: Path) -> Path:
+    return database.with_name(f"{database.name}-wal")
+
+
 def _require_beside_its_log(path: Path) -> None:
     """Raise StartupError if there is a log without its database.
 
     SQLite would create an empty database and delete the log, which may hold the last commits.
     """
-    log = path.with_name(f"{path.name}-wal")
+    log = _log_of(path)
     if log.exists() and not path.exists():
         raise StartupError(f"The database {path} is missing, but its log {log.name} is there. Put the database back.")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from batchline.cli.help import Group
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
 from batchline.cli.output import json_flag, moment, show_fields, show_json, show_table
@@ -56,7 +57,7 @@ class _Events(click.ParamType[str]):
         return ",".join(event for event in EVENTS if event in named)
 
 
-@click.group()
+@click.group(cls=Group)
 def webhooks() -> None:
     """Send the events of a project's batches to a URL.
 
@@ -167,7 +168,12 @@ def rotate(webhook_id: str, as_json: bool, **flags: Any) -> None:
 @webhooks.command()
 @click.argument("webhook_id", metavar="ID")
 @click.option(
-    "--limit", type=click.IntRange(1, _MAX_DELIVERIES), default=20, show_default=True, help="How many to show."
+    "--limit",
+    type=click.IntRange(1, _MAX_DELIVERIES),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="How many to show.",
 )
 @json_flag
 @store_options

@@ -193,9 +193,8 @@ SELECT coalesce(sum(bytes), 0) AS bytes FROM files WHERE project_id = :project_i
 
 -- name: stored_bytes_of_organization
 -- Adds up the files of all projects of an organization.
-SELECT coalesce(sum(files.bytes), 0) AS bytes
-FROM projects JOIN files ON files.project_id = projects.id AND files.state = 'stored'
-WHERE projects.organization_id = :organization_id;
+SELECT coalesce(sum((SELECT sum(bytes) FROM files WHERE project_id = projects.id AND state = 'stored')), 0) AS bytes
+FROM projects WHERE organization_id = :organization_id;
 
 -- name: file_seq
 -- Finds the position of a file in its project's order, even if the file was deleted or expired.
