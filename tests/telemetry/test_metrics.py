@@ -17,7 +17,6 @@ _LABELS = {
     "batches": ("status",),
     "damage": ("what",),
     "refusals": ("bound",),
-    "webhook_deliveries": ("result",),
     "http_requests": ("method", "status"),
     "webhook_deliveries": ("result",),
     "sweep_deleted": (),
