@@ -67,7 +67,7 @@ def _locked_database(service: Service) -> Iterator[None]:
 _Outage = Callable[[Service], AbstractContextManager[None]]
 
 
-@pytest.mark.parametrize("outage", [_full_disk, _locked_database])
+@pytest.mark.parametrize("outage", [_full_disk, pytest.param(_locked_database, marks=pytest.mark.proof)])
 def test_a_batch_waits_for_the_disk_and_then_finishes(tmp_path: Path, mock: Mock, outage: _Outage) -> None:
     """C12, D5, F5: no answer is lost, no line runs twice, and nobody has to restart anything."""
     # However long the outage takes here, it shall not outlast the lease.

@@ -27,7 +27,7 @@ def test_a_second_service_on_a_folder_refuses_and_names_it(tmp_path: Path) -> No
             "-m", "batchline", "serve", "--port=0", f"--data-dir={service.data_dir}", f"--upstream-url={mock.url}"
         )
         try:
-            assert second.wait() == 1
+            assert second.wait() == 75
         finally:
             second.end()
         assert "Traceback" not in second.log

@@ -37,6 +37,7 @@ PATIENCE = 60.0
 
 _NOT_DURABLE = ["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_wal_size=64MB"]
 """Settings of a server whose data need not survive anything. A long log would only take time to write and to delete."""
+_MEMORY, _MIN_MEMORY_BYTES = Path("/dev/shm"), 4 << 30
 _TEMPLATE = "batchline"
 _PARTS_TO_COPY = ("bin/initdb", "bin/postgres", "bin/pg_isready", "lib", "share")
 _TABLES_WITH_LEASES = ("shards", "batches", "files", "processes")
@@ -84,6 +85,10 @@ class Postgres:
         name = f"test_{next(self._names)}"
         self.execute(f"CREATE DATABASE {name} TEMPLATE {'template0' if empty else _TEMPLATE} STRATEGY FILE_COPY")
         return self.url(name)
+
+    def drop(self, url: str) -> None:
+        """Drop a database. The files of hundreds of them would take long to delete at the end."""
+        self.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
 
     def dump(self, url: str, path: Path) -> None:
         """Write a database to a file with ``pg_dump``. It may be in use."""
@@ -189,8 +194,10 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def postgres_url(postgres: Postgres) -> str:
-    return postgres.new_database()
+def postgres_url(postgres: Postgres) -> Iterator[str]:
+    url = postgres.new_database()
+    yield url
+    postgres.drop(url)
 
 
 @contextmanager
@@ -211,20 +218,25 @@ def running_postgres(*settings: str, durable: bool = False, port: int = 0) -> It
 class _Server:
     """The server's process and its folder, both owned by an ordinary user: PostgreSQL refuses to run as root."""
 
-    def __init__(self, port: int, settings: list[str]) -> None:
+    def __init__(self, port: int, settings: list[str], *, durable: bool) -> None:
         self._run_as: dict[str, Any] = {}
         user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         if user is not None:
             self._run_as = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        # If TMPDIR is private, /tmp is a folder that every user can reach.
-        parent = tempfile.gettempdir() if self._can_reach(Path(tempfile.gettempdir())) else "/tmp"
-        self._folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=parent))
+        self._folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=self._parent(durable=durable)))
         if user is not None:
             os.chown(self._folder, user.pw_uid, user.pw_gid)
         self.port = port or _free_port()
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._programs = installation() / "bin"
+
+    def _parent(self, *, durable: bool) -> str:
+        """Return where to keep the data: in memory if there is room, since most of the work is to copy databases."""
+        if not durable and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _MIN_MEMORY_BYTES:
+            return str(_MEMORY)
+        # If TMPDIR is private, /tmp is a folder that every user can reach.
+        return tempfile.gettempdir() if self._can_reach(Path(tempfile.gettempdir())) else "/tmp"
 
     def prepare(self) -> None:
         """Make the programs reachable for the server's user, and make its folder of data."""
@@ -313,7 +325,8 @@ def _free_port() -> int:
 def _supervise(port: str, mode: str, *settings: str) -> None:
     parent = os.getppid()
     chosen = [part for setting in settings for part in ("-c", setting)]
-    server = _Server(int(port), chosen if mode == "durable" else _NOT_DURABLE + chosen)
+    durable = mode == "durable"
+    server = _Server(int(port), chosen if durable else _NOT_DURABLE + chosen, durable=durable)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGUSR1, lambda *_: server.kill())
     signal.signal(signal.SIGUSR2, lambda *_: server.start())

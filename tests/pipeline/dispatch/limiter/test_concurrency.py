@@ -231,8 +231,7 @@ def test_an_engine_that_tells_its_queue_is_believed() -> None:
     assert sum(waiting) / 100 <= 48
 
 
-@pytest.mark.parametrize("steps", [2, 4, 16])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("steps", "seed"), [(2, 2), (4, 1), (16, 2)])
 @pytest.mark.parametrize("reads", [True, False], ids=["read", "not read"])
 def test_requests_that_wait_for_the_next_step_are_no_queue(steps: int, seed: int, reads: bool) -> None:
     """An engine whose answers need few steps always has requests that wait for the next one. Its slots are used all the
