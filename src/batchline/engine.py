@@ -381,6 +381,7 @@ def _services(
             tariff=settings.tariff,
             router=context.router,
             clock=clock,
+            metrics=context.metrics,
             read_on_seconds=settings.request_timeout_seconds,
             read_on_bytes=settings.max_answer_bytes,
         ),

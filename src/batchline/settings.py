@@ -2,7 +2,7 @@
 
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
@@ -24,6 +24,8 @@ from batchline.domain.retry import RetryPolicy
 MiB = 1024 * 1024
 DAY = 86_400
 
+UNKNOWN_MODEL = "MODEL"
+"""Stands in examples for a model of the upstream, whose models are known only to itself."""
 _EMBEDDED_SLOTS = 4
 _URL = r"^https?://[^/]+.*"
 Amount = Annotated[Decimal, Field(ge=0, decimal_places=9, max_digits=18)]
@@ -179,6 +181,14 @@ class Settings(BaseSettings):
     bearer: bool = Field(default=True, description="Accept `Authorization: Bearer KEY` instead of the two headers.")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("*",), description="Origins from which browsers may call the API, separated by commas."
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="Least level of the log lines; debug has polls of batches, health checks and scrapes too.",
+    )
+    log_format: Literal["logfmt", "json"] = Field(
+        default="logfmt", description="Form of the log lines: key=value pairs, or one JSON object on each line."
     )
 
     metering: bool = Field(
@@ -367,6 +377,23 @@ class Settings(BaseSettings):
             model.name or model_id for model_id, model in self.models.items() if DEFAULT_UPSTREAM in model.upstream
         )
         return tuple(dict.fromkeys((EMBEDDED_MODEL, ANY_MODEL, *mapped)))
+
+    @property
+    def models_by_upstream(self) -> dict[str, list[str]]:
+        """The configured models of every upstream; an upstream that takes any model has none."""
+        served: dict[str, list[str]] = {name: [] for name in self.all_upstreams}
+        if self.embeds_model:
+            served[DEFAULT_UPSTREAM] = []
+        for model_id, model in self.models.items():
+            for name in model.upstream:
+                served.setdefault(name, []).append(model_id)
+        return served
+
+    @property
+    def example_model(self) -> str:
+        """A model for examples of requests: one that every project may use, the embedded one, or a placeholder."""
+        open_models = (model_id for model_id, model in self.models.items() if model.projects is None)
+        return next(open_models, EMBEDDED_MODEL if self.embeds_model else UNKNOWN_MODEL)
 
     @property
     def classifies(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from starlette.datastructures import Headers
 
-from batchline.api.cors import Cors
+from batchline.api.cors import Cors, options_response
 from tests.support.api_server import Api
 
 
@@ -60,7 +60,7 @@ def test_a_request_without_origin_gets_no_cors_headers() -> None:
 def test_preflight_allows_at_most_64_requested_headers() -> None:
     """A long list cannot make a long answer."""
     requested = ",".join(f"x-{n}" for n in range(1000))
-    reply = Cors(origins=["*"]).preflight(Headers({"access-control-request-headers": requested}))
+    reply = options_response(Headers({"access-control-request-headers": requested}), allow="GET, OPTIONS")
     allowed = reply.headers["access-control-allow-headers"].split(", ")
     assert "x-63" in allowed
     assert "x-64" not in allowed

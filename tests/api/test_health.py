@@ -11,7 +11,7 @@ from starlette.requests import Request
 from batchline.api import health
 from batchline.api.health import HealthRoutes
 from batchline.domain.errors import ObjectsDown, StoreDown, Unavailable
-from batchline.domain.records import SchemaVersions
+from batchline.domain.records import QueueState, SchemaVersions
 from batchline.ports import ClockState
 from batchline.telemetry.metrics import Metrics
 from tests.support.api_server import Api, Faulty
@@ -230,8 +230,22 @@ def test_requests_are_counted(serve: Callable[..., Api]) -> None:
     api.call("PROPFIND", "/v1/nothing")
     api.run_pending()
     text = api.call("GET", "/metrics").body.decode()
-    assert 'batchline_http_requests_total{method="GET",status="404"} 3.0' in text
-    assert 'batchline_http_requests_total{method="other",status="404"} 1.0' in text
+    assert 'batchline_http_request_seconds_count{method="GET",route="unknown",status="404"} 3.0' in text
+    assert 'batchline_http_request_seconds_count{method="other",route="unknown",status="404"} 1.0' in text
+
+
+def test_requests_are_timed_by_their_route_and_never_by_an_id(serve: Callable[..., Api]) -> None:
+    """F5"""
+    api = serve()
+    for path in ("/v1/files/file-a", "/v1/files/file-b", "/v1/files/"):
+        api.call("GET", path)
+    api.run_pending()
+    text = api.call("GET", "/metrics").body.decode()
+    count = 'batchline_http_request_seconds_count{method="GET",route="/v1/files/{file_id}",status="%s"} %s'
+    assert count % (404, "2.0") in text
+    assert count % (400, "1.0") in text
+    assert 'batchline_http_request_seconds_count{method="POST",route="/v1/batches",status="200"} 0.0' in text
+    assert "file-a" not in text
 
 
 TOKEN = "a-long-admin-token"
@@ -308,6 +322,9 @@ def test_loopback_in_all_its_spellings(host: str | None, local: bool) -> None:
     assert health._is_local(Request(scope)) is local
 
 
+_OLDEST_AT = 1_000_000
+
+
 class _SlowCount:
     """A store in which counting takes a while."""
 
@@ -316,10 +333,15 @@ class _SlowCount:
         self.counts = 0
         self.check: Any = None
 
-    async def count_queued_lines(self) -> int:
+    async def queue_state(self) -> QueueState:
         self.counts += 1
         self._clock.advance(self._seconds)
-        return self.counts
+        return QueueState(
+            lines=self.counts,
+            open_batches={"in_progress": 2},
+            oldest_created_at=_OLDEST_AT,
+            nearest_expires_at=_OLDEST_AT + 86_400,
+        )
 
 
 @pytest.mark.anyio
@@ -335,3 +357,20 @@ async def test_queued_lines_are_counted_for_a_hundredth_of_the_time(seconds: flo
         await routes.metrics(request)
         clock.advance(0.5)
     assert counts * 0.9 <= store.counts <= counts
+
+
+@pytest.mark.anyio
+async def test_ages_are_those_of_the_moment_even_if_the_counts_are_older() -> None:
+    """F5"""
+    clock = SettableClock(now=_OLDEST_AT + 60)
+    routes = routes_of(_SlowCount(clock, seconds=0), clock)
+    request = Request({"type": "http", "headers": [], "client": ("127.0.0.1", 1)})
+    read = []
+    for _ in range(2):
+        text = bytes((await routes.metrics(request)).body).decode()
+        read.append({line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[0] != "#"})
+        clock.advance(2)
+    assert [each["batchline_queue_lines"] for each in read] == [1, 1]
+    assert [each['batchline_open_batches{status="in_progress"}'] for each in read] == [2, 2]
+    assert [each["batchline_oldest_line_seconds"] for each in read] == [60, 62]
+    assert [each["batchline_nearest_deadline_seconds"] for each in read] == [86_340, 86_338]

@@ -18,6 +18,7 @@ from batchline.pipeline.inference import Inference
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.system import SystemClock
+from batchline.telemetry.metrics import Metrics
 from tests.support.manual_upstream import delta, event
 
 pytestmark = pytest.mark.anyio
@@ -85,6 +86,7 @@ def inference(upstream: Endless, ledger: Any) -> Inference:
         tariff=Tariff(metered=False, batch_percent=50),
         router=SyncRouter(clock=SystemClock()),
         clock=SystemClock(),
+        metrics=Metrics(),
         read_on_seconds=60,
         read_on_bytes=len(event(delta("a"))) * 3,
     )

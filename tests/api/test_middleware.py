@@ -41,23 +41,38 @@ def test_unknown_routes_are_answered_in_the_envelope(api: Api) -> None:
     assert reply.headers["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize(
-    ("path", "allow"),
-    [
-        ("/v1/files", "GET, HEAD, OPTIONS, POST"),
-        ("/v1/files/file-x", "DELETE, GET, HEAD, OPTIONS"),
-        ("/v1/files/file-x/content", "GET, HEAD, OPTIONS"),
-        ("/v1/batches", "GET, HEAD, OPTIONS, POST"),
-        ("/v1/batches/batch_x/cancel", "OPTIONS, POST"),
-        ("/healthz", "GET, HEAD, OPTIONS"),
-    ],
-)
+ALLOWED = [
+    ("/v1/files", "GET, HEAD, OPTIONS, POST"),
+    ("/v1/files/file-x", "DELETE, GET, HEAD, OPTIONS"),
+    ("/v1/files/file-x/content", "GET, HEAD, OPTIONS"),
+    ("/v1/batches", "GET, HEAD, OPTIONS, POST"),
+    ("/v1/batches/batch_x/cancel", "OPTIONS, POST"),
+    ("/healthz", "GET, HEAD, OPTIONS"),
+]
+
+
+@pytest.mark.parametrize(("path", "allow"), ALLOWED)
 def test_wrong_methods_are_told_the_right_ones(api: Api, path: str, allow: str) -> None:
     """A6"""
     reply = api.call("PATCH", path)
     assert reply.status == 405
     assert reply.headers["allow"] == allow
     assert reply.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("path", "allow"), ALLOWED)
+def test_options_names_the_methods_of_the_route(api: Api, path: str, allow: str) -> None:
+    """A6, A7"""
+    reply = api.call("OPTIONS", path, anonymous=True)
+    assert reply.status == 204
+    assert reply.headers["allow"] == reply.headers["access-control-allow-methods"] == allow
+
+
+def test_options_on_an_unknown_route_is_404(api: Api) -> None:
+    """A6"""
+    reply = api.call("OPTIONS", "/v1/nothing", anonymous=True)
+    assert reply.status == 404
+    assert "allow" not in reply.headers
 
 
 @pytest.mark.rule("A12", "Routes take no trailing slash and redirect nothing.")
@@ -254,3 +269,24 @@ def test_a_body_nobody_asked_for_does_no_harm(api: Api) -> None:
 
 def test_the_server_does_not_say_what_it_is_made_of(api: Api) -> None:
     assert "server" not in api.call("GET", "/healthz").headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "level"),
+    [
+        ("GET", "/healthz", logging.DEBUG),
+        ("GET", "/metrics", logging.DEBUG),
+        ("GET", "/v1/batches", logging.DEBUG),
+        ("GET", "/v1/batches/batch_none", logging.INFO),
+        ("GET", "/v1/files", logging.INFO),
+        ("POST", "/v1/batches", logging.INFO),
+    ],
+)
+def test_polls_probes_and_scrapes_that_succeed_are_logged_below_info(
+    api: Api, caplog: pytest.LogCaptureFixture, method: str, path: str, level: int
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    api.call(method, path)
+    api.run_pending()
+    [record] = [record for record in caplog.records if record.message == "request"]
+    assert record.levelno == level

@@ -82,13 +82,13 @@ def test_lists_can_be_of_one_purpose(api: Api) -> None:
     file_id = api.upload(account=account).json["id"]
     data = {
         purpose: api.call("GET", f"/v1/files?purpose={purpose}", account=account).json["data"]
-        for purpose in ("batch", "batch_output")
+        for purpose in ("batch", "batch_output", "fine-tune", "user_data")
     }
-    assert [file["id"] for file in data["batch"]] == [file_id]
-    assert data["batch_output"] == []
+    assert [file["id"] for file in data.pop("batch")] == [file_id]
+    assert data == {"batch_output": [], "fine-tune": [], "user_data": []}
 
 
-@pytest.mark.parametrize(("name", "value"), [("purpose", "fine-tune"), ("purpose", ""), ("order", "up"), ("order", "")])
+@pytest.mark.parametrize(("name", "value"), [("purpose", "tuning"), ("purpose", ""), ("order", "up"), ("order", "")])
 def test_unknown_words_in_a_query_are_400(api: Api, name: str, value: str) -> None:
     """B5"""
     reply = api.call("GET", f"/v1/files?{name}={value}")

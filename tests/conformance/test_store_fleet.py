@@ -6,6 +6,7 @@ import pytest
 
 from batchline.domain.fleet import ModelQueue, Report, UpstreamLoad
 from batchline.domain.progress import Pause
+from batchline.domain.records import QueueState
 from batchline.domain.waiting import WaitReason
 from tests.support.stores import LEASE, World
 
@@ -83,8 +84,27 @@ async def test_many_who_speak_at_once_keep_the_cap(world: World) -> None:
 
 async def test_lines_that_nobody_holds_are_counted(world: World) -> None:
     """F5: an autoscaler needs the number of waiting lines of all batches."""
-    assert await world.store.count_queued_lines() == 0
+    assert (await world.store.queue_state()).lines == 0
     await world.running(shards=(4, 6))
-    assert await world.store.count_queued_lines() == 10
+    assert (await world.store.queue_state()).lines == 10
     await world.claim(lines=1)
-    assert await world.store.count_queued_lines() == 6
+    assert (await world.store.queue_state()).lines == 6
+
+
+async def test_open_batches_are_counted_and_the_oldest_and_the_nearest_are_known(world: World) -> None:
+    """F5: an alert needs to know which batch may not end in its window."""
+    assert await world.store.queue_state() == QueueState(
+        lines=0,
+        open_batches={"validating": 0, "in_progress": 0, "finalizing": 0, "cancelling": 0},
+        oldest_created_at=None,
+        nearest_expires_at=None,
+    )
+    first = await world.running(shards=(4,))
+    await world.pass_time(10)
+    second = await world.running(shards=(4,))
+    state = await world.store.queue_state()
+    assert state.open_batches == {"validating": 0, "in_progress": 2, "finalizing": 0, "cancelling": 0}
+    assert (state.oldest_created_at, state.nearest_expires_at) == (first.created_at, first.expires_at)
+    await world.claim(lines=1)
+    state = await world.store.queue_state()
+    assert (state.oldest_created_at, state.nearest_expires_at) == (second.created_at, first.expires_at)

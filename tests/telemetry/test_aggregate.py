@@ -5,6 +5,7 @@ import math
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from batchline import __version__
 from batchline.telemetry.aggregate import read_samples
 from batchline.telemetry.metrics import Metrics
 
@@ -14,8 +15,12 @@ def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(metrics.render().decode())
         for sample in family.samples
-        if not sample.name.endswith("_created")
     }
+
+
+def _own(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    """Return what the program counts itself, without the memory and CPU of this very moment."""
+    return {key: value for key, value in _samples(metrics).items() if not key[0].startswith("batchline_process_")}
 
 
 def _tell(service: Metrics, owner: str, hand: Metrics) -> None:
@@ -25,10 +30,10 @@ def _tell(service: Metrics, owner: str, hand: Metrics) -> None:
 def test_without_others_nothing_changes() -> None:
     service = Metrics()
     service.lines.labels("succeeded").inc(3)
-    before = service.render()
+    before = _own(service)
     _tell(service, "hand", Metrics())
     service.remote.remove("hand")
-    assert service.render() == before
+    assert _own(service) == before
 
 
 def test_counts_and_times_are_summed_whoever_knew_the_label_first() -> None:
@@ -38,18 +43,19 @@ def test_counts_and_times_are_summed_whoever_knew_the_label_first() -> None:
     hand.lines.labels("succeeded").inc(4)
     hand.lines.labels("failed").inc(1)
     for metrics, seconds in ((service, 0.02), (hand, 0.02), (hand, 100.0)):
-        metrics.attempts.counts["success"] += 1
-        metrics.upstream_seconds.observe(seconds)
+        metrics.attempts.counts["east", "m", "success"] += 1
+        metrics.upstream_seconds.observe(seconds, "east", "m")
         metrics.flush_seconds.observe(seconds)
     _tell(service, "hand", hand)
     told = _samples(service)
     assert told["batchline_lines_total", "succeeded"] == 7
     assert told["batchline_lines_total", "failed"] == 1
-    assert told["batchline_attempts_total", "success"] == 3
-    for name in ("upstream", "flush"):
-        assert [told[f"batchline_{name}_seconds_bucket", bound] for bound in ("0.01", "0.025", "+Inf")] == [0, 2, 3]
-        assert told[f"batchline_{name}_seconds_count",] == 3
-        assert math.isclose(told[f"batchline_{name}_seconds_sum",], 100.04)
+    assert told["batchline_attempts_total", "m", "success", "east"] == 3
+    for name, labels in (("upstream", ("m", "east")), ("flush", ())):
+        bucket = [told[f"batchline_{name}_seconds_bucket", bound, *labels] for bound in ("0.01", "0.025", "+Inf")]
+        assert bucket == [0, 2, 3]
+        assert told[f"batchline_{name}_seconds_count", *labels] == 3
+        assert math.isclose(told[f"batchline_{name}_seconds_sum", *labels], 100.04)
 
 
 def test_each_is_counted_by_its_last_word() -> None:
@@ -69,7 +75,7 @@ def test_no_count_falls_when_a_process_is_over_and_no_gauge_outlives_it() -> Non
     """F5: also when it is the second that ended, and one that never spoke."""
     service, hand = Metrics(), Metrics()
     hand.lines.labels("succeeded").inc(5)
-    hand.upstream_seconds.observe(0.2)
+    hand.upstream_seconds.observe(0.2, "default", "m")
     hand.watch("default", lines_in_flight=lambda: 8)
     service.watch("default", lines_in_flight=lambda: 2)
     for ended in range(1, 3):
@@ -78,7 +84,7 @@ def test_no_count_falls_when_a_process_is_over_and_no_gauge_outlives_it() -> Non
         service.remote.remove(f"hand {ended}")
         told = _samples(service)
         assert told["batchline_lines_total", "succeeded"] == 5 * ended
-        assert told["batchline_upstream_seconds_count",] == ended
+        assert told["batchline_upstream_seconds_count", "m", "default"] == ended
         assert told["batchline_lines_in_flight", "default"] == 2
     service.remote.remove("nobody")
 
@@ -100,3 +106,19 @@ def test_a_rate_without_a_bound_stays_so() -> None:
     hand.watch("default", upstream_rate_limit=lambda: math.inf)
     _tell(service, "hand", hand)
     assert _samples(service)["batchline_upstream_rate_limit", "default"] == math.inf
+
+
+def test_what_every_process_measures_is_not_added_up() -> None:
+    """F5: a clock that is five seconds ahead is so in all processes; memory is used in each."""
+    service, hand = Metrics(), Metrics()
+    for metrics in (service, hand):
+        metrics.clock_held.set(1)
+        metrics.clock_offset_seconds.set(-5)
+    alone = _samples(service)
+    _tell(service, "hand", hand)
+    told = _samples(service)
+    assert told["batchline_clock_held",] == 1
+    assert told["batchline_clock_offset_seconds",] == -5
+    assert told["batchline_build_info", __version__] == 1
+    assert told["batchline_process_start_time_seconds",] == alone["batchline_process_start_time_seconds",]
+    assert told["batchline_process_resident_memory_bytes",] > 1.5 * alone["batchline_process_resident_memory_bytes",]

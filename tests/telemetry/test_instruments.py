@@ -11,21 +11,26 @@ def _text(registry: CollectorRegistry) -> list[str]:
     return [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
 
 
-def test_a_tally_is_a_counter_with_one_label() -> None:
+def test_a_tally_is_a_counter_with_labels() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    tally, counter = Tally("n", "Help.", "result"), Counter("n", "Help.", ("result",), registry=theirs)
+    tally = Tally("n", "Help.", "upstream", "result")
+    counter = Counter("n", "Help.", ("upstream", "result"), registry=theirs)
     ours.register(tally)
-    for result in ("success", "success", "timeout"):
-        tally.counts[result] += 1
-        counter.labels(result).inc()
+    for labels in (("a", "success"), ("a", "success"), ("b", "timeout")):
+        tally.counts[labels] += 1
+        counter.labels(*labels).inc()
     assert _text(ours) == _text(theirs)
 
 
 def test_durations_are_a_histogram_whose_bounds_are_included() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    durations, histogram = Durations("n", "Help.", _BUCKETS), Histogram("n", "Help.", registry=theirs, buckets=_BUCKETS)
+    durations = Durations("n", "Help.", "route", buckets=_BUCKETS)
+    histogram = Histogram("n", "Help.", ("route",), registry=theirs, buckets=_BUCKETS)
     ours.register(durations)
+    for route in ("/a", "/b"):
+        durations.prepare(route)
+        histogram.labels(route)
     for seconds in (0.05, 0.1, 0.5, 2.5, 99):
-        durations.observe(seconds)
-        histogram.observe(seconds)
+        durations.observe(seconds, "/a")
+        histogram.labels("/a").observe(seconds)
     assert _text(ours) == _text(theirs)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchline.telemetry.logs import LogfmtFormatter, configure_logs
+from batchline.telemetry.logs import JsonFormatter, LogfmtFormatter, RepeatFilter, configure_logs
 
 _FIELD = re.compile(r'(\S+?)=("(?:[^"\\]|\\.)*"|[^\s"=]*)(?: |$)')
 
@@ -97,3 +97,53 @@ def test_logs_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_uvicorns_coloured_copy_of_a_message_is_left_out() -> None:
     assert "color_message" not in _line("x", color_message="\x1b[1mx\x1b[0m")
+
+
+@given(message=st.text(), value=st.text())
+def test_a_record_is_one_json_object_on_one_line_of_ascii(message: str, value: str) -> None:
+    record = logging.makeLogRecord({"name": "n", "levelname": "INFO", "msg": "%s", "args": (message,), "field": value})
+    line = JsonFormatter().format(record)
+    assert line.isascii()
+    assert line.isprintable()
+    fields = json.loads(line)
+    assert (fields["level"], fields["logger"], fields["msg"], fields["field"]) == ("info", "n", message, value)
+
+
+@pytest.mark.usefixtures("restored_process")
+def test_level_and_form_can_be_chosen() -> None:
+    stream = io.StringIO()
+    configure_logs(stream, level="warning", form="json")
+    logging.getLogger("batchline").info("quiet")
+    logging.getLogger("batchline").warning("loud", extra={"lines": 3})
+    fields = json.loads(stream.getvalue())
+    assert (fields["msg"], fields["lines"]) == ("loud", 3)
+
+
+def _written(
+    repeat_filter: RepeatFilter, at: float, message: str = "m", level: int = logging.WARNING, **extra: object
+) -> bool:
+    record = logging.makeLogRecord({"msg": message, "levelno": level, "created": at, **extra})
+    return repeat_filter.filter(record)
+
+
+def test_a_warning_that_never_ends_is_written_five_times_a_minute() -> None:
+    """Twice a second for an hour."""
+    repeat_filter = RepeatFilter()
+    assert sum(_written(repeat_filter, at / 2, task="claim", reason=f"try {at}") for at in range(7200)) == 300
+
+
+def test_the_next_line_says_how_many_were_dropped() -> None:
+    repeat_filter = RepeatFilter()
+    for at in range(10):
+        _written(repeat_filter, at)
+    record = logging.makeLogRecord({"msg": "m", "levelno": logging.WARNING, "created": 61.0})
+    assert repeat_filter.filter(record)
+    assert vars(record)["repeated"] == 5
+
+
+def test_other_subjects_and_lines_that_are_no_warnings_are_all_written() -> None:
+    repeat_filter = RepeatFilter()
+    assert all(_written(repeat_filter, 0, object=f"file-{n}") for n in range(100))
+    assert all(_written(repeat_filter, 0, level=logging.INFO) for _ in range(100))
+    assert all(_written(repeat_filter, 0, message=f"m {n}") for n in range(5000)), "the memory of them is bounded"
+    assert len(repeat_filter._windows) <= 1000

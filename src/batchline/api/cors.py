@@ -1,6 +1,7 @@
 """Answers CORS requests: every route is open to the configured origins, since the API uses no cookies.
 
-Starlette's CORSMiddleware is not used: it answers only preflights, and this API answers every OPTIONS with 204.
+Starlette's CORSMiddleware is not used: it answers preflights of every path alike, and this API names the methods of the
+route.
 """
 
 import re
@@ -9,7 +10,6 @@ from collections.abc import Collection
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 _HEADERS = ("authorization", "content-type", "idempotency-key", "range", "x-api-key", "x-project-id")
 _EXPOSED = (
     "content-disposition, content-range, retry-after, x-batch-id, x-batchline-replayed, x-request-id, x-should-retry"
@@ -33,14 +33,15 @@ class Cors:
         allowed = "*" if self._any else origin
         return vary | {"access-control-allow-origin": allowed, "access-control-expose-headers": _EXPOSED}
 
-    def preflight(self, request: Headers) -> Response:
-        """Return the answer to OPTIONS, for a preflight or not."""
-        allowed = {
-            "access-control-allow-methods": _METHODS,
-            "access-control-allow-headers": _allowed_headers(request.get("access-control-request-headers", "")),
-            "access-control-max-age": "600",
-        }
-        return Response(status_code=204, headers={"allow": _METHODS} | allowed)
+
+def options_response(request: Headers, *, allow: str) -> Response:
+    """Return the answer to OPTIONS on a route with the methods ``allow``, whether it is a preflight or not."""
+    allowed = {
+        "access-control-allow-methods": allow,
+        "access-control-allow-headers": _allowed_headers(request.get("access-control-request-headers", "")),
+        "access-control-max-age": "600",
+    }
+    return Response(status_code=204, headers={"allow": allow} | allowed)
 
 
 def _allowed_headers(requested: str) -> str:

@@ -16,7 +16,7 @@ from batchline.api.throttle import Throttle
 from batchline.domain.errors import ApiError, FileNotFound, InvalidMultipart, InvalidRequest, ObjectsDown, TooLarge
 from batchline.domain.ids import canonical_file_id
 from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
-from batchline.domain.records import BATCH, BATCH_OUTPUT, File
+from batchline.domain.records import BATCH, BATCH_OUTPUT, OTHER_PURPOSES, File
 from batchline.domain.wire import DeletedFile, FileList, FileObject
 from batchline.pipeline.download import Download
 from batchline.pipeline.storage_quota import Room, StorageQuota
@@ -70,7 +70,7 @@ class FileRoutes:
         limit = _limit(request)
         rows = await self._files.files(
             owner.project_id,
-            purpose=choice(query, "purpose", (BATCH, BATCH_OUTPUT)),
+            purpose=choice(query, "purpose", (BATCH, BATCH_OUTPUT, *OTHER_PURPOSES)),
             ascending=choice(query, "order", ("asc", "desc")) == "asc",
             after=canonical_file_id(query["after"]) if "after" in query else None,
             limit=limit + 1,

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from batchline.api.responses import json_response
 from batchline.domain.errors import InvalidCredentials, MissingCredentials, StoreDown, Unavailable
+from batchline.domain.records import QueueState
 from batchline.pipeline.identity import IdentityCheck
 from batchline.ports import Objects, Store, WatchedClock
 from batchline.telemetry.metrics import Metrics
@@ -72,6 +73,7 @@ class HealthRoutes:
         self._store, self._objects, self._identity = store, objects, identity
         self._metrics, self._clock = metrics, clock
         self._count_due_at = -math.inf
+        self._queue: QueueState | None = None
         self._admin_token = admin_token
         self._needs_storage = needs_storage
         self._checking = asyncio.Lock()
@@ -96,6 +98,8 @@ class HealthRoutes:
         if not _is_local(request):
             self._check_token(request.headers.get("authorization", ""))
         await self._count_queue()
+        if self._queue is not None:
+            self._show_queue(self._queue)
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def _check_parts(self) -> dict[str, _Part]:
@@ -144,15 +148,24 @@ class HealthRoutes:
             return _Part(False, f"{differ}. Run: batchline migrate")
         return _Part(True, f"{differ}. Restart it with the new version of batchline")
 
+    def _show_queue(self, queue: QueueState) -> None:
+        """Set the gauges of the queue. Ages and deadlines are those of this moment, also if the counts are older."""
+        now, metrics = self._clock.now(), self._metrics
+        metrics.queue_lines.set(queue.lines)
+        for status, count in queue.open_batches.items():
+            metrics.open_batches.labels(status).set(count)
+        metrics.oldest_line_seconds.set(max(0.0, now - (queue.oldest_created_at or now)))
+        metrics.nearest_deadline_seconds.set((queue.nearest_expires_at or math.inf) - now)
+
     async def _count_queue(self) -> None:
-        """Count the queued lines, at most once per interval, and less often if it takes long."""
+        """Count the queued lines and open batches, at most once per interval, and less often if it takes long."""
         began_at = self._clock.steady()
         if began_at < self._count_due_at:
             return
         self._count_due_at = math.inf
         try:
             with suppress(StoreDown):
-                self._metrics.queue_lines.set(await self._store.count_queued_lines())
+                self._queue = await self._store.queue_state()
         finally:
             took = self._clock.steady() - began_at
             self._count_due_at = began_at + max(self._count_interval_seconds, took / _COUNT_TIME_SHARE)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import traceback
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,11 +18,20 @@ from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
+_READS = frozenset({"GET", "HEAD"})
+_POLLED_ROUTES = frozenset(
+    {"/healthz", "/readyz", "/metrics", "/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/progress"}
+)
+"""Routes that clients, load balancers and Prometheus read again and again. A read that succeeds is logged as debug."""
+_UNKNOWN_ROUTE = "unknown"
 _LOGGED_CHARACTERS = 200
 
 
 class Middleware:
-    """Runs one request in its context, and answers if the route raises."""
+    """Runs one request in its context, and answers if the route raises.
+
+    ``route_names`` has the paths that the metrics name, by the endpoint that the router chose.
+    """
 
     def __init__(
         self,
@@ -33,8 +43,10 @@ class Middleware:
         metrics: Metrics,
         stall_seconds: float,
         drain_bytes: int,
+        route_names: Mapping[object, str],
     ) -> None:
         self._app = app
+        self._route_names = route_names
         self._cors = cors
         self._clock = clock
         self._random = random
@@ -60,10 +72,7 @@ class Middleware:
 
     async def _answer(self, scope: Scope, context: RequestContext, request_id: str) -> None:
         try:
-            if scope["method"] == "OPTIONS":
-                await self._cors.preflight(Headers(scope=scope))(scope, context.receive, context.send)
-            else:
-                await self._app(scope, context.receive, context.send)
+            await self._app(scope, context.receive, context.send)
         except asyncio.CancelledError:
             # Only the shutdown of the server cancels a request. The client gets an answer, and no caller above has to
             # see the cancellation.
@@ -81,7 +90,8 @@ class Middleware:
 
     def _log_request(self, scope: Scope, context: RequestContext, request_id: str, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._metrics.http_requests.labels(method, context.status or "none").inc()
+        route = self._route_names.get(scope.get("endpoint"), _UNKNOWN_ROUTE)
+        self._metrics.http_request_seconds.observe(seconds, route, method, str(context.status or "none"))
         fields = {
             "method": scope["method"],
             "path": scope["raw_path"].decode("latin-1")[:_LOGGED_CHARACTERS],
@@ -90,7 +100,8 @@ class Middleware:
             "request_id": request_id,
             "project_id": scope["state"].get("project_id"),
         }
-        log.info("request", extra=fields)
+        is_poll = route in _POLLED_ROUTES and method in _READS and context.status is not None and context.status < 400
+        log.log(logging.DEBUG if is_poll else logging.INFO, "request", extra=fields)
 
 
 def _api_error(error: Exception, request_id: str) -> ApiError:

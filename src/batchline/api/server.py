@@ -5,6 +5,7 @@ import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 
 import uvicorn
 from starlette.requests import Request
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from batchline.api.auth import Auth
 from batchline.api.batches import BatchRoutes
 from batchline.api.check import CheckRoutes
-from batchline.api.cors import Cors
+from batchline.api.cors import Cors, options_response
 from batchline.api.files import MULTIPART_OVERHEAD_BYTES, FileRoutes
 from batchline.api.health import HealthRoutes
 from batchline.api.inference import InferenceRoutes
@@ -37,6 +38,8 @@ from batchline.telemetry.metrics import Metrics
 _KEEP_ALIVE_SECONDS = 75
 _MIN_BACKLOG, _MAX_BACKLOG = 16, 1024
 """Connections that the system holds until they are accepted."""
+_EXPECTED_STATUSES = ("200", "500")
+"""Statuses whose series of a route are shown from the start."""
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
@@ -77,6 +80,12 @@ def build_health(
 def _with_middleware(
     routes: Sequence[Route], *, settings: Settings, metrics: Metrics, clock: Clock, random: Random
 ) -> ASGIApp:
+    names: dict[object, str] = {}
+    for route in routes:
+        if isinstance(route.endpoint, _Methods) and not _has_empty_id(route.path):
+            names[route.endpoint] = route.path
+            for method, status in product(route.endpoint.methods, _EXPECTED_STATUSES):
+                metrics.http_request_seconds.prepare(route.path, method, status)
     return Middleware(
         Router(routes, redirect_slashes=False, default=_no_route),
         cors=Cors(origins=settings.cors_origins),
@@ -85,7 +94,13 @@ def _with_middleware(
         metrics=metrics,
         stall_seconds=settings.body_timeout_seconds,
         drain_bytes=2 * (settings.max_file_bytes + MULTIPART_OVERHEAD_BYTES),
+        route_names=names,
     )
+
+
+def _has_empty_id(path: str) -> bool:
+    """Return whether a path is the variant of another one for a request without an id, which is answered with 400."""
+    return path.endswith("/") or "//" in path
 
 
 class Server:
@@ -152,13 +167,15 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Methods:
-    """Dispatches the methods of one path; HEAD goes to the handler of GET."""
+    """Dispatches the methods of one path; HEAD goes to the handler of GET, and OPTIONS names the methods."""
 
     def __init__(self, **handlers: Handler) -> None:
+        self.methods = tuple(handlers)
         self._handlers = handlers
         if "GET" in handlers:
             self._handlers["HEAD"] = handlers["GET"]
-        self._allow = ", ".join(sorted((*self._handlers, "OPTIONS")))
+        self._handlers["OPTIONS"] = self._options
+        self._allow = ", ".join(sorted(self._handlers))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = self._handlers.get(scope["method"])
@@ -168,6 +185,9 @@ class _Methods:
             )
         response = await handler(Request(scope, receive))
         await response(scope, receive, send)
+
+    async def _options(self, request: Request) -> ASGIApp:
+        return options_response(request.headers, allow=self._allow)
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
@@ -329,7 +349,10 @@ def _health_routes(
 
 
 def _description_routes(services: ApiServices) -> list[Route]:
-    description = DescriptionRoutes(bearer=services.settings.bearer, endpoints=services.settings.batch_endpoints)
+    settings = services.settings
+    description = DescriptionRoutes(
+        bearer=settings.bearer, endpoints=settings.batch_endpoints, model=settings.example_model
+    )
     return [
         Route("/openapi.json", _Methods(GET=description.openapi)),
         Route("/docs", _Methods(GET=description.docs)),

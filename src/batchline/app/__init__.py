@@ -3,6 +3,7 @@
 from batchline.app.backends import adopt_objects, check_stored_data, clock_file, has_database, migrate_store, open_store
 from batchline.app.roles import api, api_on_folder, run, serve, worker
 from batchline.app.startup import FolderTaken, StartupError
+from batchline.telemetry.logs import configure_logs
 
 __all__ = [
     "FolderTaken",
@@ -12,6 +13,7 @@ __all__ = [
     "api_on_folder",
     "check_stored_data",
     "clock_file",
+    "configure_logs",
     "has_database",
     "migrate_store",
     "open_store",

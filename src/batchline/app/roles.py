@@ -2,12 +2,16 @@
 
 import asyncio
 import logging
+import math
 import os
+import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -42,7 +46,6 @@ from batchline.ports import Objects, Store, WatchedClock
 from batchline.service_description import describe
 from batchline.settings import Settings
 from batchline.system import SystemRandom
-from batchline.telemetry.logs import configure_logs
 from batchline.telemetry.metrics import Metrics
 from batchline.upstream.embedded.download import Progress
 from batchline.webhooks.sender import HttpSender
@@ -74,6 +77,7 @@ def new_context(
     owner: str,
     clock: WatchedClock,
 ) -> Context:
+    metrics.prepare_upstreams(settings.models_by_upstream)
     return Context(
         settings=settings,
         store=store,
@@ -100,7 +104,6 @@ def _spending_processes(settings: Settings) -> int:
 
 def run(role: Coroutine[Any, Any, None]) -> None:
     """Run a role until it ends, which SIGTERM and SIGINT make it do."""
-    configure_logs()
     os.umask(_PRIVATE_UMASK)
     # Threads that write and sync need the interpreter for moments. By default another thread may keep it for 5 ms,
     # while answers wait.
@@ -218,20 +221,26 @@ async def _process_context(
         held_bytes = HeldBytes(settings.max_held_bytes)
         upstreams = await open_upstreams(settings, progress, held_bytes=held_bytes)
         async with open_both(settings) as (store, objects, clock):
-            owner = SystemRandom().bytes(8).hex()
+            owner, metrics = SystemRandom().bytes(8).hex(), Metrics()
+            metrics.watch(disk_free_bytes=partial(_free_bytes, settings.data_dir))
             context = new_context(
                 settings,
                 store=store,
                 objects=objects,
                 upstreams=upstreams,
                 held_bytes=held_bytes,
-                metrics=Metrics(),
+                metrics=metrics,
                 owner=owner,
                 clock=clock,
             )
             yield ProcessContext(**vars(context) | {"intervals": intervals, "sock": sock})
         for upstream in upstreams.values():
             await upstream.close()
+
+
+def _free_bytes(folder: Path) -> float:
+    """Return the free space on the disk of a folder, or infinity if a process that needs no folder has none."""
+    return shutil.disk_usage(folder).free if folder.exists() else math.inf
 
 
 async def _run_all(name: str, context: ProcessContext, *parts: Coroutine[Any, Any, None]) -> None:

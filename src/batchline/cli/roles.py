@@ -55,17 +55,24 @@ def run_role(name: str, flags: dict[str, Any]) -> None:
 
     role: Role = getattr(app, name)
     try:
-        app.run(role(settings, _show_download))
+        app.configure_logs(level=settings.log_level, form=settings.log_format)
+        app.run(role(settings, _DownloadDisplay()))
     except app.FolderTaken as error:
         raise _FolderTaken(str(error)) from None
     except app.StartupError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _show_download(done: int, total: int) -> None:
-    """Show the download of the model: on a terminal one line that is redrawn, else a line at the start and the end."""
-    if sys.stderr.isatty():
-        text = f"\rDownloading the embedded model (only once): {done // 1_000_000} of {total // 1_000_000} MB"
-        click.echo(text, err=True, nl=done == total)
-    elif done in (0, total):
-        click.echo(f"Embedded model: {done // 1_000_000} of {total // 1_000_000} MB downloaded", err=True)
+class _DownloadDisplay:
+    """Shows the download of the model: on a terminal one line that is redrawn, else a line at the start and the end."""
+
+    def __init__(self) -> None:
+        self._said: set[int] = set()
+
+    def __call__(self, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            text = f"\rDownloading the embedded model (only once): {done // 1_000_000} of {total // 1_000_000} MB"
+            click.echo(text, err=True, nl=done == total)
+        elif done in (0, total) and done not in self._said:
+            self._said.add(done)
+            click.echo(f"Embedded model: {done // 1_000_000} of {total // 1_000_000} MB downloaded", err=True)

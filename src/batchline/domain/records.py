@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
 from batchline.domain.checksum import Checksum
@@ -12,6 +13,8 @@ from batchline.domain.usage import NOTHING, Usage, total
 
 BATCH = "batch"
 BATCH_OUTPUT = "batch_output"
+OTHER_PURPOSES = ("assistants", "assistants_output", "evals", "fine-tune", "fine-tune-results", "user_data", "vision")
+"""The purposes of OpenAI's files that no file of this service has. A list of such files is empty."""
 
 READ_SCOPE, BATCH_SCOPE, INFERENCE_SCOPE = "read", "batch", "inference"
 ALL_SCOPES = "batch,inference,read"
@@ -62,6 +65,19 @@ class Project(Struct, frozen=True, kw_only=True):
     created_at: int
 
 
+class QueueState(Struct, frozen=True, kw_only=True):
+    """The work that is open in a store."""
+
+    lines: int
+    """Lines in shards that no worker holds."""
+    open_batches: dict[str, int]
+    """Batches that have not ended, by status."""
+    oldest_created_at: int | None
+    """Creation of the oldest batch with lines that no worker holds."""
+    nearest_expires_at: int | None
+    """End of the window of the batch that expires first, among those with unfinished lines."""
+
+
 class Charge(Struct, frozen=True, kw_only=True):
     """The usage of answers of one model, and their cost."""
 
@@ -69,6 +85,9 @@ class Charge(Struct, frozen=True, kw_only=True):
     requests: int
     usage: Usage
     cost: int
+
+
+_charges = Decoder(list[Charge])
 
 
 def by_model(charges: Iterable[Charge]) -> list[Charge]:
@@ -343,6 +362,11 @@ class Segment(Struct, frozen=True, kw_only=True):
     def is_emptied(self) -> bool:
         """Whether a repair removed its bytes."""
         return self.output_bytes + self.error_bytes == 0
+
+    @property
+    def cost(self) -> int:
+        """The cost of its lines in nano-units; 0 if a version before checksums recorded it."""
+        return sum(charge.cost for charge in _charges.decode(self.charges or b"[]"))
 
     @property
     def place(self) -> str:

@@ -52,6 +52,7 @@ class BatchStatus(StrEnum):
 
 
 TERMINAL = frozenset({BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
+OPEN_STATUSES = tuple(status for status in BatchStatus if status not in TERMINAL)
 
 
 class Stop(StrEnum):

@@ -5,6 +5,8 @@ The same rows always give the same bytes, so a result file can be made again as 
 
 from collections.abc import AsyncIterator
 
+from msgspec import Struct
+
 from batchline.domain import ids
 from batchline.domain.bitmap import unsettled
 from batchline.domain.checksum import Checksum, checksum_of
@@ -71,26 +73,33 @@ class ResultWriter:
         await self._objects.delete(self.key)
 
 
+class Joined(Struct, frozen=True, kw_only=True):
+    """The lines of all segments of a batch, and their cost in nano-units."""
+
+    lines: int
+    cost: int
+
+
 class Assembler:
     """Writes the lines of both result files. Whatever is read is compared with its checksum."""
 
     def __init__(self, *, store: Store, objects: Objects, damage_log: DamageLog) -> None:
         self._store, self._objects, self._damage_log = store, objects, damage_log
 
-    async def join_segments(self, batch: Batch, output: ResultWriter, errors: ResultWriter, order: OrderBuilder) -> int:
-        """Append all segments to the results, and return the number of their lines.
-
-        Raise Damaged or ObjectMissing.
-        """
-        last = lines = 0
+    async def join_segments(
+        self, batch: Batch, output: ResultWriter, errors: ResultWriter, order: OrderBuilder
+    ) -> Joined:
+        """Append all segments to the results, and return what they hold. Raise Damaged or ObjectMissing."""
+        last = lines = cost = 0
         while page := await self._store.segments(batch.id, after=last, limit=_SEGMENTS_PER_PAGE):
             for segment in page:
                 if segment.is_emptied:
                     order.add_emptied(segment.id, segment.layout or b"")
                 else:
                     lines += await self._append(batch, segment, output, errors, order)
+                    cost += segment.cost
             last = page[-1].id
-        return lines
+        return Joined(lines=lines, cost=cost)
 
     async def _append(
         self, batch: Batch, segment: Segment, output: ResultWriter, errors: ResultWriter, order: OrderBuilder

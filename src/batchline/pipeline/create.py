@@ -4,6 +4,7 @@ The row exists as ``validating`` from the start, under a lease of this process. 
 that a client that did not receive it gets it again byte for byte.
 """
 
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from hashlib import blake2b
@@ -29,12 +30,15 @@ from batchline.domain.wire import ErrorBody, encode_errors
 from batchline.pipeline.lease import renewing
 from batchline.ports import Batches, CreateRecord, Files, NewBatch, Objects, Random, StoreClock, Validator, Verdict
 
+log = logging.getLogger(__name__)
+
 INTERRUPTED = InputFault("Validation was interrupted; create the batch again")
 _IDEMPOTENCY_KEY_SECONDS = 86_400
 """How long an Idempotency-Key is remembered."""
 _RETRY_WINDOW_SECONDS = 15 * 60
 """How long after a create a retry without an Idempotency-Key gets its response."""
 _POLL_SECONDS = 0.05
+_LOGGED_MODELS = 10
 _EPOCH = 1
 """The epoch of the lease under which a new batch is validated."""
 
@@ -218,9 +222,11 @@ class BatchCreator:
                 return await self._refuse(batch, verdict)
             work_key = f"work/{batch.id}/{_EPOCH}"
             await self._objects.accept(work, work_key)
-        return await self._store.start_batch(
+        record = await self._store.start_batch(
             batch.id, epoch=_EPOCH, shards=verdict.shards, total=verdict.lines, work_key=work_key, at=self._now()
         )
+        log.info("batch created", extra=_creation_fields(batch, verdict))
+        return record
 
     async def _refuse(self, batch: Batch, verdict: Verdict) -> CreateRecord:
         return await self._store.fail_batch(
@@ -254,6 +260,20 @@ def missing_object(file: File) -> NotFound:
 def refusal(fault: InputFault) -> bytes:
     """Return the body of the 400 response to an input file with faults."""
     return encode_json(ErrorBody.from_error(InvalidInput(fault.message, line=fault.line)))
+
+
+def _creation_fields(batch: Batch, verdict: Verdict) -> dict[str, object]:
+    """Return what the log says of a new batch. Lines that name no model, or a rare one, are in the shared lane."""
+    models = sorted({shard.model for shard in verdict.shards if shard.model})
+    shown = models[:_LOGGED_MODELS] + (["..."] if len(models) > _LOGGED_MODELS else [])
+    return {
+        "batch": batch.id,
+        "project_id": batch.project_id,
+        "key_id": batch.key_id,
+        "endpoint": batch.endpoint,
+        "lines": verdict.lines,
+        "models": ",".join(shown),
+    }
 
 
 def _answer(created: CreateRecord, *, replayed: bool) -> CreateAnswer:

@@ -15,6 +15,7 @@ from batchline.domain import ids
 from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing, ObjectsDown, StoreDown
 from batchline.domain.limits import STRIKES
+from batchline.domain.money import units
 from batchline.domain.records import BATCH_OUTPUT, Batch, File
 from batchline.domain.result_order import OrderBuilder
 from batchline.domain.states import BatchStatus
@@ -120,9 +121,9 @@ class Finalizer:
         errors = ResultWriter(self._objects, f"results/{batch.id}/{leased.epoch}-{self._owner}-error")
         order = OrderBuilder()
         try:
-            recorded = await self._assembler.join_segments(batch, output, errors, order)
-            if recorded != batch.completed + batch.failed:
-                raise Damaged(f"{batch.id}: {recorded} lines in segments, {batch.completed + batch.failed} counted")
+            joined = await self._assembler.join_segments(batch, output, errors, order)
+            if joined.lines != batch.completed + batch.failed:
+                raise Damaged(f"{batch.id}: {joined.lines} lines in segments, {batch.completed + batch.failed} counted")
             leftovers = await self._assembler.write_leftovers(leased, errors, order)
             completed, failed = batch.completed, batch.failed + sum(each.count for each in leftovers)
             await output.commit()
@@ -146,10 +147,19 @@ class Finalizer:
         finally:
             await output.close()
             await errors.close()
-        log.info(
-            "batch finished", extra={"batch": batch.id, "status": status, "completed": completed, "failed": failed}
-        )
+        fields = {"batch": batch.id, "status": status, "completed": completed, "failed": failed}
+        log.info("batch finished", extra=fields | self._spent(batch, joined.cost))
         return status
+
+    def _spent(self, batch: Batch, cost: int) -> dict[str, object]:
+        """Return what a batch took: seconds since it was created, tokens, and units of money."""
+        usage = batch.usage
+        return {
+            "seconds": int(self._clock.now()) - batch.created_at,
+            "input_tokens": usage.input_tokens,
+            "output_tokens": usage.output_tokens,
+            "cost": units(cost),
+        }
 
     def _file(self, batch: Batch, result: ResultWriter, *, is_error: bool) -> File:
         now = int(self._clock.now())

@@ -42,6 +42,7 @@ from batchline.pipeline.budget import Budgets
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import Clock, Ledger, Stream, SyncUpstream
+from batchline.telemetry.metrics import Metrics
 
 PATHS = (CHAT, *SYNC_ONLY)
 
@@ -93,9 +94,11 @@ class Inference:
         tariff: Tariff,
         router: SyncRouter,
         clock: Clock,
+        metrics: Metrics,
         read_on_seconds: float,
         read_on_bytes: int,
     ) -> None:
+        self._metrics = metrics
         self._upstreams, self._catalog, self._token_limit, self._router = upstreams, catalog, token_limit, router
         self._rules, self._ledger, self._tariff = rules, ledger, tariff
         self.budgets = budgets
@@ -229,7 +232,9 @@ class Inference:
         return outcome if call.path == CHAT else replace(outcome, body=reply.body)
 
     def _note_answer(self, call: Call) -> None:
-        self._router.on_answer(call.upstream, "" if call.model is None else call.model.id)
+        model = "" if call.model is None else call.model.id
+        self._metrics.model_labels.on_answer(model)
+        self._router.on_answer(call.upstream, model)
 
     async def _charge(self, call: Call, usage: Usage) -> None:
         model, price = ("", Price()) if call.model is None else (call.model.id, call.model.price)
@@ -247,6 +252,7 @@ class Inference:
             budget.remove_cost(charge.cost)
             raise
         budget.on_recorded(charge.cost, balance=balance)
+        self._metrics.on_charges([charge])
 
 
 class _Meter:

@@ -337,5 +337,6 @@ class Recorder:
         failed = len(error_lines)
         self._metrics.lines.labels("failed").inc(failed)
         self._metrics.lines.labels("succeeded").inc(builder.lines - failed)
+        self._metrics.on_charges(charges)
         self._metrics.segments.inc()
         self._metrics.segment_bytes.inc(len(data))

@@ -31,6 +31,7 @@ from batchline.domain.records import (
     Owner,
     Project,
     ProjectUsage,
+    QueueState,
     SchemaVersions,
     Segment,
     Shard,
@@ -441,8 +442,8 @@ class ShardStore(Protocol):
         Shards that become open run again; without any, the batch can be finalized at once. Raise LeaseLost.
         """
 
-    async def count_queued_lines(self) -> int:
-        """Return the number of lines in shards that no worker holds."""
+    async def queue_state(self) -> QueueState:
+        """Return what is open in the whole store: lines that no worker holds, and batches that have not ended."""
 
     async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]:
         """Return a page of a batch's segments, in the order in which they were recorded."""

@@ -1,6 +1,7 @@
 """Stores leases on shards and batches. Every write that needs a lease is fenced by the lease's epoch and owner."""
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import convert
@@ -19,11 +20,12 @@ from batchline.domain.records import (
     Lane,
     LeasedBatch,
     MendedShard,
+    QueueState,
     Segment,
     Shard,
     ShardProgress,
 )
-from batchline.domain.states import BatchStatus, Hold, ShardState
+from batchline.domain.states import OPEN_STATUSES, BatchStatus, Hold, ShardState
 from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch, Mending
 from batchline.store.batches import fetch_batch, store_answer
 from batchline.store.claim import choose_shards
@@ -232,10 +234,17 @@ class SqlShards:
 
         await self._database.write(script)
 
-    async def count_queued_lines(self) -> int:
-        counted = await self._database.read(lambda: rows("count_queued_lines"))
-        lines: int = counted[0]["lines"]
-        return lines
+    async def queue_state(self) -> QueueState:
+        found: dict[str, Any] = {}
+        for name in ("count_queued_lines", "count_open_batches", "oldest_and_nearest_batch"):
+            [row] = await self._database.read(partial(rows, name))
+            found |= dict(row)
+        return QueueState(
+            lines=found["lines"],
+            open_batches={status: found[status] for status in OPEN_STATUSES},
+            oldest_created_at=found["oldest_created_at"],
+            nearest_expires_at=found["nearest_expires_at"],
+        )
 
     async def segments(self, batch_id: str, *, after: int, limit: int) -> list[Segment]:
         found = await self._database.read(lambda: rows("segments", batch_id=batch_id, after=after, limit=limit))

@@ -1,14 +1,24 @@
 """Adds the metrics of the worker processes of `batchline serve` to those of the serving process."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import add
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-_BOOLEAN_GAUGES = frozenset({"batchline_upstream_paused"})
-"""Gauges of 0 or 1. They are combined with max, not with a sum."""
+_Combine = Callable[[float, float], float]
+
+_COMBINED: dict[str, _Combine] = {
+    "batchline_upstream_paused": max,
+    "batchline_build_info": max,
+    "batchline_clock_held": max,
+    "batchline_clock_offset_seconds": lambda one, other: max(one, other, key=abs),
+    "batchline_process_max_fds": min,
+    "batchline_process_start_time_seconds": min,
+}
+"""How the values of processes are combined where they are not added: flags, limits, and what all of them measure."""
 
 
 class MetricSample(NamedTuple):
@@ -23,14 +33,13 @@ class MetricSample(NamedTuple):
 
 
 def read_samples(registry: CollectorRegistry) -> list[MetricSample]:
-    """Return every sample of a registry, without the creation times of its counters."""
+    """Return every sample of a registry."""
     return [
         MetricSample(
             family.name, sample.name, tuple(sorted(sample.labels.items())), sample.value, family.type != "gauge"
         )
         for family in registry.collect()
         for sample in family.samples
-        if not sample.name.endswith("_created")
     ]
 
 
@@ -78,9 +87,8 @@ def _merge(family: Metric, remote: Iterable[MetricSample]) -> Metric:
     values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in family.samples}
     for sample in remote:
         key = sample.name, sample.labels
-        values[key] = values.get(key, 0.0) + sample.value
-        if sample.family in _BOOLEAN_GAUGES:
-            values[key] = min(1.0, values[key])
+        combine: _Combine = _COMBINED.get(sample.family, add)
+        values[key] = combine(values[key], sample.value) if key in values else sample.value
     merged = Metric(family.name, family.documentation, family.type)
     for (name, labels), value in values.items():
         merged.add_sample(name, dict(labels), value)

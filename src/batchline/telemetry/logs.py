@@ -1,10 +1,10 @@
-"""Writes logs to stderr in logfmt, one line per record, which people can read and log collectors can parse.
+"""Writes logs to stderr, one line per record: in logfmt, which people can read, or in JSON for log collectors.
 
 ::
 
     time=2026-01-31T12:00:00.000Z level=info logger=batchline.loops.worker msg="upstream paused" reason=refused
 
-The fields that a call passes as ``extra={...}`` follow the message as key=value.
+The fields that a call passes as ``extra={...}`` follow the message as key=value, or are further fields of the object.
 """
 
 import json
@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 _BARE = re.compile(r'[^\s"=]+')
 _NOT_EXTRA = frozenset(vars(logging.makeLogRecord({}))) | {
@@ -23,18 +23,61 @@ _NOT_EXTRA = frozenset(vars(logging.makeLogRecord({}))) | {
 }
 
 
-def configure_logs(stream: TextIO | None = None) -> None:
-    """Send every logger's records of level INFO and above to ``stream``, or to stderr."""
+LOGFMT, JSON = "logfmt", "json"
+_WINDOW_SECONDS = 60.0
+_LINES_PER_WINDOW = 5
+"""How often a warning that differs in nothing but the time is written. An outage of the database would otherwise write
+the same line several times a second for as long as it lasts."""
+_MAX_REMEMBERED = 1000
+_SUBJECTS = ("task", "part", "upstream", "model", "batch", "webhook", "object", "file", "error")
+"""The fields that say what a warning is about. Two warnings with the same text and subject are the same."""
+
+
+def configure_logs(stream: TextIO | None = None, *, level: str = "info", form: str = LOGFMT) -> None:
+    """Send every logger's records of this level and above to ``stream``, or to stderr."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LogfmtFormatter())
-    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    handler.setFormatter(JsonFormatter() if form == JSON else LogfmtFormatter())
+    handler.addFilter(RepeatFilter())
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
 
 
-class LogfmtFormatter(logging.Formatter):
-    """Formats a record as one line of key=value pairs."""
+class _Window(NamedTuple):
+    """The records of one kind since a moment."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line for a record."""
+    since: float
+    written: int = 0
+    dropped: int = 0
+
+
+class RepeatFilter(logging.Filter):
+    """Drops warnings and errors that are repeated too often. The next one that is written says how many were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._windows: dict[tuple[object, ...], _Window] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to write a record."""
+        if record.levelno < logging.WARNING:
+            return True
+        key = record.name, record.msg, *(str(getattr(record, name, "")) for name in _SUBJECTS)
+        window = self._windows.get(key, _Window(record.created))
+        is_over = not 0 <= record.created - window.since < _WINDOW_SECONDS
+        if window.written >= _LINES_PER_WINDOW and not is_over:
+            self._windows[key] = window._replace(dropped=window.dropped + 1)
+            return False
+        if window.dropped:
+            record.repeated = window.dropped
+        if len(self._windows) >= _MAX_REMEMBERED:
+            self._windows.clear()
+        self._windows[key] = _Window(record.created, 1) if is_over else window._replace(written=window.written + 1)
+        return True
+
+
+class _FieldsFormatter(logging.Formatter):
+    """Collects the fields of a record."""
+
+    def fields(self, record: logging.LogRecord) -> dict[str, object]:
         fields: dict[str, object] = {
             "time": _time(record.created),
             "level": record.levelname.lower(),
@@ -46,7 +89,23 @@ class LogfmtFormatter(logging.Formatter):
             fields["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             fields["stack"] = record.stack_info
-        return " ".join(f"{_word(name)}={_word(value)}" for name, value in fields.items())
+        return fields
+
+
+class LogfmtFormatter(_FieldsFormatter):
+    """Formats a record as one line of key=value pairs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line for a record."""
+        return " ".join(f"{_word(name)}={_word(value)}" for name, value in self.fields(record).items())
+
+
+class JsonFormatter(_FieldsFormatter):
+    """Formats a record as one JSON object on a line, in ASCII, so that no text of a client reaches a terminal raw."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line for a record."""
+        return json.dumps(self.fields(record), default=str)
 
 
 def _time(at: float) -> str:

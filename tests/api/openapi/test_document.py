@@ -5,7 +5,7 @@ import importlib
 import json
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from starlette.routing import Route
 import batchline
 import batchline.api
 from batchline.api.openapi.document import describe
+from batchline.domain.embedded_model import EMBEDDED_MODEL
 from batchline.domain.errors import ApiError
 from batchline.domain.outcomes import Failure, Outcome, Retryable, Success, classify_reply, error_line
 from batchline.domain.records import Batch, File
@@ -26,6 +27,7 @@ from batchline.domain.replies import Answer, Fault, FaultKind
 from batchline.domain.states import BatchStatus
 from batchline.domain.wire import BatchObject, ErrorBody, FileObject
 from batchline.pipeline.inference import PATHS, _fault_error, _refusal
+from batchline.settings import UNKNOWN_MODEL, Settings
 from tests.support.api_server import LINE, Api
 
 Document = dict[str, Any]
@@ -88,7 +90,7 @@ def test_the_document_is_served_to_anyone_as_it_is(api: Api) -> None:
     reply = api.call("GET", "/openapi.json", anonymous=True)
     assert reply.status == 200
     assert reply.headers["content-type"] == "application/json"
-    assert reply.json == _as_json(describe(bearer=True))
+    assert reply.json == _as_json(describe(bearer=True, model=api.services.settings.example_model))
     assert reply.json["info"]["version"] == batchline.__version__
 
 
@@ -118,7 +120,7 @@ def test_the_document_and_the_router_know_the_same_operations(api: Api, document
     routed = set()
     for route in _router(api):
         path = re.sub(r":path}", "}", route.path)
-        methods = set(route.app._handlers) - {"HEAD"}
+        methods = set(route.app._handlers) - {"HEAD", "OPTIONS"}
         routed |= {(method.lower(), _EMPTY_IDS.get(path, path)) for method in methods}
     assert routed == {(method, path) for method, path, _ in _operations(document)}
 
@@ -351,3 +353,25 @@ def test_only_an_input_file_has_lines_to_blame(document: Document) -> None:
         _validator(document, told).validate({"error": error})
         may_have_line = (method, path) in {("post", "/v1/batches"), ("post", "/v1/batches/{batch_id}/rerun")}
         assert _validator(document, told).is_valid({"error": error | {"line": 3}}) is may_have_line
+
+
+def test_examples_name_a_model_that_the_service_lists(serve: Callable[..., Api]) -> None:
+    """E3: who sends an example as it is gets an answer."""
+    settings = Settings(models={"secret": {"projects": ["p"]}, "small": {}})  # type: ignore[dict-item]
+    api = serve(models=settings.models)
+    document = api.call("GET", "/openapi.json", anonymous=True).json
+    listed = {model["id"] for model in api.call("GET", "/v1/models").json["data"]}
+    assert listed == {"small"}
+    assert set(re.findall(r'"model": "([^"]+)"', json.dumps(document))) == listed
+
+
+@pytest.mark.parametrize(
+    ("settings", "model"),
+    [
+        (Settings(), EMBEDDED_MODEL),
+        (Settings(upstream_url="http://127.0.0.1:1/v1"), UNKNOWN_MODEL),
+        (Settings(models={"small": {}}), "small"),  # type: ignore[dict-item]
+    ],
+)
+def test_the_model_of_examples_is_one_that_every_project_may_use(settings: Settings, model: str) -> None:
+    assert settings.example_model == model

@@ -187,6 +187,7 @@ class FramingTarget:
             metrics=Metrics(),
             stall_seconds=30.0,
             drain_bytes=MAX_INPUT_BYTES,
+            route_names={},
         )
         limits = ConnectionLimits(
             header_seconds=_HEADER_SECONDS, write_seconds=_WRITE_SECONDS, connections=_MAX_CONNECTIONS

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from openai.types.responses import Response
 
 from batchline.domain.usage import Usage, reported_usage
 from batchline.upstream.mock.script import Outcome, Plan, Script
@@ -198,7 +199,7 @@ def test_a_response_has_openais_shape() -> None:
     assert message["content"][0]["text"] == "scripted answer to: hello [[cached=3]]"
     assert document["usage"] == {
         "input_tokens": 4,
-        "input_tokens_details": {"cached_tokens": 3},
+        "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
         "output_tokens": 5,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 9,
@@ -209,13 +210,17 @@ def test_a_response_has_openais_shape() -> None:
 def test_a_response_is_streamed_as_named_events() -> None:
     events = decide(RESPONSES, asking(RESPONSES, "hello")).events
     names = [event.partition(b"\n")[0].decode() for event in events]
-    delta = "event: response.output_text.delta"
-    assert names == ["event: response.created", *[delta] * 4, "event: response.completed"]
+    assert list(dict.fromkeys(name.removeprefix("event: response.") for name in names)) == [
+        *("created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
     events_of_stream = documents(b"".join(events))
     assert [f"event: {document['type']}" for document in events_of_stream] == names
     assert events_of_stream[0]["response"]["usage"] is None
     last = events_of_stream[-1]["response"]
-    text = "".join(document["delta"] for document in events_of_stream[1:-1])
+    deltas = [document["delta"] for document in events_of_stream if "delta" in document]
+    assert len(deltas) == 4
+    text = "".join(deltas)
     assert text == last["output"][0]["content"][0]["text"] == "scripted answer to: hello"
     assert (last["status"], last["usage"]["total_tokens"]) == ("completed", 5)
 
@@ -242,3 +247,15 @@ def test_cached_tokens_are_reported_if_the_prompt_asks_for_them() -> None:
     assert reported_usage(decide(CHAT, chat("a [[cached=2]]"), plan=Plan(cut=100)).body).cached_tokens == 2
     assert reported_usage(decide(CHAT, chat("a")).body).cached_tokens == 0
     assert len(decide(CHAT, chat("a [[cached=2 huge=5000]]")).body) == 5000
+
+
+def test_a_response_has_the_fields_that_clients_read_though_nothing_requires_them() -> None:
+    """inspect-ai reads `reasoning`, for example, and others read `text`."""
+    body = json.dumps({"model": "m", "input": "hello"}).encode()
+    answer = json.loads(decide(RESPONSES, body).body)
+    always_sent = {
+        *("background", "completed_at", "max_output_tokens", "max_tool_calls", "previous_response_id", "reasoning"),
+        *("safety_identifier", "service_tier", "text", "top_logprobs", "truncation", "user"),
+    }
+    assert always_sent <= answer.keys() & Response.model_fields.keys()
+    assert Response.model_validate(answer).output_text == "scripted answer to: hello"

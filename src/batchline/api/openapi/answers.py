@@ -149,7 +149,8 @@ def _narrowed(errors: Sequence[ApiError]) -> Schema:
         "code": {"enum": _distinct(error.code for error in errors)},
     }
     if not any(isinstance(error, InvalidInput) for error in errors):
-        properties["line"] = False
+        # Not ``false``, which means the same: generators of clients cannot read a boolean in place of a schema.
+        properties["line"] = {"not": {}}
     return {"allOf": [ref(ErrorBody), {"properties": {"error": {"properties": properties}}}]}
 
 

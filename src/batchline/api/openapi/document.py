@@ -1,20 +1,22 @@
 """Puts the OpenAPI document together."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from batchline import __version__
 from batchline.api.openapi.answers import HEADERS, Part, error_answers, shared_answers
 from batchline.api.openapi.operation import ADMINISTRATOR, CALLS, KEY, TAGS, Operation
 from batchline.api.openapi.operations import OPERATIONS, endpoint_operation
 from batchline.api.openapi.schemas import schemas
+from batchline.domain.embedded_model import EMBEDDED_MODEL
 
 _ABOUT = """OpenAI's Files and Batch API on your own machines.
 
 Requests carry a key in `x-api-key` and its project in `x-project-id`{bearer}. Every answer carries `x-request-id`. \
 Every error has the same envelope (`ErrorBody`): decide by `type` and `code`, read `message`. Objects of another \
 project look as if they did not exist. Times are Unix seconds. Every GET can be a HEAD, and OPTIONS is answered \
-without credentials on every route. An unknown route is answered with 404 and the code `not_found`, another method \
-of a known route with 405 and the code `method_not_allowed`."""
+without credentials. An unknown route is answered with 404 and the code `not_found`, another method of a known route \
+with 405 and the code `method_not_allowed`."""
 
 _SCHEMES = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "A key of the project."},
@@ -25,13 +27,13 @@ _BEARER = {"type": "http", "scheme": "bearer", "description": "A key alone; it a
 _ABOUT_BEARER = ", or the key alone as a bearer token"
 
 
-def describe(*, bearer: bool, endpoints: Sequence[str] = ()) -> Part:
+def describe(*, bearer: bool, endpoints: Sequence[str] = (), model: str = EMBEDDED_MODEL) -> Part:
     """Return the document.
 
     ``bearer`` says whether the service also accepts keys as bearer tokens (A13). ``endpoints`` are those that lines of
-    batches may use, which are served synchronously too (E4).
+    batches may use, which are served synchronously too (E4). ``model`` is the model of the examples.
     """
-    return {
+    document = {
         "openapi": "3.1.0",
         "info": {
             "title": "batchline",
@@ -50,6 +52,17 @@ def describe(*, bearer: bool, endpoints: Sequence[str] = ()) -> Part:
             "securitySchemes": _SCHEMES | ({"bearer": _BEARER} if bearer else {}),
         },
     }
+    named: Part = _with_model(document, model)
+    return named
+
+
+def _with_model(part: Any, model: str) -> Any:
+    """Return a part of the document whose examples name another model than the embedded one."""
+    if isinstance(part, dict):
+        return {name: _with_model(value, model) for name, value in part.items()}
+    if isinstance(part, list | tuple):
+        return [_with_model(value, model) for value in part]
+    return model if part == EMBEDDED_MODEL else part
 
 
 def _paths(*, bearer: bool, endpoints: Sequence[str]) -> dict[str, Part]:

@@ -61,7 +61,7 @@ from batchline.domain.errors import (
     StorageFull,
     TooLarge,
 )
-from batchline.domain.records import BATCH, BATCH_OUTPUT
+from batchline.domain.records import BATCH, BATCH_OUTPUT, OTHER_PURPOSES
 from batchline.domain.states import BatchStatus
 from batchline.pipeline.results import LineStatus
 
@@ -127,7 +127,7 @@ _FILE_OPERATIONS = (
         id="listFiles",
         summary="List files",
         parameters=(
-            in_query("purpose", {"enum": [BATCH, BATCH_OUTPUT]}, "Only files of this purpose."),
+            in_query("purpose", {"enum": [BATCH, BATCH_OUTPUT, *OTHER_PURPOSES]}, "Only files of this purpose."),
             in_query("order", {"enum": ["desc", "asc"], "default": "desc"}, "By time of creation."),
             _AFTER,
             in_query(

@@ -25,9 +25,9 @@ _HEADERS = {
 class DescriptionRoutes:
     """Serves the OpenAPI document and the page that shows it; both are made once, at the start."""
 
-    def __init__(self, *, bearer: bool, endpoints: Sequence[str] = ()) -> None:
+    def __init__(self, *, bearer: bool, endpoints: Sequence[str], model: str) -> None:
         folder = files("batchline.api") / "docs"
-        self._document = encode_json(describe(bearer=bearer, endpoints=endpoints))
+        self._document = encode_json(describe(bearer=bearer, endpoints=endpoints, model=model))
         self._files = {name: (folder / name).read_bytes() for name in (_PAGE, *_ASSETS)}
 
     async def openapi(self, request: Request) -> Response:

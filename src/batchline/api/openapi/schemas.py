@@ -274,7 +274,7 @@ _EXAMPLES: dict[type[Struct], object] = {
         "usage": {"prompt_tokens": 14, "completion_tokens": 3, "total_tokens": 17},
         "system_fingerprint": None,
     },
-    RerunBatch: {"codes": ["context_length_exceeded"], "patch": {"model": "large", "max_tokens": None}},
+    RerunBatch: {"codes": ["context_length_exceeded"], "patch": {"temperature": 0, "max_tokens": None}},
     ResultPage: {
         "object": "list",
         "data": [decode(error_line(_LINE_ID, b'"line-1"', TOO_LONG))],

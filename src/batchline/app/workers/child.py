@@ -34,6 +34,7 @@ from batchline.loops.periodic import PeriodicTask
 from batchline.settings import Settings
 from batchline.system import SystemClock
 from batchline.telemetry.aggregate import read_samples
+from batchline.telemetry.logs import configure_logs
 from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ async def run_child(*, read_pipe: BinaryIO, write_pipe: BinaryIO) -> None:
     connection = await PoolConnection.connect(read_pipe=read_pipe, write_pipe=write_pipe, metrics=metrics)
     start = await connection.read_start()
     settings = Settings(**start.settings)
+    configure_logs(level=settings.log_level, form=settings.log_format)
     held_bytes = HeldBytes(settings.max_held_bytes)
     upstreams = await open_upstreams(settings, lambda _done, _total: None, held_bytes=held_bytes)
     async with open_child_store(settings) as (store, clock), open_shared_objects(settings) as objects:
@@ -153,6 +155,7 @@ def main() -> None:
     write_pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     # Nothing else that writes to stdout may come between the messages.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    configure_logs()
     try:
         run(run_child(read_pipe=sys.stdin.buffer, write_pipe=write_pipe))
     except asyncio.IncompleteReadError:

@@ -81,6 +81,7 @@ class Dispatcher:
         on_demand: Callable[[], None],
         find_alternative: Callable[[Job], JobTarget | None],
     ) -> None:
+        self._name = name
         self._recorder, self._breakers, self._limiter = recorder, breakers, limiter
         self._catalog, self._policy, self._tariff = catalog, policy, tariff
         self._clock, self._random, self._metrics = clock, random, metrics
@@ -414,7 +415,9 @@ class Dispatcher:
     def _finish_attempt(self, job: Job, outcome: Outcome, now: float) -> None:
         # The answers of an unavailable upstream say nothing about how much it can take.
         evidence = None if self._breakers.is_paused(job.model.id) else outcome
-        self._metrics.upstream_seconds.observe(self._in_flight.finish(job, evidence, now))
+        labels, model = self._metrics.model_labels, job.model.id
+        label = labels.on_answer(model) if isinstance(outcome, Success) else labels.of(model)
+        self._metrics.upstream_seconds.observe(self._in_flight.finish(job, evidence, now), self._name, label)
         if job.held:
             self._release(job)
         if job.suspect:
@@ -458,12 +461,15 @@ class Dispatcher:
         self.pump()
 
     def _end(self, job: Job, outcome: Success | Failure, result: str) -> None:
-        self._metrics.attempts.counts[result] += 1
+        self._count_attempt(job, result)
         self._on_upstream_answer(job)
         self._completer.complete(job, outcome)
 
+    def _count_attempt(self, job: Job, result: str) -> None:
+        self._metrics.attempts.counts[self._name, self._metrics.model_labels.of(job.model.id), result] += 1
+
     def _on_fault(self, job: Job, fault: Retryable) -> None:
-        self._metrics.attempts.counts["throttled" if fault.throttled else "fault"] += 1
+        self._count_attempt(job, "throttled" if fault.throttled else "fault")
         if fault.unavailable:
             self._on_unavailable(job, fault)
         else:

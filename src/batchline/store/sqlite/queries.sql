@@ -775,6 +775,22 @@ DELETE FROM processes WHERE owner = :owner;
 -- Counts the lines in shards that no worker holds.
 SELECT coalesce(sum(lines), 0) AS lines FROM shards WHERE state = 'open';
 
+-- name: count_open_batches
+-- Counts the batches that have not ended, by status. The index has the projects first, so it is searched for each.
+SELECT count(*) FILTER (WHERE b.status = 'validating') AS validating,
+    count(*) FILTER (WHERE b.status = 'in_progress') AS in_progress,
+    count(*) FILTER (WHERE b.status = 'finalizing') AS finalizing,
+    count(*) FILTER (WHERE b.status = 'cancelling') AS cancelling
+FROM projects AS p CROSS JOIN batches AS b
+WHERE b.project_id = p.id AND b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
+
+-- name: oldest_and_nearest_batch
+-- Reads the creation of the oldest batch with open shards, and the first end of a window of a batch with unfinished ones.
+SELECT min(CASE WHEN EXISTS (
+        SELECT 1 FROM shards WHERE batch_id = batches.id AND state IN ('open', 'leased') AND state = 'open'
+    ) THEN created_at END) AS oldest_created_at, min(expires_at) AS nearest_expires_at
+FROM batches WHERE status IN ('in_progress', 'finalizing') AND stop IS NULL AND drained = 0;
+
 -- name: schema_version
 -- Reads the version of the tables, which a newer program may have changed.
 SELECT user_version AS version FROM pragma_user_version;

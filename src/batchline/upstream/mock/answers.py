@@ -108,11 +108,24 @@ class ResponsesRequest(Struct):
         if not self.stream:
             return []
         text = _echo(self.prompt(), padding)
-        place = {"item_id": f"msg_{identity}", "output_index": 0, "content_index": 0, "logprobs": []}
+        completed = self._completed(identity, text, cached)
+        [message] = completed["output"]
+        [part] = message["content"]
+        item = {"output_index": 0, "item": message | {"status": "in_progress", "content": []}}
+        place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
         events = [
             {"type": "response.created", "response": self._response(identity)},
-            *({"type": "response.output_text.delta", **place, "delta": word} for word in _WORD.findall(text)),
-            {"type": "response.completed", "response": self._completed(identity, text, cached)},
+            {"type": "response.in_progress", "response": self._response(identity)},
+            {"type": "response.output_item.added", **item},
+            {"type": "response.content_part.added", **place, "part": part | {"text": ""}},
+            *(
+                {"type": "response.output_text.delta", **place, "logprobs": [], "delta": word}
+                for word in _WORD.findall(text)
+            ),
+            {"type": "response.output_text.done", **place, "logprobs": [], "text": text},
+            {"type": "response.content_part.done", **place, "part": part},
+            {"type": "response.output_item.done", **item, "item": message},
+            {"type": "response.completed", "response": completed},
         ]
         return [_event(event | {"sequence_number": n}, name=str(event["type"])) for n, event in enumerate(events)]
 
@@ -120,6 +133,7 @@ class ResponsesRequest(Struct):
         content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
         message = {"id": f"msg_{identity}", "type": "message", "status": "completed", "role": "assistant"}
         return self._response(identity) | {
+            "completed_at": CREATED + 1,
             "status": "completed",
             "output": [message | {"content": content}],
             "usage": _responses_usage(_count_words(self._messages()), text, cached),
@@ -131,19 +145,33 @@ class ResponsesRequest(Struct):
             "id": f"resp_{identity}",
             "object": "response",
             "created_at": CREATED,
+            "completed_at": None,
             "status": "in_progress",
+            "background": False,
             "error": None,
             "incomplete_details": None,
             "instructions": None,
+            "max_output_tokens": None,
+            "max_tool_calls": None,
             "metadata": {},
             "model": self.model,
             "output": [],
             "parallel_tool_calls": True,
-            "temperature": None,
+            "previous_response_id": None,
+            "prompt_cache_key": None,
+            "reasoning": {"effort": None, "summary": None},
+            "safety_identifier": None,
+            "service_tier": "default",
+            "store": False,
+            "temperature": 1.0,
+            "text": {"format": {"type": "text"}, "verbosity": "medium"},
             "tool_choice": "auto",
             "tools": [],
-            "top_p": None,
+            "top_logprobs": 0,
+            "top_p": 1.0,
+            "truncation": "disabled",
             "usage": None,
+            "user": None,
         }
 
     def _messages(self) -> list[_Message]:
@@ -267,7 +295,7 @@ def _responses_usage(input_words: int, text: str, cached: int | None) -> dict[st
     output_words = len(text.split())
     return {
         "input_tokens": input_words,
-        "input_tokens_details": {"cached_tokens": cached or 0},
+        "input_tokens_details": {"cached_tokens": cached or 0, "cache_write_tokens": 0},
         "output_tokens": output_words,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": input_words + output_words,
