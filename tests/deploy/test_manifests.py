@@ -24,9 +24,13 @@ _VERSIONS = {
     "HorizontalPodAutoscaler": "autoscaling/v2",
     "PodDisruptionBudget": "policy/v1",
     "NetworkPolicy": "networking.k8s.io/v1",
+    "Ingress": "networking.k8s.io/v1",
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "ScaledObject": "keda.sh/v1alpha1",
 }
 _KUSTOMIZATION = load(_FOLDER / "kustomization.yaml")
 _APPLIED = {name: load(_FOLDER / name) for name in _KUSTOMIZATION["resources"]}
+_EXAMPLES = {path.name: load(path) for path in (_FOLDER / "examples").iterdir()}
 _SECRET = load(_FOLDER / "secret.example.yaml")
 _WORKLOADS = {name: each for name, each in _APPLIED.items() if each["kind"] in {"Deployment", "Job"}}
 _DEPLOYMENTS = {each["metadata"]["name"]: each for each in _APPLIED.values() if each["kind"] == "Deployment"}
@@ -43,17 +47,37 @@ def _container(workload: Object) -> Object:
     return only
 
 
+def _generated(generator: Object) -> Object:
+    """Return the ConfigMap that kustomize makes, without the hash in its name."""
+    data = {name: (_FOLDER / name).read_text() for name in generator.get("files", ())}
+    for name in generator.get("envs", ()):
+        lines = [line for line in (_FOLDER / name).read_text().splitlines() if line and not line.startswith("#")]
+        data |= dict(line.split("=", 1) for line in lines)
+    names = {key: generator[key] for key in ("name", "namespace")}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": names, "data": data}
+
+
+_CONFIG_MAPS = [_generated(generator) for generator in _KUSTOMIZATION["configMapGenerator"]]
+
+
 def _kind(kind: str, name: str) -> Object:
     [found] = [
-        each for each in (*_APPLIED.values(), _SECRET) if each["kind"] == kind and each["metadata"]["name"] == name
+        each
+        for each in (*_APPLIED.values(), *_CONFIG_MAPS, _SECRET)
+        if each["kind"] == kind and each["metadata"]["name"] == name
     ]
     return found
 
 
 def test_every_manifest_is_applied_but_the_example_of_a_secret() -> None:
     there = {path.name for path in _FOLDER.iterdir()}
-    assert set(_APPLIED) == there - {"kustomization.yaml", "secret.example.yaml"}
-    for each in [*_APPLIED.values(), _SECRET]:
+    generated = {
+        name
+        for each in _KUSTOMIZATION["configMapGenerator"]
+        for name in (*each.get("files", ()), *each.get("envs", ()))
+    }
+    assert set(_APPLIED) | generated == there - {"examples", "kustomization.yaml", "secret.example.yaml"}
+    for each in [*_APPLIED.values(), *_EXAMPLES.values(), _SECRET]:
         assert _VERSIONS[each["kind"]] == each["apiVersion"]
         assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", each["metadata"]["name"])
         assert each["kind"] == "Namespace" or _kind("Namespace", each["metadata"]["namespace"])
@@ -88,6 +112,7 @@ def test_service_budget_and_policy_select_a_role() -> None:
     api, worker = (_DEPLOYMENTS[f"batchline-{role}"]["spec"]["selector"]["matchLabels"] for role in ("api", "worker"))
     assert _APPLIED["api-service.yaml"]["spec"]["selector"] == api
     assert _APPLIED["api-pdb.yaml"]["spec"]["selector"]["matchLabels"] == api
+    assert _APPLIED["worker-pdb.yaml"]["spec"]["selector"]["matchLabels"] == worker
     assert _APPLIED["worker-networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"] == worker
     assert _APPLIED["api-networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"] == api
 
@@ -181,7 +206,7 @@ def test_no_service_of_the_cluster_becomes_a_setting(name: str) -> None:
 @pytest.mark.parametrize("name", _DEPLOYMENTS)
 def test_a_pod_has_the_time_to_drain(name: str) -> None:
     """F5: what comes before SIGTERM is taken from the same time."""
-    grace = float(_APPLIED["configmap.yaml"]["data"]["BATCHLINE_SHUTDOWN_GRACE_SECONDS"])
+    grace = float(_kind("ConfigMap", "batchline")["data"]["BATCHLINE_SHUTDOWN_GRACE_SECONDS"])
     before = _container(_DEPLOYMENTS[name]).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
     waits = sum(float(word) for word in before if word.isdigit())
     assert _pod(_DEPLOYMENTS[name])["terminationGracePeriodSeconds"] >= grace + waits + 15
@@ -205,6 +230,31 @@ def test_autoscalers_look_at_something_that_is_told() -> None:
     [queue] = _kind("HorizontalPodAutoscaler", "batchline-worker")["spec"]["metrics"]
     assert cpu["resource"]["name"] in _container(_DEPLOYMENTS["batchline-api"])["resources"]["requests"]
     assert f"\n{queue['external']['metric']['name']} " in Metrics().render().decode()
+
+
+def test_the_examples_fit_what_is_applied() -> None:
+    """F5: KEDA scales by the metric of the other autoscaler, and the monitor finds the pods and the token."""
+    keda, monitor, ingress = (
+        _EXAMPLES[name]["spec"] for name in ("keda-scaledobject.yaml", "podmonitor.yaml", "ingress.yaml")
+    )
+    scaler = _kind("HorizontalPodAutoscaler", "batchline-worker")["spec"]
+    assert keda["scaleTargetRef"]["name"] == scaler["scaleTargetRef"]["name"]
+    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (scaler["minReplicas"], scaler["maxReplicas"])
+    [trigger], [metric] = keda["triggers"], scaler["metrics"]
+    assert trigger["metadata"]["query"].startswith(f"max({metric['external']['metric']['name']}")
+    assert trigger["metadata"]["threshold"] == metric["external"]["target"]["averageValue"]
+    [endpoint] = monitor["podMetricsEndpoints"]
+    [component] = monitor["selector"]["matchExpressions"]
+    for role in component["values"]:
+        deployment = _DEPLOYMENTS[f"batchline-{role}"]
+        assert monitor["selector"]["matchLabels"].items() <= deployment["metadata"]["labels"].items()
+        assert endpoint["port"] == _container(deployment)["ports"][0]["name"]
+    assert endpoint["authorization"]["credentials"]["key"] in _SECRET["stringData"]
+    [rule] = ingress["rules"]
+    [path] = rule["http"]["paths"]
+    service = _APPLIED["api-service.yaml"]
+    assert path["backend"]["service"]["name"] == service["metadata"]["name"]
+    assert path["backend"]["service"]["port"]["name"] == service["spec"]["ports"][0]["name"]
 
 
 def test_the_page_names_only_settings_commands_and_metrics_that_there_are() -> None:
