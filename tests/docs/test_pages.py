@@ -1,0 +1,101 @@
+"""The pages of the site: every snippet works as it stands, every link and anchor leads somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from batchline.api.openapi.document import describe
+from batchline.cli import main
+from batchline.cli.loading import load_settings
+from tests.docs.test_docs import _commands, _parse
+from tests.support.service import running_mock, running_service
+
+_ROOT = Path(__file__).parents[2]
+_DOCS = _ROOT / "docs"
+_ALL = sorted(_DOCS.rglob("*.md"))
+_PAGES = [page for page in _ALL if page.parent != _DOCS]
+"""The pages that lie in the folders of their kind."""
+_FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+_KNOWN = {"caddyfile", "csv", "nginx", "python", "sh", "toml"}
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    return [text for found, text in _FENCE.findall(page.read_text()) if found == language]
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(_DOCS))
+
+
+def _slugs(page: Path) -> set[str]:
+    """Return the anchors of a page: named ones, and those of its headings."""
+    text = _FENCE.sub("", page.read_text())
+    headings = [
+        re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", found) for found in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    ]
+    slugs = {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("page", _ALL, ids=_name)
+def test_every_link_and_anchor_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or linked.suffix != ".md" or anchor in _slugs(linked), target
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    navigation = yaml.safe_load((_ROOT / "mkdocs.yml").read_text())["nav"]
+    named = re.findall(r"[\w/-]+\.md", str(navigation))
+    assert sorted(named) == [_name(page) for page in _ALL]
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=_name)
+def test_snippets_are_of_a_kind_that_is_checked_and_commands_exist_with_their_flags(page: Path) -> None:
+    """Every call of batchline is parsed as click does."""
+    assert {language for language, _ in _FENCE.findall(page.read_text())} <= _KNOWN
+    for command in _commands(page.read_text()):
+        _parse(main, command)
+
+
+@pytest.mark.parametrize(
+    ("page", "text"), [(page, text) for page in _PAGES for text in _blocks(page, "toml")], ids=lambda value: ""
+)
+def test_the_settings_files_that_are_shown_can_be_used(tmp_path: Path, page: Path, text: str) -> None:
+    path = tmp_path / "batchline.toml"
+    path.write_text(text)
+    load_settings(config=str(path))
+
+
+def test_the_programs_run_as_they_stand(tmp_path: Path) -> None:
+    """With a key and a port filled in. A scripted upstream answers."""
+    programs = [text for page in _PAGES for text in _blocks(page, "python")]
+    assert len(programs) >= 2
+    with running_mock() as mock, running_service(tmp_path, mock.url) as service:
+        for program in programs:
+            filled = program.replace("http://127.0.0.1:8000/v1", service.base_url)
+            filled = filled.replace("API_KEY", service.account["api_key"])
+            ran = subprocess.run([sys.executable, "-c", filled], capture_output=True, text=True, check=False)
+            assert ran.returncode == 0, ran.stderr
+
+
+def test_every_error_code_of_the_api_has_its_row() -> None:
+    page = (_DOCS / "reference" / "errors.md").read_text()
+    codes = set(re.findall(r"'code': {'enum': \[([^\]]+)\]", str(describe(bearer=True))))
+    named = {code for listed in codes for code in re.findall(r"'(\w+)'", listed)}
+    assert len(named) > 20
+    assert {code for code in named if f"`{code}`" not in page} == set()
+
+
+def test_the_verbs_of_the_commands_are_all_on_their_page() -> None:
+    page = (_DOCS / "cli.md").read_text()
+    assert all(f"batchline {verb}" in page for verb in main.list_commands(click.Context(main)))
