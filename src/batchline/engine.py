@@ -38,6 +38,7 @@ from batchline.pipeline.release import HoldRelease
 from batchline.pipeline.repair import Repair
 from batchline.pipeline.rerun import Rerun
 from batchline.pipeline.results import ResultReader
+from batchline.pipeline.reuse import ReuseStep
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.token_limit import TokenLimit
@@ -154,6 +155,17 @@ class WorkerRole:
             repair=Repair(
                 store=store, objects=context.objects, validator=validator, damage_log=damage_log, clock=clock
             ),
+            reuse_step=ReuseStep(
+                store=store,
+                objects=context.objects,
+                validator=validator,
+                catalog=settings.catalog,
+                tariff=settings.tariff,
+                clock=clock,
+                metrics=context.metrics,
+                max_age_seconds=settings.reuse_max_age_seconds,
+                max_lines=settings.reuse_max_lines,
+            ),
             damage_log=damage_log,
             clock=clock,
             random=context.random,
@@ -213,6 +225,11 @@ class WorkerRole:
     def stop(self) -> None:
         """Start no further line, and let ``run`` end."""
         self.worker.stop()
+
+    def on_work_available(self) -> None:
+        """Look for new shards, and for a new batch that may reuse answers."""
+        self.worker.on_work_available()
+        self._finalize_task.wake()
 
     def on_shard_done(self) -> None:
         """Look for a batch to finalize: a shard has no line left to run."""
@@ -345,6 +362,8 @@ def _services(
         lease_seconds=settings.lease_seconds,
         window_seconds=settings.completion_window_seconds,
         limits=settings.input_limits,
+        catalog=settings.catalog,
+        tariff=settings.tariff,
         on_work_available=on_work_available,
     )
     return ApiServices(
@@ -405,7 +424,7 @@ class Engine:
             context,
             validator=validator,
             workers=context.store if shared else worker if local_fleet is None else _FleetReports(worker, local_fleet),
-            on_work_available=worker.on_work_available,
+            on_work_available=self.worker_role.on_work_available,
             on_batch_stopped=self.worker_role.on_batch_stopped,
             delivers_events=False,
         )

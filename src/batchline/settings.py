@@ -108,6 +108,11 @@ class ProjectSettings(BaseModel):
     storage_bytes: int | None = Field(
         default=None, gt=0, description="Maximum size of all files of the project; if not set, project_storage_bytes."
     )
+    daily_budget: Amount | None = Field(
+        default=None,
+        description="What the project may spend in a day, from 00:00 UTC, in units; if not set, there is no limit. It "
+        "needs metering.",
+    )
 
 
 class OrganizationSettings(BaseModel):
@@ -239,6 +244,14 @@ class Settings(BaseSettings):
         description="Time after the end of a batch for which its work file and segments are kept, so that an older "
         "copy of the database finds them.",
     )
+    reuse_max_age_seconds: int = Field(
+        default=30 * DAY, ge=0, description="Age of a batch up to which `reuse` takes its answers for the same lines."
+    )
+    reuse_max_lines: int = Field(
+        default=2_000_000,
+        ge=0,
+        description="Maximum number of earlier answers that a batch with `reuse` looks through, newest first.",
+    )
     sweep_max_percent: int = Field(
         default=5,
         ge=0,
@@ -355,6 +368,22 @@ class Settings(BaseSettings):
                 if name not in {DEFAULT_UPSTREAM, CLASSIFIER_UPSTREAM, *self.upstreams}:
                     raise ValueError(f"models.{model_id}: there is no upstream {name}")
         return self
+
+    @model_validator(mode="after")
+    def _check_budgets(self) -> Self:
+        limited = [key for key, project in self.projects.items() if project.daily_budget is not None]
+        if limited and not self.metering:
+            raise ValueError(f"projects.{limited[0]}: daily_budget needs metering, which is off")
+        return self
+
+    @property
+    def day_limits(self) -> dict[str, int]:
+        """The nano-units that single projects may spend in a day, by id."""
+        return {
+            key.lower(): nano(project.daily_budget)
+            for key, project in self.projects.items()
+            if project.daily_budget is not None
+        }
 
     @property
     def all_upstreams(self) -> dict[str, UpstreamSettings]:

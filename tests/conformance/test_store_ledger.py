@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from batchline.domain.errors import LeaseLost
-from batchline.domain.records import Charge, Organization, Owner
+from batchline.domain.records import Balances, Charge, Organization, Owner
 from batchline.domain.usage import Usage
 from tests.support.stores import ME, NOW, World, moved_on, segment
 
@@ -98,7 +98,7 @@ async def test_a_line_is_charged_with_its_record(world: World) -> None:
     left = await world.store.record(
         batch.id, owner=ME, progress=[progress], segment=segment(2), charges=[charge(30), charge(1, model="n")], at=NOW
     )
-    assert left == 69
+    assert left == Balances(funds=69)
     assert await money(world, owner) == (69, 0)
     assert await money(world, stranger) == (0, 0)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from batchline.domain.errors import InvalidRequest
 from batchline.domain.records import Batch
 from batchline.domain.replies import Answer
 from batchline.domain.states import BatchStatus
@@ -292,3 +293,91 @@ def test_a_classification_models_line_needs_a_document(tmp_path: Path) -> None:
 
         bench.play(scene())
         assert bench.attempts("classify me") == 4
+
+
+@pytest.mark.rule("G8", "The lines that have not started fail when the limit is reached, and the batch completes.")
+def test_a_batch_costs_at_most_its_limit_and_what_was_in_flight(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path, **ONE)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(10**9)
+            prompts = [f"word number {n}" for n in range(400)]
+            whole = await bench.ended(await bench.batch(prompts))
+            cost = 10**9 - await bench.funds()
+            batch = await bench.ended(await bench.batch(prompts, max_cost=cost // 4))
+            assert (whole.completed, batch.status) == (400, BatchStatus.COMPLETED)
+            assert 90 <= batch.completed <= 110
+            assert batch.completed + batch.failed == 400
+            assert set((await bench.failures(batch)).values()) == {
+                "[legacy:max_cost] What the batch was charged and what its lines in flight may cost has reached its "
+                "max_cost"
+            }
+            records = (await bench.records(batch)).values()
+            assert {record["error"]["code"] for record in records if record["error"]} == {"insufficient_quota"}
+            spent = 10**9 - await bench.funds() - cost
+            assert spent <= cost // 4 + cost // 400, "the last line may cost more than what was left"
+            nothing = await bench.ended(await bench.batch(prompts, max_cost=0))
+            assert (nothing.completed, nothing.failed) == (0, 400)
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("G8", "The limit holds over processes: what a dead one recorded counts.")
+def test_a_limit_of_the_cost_outlasts_its_process(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path, latency=1.0, max_concurrency=4, **ONE)) as bench:
+        prompts = [f"word number {n}" for n in range(40)]
+
+        async def begin() -> tuple[Batch, int]:
+            await bench.fund(10**9)
+            await bench.ended(await bench.batch(prompts))
+            cost = 10**9 - await bench.funds()
+            batch = await bench.batch(prompts, max_cost=cost // 2)
+            await bench.until(batch, lambda seen: seen.completed >= 8)
+            return batch, cost
+
+        batch, cost = bench.play(begin())
+        bench.kill()
+        bench.start()
+
+        async def end() -> None:
+            ended = await bench.ended(batch)
+            assert ended.completed + ended.failed == 40
+            assert 16 <= ended.completed <= 20 + 4
+            assert 10**9 - await bench.funds() - cost <= cost // 2 + 4 * cost // 40
+
+        bench.play(end())
+
+
+@pytest.mark.rule("G8", "A limit needs a price for each model of the file.")
+@pytest.mark.parametrize("model", ["free", "unknown"])
+def test_a_limit_of_the_cost_needs_prices(tmp_path: Path, model: str) -> None:
+    settings = {**ONE, "models": ONE["models"] | {"free": {}}}
+    with closing(Bench(tmp_path, **settings)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(10**9)
+            with pytest.raises(InvalidRequest, match="price") as refused:
+                await bench.batch(["one", "two"], model=model, max_cost=10**9)
+            assert refused.value.param == "batchline.max_cost"
+            owner = await bench.owner("alpha")
+            assert await bench.rows.batches(owner.project_id, after=None, limit=10) == []
+
+        bench.play(scene())
+
+
+def test_a_project_spends_at_most_its_budget_of_a_day(tmp_path: Path) -> None:
+    project = {"11111111-1111-4111-8111-111111111111": {"daily_budget": "0.001"}}
+    with closing(Bench(tmp_path, projects=project, **ONE)) as bench:
+
+        async def scene() -> None:
+            await bench.fund(10**9)
+            await bench.fund(10**9, project="beta")
+            prompts = [f"word number {n}" for n in range(400)]
+            batch = await bench.ended(await bench.batch(prompts))
+            other = await bench.ended(await bench.batch(prompts, project="beta"))
+            assert (other.completed, batch.completed + batch.failed) == (400, 400)
+            assert 0 < batch.completed < 400
+            assert {text[:16] for text in (await bench.failures(batch)).values()} == {"[legacy:http_420"}
+            assert "budget for today" in next(iter((await bench.failures(batch)).values()))
+
+        bench.play(scene())

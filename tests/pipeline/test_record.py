@@ -9,8 +9,9 @@ import pytest
 
 from batchline.domain.errors import LeaseLost, StoreDown
 from batchline.domain.held_bytes import HeldBytes
-from batchline.domain.records import Segment
+from batchline.domain.records import Balances, Segment
 from batchline.domain.usage import Usage
+from batchline.pipeline.budget import Budget
 from batchline.pipeline.job import HeldBatch, HeldShard, Job
 from batchline.pipeline.record import Recorder, SegmentBuilder
 from batchline.telemetry.metrics import Metrics
@@ -36,11 +37,11 @@ class StorageStub:
         self.forgotten: list[HeldShard] = []
         self.lose: list[HeldShard] = []
 
-    async def record(self, batch_id: str, *, progress: Any, segment: Segment, **_: Any) -> int:
+    async def record(self, batch_id: str, *, progress: Any, segment: Segment, **_: Any) -> Balances:
         if self.errors:
             raise self.errors.pop(0)
         self.records.append((self._virtual.now, sum(each.completed + each.failed for each in progress)))
-        return 0
+        return Balances(funds=0)
 
     async def put(self, key: str, data: bytes) -> None:
         self.objects.append(key)
@@ -165,6 +166,7 @@ def test_lines_of_a_lost_shard_are_left_out_and_the_others_recorded(harness: Har
         harness.recorder.add(job, LINE, usage=USAGE, cost=10)
     harness.advance(2)
     assert harness.storage.records == [(1.0, 3)]
+    assert isinstance(lost[0].batch.budget, Budget)
     assert lost[0].batch.budget._unrecorded_cost == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from batchline.domain.errors import LeaseLost, WrongIdentity
 from batchline.domain.identity import Identity
+from batchline.domain.records import Balances
 from batchline.objects import local
 from batchline.pipeline import finalize
 from batchline.pipeline.assemble import ResultWriter
@@ -138,7 +139,7 @@ def commit_before_durable() -> Iterator[None]:
         else:
             await put(self, key, data)
 
-    async def record_first(self: SqlShards, batch_id: str, **recorded: Any) -> int:
+    async def record_first(self: SqlShards, batch_id: str, **recorded: Any) -> Balances:
         left = await record(self, batch_id, **recorded)
         key = recorded["segment"].object_key
         if key in late:
@@ -171,7 +172,7 @@ def charge_before_recording() -> Iterator[None]:
     """Charge in a separate transaction, before the one that counts the lines."""
     record = SqlShards.record
 
-    async def charge_first(self: SqlShards, batch_id: str, **recorded: Any) -> int:
+    async def charge_first(self: SqlShards, batch_id: str, **recorded: Any) -> Balances:
         account = (await self._database.read(lambda: rows("account_of_batch", batch_id=batch_id)))[0]
         paid = recorded.pop("charges")
         await self._database.write(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from batchline.domain.limits import InputLimits
 from batchline.domain.records import NewShard
-from batchline.pipeline.survey import survey_file
+from batchline.pipeline.survey import digests_in_file, survey_file
 from batchline.pipeline.validate import validate_file
 from batchline.ports import ClockState, Survey, Verdict
 
@@ -146,3 +146,10 @@ class InlineValidator:
 
     async def survey(self, *, project_id: str, work: Path, shards: list[NewShard]) -> Survey:
         return await self._threads.run(lambda: survey_file(work, shards))
+
+    async def digests(
+        self, *, project_id: str, work: Path, shards: list[NewShard], endpoint: str, sent_as: bytes | None
+    ) -> bytes:
+        return await self._threads.run(
+            lambda: digests_in_file(work, shards, project_id=project_id, endpoint=endpoint, sent_as=sent_as)
+        )

@@ -150,7 +150,7 @@ class Bench:
             identity=identity_of(self.rows, self.objects, chance),
             upstreams=upstreams,
             held_bytes=HeldBytes(self._settings.max_held_bytes),
-            budgets=Budgets(metered=self._settings.metering),
+            budgets=Budgets(metered=self._settings.metering, day_limits=self._settings.day_limits),
             token_limit=TokenLimit(tokens=dict.fromkeys(self.machines, _Words())),
             router=self.router,
             clock=clock,

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from batchline.api.auth import Auth
-from batchline.api.create_fields import read_hold, read_output_lifetime
+from batchline.api.create_fields import read_extension, read_output_lifetime
 from batchline.api.paging import choice, integer, page
 from batchline.api.request_context import client_state_of, read_body
 from batchline.api.responses import JSON, json_response
@@ -155,12 +155,16 @@ def create_request(body: bytes) -> CreateRequest:
     window = fields.get("completion_window", Raw(b"null"))
     if not _is_null(window) and _string(window) != "24h":
         raise InvalidRequest('completion_window must be "24h"', param="completion_window")
+    metadata, output_lifetime = _metadata(fields), read_output_lifetime(fields)
+    extension = read_extension(fields)
     return CreateRequest(
         input_file_id=input_file_id,
         endpoint=endpoint,
-        metadata=_metadata(fields),
-        output_lifetime=read_output_lifetime(fields),
-        hold=read_hold(fields),
+        metadata=metadata,
+        output_lifetime=output_lifetime,
+        hold=extension.hold,
+        reuse=extension.reuse,
+        max_cost=extension.max_cost,
     )
 
 

@@ -1,42 +1,54 @@
 """Reads the optional fields of a create: ``batchline``, which goes beyond OpenAI's API, and the expiry of results."""
 
+from decimal import Decimal
 from typing import Any
 
-from msgspec import DecodeError, Raw
+from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 
 from batchline.domain.errors import InvalidRequest
 from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS, QUOTED_CHARACTERS
+from batchline.domain.money import NANO
 
 _EXTENSION = "batchline"
 _EXPIRY = "output_expires_after"
+_MAX_AMOUNT = 10**9
+"""Units. An amount must fit into a column of the database in nano-units."""
 _object = Decoder(dict[str, Raw])
 _anything = Decoder()
 
 
-def read_hold(fields: dict[str, Raw]) -> bool:
-    """Return whether the batch shall be held if nearly all of its lines fail. Raise InvalidRequest.
+class Extension(Struct, frozen=True, kw_only=True):
+    """The object ``batchline`` of a create."""
 
-    The other names in ``batchline`` are checked too. What this version does not do is refused and not ignored.
-    """
-    hold = False
+    hold: bool = False
+    reuse: bool = False
+    max_cost: int | None = None
+    """Nano-units."""
+
+
+def read_extension(fields: dict[str, Raw]) -> Extension:
+    """Return what a create says beyond OpenAI's API. Raise InvalidRequest."""
+    given: dict[str, Any] = {}
     for name, raw in (_read_object(fields, _EXTENSION) or {}).items():
         param = f"{_EXTENSION}.{name[:QUOTED_CHARACTERS]}"
         value = _value(raw)
         if name in ("hold", "reuse"):
             if not isinstance(value, bool):
                 raise InvalidRequest(f"{param} must be true or false", param=param)
-            if name == "hold":
-                hold = value
-            elif value:
-                raise InvalidRequest(f"{param} is not available in this version; leave it out", param=param)
+            given[name] = value
         elif name == "max_cost":
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-                raise InvalidRequest(f"{param} must be a number that is not negative", param=param)
-            raise InvalidRequest(f"{param} is not available in this version; leave it out", param=param)
+            given[name] = _amount(raw, value, param=param)
         else:
             raise InvalidRequest(f"{param} is unknown; {_EXTENSION} has hold, reuse and max_cost", param=param)
-    return hold
+    return Extension(**given)
+
+
+def _amount(raw: Raw, value: Any, *, param: str) -> int:
+    """Return an amount of units in nano-units, rounded down."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_AMOUNT:
+        raise InvalidRequest(f"{param} must be a number from 0 to {_MAX_AMOUNT}", param=param)
+    return int(Decimal(bytes(raw).decode()) * NANO)
 
 
 def read_output_lifetime(fields: dict[str, Raw]) -> int | None:

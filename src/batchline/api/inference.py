@@ -39,6 +39,7 @@ class InferenceRoutes:
         read_at = budgets.sequence
         owner = await self._auth.owner_with_funds(request)
         budgets.of(owner.organization_id).update_balance(owner.funds, read_at=read_at)
+        await self._inference.refresh_day(owner)
         return partial(self._answer, request, owner)
 
     async def _answer(self, request: Request, owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:

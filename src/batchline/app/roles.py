@@ -85,7 +85,9 @@ def new_context(
         identity=identity_check(settings, store=store, objects=objects),
         upstreams=upstreams,
         held_bytes=held_bytes,
-        budgets=Budgets(metered=settings.metering, processes=_spending_processes(settings)),
+        budgets=Budgets(
+            metered=settings.metering, processes=_spending_processes(settings), day_limits=settings.day_limits
+        ),
         token_limit=token_limit_for(upstreams),
         engine_queues=engine_queues_for(settings),
         router=SyncRouter(clock=clock),

@@ -40,3 +40,6 @@ SELECT DISTINCT project_id, model, 0, 1 FROM shards WHERE state = 'open';
 -- The restored service is another one than that which the backup was taken of, with objects of its own.
 UPDATE identity SET database_id = NULL, objects_id = NULL;
 DELETE FROM sightings;
+
+-- Indexes are made again; their objects are not in the backup.
+DELETE FROM reuse_indexes;

@@ -128,6 +128,14 @@ KEY_UNAVAILABLE = Failure(
 OUT_OF_QUOTA = Failure(
     "insufficient_quota", "http_420", "The organization has no balance and no free credits left for this line"
 )
+COST_LIMIT_REACHED = Failure(
+    "insufficient_quota",
+    "max_cost",
+    "What the batch was charged and what its lines in flight may cost has reached its max_cost",
+)
+DAY_BUDGET_SPENT = Failure(
+    "insufficient_quota", "http_420", "The project has nothing left of its budget for today, which ends at 00:00 UTC"
+)
 TOO_LONG = Failure(
     "context_length_exceeded", "http_400", "The input is longer than the model's limit of tokens", "messages"
 )

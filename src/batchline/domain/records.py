@@ -8,7 +8,7 @@ from msgspec.json import encode as encode_json
 
 from batchline.domain.checksum import Checksum
 from batchline.domain.errors import Damaged
-from batchline.domain.states import BatchStatus, FileState, Hold, ShardState, Stop
+from batchline.domain.states import BatchStatus, FileState, Hold, Reuse, ShardState, Stop
 from batchline.domain.usage import NOTHING, Usage, total
 
 BATCH = "batch"
@@ -78,13 +78,17 @@ class QueueState(Struct, frozen=True, kw_only=True):
     """End of the window of the batch that expires first, among those with unfinished lines."""
 
 
-class Charge(Struct, frozen=True, kw_only=True):
+class Charge(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The usage of answers of one model, and their cost."""
 
     model: str
     requests: int
     usage: Usage
     cost: int
+    reused: int = 0
+    """Lines that took an earlier answer, without a request."""
+    saved: int = 0
+    """The amount that they would have cost."""
 
 
 _charges = Decoder(list[Charge])
@@ -101,6 +105,8 @@ def by_model(charges: Iterable[Charge]) -> list[Charge]:
             requests=sum(charge.requests for charge in group),
             usage=total([charge.usage for charge in group]),
             cost=sum(charge.cost for charge in group),
+            reused=sum(charge.reused for charge in group),
+            saved=sum(charge.saved for charge in group),
         )
         for model, group in sorted(groups.items())
     ]
@@ -150,6 +156,10 @@ class ProjectUsage(Struct, frozen=True, kw_only=True):
     output_tokens: int
     reasoning_tokens: int
     cost: int
+    reused: int
+    """Lines that took an earlier answer."""
+    saved: int
+    """The amount that they would have cost."""
 
 
 class Key(Struct, frozen=True, kw_only=True):
@@ -232,6 +242,10 @@ class Batch(Struct, frozen=True, kw_only=True):
     held_at: int | None = None
     output_lifetime: int | None = None
     """Seconds after which its result files expire, or None for as long as all files are kept."""
+    max_cost: int | None = None
+    """The nano-units that it may cost, or None without a limit. Like ``reuse``, it is not known in lists."""
+    reuse: Reuse | None = None
+    """None if the batch was created without reuse."""
 
     @property
     def is_held(self) -> bool:
@@ -321,6 +335,17 @@ class LeasedBatch(Struct, frozen=True, kw_only=True):
     key_revoked: bool
     funds: int
     """Nano-units that the organization has left."""
+    cost_left: int | None = None
+    """Nano-units that the batch may still cost, or None without a limit."""
+
+
+class Balances(Struct, frozen=True, kw_only=True):
+    """The nano-units that are left after a record."""
+
+    funds: int
+    """Those of the organization, which may be below zero."""
+    cost_left: int | None = None
+    """Those that the batch may still cost, or None without a limit."""
 
 
 class ShardProgress(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from msgspec.json import Decoder
 
 from batchline.domain.errors import Damaged
 from batchline.domain.surrogates import Hidden
-from batchline.domain.usage import Usage, reported_usage
+from batchline.domain.usage import NOTHING, Usage, reported_usage
 
 _INDEX = re.compile(rb'\{"id":"batch_req_([0-9A-Za-z]+)_([0-9]+)",')
 
@@ -25,6 +25,8 @@ class ResultLine(Struct, frozen=True):
     usage: Usage | None
     answer_bytes: int = 0
     """The size of the answer, from which its tokens are estimated if it reports none."""
+    reused: bool = False
+    """Whether its answer was copied from another line. Then it used nothing."""
 
 
 class _Response(Struct):
@@ -34,6 +36,7 @@ class _Response(Struct):
 class _Line(Struct):
     custom_id: str | None
     response: _Response | None
+    reused: bool = False
 
 
 _line = Decoder(_Line)
@@ -63,6 +66,14 @@ def custom_id_of(line: bytes) -> bytes | None:
     return None if found[1] == b"null" else found[1]
 
 
+def after_custom_id(line: bytes) -> int:
+    """Return where the answer of a line begins. Raise Damaged if it is none that this service wrote."""
+    found = _CUSTOM_ID.match(line)
+    if found is None:
+        raise Damaged("a line without a custom_id")
+    return found.end()
+
+
 def read_result_line(line: bytes) -> ResultLine:
     """Return what a line says. Raise Damaged if it is none that this service wrote."""
     found = _INDEX.match(line)
@@ -73,6 +84,8 @@ def read_result_line(line: bytes) -> ResultLine:
     if read.response is None:
         return ResultLine(batch, index, read.custom_id, None)
     body = read.response.body
+    if read.reused:
+        return ResultLine(batch, index, read.custom_id, NOTHING, len(body), reused=True)
     return ResultLine(batch, index, read.custom_id, reported_usage(body), len(body))
 
 

@@ -33,6 +33,8 @@ A shard::
     withheld <──> open, leased            (its batch is held, or runs its trial first: see ``hold.py``)
     withheld ──> closed
 
+    following ──> open, done, closed      (its batch reuses answers: its lines run only if they find none)
+
 A repair sets the shards of a drained batch to what its readable segments hold: done or closed shards are open again if
 they have lines that are lost.
 """
@@ -73,6 +75,15 @@ class Hold(StrEnum):
     OFF = "off"
 
 
+class Reuse(StrEnum):
+    """How far a batch that was created with ``reuse`` is: see ``pipeline/reuse.py``."""
+
+    LOOKUP = "lookup"
+    """No line may run before it was looked for among earlier answers."""
+    FOLLOW = "follow"
+    """The lines that no earlier answer was found for may run."""
+
+
 class FileState(StrEnum):
     UPLOADING = "uploading"
     STORED = "stored"
@@ -88,3 +99,5 @@ class ShardState(StrEnum):
     CLOSED = "closed"
     WITHHELD = "withheld"
     """No worker may claim it now."""
+    FOLLOWING = "following"
+    """Its lines wait for an answer that they can take."""

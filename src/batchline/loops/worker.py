@@ -15,7 +15,7 @@ from batchline.domain.errors import ObjectsDown, StoreDown
 from batchline.domain.fleet import MAX_REPORTED_BATCHES, Report
 from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.models import DEFAULT_UPSTREAM, lanes_of
-from batchline.domain.records import SHARED_LANE, Lane
+from batchline.domain.records import SHARED_LANE, Balances, Lane
 from batchline.domain.states import Stop
 from batchline.loops.engine_queue_watch import EngineQueueWatch
 from batchline.pipeline.budget import Budgets
@@ -358,6 +358,7 @@ class Worker:
             read_at = self._budgets.sequence
             try:
                 signals = await self._store.signals(list(self._claims.batches))
+                await self._claims.refresh_days(batch.project_id for batch in self._claims.batches.values())
             except StoreDown as error:
                 log.warning("failed to poll for cancelled batches, retrying", extra={"reason": str(error)})
                 continue
@@ -373,7 +374,7 @@ class Worker:
         batch = self._claims.batches.get(signal.batch_id)
         if batch is None:
             return
-        batch.budget.update_balance(signal.funds, read_at=read_at)
+        batch.budget.update(Balances(funds=signal.funds, cost_left=signal.cost_left), read_at=read_at)
         if signal.stop is not None:
             self._stop_batch(batch, signal.stop)
         elif signal.held:

@@ -67,10 +67,15 @@ class Claims:
             )
             for leased in claim.batches:
                 self._budgets.of(leased.organization_id).update_balance(leased.funds, read_at=read_at)
+            await self.refresh_days(leased.project_id for leased in claim.batches)
             return await self._load_all(claim)
         finally:
             self._claiming = False
             self._stops.clear()
+
+    async def refresh_days(self, project_ids: Iterable[str]) -> None:
+        """Read what is left of the budgets that projects have for each day."""
+        await self._budgets.refresh_days(self._store, project_ids, at=int(self._clock.now()))
 
     def note_stop(self, batch_id: str, stop: Stop) -> HeldBatch | None:
         """Return a stopped batch if it is held.
@@ -167,7 +172,10 @@ class Claims:
             await self._store.close_shard(shard.batch_id, shard.n, epoch=shard.epoch, owner=self._owner)
 
     def _hold(self, shard: Shard, leased: LeasedBatch) -> HeldShard:
-        batch = self.batches.setdefault(leased.id, HeldBatch(leased, budget=self._budgets.of(leased.organization_id)))
+        batch = self.batches.get(leased.id)
+        if batch is None:
+            budget = self._budgets.of_batch(leased.organization_id, leased.project_id, cost_left=leased.cost_left)
+            batch = self.batches[leased.id] = HeldBatch(leased, budget=budget)
         if (before := batch.shards.get(shard.n)) is not None:
             # Leased to this process again: what it held under the former epoch no longer counts.
             before.lost = True

@@ -17,15 +17,19 @@ from batchline.domain import ids
 from batchline.domain.errors import (
     Conflict,
     InvalidInput,
+    InvalidRequest,
     LeaseLost,
     NotFound,
     ObjectMissing,
     StoreDown,
     Unavailable,
 )
-from batchline.domain.limits import InputLimits
+from batchline.domain.limits import QUOTED_CHARACTERS, InputLimits
+from batchline.domain.models import Catalog
+from batchline.domain.money import Tariff
 from batchline.domain.records import BATCH, Batch, File, InputFault, Owner
-from batchline.domain.states import BatchStatus, Hold
+from batchline.domain.reuse import sending_rules
+from batchline.domain.states import BatchStatus, Hold, Reuse
 from batchline.domain.wire import ErrorBody, encode_errors
 from batchline.pipeline.lease import renewing
 from batchline.ports import Batches, CreateRecord, Files, NewBatch, Objects, Random, StoreClock, Validator, Verdict
@@ -39,6 +43,7 @@ _RETRY_WINDOW_SECONDS = 15 * 60
 """How long after a create a retry without an Idempotency-Key gets its response."""
 _POLL_SECONDS = 0.05
 _LOGGED_MODELS = 10
+_MAX_COST = "batchline.max_cost"
 _EPOCH = 1
 """The epoch of the lease under which a new batch is validated."""
 
@@ -60,6 +65,10 @@ class CreateRequest(Struct, frozen=True, kw_only=True):
     """Seconds after which the result files expire; None for as long as all files are kept."""
     hold: bool = False
     """Whether the batch is held if nearly all of its lines fail."""
+    reuse: bool = False
+    """Whether lines take earlier answers to the same request."""
+    max_cost: int | None = None
+    """The nano-units that the batch may cost; None without a limit."""
 
     def digest(self) -> bytes:
         """Return a digest of everything that two requests must share to be the same create."""
@@ -69,6 +78,8 @@ class CreateRequest(Struct, frozen=True, kw_only=True):
             shared.append(self.rerun)
         if self.output_lifetime is not None or self.hold:
             shared += [self.output_lifetime, self.hold]
+        if self.reuse or self.max_cost is not None:
+            shared += [self.reuse, self.max_cost]
         return blake2b(encode_json(shared), digest_size=16).digest()
 
 
@@ -98,12 +109,15 @@ class BatchCreator:
         lease_seconds: float,
         window_seconds: int,
         limits: InputLimits,
+        catalog: Catalog,
+        tariff: Tariff,
         on_work_available: Callable[[], None],
     ) -> None:
         self._store, self._objects, self._validator = store, objects, validator
         self._clock, self._random = clock, random
         self._owner, self._lease_seconds = owner, lease_seconds
         self._window_seconds, self._limits = window_seconds, limits
+        self._catalog, self._tariff = catalog, tariff
         self._on_work_available = on_work_available
 
     async def create(
@@ -124,6 +138,8 @@ class BatchCreator:
         if earlier is not None:
             return await self._replay(earlier, request)
         admit()
+        if request.max_cost is not None and not self._tariff.metered:
+            raise InvalidRequest("batchline.max_cost needs metering, which is off", param=_MAX_COST)
         if make_input is None:
             file = await find_input_file(self._store, owner, request, at=int(self._clock.due()))
         else:
@@ -190,6 +206,8 @@ class BatchCreator:
             parent_batch_id=None if request.rerun is None else request.rerun.batch_id,
             hold=Hold.TRIAL if request.hold else None,
             output_lifetime=request.output_lifetime,
+            max_cost=request.max_cost,
+            reuse=Reuse.LOOKUP if request.reuse else None,
         )
 
     async def _validate_and_start(self, batch: Batch, file: File) -> CreateAnswer:
@@ -220,13 +238,29 @@ class BatchCreator:
             )
             if verdict.faults:
                 return await self._refuse(batch, verdict)
+            if batch.max_cost is not None:
+                self._require_prices(batch, verdict)
             work_key = f"work/{batch.id}/{_EPOCH}"
             await self._objects.accept(work, work_key)
         record = await self._store.start_batch(
-            batch.id, epoch=_EPOCH, shards=verdict.shards, total=verdict.lines, work_key=work_key, at=self._now()
+            batch.id,
+            epoch=_EPOCH,
+            shards=verdict.shards,
+            total=verdict.lines,
+            work_key=work_key,
+            sent_as=sending_rules(self._catalog, {shard.model for shard in verdict.shards}, batch.project_id),
+            at=self._now(),
         )
         log.info("batch created", extra=_creation_fields(batch, verdict))
         return record
+
+    def _require_prices(self, batch: Batch, verdict: Verdict) -> None:
+        """Raise InvalidRequest unless every model of an input file has a price."""
+        for name in sorted({shard.model for shard in verdict.shards}):
+            model = self._catalog.find(name, batch.project_id) if name else None
+            if model is None or model.price.is_zero:
+                shown = f"the model {name[:QUOTED_CHARACTERS]}" if name else "lines that name no known model"
+                raise InvalidRequest(f"{_MAX_COST} needs a price for each model; {shown} has none", param=_MAX_COST)
 
     async def _refuse(self, batch: Batch, verdict: Verdict) -> CreateRecord:
         return await self._store.fail_batch(

@@ -23,6 +23,7 @@ from batchline.pipeline.assemble import Assembler, ResultWriter
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.lease import renewing
 from batchline.pipeline.repair import Repair
+from batchline.pipeline.reuse import ReuseStep
 from batchline.ports import Clock, FinalizeLease, Objects, Random, Store
 from batchline.telemetry.metrics import Metrics
 
@@ -45,6 +46,7 @@ class Finalizer:
         store: Store,
         objects: Objects,
         repair: Repair,
+        reuse_step: ReuseStep,
         damage_log: DamageLog,
         clock: Clock,
         random: Random,
@@ -57,6 +59,7 @@ class Finalizer:
     ) -> None:
         self._store, self._objects = store, objects
         self._repair, self._assembler = repair, Assembler(store=store, objects=objects, damage_log=damage_log)
+        self._reuse_step = reuse_step
         self._clock, self._random = clock, random
         self._metrics = metrics
         self._on_batch_ended, self._on_work_available = on_batch_ended, on_work_available
@@ -86,7 +89,10 @@ class Finalizer:
         return True
 
     async def _finalize_or_repair(self, leased: FinalizeLease) -> BatchStatus | None:
-        """Return the terminal status of the batch, or None if it was repaired and is still to be finalized."""
+        """Return the terminal status of the batch, or None if it is still to be finalized.
+
+        It was repaired, or its lines took answers that were there before.
+        """
         batch_id, seconds = leased.batch.id, self._lease_seconds
         async with renewing(
             lambda: self._store.renew_batch(batch_id, epoch=leased.epoch, owner=self._owner, lease=seconds),
@@ -94,7 +100,11 @@ class Finalizer:
             clock=self._clock,
         ):
             try:
-                return await self._finalize(leased)
+                if not leased.following:
+                    return await self._finalize(leased)
+                await self._reuse_step.run(leased)
+                self._on_work_available()
+                return None
             except (Damaged, ObjectMissing):
                 if leased.repairs >= _MAX_REPAIRS:
                     raise

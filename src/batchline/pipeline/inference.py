@@ -32,8 +32,8 @@ from batchline.domain.events import Chunk, EventReader, error_event, read_chat_e
 from batchline.domain.limits import QUOTED_CHARACTERS
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff
-from batchline.domain.outcomes import Failure, Retryable, Success, classify_reply
-from batchline.domain.records import Charge, Owner
+from batchline.domain.outcomes import OUT_OF_QUOTA, Failure, Retryable, Success, classify_reply
+from batchline.domain.records import Balances, Charge, Owner
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.domain.request_body import parse_json_object
 from batchline.domain.request_rules import RequestRules
@@ -105,6 +105,10 @@ class Inference:
         self.clock = clock
         self._read_on_seconds, self._read_on_bytes = read_on_seconds, read_on_bytes
 
+    async def refresh_day(self, owner: Owner) -> None:
+        """Read what is left of the budget that a project has for each day, if it has one."""
+        await self.budgets.refresh_days(self._ledger, [owner.project_id], at=int(self.clock.now()))
+
     def prepare(self, owner: Owner, path: str, body: bytes) -> Call:
         """Check a request and choose its upstream. Raises InvalidRequest or Refused, without asking the upstream."""
         fields = parse_json_object(body)
@@ -171,12 +175,12 @@ class Inference:
 
         Raises InsufficientQuota if too little is left, or RateLimited if other calls hold it for now.
         """
-        budget = self.budgets.of(call.owner.organization_id)
+        budget = self.budgets.of_project(call.owner.organization_id, call.owner.project_id)
         amount = budget.hold(call.estimate)
-        if amount is None and budget.held:
+        if not isinstance(amount, int) and amount.held:
             raise RateLimited(_BALANCE_IS_HELD, retry_after=_HELD_RETRY_AFTER_SECONDS)
-        if amount is None:
-            raise InsufficientQuota(_BALANCE_IS_LOW)
+        if not isinstance(amount, int):
+            raise InsufficientQuota(_BALANCE_IS_LOW if amount.failure is OUT_OF_QUOTA else amount.failure.message)
         try:
             yield
         finally:
@@ -243,7 +247,7 @@ class Inference:
         await _complete_despite_cancellation(self._book(call.owner, charge))
 
     async def _book(self, owner: Owner, charge: Charge) -> None:
-        budget = self.budgets.of(owner.organization_id)
+        budget = self.budgets.of_project(owner.organization_id, owner.project_id)
         budget.add_cost(charge.cost)
         try:
             with budget.recording():
@@ -251,7 +255,7 @@ class Inference:
         except BaseException:
             budget.remove_cost(charge.cost)
             raise
-        budget.on_recorded(charge.cost, balance=balance)
+        budget.on_recorded(charge.cost, Balances(funds=balance))
         self._metrics.on_charges([charge])
 
 

@@ -7,7 +7,7 @@ from batchline.domain.models import Model
 from batchline.domain.outcomes import Retryable
 from batchline.domain.records import LeasedBatch, Shard
 from batchline.domain.states import Stop
-from batchline.pipeline.budget import Budget
+from batchline.pipeline.budget import Budget, LimitedBudget
 
 _UNCHECKED = Model(id="", name="")
 """The model of a line that was not checked yet."""
@@ -16,7 +16,7 @@ _UNCHECKED = Model(id="", name="")
 class HeldBatch:
     """A batch of which this process holds shards."""
 
-    def __init__(self, leased: LeasedBatch, *, budget: Budget) -> None:
+    def __init__(self, leased: LeasedBatch, *, budget: Budget | LimitedBudget) -> None:
         self.id = leased.id
         self.project_id = leased.project_id
         self.endpoint = leased.endpoint

@@ -324,7 +324,7 @@ class Recorder:
             layout=encode_layout(builder.indexes, output_lines + error_lines),
         )
         with batch.budget.recording():
-            balance = await self._store.record(
+            left = await self._store.record(
                 batch.id,
                 owner=self._owner,
                 progress=builder.progress,
@@ -333,7 +333,7 @@ class Recorder:
                 charges=charges,
                 at=int(self._clock.now()),
             )
-        batch.budget.on_recorded(builder.cost, balance=balance)
+        batch.budget.on_recorded(builder.cost, left)
         failed = len(error_lines)
         self._metrics.lines.labels("failed").inc(failed)
         self._metrics.lines.labels("succeeded").inc(builder.lines - failed)

@@ -311,7 +311,7 @@ def _keep_new(lines: Iterable[tuple[ResultLine, bytes]], results: _Results) -> l
     for read, line in lines:
         if read.index not in results.found:
             results.found[read.index] = read.usage
-            if read.usage == NOTHING:
+            if read.usage == NOTHING and not read.reused:
                 results.unreported[read.index] = read.answer_bytes
             kept.append((read.index, line))
     return kept

@@ -4,9 +4,12 @@ from hashlib import blake2b
 from pathlib import Path
 
 from batchline.domain.chat import named_model
+from batchline.domain.checksum import checksum_of
+from batchline.domain.errors import Damaged
 from batchline.domain.estimates import output_limit, request_tokens
 from batchline.domain.lines import decode_lines
 from batchline.domain.records import NewShard
+from batchline.domain.reuse import LineDigests
 from batchline.ports import ModelSurvey, Survey
 
 
@@ -23,6 +26,22 @@ def survey_file(work: Path, shards: list[NewShard]) -> Survey:
                 seen.add(blake2b(line.body, digest_size=16).digest())
                 models.setdefault(named_model(line.body) or "", _Sums()).add(line.body)
     return Survey(models=[models[name].survey(name) for name in sorted(models)], duplicates=lines - len(seen))
+
+
+def digests_in_file(
+    work: Path, shards: list[NewShard], *, project_id: str, endpoint: str, sent_as: bytes | None
+) -> bytes:
+    """Return the digests of all lines of a work file, in the order of the input. Raise Damaged."""
+    digests, found = LineDigests(project_id, endpoint, sent_as), dict[int, bytes]()
+    with work.open("rb") as file:
+        for shard in shards:
+            file.seek(shard.offset)
+            data = file.read(shard.length)
+            if shard.checksum not in (None, checksum_of(data)):
+                raise Damaged(f"{work} at {shard.offset}")
+            for line in decode_lines(data):
+                found[line.index] = digests.of(shard.model, line.body)
+    return b"".join([found[index] for index in sorted(found)])
 
 
 class _Sums:

@@ -26,7 +26,7 @@ from msgspec import msgpack
 from batchline.domain.errors import ObjectMissing, ObjectsDown
 from batchline.domain.limits import InputLimits
 from batchline.domain.records import NewShard
-from batchline.pipeline.survey import survey_file
+from batchline.pipeline.survey import digests_in_file, survey_file
 from batchline.pipeline.validate import validate_file
 from batchline.ports import Survey, Verdict
 
@@ -62,6 +62,13 @@ class ValidationPool:
         """Return what the lines of a work file would take. Raises ObjectsDown if the disk fails, and ValidationDied."""
         call = partial(_survey, work, msgpack.encode(shards))
         return msgpack.decode(await self._run(project_id, call, source=work), type=Survey)
+
+    async def digests(
+        self, *, project_id: str, work: Path, shards: list[NewShard], endpoint: str, sent_as: bytes | None
+    ) -> bytes:
+        """Return the digests of all lines of a work file. Raises Damaged, ObjectsDown and ValidationDied."""
+        call = partial(_digests, work, msgpack.encode(shards), project_id, endpoint, sent_as)
+        return await self._run(project_id, call, source=work)
 
     async def _run(self, project_id: str, call: Callable[[], bytes], *, source: Path) -> bytes:
         async with self._turns.turn(project_id):
@@ -216,6 +223,11 @@ def _exit_with_parent() -> None:
 def _validate(source: Path, work: Path, endpoint: str, limits: InputLimits) -> bytes:
     # Thousands of shards are returned as one bytes object and not as thousands of pickled ones.
     return msgpack.encode(validate_file(source=source, work=work, endpoint=endpoint, limits=limits))
+
+
+def _digests(work: Path, shards: bytes, project_id: str, endpoint: str, sent_as: bytes | None) -> bytes:
+    decoded = msgpack.decode(shards, type=list[NewShard])
+    return digests_in_file(work, decoded, project_id=project_id, endpoint=endpoint, sent_as=sent_as)
 
 
 def _survey(work: Path, shards: bytes) -> bytes:

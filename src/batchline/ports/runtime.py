@@ -117,3 +117,8 @@ class Validator(Protocol):
 
     async def survey(self, *, project_id: str, work: Path, shards: list[NewShard]) -> Survey:
         """Return what the lines of a work file would take. The projects take turns."""
+
+    async def digests(
+        self, *, project_id: str, work: Path, shards: list[NewShard], endpoint: str, sent_as: bytes | None
+    ) -> bytes:
+        """Return the digests of all lines of a work file, in the order of the input. Raise Damaged."""

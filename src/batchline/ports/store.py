@@ -15,6 +15,7 @@ from batchline.domain.identity import Identity
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import (
     ALL_SCOPES,
+    Balances,
     Batch,
     Charge,
     File,
@@ -38,6 +39,7 @@ from batchline.domain.records import (
     ShardProgress,
     UsageEntry,
 )
+from batchline.domain.reuse import Source, StoredIndex
 from batchline.domain.states import BatchStatus, Stop
 from batchline.domain.usage import Usage
 from batchline.domain.webhooks import Delivery, SendResult, Webhook
@@ -131,6 +133,9 @@ class Ledger(Protocol):
 
         Credits are taken first.
         """
+
+    async def cost_of_project(self, project_id: str, *, since: int) -> int:
+        """Return the nano-units that a project was charged since a full hour."""
 
     async def entries(self, organization_id: str) -> list[LedgerEntry]:
         """Return an organization's entries, oldest first."""
@@ -249,9 +254,19 @@ class Batches(Protocol):
         """Renew the lease on a batch that is being validated or finalized. Raise LeaseLost."""
 
     async def start_batch(
-        self, batch_id: str, *, epoch: int, shards: Sequence[NewShard], total: int, work_key: str, at: int
+        self,
+        batch_id: str,
+        *,
+        epoch: int,
+        shards: Sequence[NewShard],
+        total: int,
+        work_key: str,
+        sent_as: bytes | None = None,
+        at: int,
     ) -> CreateRecord:
         """Move a batch from ``validating`` to ``in_progress`` with its shards and the answer to the create.
+
+        ``sent_as`` says how its models are sent to their upstreams, if not as they are.
 
         A batch that was cancelled meanwhile stays cancelled, and the answer says so. Raise LeaseLost.
         """
@@ -315,6 +330,8 @@ class BatchSignal(Struct, frozen=True, kw_only=True):
     """Whether no line of it starts until its owner releases it."""
     key_revoked: bool
     funds: int
+    cost_left: int | None = None
+    """Nano-units that the batch may still cost, or None without a limit."""
 
 
 class FinalizeLease(Struct, frozen=True, kw_only=True):
@@ -326,6 +343,8 @@ class FinalizeLease(Struct, frozen=True, kw_only=True):
     work_key: str
     leftovers: list[Shard]
     """Shards with lines that never ran."""
+    following: list[Shard] = []
+    """Shards whose lines wait for an answer that they can take. If there are any, the batch is not finalized yet."""
     failures: int = 0
     """How often finalizing it failed."""
     repairs: int = 0
@@ -343,6 +362,49 @@ class Mending(Struct, frozen=True, kw_only=True):
     added: list[Segment]
     errors: list[LineErrors]
     """All errors of the batch by code, in place of those that were counted before."""
+
+
+class DividedShard(Struct, frozen=True, kw_only=True):
+    """What a step of a reuse makes of a shard: some of its lines took an answer, some may run, and some go on waiting."""
+
+    n: int
+    completed: int
+    """The lines that took an answer."""
+    done: bytes
+    """The bitmap of the shard with all lines settled."""
+    settled: bytes | None
+    """The bitmap in which only the lines that may run are not settled; None if there are none."""
+    following: bytes | None
+    """The bitmap in which only the lines that go on waiting are not settled; None if there are none."""
+
+
+class Reusing(Struct, frozen=True, kw_only=True):
+    """What a step of a reuse changes in a batch."""
+
+    shards: list[DividedShard]
+    segments: list[Segment]
+    charges: list[Charge]
+    sources: list[str]
+    """The output files that answers were copied from."""
+
+
+class ReuseStore(Protocol):
+    """Indexes of earlier answers, and the lines that take them."""
+
+    async def reuse_sources(self, project_id: str, *, endpoint: str, since: int, at: int, limit: int) -> list[Source]:
+        """Return ended batches of a project whose output files are stored, newest first."""
+
+    async def add_index(self, batch_id: str, index: StoredIndex) -> bool:
+        """Store the index of a batch, and return whether it had none."""
+
+    async def drop_index(self, batch_id: str) -> None:
+        """Forget an index that cannot be read."""
+
+    async def end_reuse_step(self, leased: FinalizeLease, reusing: Reusing, *, at: int) -> bool:
+        """Record the lines that took an answer, let others run, and end the lease on the batch.
+
+        Change nothing and return False if one of the sources was deleted meanwhile. Raise LeaseLost.
+        """
 
 
 class KnownBatch(Struct, frozen=True, kw_only=True):
@@ -382,13 +444,16 @@ class ShardStore(Protocol):
         errors: Sequence[LineErrors] = (),
         charges: Sequence[Charge] = (),
         at: int,
-    ) -> int:
+    ) -> Balances:
         """Record a segment, the progress of its shards, its errors by code and its charges, all or nothing.
 
         A batch that was created with a hold may be held by that: then no shard of it can be claimed any more.
-        Return the nano-units that the organization has left. Raise LeaseLost, also if the bitmap of a shard is not the
+        Return what is left. Raise LeaseLost, also if the bitmap of a shard is not the
         one that its holder saw last.
         """
+
+    async def cost_of_project(self, project_id: str, *, since: int) -> int:
+        """Return the nano-units that a project was charged since a full hour."""
 
     async def held_shards(self, batch_id: str, *, owner: str) -> list[Shard]:
         """Return the shards of a batch that an owner has leased, with their bitmaps."""
@@ -718,6 +783,7 @@ class Store(
     Batches,
     ShardStore,
     Results,
+    ReuseStore,
     Fleet,
     IdentityStore,
     Sightings,

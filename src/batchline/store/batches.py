@@ -60,6 +60,8 @@ class SqlBatches:
                 parent_batch_id=batch.parent_batch_id,
                 hold=batch.hold,
                 output_lifetime=batch.output_lifetime,
+                max_cost=batch.max_cost,
+                reuse=batch.reuse,
             )
             return None
 
@@ -85,7 +87,15 @@ class SqlBatches:
         )
 
     async def start_batch(
-        self, batch_id: str, *, epoch: int, shards: Sequence[NewShard], total: int, work_key: str, at: int
+        self,
+        batch_id: str,
+        *,
+        epoch: int,
+        shards: Sequence[NewShard],
+        total: int,
+        work_key: str,
+        sent_as: bytes | None = None,
+        at: int,
     ) -> CreateRecord:
         def script() -> Script[CreateRecord]:
             started = yield from change(
@@ -95,16 +105,21 @@ class SqlBatches:
                 total=total,
                 model=_only_model(shards),
                 work_key=work_key,
+                sent_as=sent_as,
                 at=at,
             )
             if not started:
                 return (yield from _cancelled_answer(batch_id))
             batch = yield from fetch_batch(batch_id)
             inserted = [_new_shard(batch, n, shard) for n, shard in enumerate(shards)]
-            if batch.hold is not None:
-                inserted = withhold_all_but_trial(inserted)
+            if batch.reuse is not None:
+                inserted = [shard | {"state": ShardState.FOLLOWING} for shard in inserted]
+            elif batch.hold is not None:
+                inserted = withhold_all_but_trial(inserted, following=len(inserted))
             yield from open_lanes([shard for shard in inserted if shard["state"] == ShardState.OPEN])
             yield from change_many("insert_shard", inserted)
+            if batch.reuse is not None:
+                yield from change("mark_drained", batch_id=batch_id)
             return (yield from _store_batch_as_answer(batch))
 
         return await self._database.write(script)

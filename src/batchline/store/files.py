@@ -69,13 +69,21 @@ class SqlFiles:
         return int(row["bytes"]) if row else 0
 
     async def delete_file(self, project_id: str, file_id: str, *, at: int) -> File | None:
-        row = await self._database.write(lambda: one("delete_file", project_id=project_id, id=file_id, at=at))
-        return _file(row) if row else None
+        def script() -> Script[File | None]:
+            row = yield from one("delete_file", project_id=project_id, id=file_id, at=at)
+            if row is None:
+                return None
+            yield from change_many("delete_index", [{"batch_id": batch_id} for batch_id in _batches_of([row])])
+            return _file(row)
+
+        return await self._database.write(script)
 
     async def expire_files(self, *, owner: str, limit: int) -> list[str]:
         def script() -> Script[list[str]]:
             expired = yield from rows("expire_files", limit=limit)
-            yield from change_many("delete_order", [{"batch_id": id_} for id_ in _batches_of(expired)])
+            results = [{"batch_id": batch_id} for batch_id in _batches_of(expired)]
+            yield from change_many("delete_order", results)
+            yield from change_many("delete_index", results)
             abandoned = yield from rows("abandon_dead_uploads", owner=owner)
             return [row["object_key"] for row in (*expired, *abandoned)]
 

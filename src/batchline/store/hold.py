@@ -5,32 +5,38 @@ from typing import Any
 
 from msgspec import convert
 
-from batchline.domain.bitmap import all_but
+from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.hold import choose_trial, judge
 from batchline.domain.progress import LineErrors
 from batchline.domain.states import Hold, ShardState
 from batchline.store.lanes import open_lanes
 from batchline.store.sql import Script, change, one, rows
 
+JUDGED = (Hold.TRIAL, Hold.WATCHING)
+"""The batches of which each record decides whether they are held."""
 
-def withhold_all_but_trial(shards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the new shards of a batch with only the lines of its trial open.
+
+def withhold_all_but_trial(shards: Sequence[dict[str, Any]], *, following: int) -> list[dict[str, Any]]:
+    """Return the shards of a batch with only the lines of its trial open. New ones are numbered from ``following``.
 
     A shard with lines of the trial is split, as if its worker had died: both parts keep its range in the work file, and
     each has the lines of the other marked as settled.
     """
-    trial = choose_trial([shard["lines"] for shard in shards])
-    divided, rest = [], []
-    for shard in shards:
-        positions = trial.get(shard["n"], [])
-        if not positions:
+    opened = [shard for shard in shards if shard["state"] == ShardState.OPEN]
+    divided, rest = [shard for shard in shards if shard["state"] != ShardState.OPEN], []
+    lines = [unsettled(shard["settled"], shard["lines"]) for shard in opened]
+    trial = choose_trial([len(positions) for positions in lines])
+    for place, (shard, positions) in enumerate(zip(opened, lines, strict=True)):
+        chosen = [positions[at] for at in trial.get(place, [])]
+        if not chosen:
             divided.append(shard | {"state": ShardState.WITHHELD})
             continue
-        divided.append(shard | {"settled": all_but(positions, shard["lines"])})
-        left = sorted(set(range(shard["lines"])) - set(positions))
+        divided.append(shard | {"settled": all_but(chosen, shard["lines"])})
+        left = sorted(set(positions) - set(chosen))
         if left:
-            rest.append(shard | {"settled": all_but(left, shard["lines"]), "state": ShardState.WITHHELD})
-    return divided + [shard | {"n": n} for n, shard in enumerate(rest, len(shards))]
+            part = {"settled": all_but(left, shard["lines"]), "state": ShardState.WITHHELD, "completed": 0}
+            rest.append(shard | part)
+    return divided + [shard | {"n": n} for n, shard in enumerate(rest, following)]
 
 
 def judge_hold(batch_id: str) -> Script[None]:

@@ -61,6 +61,11 @@ class SqlLedger:
 
         return await self._database.write(script)
 
+    async def cost_of_project(self, project_id: str, *, since: int) -> int:
+        found = await self._database.read(lambda: rows("cost_of_project", project_id=project_id, since=since))
+        cost: int = found[0]["cost"]
+        return cost
+
     async def entries(self, organization_id: str) -> list[LedgerEntry]:
         found = await self._database.read(lambda: rows("entries", organization_id=organization_id))
         return [convert(dict(row), LedgerEntry) for row in found]
@@ -122,6 +127,8 @@ def charge_account(
                 "batch_id": batch_id,
                 "model": charge.model,
                 "requests": charge.requests,
+                "reused": charge.reused,
+                "saved": charge.saved,
                 **asdict(charge.usage),
             }
         )
@@ -159,7 +166,9 @@ def give_back(batch_id: str, charges: Sequence[Charge], *, at: int) -> Script[No
             **booked,
             **usage,
         }
-        yield from change_many("book_usage", [{**entry, "requests": -charge.requests}])
+        yield from change_many(
+            "book_usage", [{**entry, "requests": -charge.requests, "reused": -charge.reused, "saved": -charge.saved}]
+        )
         yield from change("add_funds", organization_id=account["organization_id"], **booked)
 
 

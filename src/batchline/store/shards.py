@@ -14,6 +14,7 @@ from batchline.domain.errors import LeaseLost
 from batchline.domain.limits import STRIKES
 from batchline.domain.progress import KEPT_SECONDS, LineErrors, bucket_of
 from batchline.domain.records import (
+    Balances,
     Batch,
     Charge,
     File,
@@ -29,7 +30,7 @@ from batchline.domain.states import OPEN_STATUSES, BatchStatus, Hold, ShardState
 from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch, Mending
 from batchline.store.batches import fetch_batch, store_answer
 from batchline.store.claim import choose_shards
-from batchline.store.hold import judge_hold
+from batchline.store.hold import JUDGED, judge_hold
 from batchline.store.lanes import open_lanes
 from batchline.store.ledger import charge_account, give_back
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, one, rows, rows_of_many
@@ -41,9 +42,6 @@ twice as many workers before it is found; with more, harmless lines would run in
 
 _MAX_RESCUES = 256
 """The most shards that one transaction rescues, so that no batch stays locked for long."""
-
-_JUDGED = (Hold.TRIAL, Hold.WATCHING)
-"""The batches of which each record decides whether they are held."""
 
 _TERMINAL_STATUS = {
     BatchStatus.FINALIZING: BatchStatus.COMPLETED,
@@ -91,21 +89,23 @@ class SqlShards:
         errors: Sequence[LineErrors] = (),
         charges: Sequence[Charge] = (),
         at: int,
-    ) -> int:
-        def script() -> Script[int]:
+    ) -> Balances:
+        def script() -> Script[Balances]:
             yield from fenced_many("advance_shard", [advance_params(batch_id, owner, shard) for shard in progress])
             account = (yield from rows("record_segment", batch_id=batch_id, **asdict(segment)))[0]
             if any(shard.done for shard in progress):
                 yield from change("mark_drained", batch_id=batch_id)
             yield from add_line_errors(batch_id, errors)
             yield from _add_sample(batch_id, sum(shard.completed + shard.failed for shard in progress), at=at)
-            if account["hold"] in _JUDGED:
+            if account["hold"] in JUDGED:
                 yield from judge_hold(batch_id)
-            return (
-                yield from charge_account(
-                    account["organization_id"], key_id=account["key_id"], batch_id=batch_id, charges=charges, at=at
-                )
+            funds = yield from charge_account(
+                account["organization_id"], key_id=account["key_id"], batch_id=batch_id, charges=charges, at=at
             )
+            if account["max_cost"] is None:
+                return Balances(funds=funds)
+            cost = (yield from rows("cost_of_batch", key_id=account["key_id"], batch_id=batch_id))[0]["cost"]
+            return Balances(funds=funds, cost_left=account["max_cost"] - cost)
 
         return await self._database.write(script)
 
@@ -120,7 +120,7 @@ class SqlShards:
             batch = (yield from rows_of_many("lock_batch", [{"batch_id": batch_id}]))[0]
             yield from change("close_shard", batch_id=batch_id, n=n, epoch=epoch, owner=owner)
             yield from change("mark_drained", batch_id=batch_id)
-            if batch["hold"] in _JUDGED:
+            if batch["hold"] in JUDGED:
                 yield from judge_hold(batch_id)
 
         await self._database.write(script)
@@ -175,7 +175,18 @@ class SqlShards:
             row = yield from one("finalizable_batch", owner=owner)
             if row is None:
                 return None
-            yield from fenced("lease_finalizable", id=row["id"], epoch=row["epoch"], owner=owner, lease=lease, at=at)
+            following = []
+            if row["reuse"] is not None:
+                following = yield from rows("following_shards", batch_id=row["id"])
+            yield from fenced(
+                "lease_finalizable",
+                id=row["id"],
+                epoch=row["epoch"],
+                owner=owner,
+                lease=lease,
+                finalizes=not following,
+                at=at,
+            )
             batch = yield from fetch_batch(row["id"])
             closed = yield from rows("closed_shards", batch_id=batch.id)
             return FinalizeLease(
@@ -184,6 +195,7 @@ class SqlShards:
                 owner=owner,
                 work_key=row["work_key"],
                 leftovers=[_shard(shard) for shard in closed],
+                following=[_shard(shard) for shard in following],
                 failures=row["failures"],
                 repairs=row["repairs"],
             )
@@ -376,7 +388,7 @@ def _rescue(live_owners: Callable[[], Sequence[str]]) -> Script[int]:
     for batch_id in batch_ids:
         yield from change("mark_drained", batch_id=batch_id)
     for batch in batches:
-        if batch["hold"] in _JUDGED:
+        if batch["hold"] in JUDGED:
             yield from judge_hold(batch["id"])
     return len(expired)
 

@@ -9,6 +9,7 @@ from batchline.store.identity import SqlIdentity
 from batchline.store.inspection import SqlInspection
 from batchline.store.ledger import SqlLedger
 from batchline.store.results import SqlResults
+from batchline.store.reuse import SqlReuse
 from batchline.store.shards import SqlShards
 from batchline.store.sightings import SqlSightings
 from batchline.store.sql import Database, Script, change, one
@@ -22,6 +23,7 @@ class SqlStore(
     SqlBatches,
     SqlShards,
     SqlResults,
+    SqlReuse,
     SqlFleet,
     SqlIdentity,
     SqlSightings,

@@ -63,6 +63,8 @@ class Metrics:
         self.webhook_deliveries = self._counter(
             "webhook_deliveries", "Attempts to deliver events to webhooks, by result.", "result"
         )
+        self.reused_lines = self._counter("reused_lines", "Lines of batches that took an earlier answer.")
+        self.saved_units = self._counter("saved_units", "What these lines would have cost, in units.")
         self.refusals = self._counter(
             "refusals", "Requests and connections that were refused or ended at a bound, by bound.", "bound"
         )

@@ -42,8 +42,8 @@ class Completer:
     def end_if_stopped(self, job: Job) -> bool:
         """End a job that must not start another attempt, and return whether it was one.
 
-        Its shard is lost, its batch was stopped or is held, its key was revoked, its organization is out of quota, or
-        the process stops.
+        Its shard is lost, its batch was stopped or is held, its key was revoked, nothing is left to pay for it, or the
+        process stops.
         """
         if job.shard.lost or self.draining:
             self.drop(job)
@@ -53,8 +53,8 @@ class Completer:
             self.drop_unrecorded(job)
         elif job.batch.key_revoked:
             self.complete(job, KEY_UNAVAILABLE)
-        elif job.batch.budget.spent:
-            self.complete(job, OUT_OF_QUOTA)
+        elif (refusal := job.batch.budget.refusal) is not None:
+            self.complete(job, refusal)
         else:
             return False
         return True

@@ -6,7 +6,7 @@ overdue. It leaves with an outcome for the recorder, or without one if its batch
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 
 from batchline.domain.chat import check_request, with_upstream_name
@@ -16,7 +16,7 @@ from batchline.domain.estimates import FREE, estimated_cost
 from batchline.domain.fleet import MAX_REPORTED_MODELS, UpstreamLoad
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
-from batchline.domain.outcomes import KEY_UNAVAILABLE, OUT_OF_QUOTA, Failure, Outcome, Retryable, Success
+from batchline.domain.outcomes import KEY_UNAVAILABLE, Failure, Outcome, Retryable, Success
 from batchline.domain.records import Lane
 from batchline.domain.replies import FaultKind
 from batchline.domain.retry import RetryPolicy
@@ -93,6 +93,8 @@ class Dispatcher:
         """Jobs past their batch's window. They do not start, and end when the store says that the batch expired."""
         self._unfunded_projects: set[str] = set()
         """Projects whose next line waits until requests in flight settle what they hold of the same budget."""
+        self._unfunded_jobs: dict[str, deque[Job]] = {}
+        """Jobs of batches that wait until lines in flight settle what they hold of the batch's own limit."""
         self._due, self._due_until = 0.0, -math.inf
         self._rate_timer: asyncio.Handle | None = None
         self._rate_timer_at = 0.0
@@ -262,8 +264,10 @@ class Dispatcher:
 
     def on_funds_changed(self) -> None:
         """Look again at lines that waited because too little was left."""
-        if self._unfunded_projects:
+        if self._unfunded_projects or self._unfunded_jobs:
             self._unfunded_projects.clear()
+            for batch_id in list(self._unfunded_jobs):
+                self._retry_unfunded(batch_id)
             self.pump()
 
     def pump(self) -> None:
@@ -387,22 +391,34 @@ class Dispatcher:
         If too little is left, it waits for the requests that hold the rest, and fails if there are none. A probe or a
         suspect starts in any case: it is one line, and others wait for it.
         """
-        budget = job.batch.budget
-        amount = budget.hold(job.estimate)
-        if amount is not None or job.suspect or self._breakers.is_paused(job.model.id):
-            job.held = amount or 0
+        held = job.batch.budget.hold(job.estimate)
+        if isinstance(held, int) or job.suspect or self._breakers.is_paused(job.model.id):
+            job.held = held if isinstance(held, int) else 0
             return True
-        if budget.held:
+        if not held.held:
+            self._completer.complete(job, held.failure)
+        elif held.of_batch:
+            self._unfunded_jobs.setdefault(job.batch.id, deque()).append(job)
+        else:
             self._unfunded_projects.add(job.batch.project_id)
             self._ready.add(job, first=True)
-        else:
-            self._completer.complete(job, OUT_OF_QUOTA)
         return False
 
     def _release(self, job: Job) -> None:
         job.batch.budget.release(job.held)
         job.held = 0
         self._unfunded_projects.clear()
+        if job.batch.id in self._unfunded_jobs:
+            self._retry_unfunded(job.batch.id)
+
+    def _retry_unfunded(self, batch_id: str) -> None:
+        """Make lines ready again that wait for others of their batch: two for each that ends, or all at the end."""
+        waiting = self._unfunded_jobs.pop(batch_id)
+        number = 2 if any(job.batch.id == batch_id for job in self._in_flight) else len(waiting)
+        for _ in range(min(number, len(waiting))):
+            self._make_ready(waiting.popleft())
+        if waiting:
+            self._unfunded_jobs[batch_id] = waiting
 
     async def _collect_outcomes(self) -> None:
         while True:
@@ -580,6 +596,12 @@ class Dispatcher:
         overdue = [job for job in self._overdue if condition(job)]
         if overdue:
             self._overdue = [job for job in self._overdue if not condition(job)]
+        for batch_id, jobs in list(self._unfunded_jobs.items()):
+            overdue += [job for job in jobs if condition(job)]
+            if not (left := deque(job for job in jobs if not condition(job))):
+                del self._unfunded_jobs[batch_id]
+            else:
+                self._unfunded_jobs[batch_id] = left
         queues = (self._retries, self._ready, self._quarantine)
         return overdue + [job for queue in queues for job in queue.withdraw(condition)]
 

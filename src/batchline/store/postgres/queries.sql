@@ -120,23 +120,24 @@ VALUES (:organization_id, 'grant', :at, :balance, :credits);
 -- Adds usage to the ledger entry of its key, batch, model and hour.
 INSERT INTO ledger
     (organization_id, kind, at, balance, credits, key_id, batch_id, model, requests, input_tokens, cached_tokens,
-     output_tokens, reasoning_tokens)
+     output_tokens, reasoning_tokens, reused, saved)
 SELECT organization_id, 'usage', at, balance, credits, key_id, batch_id, model, requests, input_tokens, cached_tokens,
-    output_tokens, reasoning_tokens
+    output_tokens, reasoning_tokens, reused, saved
 FROM unnest(
     :organization_id::text[], :at::bigint[], :balance::bigint[], :credits::bigint[], :key_id::text[],
     :batch_id::text[], :model::text[], :requests::bigint[], :input_tokens::bigint[], :cached_tokens::bigint[],
-    :output_tokens::bigint[], :reasoning_tokens::bigint[]
+    :output_tokens::bigint[], :reasoning_tokens::bigint[], :reused::bigint[], :saved::bigint[]
 ) AS used (
     organization_id, at, balance, credits, key_id, batch_id, model, requests, input_tokens, cached_tokens,
-    output_tokens, reasoning_tokens
+    output_tokens, reasoning_tokens, reused, saved
 )
 ON CONFLICT (key_id, batch_id, hashtextextended(model, 0), at) WHERE kind = 'usage' DO UPDATE SET
     balance = ledger.balance + excluded.balance, credits = ledger.credits + excluded.credits,
     requests = ledger.requests + excluded.requests, input_tokens = ledger.input_tokens + excluded.input_tokens,
     cached_tokens = ledger.cached_tokens + excluded.cached_tokens,
     output_tokens = ledger.output_tokens + excluded.output_tokens,
-    reasoning_tokens = ledger.reasoning_tokens + excluded.reasoning_tokens;
+    reasoning_tokens = ledger.reasoning_tokens + excluded.reasoning_tokens,
+    reused = ledger.reused + excluded.reused, saved = ledger.saved + excluded.saved;
 
 -- name: entries
 -- Lists an organization's ledger entries, oldest first.
@@ -266,8 +267,9 @@ WHERE state = 'uploading' AND lease_ended(lease_until, lease)
 RETURNING object_key;
 
 -- name: referenced_keys
--- Finds those object keys that an upload under way or a stored file refers to.
-SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]) AND state IN ('uploading', 'stored');
+-- Finds those object keys that an upload under way, a stored file or an index refers to.
+SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]) AND state IN ('uploading', 'stored')
+UNION ALL SELECT object_key FROM reuse_indexes WHERE object_key = ANY(:object_key::text[]);
 
 -- name: known_keys
 -- Finds those object keys that a row names, also if its file was removed.
@@ -277,11 +279,13 @@ SELECT object_key FROM files WHERE object_key = ANY(:object_key::text[]);
 -- Creates a batch that is being validated.
 INSERT INTO batches
     (id, project_id, key_id, endpoint, input_file_id, metadata, status, created_at, expires_at, epoch, owner,
-     lease_until, lease, digest, idempotency_key, parent_batch_id, hold, output_lifetime)
+     lease_until, lease, digest, idempotency_key, parent_batch_id, hold, output_lifetime,
+     max_cost, reuse)
 VALUES
     (:id, :project_id, :key_id, :endpoint, :input_file_id, :metadata, 'validating', :created_at, :expires_at, :epoch,
      :owner, clock_timestamp() + make_interval(secs => :lease), make_interval(secs => :lease), :digest,
-     :idempotency_key, :parent_batch_id, :hold, :output_lifetime);
+     :idempotency_key, :parent_batch_id, :hold, :output_lifetime,
+     :max_cost, :reuse);
 
 -- name: create_by_idempotency_key
 -- Finds the create that a project made with an idempotency key.
@@ -323,7 +327,7 @@ WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
 -- name: start_batch
 -- Moves a batch from validating to in_progress, if its epoch is still the current one.
 UPDATE batches SET status = 'in_progress', in_progress_at = greatest(:at, created_at), total = :total, model = :model,
-    work_key = :work_key, owner = NULL, lease_until = NULL, lease = NULL
+    work_key = :work_key, sent_as = :sent_as, owner = NULL, lease_until = NULL, lease = NULL
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
@@ -357,7 +361,7 @@ ORDER BY id FOR NO KEY UPDATE SKIP LOCKED;
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
-    parent_batch_id, hold, held_at, output_lifetime
+    parent_batch_id, hold, held_at, output_lifetime, max_cost, reuse
 FROM batches WHERE id = :id AND (:project_id::text IS NULL OR project_id = :project_id::text);
 
 -- name: lock_batch
@@ -413,7 +417,8 @@ WHERE id = :id AND status IN ('in_progress', 'finalizing');
 
 -- name: close_open_shards
 -- Closes the shards of a batch that no worker holds.
-UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state IN ('open', 'withheld');
+UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id
+    AND state IN ('open', 'withheld', 'following');
 
 -- name: hold_counts
 -- Reads what decides whether a batch is held: its lines, those that are recorded, and whether any could run now.
@@ -573,7 +578,11 @@ RETURNING shards.batch_id, shards.n, shards.epoch;
 -- Reads what a worker needs to know about batches.
 SELECT batches.id, batches.project_id, projects.organization_id, batches.endpoint, batches.expires_at,
     batches.work_key, keys.revoked_at IS NOT NULL AS key_revoked,
-    organizations.balance + organizations.credits AS funds
+    organizations.balance + organizations.credits AS funds,
+    CASE WHEN batches.max_cost IS NOT NULL THEN batches.max_cost + (
+        SELECT coalesce(sum(balance + credits), 0)::bigint FROM ledger
+        WHERE key_id = batches.key_id AND batch_id = batches.id AND kind = 'usage'
+    ) END AS cost_left
 FROM batches JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id = batches.project_id
     JOIN organizations ON organizations.id = projects.organization_id
 WHERE batches.id = ANY (:batch_id::text[]);
@@ -591,7 +600,11 @@ RETURNING shards.batch_id, shards.n, shards.epoch;
 -- Reads the stops, the holds, the revocations and the funds of batches.
 SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked,
     coalesce(batches.hold = 'held' AND batches.status = 'in_progress', FALSE) AS held,
-    organizations.balance + organizations.credits AS funds
+    organizations.balance + organizations.credits AS funds,
+    CASE WHEN batches.max_cost IS NOT NULL THEN batches.max_cost + (
+        SELECT coalesce(sum(balance + credits), 0)::bigint FROM ledger
+        WHERE key_id = batches.key_id AND batch_id = batches.id AND kind = 'usage'
+    ) END AS cost_left
 FROM unnest(:batch_id::text[]) WITH ORDINALITY AS asked (batch_id, place) JOIN batches ON batches.id = asked.batch_id
     JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id = batches.project_id
     JOIN organizations ON organizations.id = projects.organization_id
@@ -643,7 +656,8 @@ SELECT at, lines FROM samples WHERE batch_id = :batch_id ORDER BY at;
 
 -- name: unfinished_models
 -- Lists the models of a batch's shards that may still run.
-SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld') ORDER BY model;
+SELECT DISTINCT model FROM shards
+WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld', 'following') ORDER BY model;
 
 -- name: insert_segment
 -- Stores a segment of a batch that is locked, or the key of its object.
@@ -656,7 +670,7 @@ VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :che
 -- when the batch is locked, so one with a higher number becomes visible later: a reader that is past a number misses
 -- none below it.
 WITH account AS (
-    SELECT batches.id AS batch_id, batches.key_id, projects.organization_id, batches.hold
+    SELECT batches.id AS batch_id, batches.key_id, projects.organization_id, batches.hold, batches.max_cost
     FROM batches JOIN projects ON projects.id = batches.project_id
     WHERE batches.id = :batch_id FOR NO KEY UPDATE OF batches
 ), recorded AS (
@@ -665,7 +679,7 @@ WITH account AS (
         :checksum::bigint, :charges::bytea, :layout::bytea
     FROM account
 )
-SELECT key_id, organization_id, hold FROM account;
+SELECT key_id, organization_id, hold, max_cost FROM account;
 
 -- name: release_shard
 -- Gives up the leases on shards. A shard is open again, closed if its batch was stopped, or withheld if it is held.
@@ -736,7 +750,7 @@ UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status IN ('in_prog
 
 -- name: finalizable_batch
 -- Finds a batch with no line left to run that no process is finalizing. Those that never failed come first.
-SELECT id, epoch, work_key, failures, repairs FROM batches
+SELECT id, epoch, work_key, failures, repairs, reuse FROM batches
 WHERE drained AND status IN ('in_progress', 'finalizing', 'cancelling')
     AND (owner IS NULL OR lease_ended(lease_until, lease))
 ORDER BY failures, expires_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
@@ -746,10 +760,12 @@ ORDER BY failures, expires_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
 UPDATE batches SET epoch = epoch + 1, owner = :owner,
     lease_until = clock_timestamp() + make_interval(secs => :lease), lease = make_interval(secs => :lease),
     finalizing_at = CASE
-        WHEN status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN greatest(:at, in_progress_at)
+        WHEN :finalizes::boolean AND status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN greatest(:at, in_progress_at)
         ELSE finalizing_at
     END,
-    status = CASE WHEN status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN 'finalizing' ELSE status END
+    status = CASE
+        WHEN :finalizes::boolean AND status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN 'finalizing' ELSE status
+    END
 WHERE id = :id AND epoch = :epoch;
 
 -- name: defer_finalize
@@ -830,6 +846,18 @@ SELECT work_key, repairs FROM batches WHERE id = :batch_id;
 -- name: delete_line_errors
 -- Deletes the errors of a batch by code, which are counted again.
 DELETE FROM line_errors WHERE batch_id = :batch_id;
+
+-- name: cost_of_batch
+-- Sums what a batch was charged, and what it saved by lines that took an earlier answer.
+SELECT coalesce(sum(reused), 0)::bigint AS reused, coalesce(sum(saved), 0)::bigint AS saved,
+    -coalesce(sum(balance + credits), 0)::bigint AS cost
+FROM ledger WHERE key_id = :key_id AND batch_id = :batch_id AND kind = 'usage';
+
+-- name: cost_of_project
+-- Sums what a project was charged since a time.
+SELECT -coalesce(sum(ledger.balance + ledger.credits), 0)::bigint AS cost
+FROM keys JOIN ledger ON ledger.key_id = keys.id
+WHERE keys.project_id = :project_id AND ledger.kind = 'usage' AND ledger.at >= :since;
 
 -- name: charged
 -- Sums what was taken for a batch's lines of one model.
@@ -1033,8 +1061,8 @@ UPDATE shards SET state = 'open' WHERE batch_id = :batch_id AND state = 'withhel
 );
 
 -- name: booked_usage
--- Sums the usage in the ledger entries of a batch.
-SELECT coalesce(sum(requests), 0)::bigint AS requests, coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
+-- Sums the usage in the ledger entries of a batch. Lines that took an earlier answer count as requests.
+SELECT coalesce(sum(requests + reused), 0)::bigint AS requests, coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
     coalesce(sum(cached_tokens), 0)::bigint AS cached_tokens, coalesce(sum(output_tokens), 0)::bigint AS output_tokens,
     coalesce(sum(reasoning_tokens), 0)::bigint AS reasoning_tokens
 FROM ledger WHERE key_id = :key_id AND batch_id = :batch_id AND kind = 'usage';
@@ -1077,7 +1105,7 @@ WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
 -- name: close_ended_shards
 -- Closes the shards of an ended batch that could still run.
 UPDATE shards SET state = 'closed', epoch = epoch + 1, owner = NULL, lease_until = NULL, lease = NULL
-WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld') AND EXISTS (
+WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld', 'following') AND EXISTS (
     SELECT 1 FROM batches WHERE id = :batch_id AND status IN ('completed', 'failed', 'expired', 'cancelled')
 );
 
@@ -1205,7 +1233,8 @@ SELECT ledger.at - ledger.at % :bucket_seconds::bigint AS start, ledger.model,
     sum(CASE WHEN ledger.batch_id <> '' THEN ledger.requests ELSE 0 END)::bigint AS lines,
     sum(ledger.requests)::bigint AS requests, sum(ledger.input_tokens)::bigint AS input_tokens,
     sum(ledger.cached_tokens)::bigint AS cached_tokens, sum(ledger.output_tokens)::bigint AS output_tokens,
-    sum(ledger.reasoning_tokens)::bigint AS reasoning_tokens, -sum(ledger.balance + ledger.credits)::bigint AS cost
+    sum(ledger.reasoning_tokens)::bigint AS reasoning_tokens, -sum(ledger.balance + ledger.credits)::bigint AS cost,
+    sum(ledger.reused)::bigint AS reused, sum(ledger.saved)::bigint AS saved
 FROM keys JOIN ledger ON ledger.key_id = keys.id
 WHERE keys.project_id = :project_id AND ledger.kind = 'usage' AND ledger.at >= :since AND ledger.at < :until
     AND (:model::text IS NULL OR ledger.model = :model::text)
@@ -1216,3 +1245,42 @@ GROUP BY 1, 2 ORDER BY 1, 2 LIMIT :limit;
 SELECT total AS lines, completed_at - in_progress_at AS seconds FROM batches
 WHERE project_id = :project_id AND status = 'completed' AND created_at > :since AND model = :model
 ORDER BY created_at DESC, seq DESC LIMIT :limit;
+
+-- name: following_shards
+-- Lists the shards of a batch whose lines wait for an answer that they can take.
+SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
+FROM shards WHERE batch_id = :batch_id AND state = 'following' ORDER BY n;
+
+-- name: reuse_sources
+-- Lists batches whose answers a project may reuse, newest first, with their indexes.
+SELECT batches.id AS batch_id, batches.endpoint, batches.total, batches.completed, batches.input_file_id,
+    batches.work_key, batches.sent_as, files.id AS output_file_id, files.object_key AS output_key,
+    files.bytes AS output_bytes, files.checksum AS output_checksum, reuse_indexes.bytes AS index_bytes,
+    reuse_indexes.checksum AS index_checksum, reuse_indexes.object_key AS index_key, reuse_indexes.data AS index_data
+FROM batches JOIN files ON files.id = batches.output_file_id AND files.state = 'stored' AND files.expires_at > :at
+    LEFT JOIN reuse_indexes ON reuse_indexes.batch_id = batches.id
+WHERE batches.project_id = :project_id AND batches.created_at >= :since AND batches.endpoint = :endpoint
+    AND batches.status IN ('completed', 'expired', 'cancelled')
+ORDER BY batches.created_at DESC, batches.seq DESC LIMIT :limit;
+
+-- name: insert_index
+-- Stores the index of a batch, or the key of its object, unless there is one.
+INSERT INTO reuse_indexes (batch_id, lines, bytes, checksum, object_key, data)
+VALUES (:batch_id, :lines, :bytes, :checksum, :object_key, :data) ON CONFLICT DO NOTHING;
+
+-- name: delete_index
+-- Deletes the indexes of batches whose results have expired, or that cannot be read.
+DELETE FROM reuse_indexes WHERE batch_id = ANY (:batch_id::text[]);
+
+-- name: end_reuse_step
+-- Ends the lease on a batch that reuses answers, under a new epoch. It is drained unless lines may run now.
+UPDATE batches SET reuse = 'follow', drained = :drained, epoch = epoch + 1, owner = NULL, lease_until = NULL, lease = NULL
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner;
+
+-- name: divide_shard
+-- Records lines of a shard that took an answer, and lets its others run.
+UPDATE shards SET settled = divided.settled, completed = shards.completed + divided.completed, state = divided.state,
+    epoch = shards.epoch + 1
+FROM unnest(:batch_id::text[], :n::integer[], :settled::bytea[], :completed::integer[], :state::text[])
+    AS divided (batch_id, n, settled, completed, state)
+WHERE shards.batch_id = divided.batch_id AND shards.n = divided.n AND shards.state = 'following';

@@ -117,15 +117,16 @@ VALUES (:organization_id, 'grant', :at, :balance, :credits);
 -- Adds usage to the ledger entry of its key, batch, model and hour.
 INSERT INTO ledger
     (organization_id, kind, at, balance, credits, key_id, batch_id, model, requests, input_tokens, cached_tokens,
-     output_tokens, reasoning_tokens)
+     output_tokens, reasoning_tokens, reused, saved)
 VALUES
     (:organization_id, 'usage', :at, :balance, :credits, :key_id, :batch_id, :model, :requests, :input_tokens,
-     :cached_tokens, :output_tokens, :reasoning_tokens)
+     :cached_tokens, :output_tokens, :reasoning_tokens, :reused, :saved)
 ON CONFLICT (key_id, batch_id, model, at) WHERE kind = 'usage' DO UPDATE SET
     balance = balance + excluded.balance, credits = credits + excluded.credits,
     requests = requests + excluded.requests, input_tokens = input_tokens + excluded.input_tokens,
     cached_tokens = cached_tokens + excluded.cached_tokens, output_tokens = output_tokens + excluded.output_tokens,
-    reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens;
+    reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens,
+    reused = reused + excluded.reused, saved = saved + excluded.saved;
 
 -- name: entries
 -- Lists an organization's ledger entries, oldest first.
@@ -251,8 +252,9 @@ WHERE state = 'uploading' AND (owner <> :owner OR lease_until < :now AND EXISTS 
 RETURNING object_key;
 
 -- name: referenced_keys
--- Finds those object keys that an upload under way or a stored file refers to.
-SELECT object_key FROM files WHERE object_key = :object_key AND state IN ('uploading', 'stored');
+-- Finds those object keys that an upload under way, a stored file or an index refers to.
+SELECT object_key FROM files WHERE object_key = :object_key AND state IN ('uploading', 'stored')
+UNION ALL SELECT object_key FROM reuse_indexes WHERE object_key = :object_key;
 
 -- name: known_keys
 -- Finds those object keys that a row names, also if its file was removed.
@@ -262,10 +264,12 @@ SELECT object_key FROM files WHERE object_key = :object_key;
 -- Creates a batch that is being validated.
 INSERT INTO batches
     (id, project_id, key_id, endpoint, input_file_id, metadata, status, created_at, expires_at, epoch, owner,
-     lease_until, digest, idempotency_key, parent_batch_id, hold, output_lifetime)
+     lease_until, digest, idempotency_key, parent_batch_id, hold, output_lifetime,
+     max_cost, reuse)
 VALUES
     (:id, :project_id, :key_id, :endpoint, :input_file_id, :metadata, 'validating', :created_at, :expires_at, :epoch,
-     :owner, :now + :lease, :digest, :idempotency_key, :parent_batch_id, :hold, :output_lifetime);
+     :owner, :now + :lease, :digest, :idempotency_key, :parent_batch_id, :hold, :output_lifetime,
+     :max_cost, :reuse);
 
 -- name: create_by_idempotency_key
 -- Finds the create that a project made with an idempotency key.
@@ -303,7 +307,7 @@ WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
 -- name: start_batch
 -- Moves a batch from validating to in_progress, if its epoch is still the current one.
 UPDATE batches SET status = 'in_progress', in_progress_at = max(:at, created_at), total = :total, model = :model,
-    work_key = :work_key, owner = NULL, lease_until = NULL
+    work_key = :work_key, sent_as = :sent_as, owner = NULL, lease_until = NULL
 WHERE id = :batch_id AND epoch = :epoch AND status = 'validating';
 
 -- name: insert_shard
@@ -334,7 +338,7 @@ WHERE status = 'validating' AND (owner <> :owner OR lease_until < :now AND EXIST
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
-    parent_batch_id, hold, held_at, output_lifetime
+    parent_batch_id, hold, held_at, output_lifetime, max_cost, reuse
 FROM batches WHERE id = :id AND (:project_id IS NULL OR project_id = :project_id);
 
 -- name: lock_batch
@@ -389,7 +393,8 @@ WHERE id = :id AND status IN ('in_progress', 'finalizing');
 
 -- name: close_open_shards
 -- Closes the shards of a batch that no worker holds.
-UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id AND state IN ('open', 'withheld');
+UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id
+    AND state IN ('open', 'withheld', 'following');
 
 -- name: hold_counts
 -- Reads what decides whether a batch is held: its lines, those that are recorded, and whether any could run now.
@@ -483,7 +488,11 @@ RETURNING batch_id, n, epoch;
 -- Reads what a worker needs to know about a batch.
 SELECT batches.id, batches.project_id, projects.organization_id, batches.endpoint, batches.expires_at,
     batches.work_key, keys.revoked_at IS NOT NULL AS key_revoked,
-    organizations.balance + organizations.credits AS funds
+    organizations.balance + organizations.credits AS funds,
+    CASE WHEN batches.max_cost IS NOT NULL THEN batches.max_cost + (
+        SELECT coalesce(sum(balance + credits), 0) FROM ledger
+        WHERE key_id = batches.key_id AND batch_id = batches.id AND kind = 'usage'
+    ) END AS cost_left
 FROM batches JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id = batches.project_id
     JOIN organizations ON organizations.id = projects.organization_id
 WHERE batches.id = :batch_id;
@@ -497,7 +506,11 @@ RETURNING batch_id, n, epoch;
 -- Reads the stop, the hold, the revocation and the funds of a batch.
 SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked,
     coalesce(batches.hold = 'held', 0) AND batches.status = 'in_progress' AS held,
-    organizations.balance + organizations.credits AS funds
+    organizations.balance + organizations.credits AS funds,
+    CASE WHEN batches.max_cost IS NOT NULL THEN batches.max_cost + (
+        SELECT coalesce(sum(balance + credits), 0) FROM ledger
+        WHERE key_id = batches.key_id AND batch_id = batches.id AND kind = 'usage'
+    ) END AS cost_left
 FROM batches JOIN keys ON keys.id = batches.key_id JOIN projects ON projects.id = batches.project_id
     JOIN organizations ON organizations.id = projects.organization_id
 WHERE batches.id = :batch_id;
@@ -537,7 +550,8 @@ SELECT at, lines FROM samples WHERE batch_id = :batch_id ORDER BY at;
 
 -- name: unfinished_models
 -- Lists the models of a batch's shards that may still run.
-SELECT DISTINCT model FROM shards WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld') ORDER BY model;
+SELECT DISTINCT model FROM shards
+WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld', 'following') ORDER BY model;
 
 -- name: insert_segment
 -- Stores a segment, or the key of its object.
@@ -550,6 +564,7 @@ INSERT INTO segments (batch_id, output_bytes, error_bytes, object_key, data, lin
 VALUES (:batch_id, :output_bytes, :error_bytes, :object_key, :data, :lines, :checksum, :charges, :layout)
 RETURNING (SELECT key_id FROM batches WHERE id = :batch_id) AS key_id,
     (SELECT hold FROM batches WHERE id = :batch_id) AS hold,
+    (SELECT max_cost FROM batches WHERE id = :batch_id) AS max_cost,
     (SELECT organization_id FROM projects WHERE id = (SELECT project_id FROM batches WHERE id = :batch_id))
         AS organization_id;
 
@@ -605,7 +620,7 @@ UPDATE batches SET stop = 'expired' WHERE id = :batch_id AND status IN ('in_prog
 
 -- name: finalizable_batch
 -- Finds a batch with no line left to run that no process is finalizing. Those that never failed come first.
-SELECT id, epoch, work_key, failures, repairs FROM batches
+SELECT id, epoch, work_key, failures, repairs, reuse FROM batches
 WHERE drained = 1 AND status IN ('in_progress', 'finalizing', 'cancelling')
     AND (owner IS NULL OR owner <> :owner OR lease_until < :now AND (failures > 0 OR EXISTS (
         SELECT 1 FROM watch WHERE watch.owner = :owner AND seen >= :now - lease / 2 AND since < :now - lease
@@ -616,10 +631,12 @@ ORDER BY failures, expires_at LIMIT 1;
 -- Leases a batch to finalize it, under a new epoch; moves it to finalizing unless it was cancelled or has expired.
 UPDATE batches SET epoch = epoch + 1, owner = :owner, lease_until = :now + :lease,
     finalizing_at = CASE
-        WHEN status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN max(:at, in_progress_at)
+        WHEN :finalizes AND status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN max(:at, in_progress_at)
         ELSE finalizing_at
     END,
-    status = CASE WHEN status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN 'finalizing' ELSE status END
+    status = CASE
+        WHEN :finalizes AND status = 'in_progress' AND coalesce(stop, 'failed') = 'failed' THEN 'finalizing' ELSE status
+    END
 WHERE id = :id AND epoch = :epoch;
 
 -- name: defer_finalize
@@ -688,6 +705,18 @@ SELECT work_key, repairs FROM batches WHERE id = :batch_id;
 -- name: delete_line_errors
 -- Deletes the errors of a batch by code, which are counted again.
 DELETE FROM line_errors WHERE batch_id = :batch_id;
+
+-- name: cost_of_batch
+-- Sums what a batch was charged, and what it saved by lines that took an earlier answer.
+SELECT coalesce(sum(reused), 0) AS reused, coalesce(sum(saved), 0) AS saved,
+    -coalesce(sum(balance + credits), 0) AS cost
+FROM ledger WHERE key_id = :key_id AND batch_id = :batch_id AND kind = 'usage';
+
+-- name: cost_of_project
+-- Sums what a project was charged since a time.
+SELECT -coalesce(sum(ledger.balance + ledger.credits), 0) AS cost
+FROM keys JOIN ledger ON ledger.key_id = keys.id
+WHERE keys.project_id = :project_id AND ledger.kind = 'usage' AND ledger.at >= :since;
 
 -- name: charged
 -- Sums what was taken for a batch's lines of one model.
@@ -881,8 +910,8 @@ UPDATE shards SET state = 'open' WHERE batch_id = :batch_id AND state = 'withhel
 );
 
 -- name: booked_usage
--- Sums the usage in the ledger entries of a batch.
-SELECT coalesce(sum(requests), 0) AS requests, coalesce(sum(input_tokens), 0) AS input_tokens,
+-- Sums the usage in the ledger entries of a batch. Lines that took an earlier answer count as requests.
+SELECT coalesce(sum(requests + reused), 0) AS requests, coalesce(sum(input_tokens), 0) AS input_tokens,
     coalesce(sum(cached_tokens), 0) AS cached_tokens, coalesce(sum(output_tokens), 0) AS output_tokens,
     coalesce(sum(reasoning_tokens), 0) AS reasoning_tokens
 FROM ledger WHERE key_id = :key_id AND batch_id = :batch_id AND kind = 'usage';
@@ -925,7 +954,7 @@ WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
 -- name: close_ended_shards
 -- Closes the shards of an ended batch that could still run.
 UPDATE shards SET state = 'closed', epoch = epoch + 1, owner = NULL, lease_until = NULL
-WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld') AND EXISTS (
+WHERE batch_id = :batch_id AND state IN ('open', 'leased', 'withheld', 'following') AND EXISTS (
     SELECT 1 FROM batches WHERE id = :batch_id AND status IN ('completed', 'failed', 'expired', 'cancelled')
 );
 
@@ -1042,7 +1071,8 @@ SELECT ledger.at - ledger.at % :bucket_seconds AS start, ledger.model,
     sum(CASE WHEN ledger.batch_id <> '' THEN ledger.requests ELSE 0 END) AS lines,
     sum(ledger.requests) AS requests, sum(ledger.input_tokens) AS input_tokens,
     sum(ledger.cached_tokens) AS cached_tokens, sum(ledger.output_tokens) AS output_tokens,
-    sum(ledger.reasoning_tokens) AS reasoning_tokens, -sum(ledger.balance + ledger.credits) AS cost
+    sum(ledger.reasoning_tokens) AS reasoning_tokens, -sum(ledger.balance + ledger.credits) AS cost,
+    sum(ledger.reused) AS reused, sum(ledger.saved) AS saved
 FROM keys JOIN ledger ON ledger.key_id = keys.id
 WHERE keys.project_id = :project_id AND ledger.kind = 'usage' AND ledger.at >= :since AND ledger.at < :until
     AND (:model IS NULL OR ledger.model = :model)
@@ -1053,3 +1083,39 @@ GROUP BY 1, 2 ORDER BY 1, 2 LIMIT :limit;
 SELECT total AS lines, completed_at - in_progress_at AS seconds FROM batches
 WHERE project_id = :project_id AND status = 'completed' AND created_at > :since AND model = :model
 ORDER BY created_at DESC, seq DESC LIMIT :limit;
+
+-- name: following_shards
+-- Lists the shards of a batch whose lines wait for an answer that they can take.
+SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
+FROM shards WHERE batch_id = :batch_id AND state = 'following' ORDER BY n;
+
+-- name: reuse_sources
+-- Lists batches whose answers a project may reuse, newest first, with their indexes.
+SELECT batches.id AS batch_id, batches.endpoint, batches.total, batches.completed, batches.input_file_id,
+    batches.work_key, batches.sent_as, files.id AS output_file_id, files.object_key AS output_key,
+    files.bytes AS output_bytes, files.checksum AS output_checksum, reuse_indexes.bytes AS index_bytes,
+    reuse_indexes.checksum AS index_checksum, reuse_indexes.object_key AS index_key, reuse_indexes.data AS index_data
+FROM batches JOIN files ON files.id = batches.output_file_id AND files.state = 'stored' AND files.expires_at > :at
+    LEFT JOIN reuse_indexes ON reuse_indexes.batch_id = batches.id
+WHERE batches.project_id = :project_id AND batches.created_at >= :since AND batches.endpoint = :endpoint
+    AND batches.status IN ('completed', 'expired', 'cancelled')
+ORDER BY batches.created_at DESC, batches.seq DESC LIMIT :limit;
+
+-- name: insert_index
+-- Stores the index of a batch, or the key of its object, unless there is one.
+INSERT INTO reuse_indexes (batch_id, lines, bytes, checksum, object_key, data)
+VALUES (:batch_id, :lines, :bytes, :checksum, :object_key, :data) ON CONFLICT DO NOTHING;
+
+-- name: delete_index
+-- Deletes the indexes of batches whose results have expired, or that cannot be read.
+DELETE FROM reuse_indexes WHERE batch_id = :batch_id;
+
+-- name: end_reuse_step
+-- Ends the lease on a batch that reuses answers, under a new epoch. It is drained unless lines may run now.
+UPDATE batches SET reuse = 'follow', drained = :drained, epoch = epoch + 1, owner = NULL, lease_until = NULL
+WHERE id = :batch_id AND epoch = :epoch AND owner = :owner;
+
+-- name: divide_shard
+-- Records lines of a shard that took an answer, and lets its others run.
+UPDATE shards SET settled = :settled, completed = completed + :completed, state = :state, epoch = epoch + 1
+WHERE batch_id = :batch_id AND n = :n AND state = 'following';

@@ -1,0 +1,123 @@
+"""Finds answers to lines that were asked before: digests of lines, indexes of answers, and lines with a copied answer.
+
+An *index* belongs to one batch. It has a digest for each line that ran and succeeded, sorted, and for each digest the
+place of the answer in the output file of the batch. It is a cache: it can be made again at any time.
+"""
+
+import struct
+from collections.abc import Container, Iterable, Iterator
+from hashlib import blake2b
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.json import Decoder
+from msgspec.json import encode as encode_json
+
+from batchline.domain.checksum import checksum_of
+from batchline.domain.models import Catalog
+from batchline.domain.result_lines import after_custom_id
+
+DIGEST_BYTES = 16
+_PLACE = struct.Struct("<QIQ")
+_END, _REUSED_END = b'"error":null}\n', b'"error":null,"reused":true}\n'
+_rules = Decoder(dict[str, list[str | int | None]])
+
+
+class Place(NamedTuple):
+    """Where an answer is in an output file, and the checksum of its line."""
+
+    offset: int
+    length: int
+    checksum: int
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A batch whose answers may be reused: its files, and its index if there is one."""
+
+    batch_id: str
+    endpoint: str
+    total: int
+    completed: int
+    input_file_id: str
+    work_key: str | None
+    sent_as: bytes | None
+    output_file_id: str
+    output_key: str
+    output_bytes: int
+    output_checksum: int | None
+    index_bytes: int | None
+    index_checksum: int | None
+    index_key: str | None
+    index_data: bytes | None
+
+
+class StoredIndex(Struct, frozen=True, kw_only=True):
+    """An index as it is stored: in its row if it is small, else as an object."""
+
+    lines: int
+    bytes: int
+    checksum: int
+    object_key: str | None = None
+    data: bytes | None = None
+
+
+class LineDigests:
+    """Computes the digests of lines: of the project, the url, the body, and how the model is sent to its upstream."""
+
+    def __init__(self, project_id: str, endpoint: str, sent_as: bytes | None) -> None:
+        self._beginning = f"{project_id}\n{endpoint}\n".encode()
+        self._rules = {} if sent_as is None else _rules.decode(sent_as)
+        self._prefixes: dict[str, blake2b] = {}
+
+    def of(self, model: str, body: bytes) -> bytes:
+        """Return the digest of a line of a shard with this model."""
+        prefix = self._prefixes.get(model)
+        if prefix is None:
+            rules = encode_json(self._rules.get(model, []))
+            prefix = blake2b(self._beginning + rules, digest_size=DIGEST_BYTES)
+            self._prefixes[model] = prefix
+        digest = prefix.copy()
+        digest.update(body)
+        return digest.digest()
+
+
+def sending_rules(catalog: Catalog, models: Iterable[str], project_id: str) -> bytes | None:
+    """Return how models are sent to their upstreams, if one of them is not sent as it is: by another name, or cut."""
+    rules: dict[str, list[str | int | None]] = {}
+    for name in sorted(models):
+        model = catalog.find(name, project_id) if name else None
+        if model is not None and (model.name != model.id or model.max_tokens is not None):
+            rules[name] = [model.name, model.max_tokens, int(model.error_on_max_token)]
+    return encode_json(rules) if rules else None
+
+
+def encode_index(entries: Iterable[tuple[bytes, Place]]) -> bytes:
+    """Return an index: the digests in their order, and then the places in the same order."""
+    ordered = sorted(entries)
+    return b"".join([digest for digest, _ in ordered]) + b"".join([_PLACE.pack(*place) for _, place in ordered])
+
+
+def find_in_index(index: bytes, wanted: Container[bytes]) -> Iterator[tuple[bytes, Place]]:
+    """Yield those of the wanted digests that an index has, with the places of their answers, in one pass."""
+    lines = len(index) // (DIGEST_BYTES + _PLACE.size)
+    places_at = lines * DIGEST_BYTES
+    for n, at in enumerate(range(0, places_at, DIGEST_BYTES)):
+        digest = index[at : at + DIGEST_BYTES]
+        if digest in wanted:
+            yield digest, Place(*_PLACE.unpack_from(index, places_at + n * _PLACE.size))
+
+
+def is_reused(line: bytes) -> bool:
+    """Return whether a line of an output file has a copied answer."""
+    return line.endswith(_REUSED_END)
+
+
+def copy_line(line: bytes, line_id: str, custom_id: bytes) -> bytes:
+    """Return a line of an output file as the result of another line. Raise Damaged if it is none."""
+    answer = line[after_custom_id(line) : -len(_REUSED_END if is_reused(line) else _END)]
+    return b'{"id":"%b","custom_id":%b,%b%b' % (line_id.encode(), custom_id, answer, _REUSED_END)
+
+
+def place_of(line: bytes, offset: int) -> Place:
+    """Return the place of a line at an offset."""
+    return Place(offset, len(line), checksum_of(line))

@@ -1,0 +1,442 @@
+"""Gives lines of a batch answers that the project got before, so that they need not run (G7).
+
+A batch that was created with ``reuse`` starts with all of its shards *following*: no worker claims them, and the batch
+counts as drained. So the finalizer leases it, and takes a step of the reuse instead of finalizing it:
+
+- **Lookup.** The digest of each line is looked for in the indexes of earlier batches of the project, newest first. An
+  index is made when it is first needed. Lines with an answer are recorded with a copy of it. Of the others, the first
+  with each digest may run, and those equal to it go on following.
+- **Follow.** When the lines that ran are recorded, the others take their answers. If there is none, they run.
+
+A step writes segments first. Then one fenced transaction records all of its lines, as a repair does. So a crash at any
+moment leaves nothing to undo, and another process takes the step again.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import count
+
+from msgspec import Struct
+from msgspec.json import encode as encode_json
+
+from batchline.domain import ids
+from batchline.domain.bitmap import all_but, unsettled
+from batchline.domain.chat import named_model
+from batchline.domain.checksum import Checksum, checksum_of
+from batchline.domain.errors import Damaged, ObjectMissing
+from batchline.domain.estimates import charged_usage
+from batchline.domain.limits import InputLimits
+from batchline.domain.lines import lines_of
+from batchline.domain.models import Catalog, Model
+from batchline.domain.money import NANO, Price, Tariff
+from batchline.domain.records import Batch, Charge, NewShard, Segment, Shard
+from batchline.domain.result_lines import index_of, read_result_line, split_lines
+from batchline.domain.result_order import encode_layout
+from batchline.domain.reuse import (
+    LineDigests,
+    Place,
+    Source,
+    StoredIndex,
+    copy_line,
+    encode_index,
+    find_in_index,
+    is_reused,
+    place_of,
+    sending_rules,
+)
+from batchline.domain.states import Reuse
+from batchline.domain.usage import NOTHING
+from batchline.pipeline.record import INLINE_SEGMENT_BYTES
+from batchline.ports import DividedShard, FinalizeLease, Objects, Reusing, Store, StoreClock, Validator
+from batchline.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+_SEGMENT_BYTES = 4 * 1024 * 1024
+_READ_BYTES = 1024 * 1024
+_MAX_GAP_BYTES = 64 * 1024
+"""Answers that are no further apart are read at once."""
+_INLINE_INDEX_BYTES = 16 * 1024
+_MAX_SOURCES = 256
+"""Batches that one lookup looks at. Each may need a read of an index and one of its answers."""
+_MAX_TRIES = 3
+"""How often a lookup is made if results are deleted meanwhile; after that, the lines run."""
+_SEGMENTS_PER_PAGE = 32
+
+
+class _Line(Struct, frozen=True):
+    """A line that waits for an answer."""
+
+    shard: int
+    position: int
+    index: int
+    custom_id: bytes
+    digest: bytes
+    model: str
+    price: Price
+
+
+class _Copies:
+    """The copies of answers that a step has made. Full segments are written at once."""
+
+    def __init__(self, leased: FinalizeLease, *, objects: Objects, names: "count[int]") -> None:
+        self._batch, self._owner = leased.batch, leased.owner
+        self._objects, self._names = objects, names
+        self._lines: list[bytes] = []
+        self._indexes: list[int] = []
+        self._bytes = 0
+        self._charges: dict[str, list[int]] = {}
+        self.segments: list[Segment] = []
+        self.charges: list[Charge] = []
+        self.settled: dict[int, set[int]] = {}
+        """The positions of the lines that took an answer, by shard."""
+
+    async def add(self, line: _Line, answer: bytes, *, saved: int) -> None:
+        """Add a copy of an answer as the result of a line."""
+        copy = copy_line(answer, ids.line_id(self._batch.id, line.index), line.custom_id)
+        self._lines.append(copy)
+        self._indexes.append(line.index)
+        self._bytes += len(copy)
+        counts = self._charges.setdefault(line.model, [0, 0])
+        counts[0] += 1
+        counts[1] += saved
+        self.settled.setdefault(line.shard, set()).add(line.position)
+        if self._bytes >= _SEGMENT_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write a segment of what was added since the last one."""
+        if not self._lines:
+            return
+        data, key = b"".join(self._lines), None
+        if len(data) >= INLINE_SEGMENT_BYTES:
+            key = f"segments/{self._batch.id}/{self._owner}-reuse-{next(self._names)}"
+            await self._objects.put(key, data)
+        charges = [
+            Charge(model=model, requests=0, usage=NOTHING, cost=0, reused=lines, saved=saved)
+            for model, (lines, saved) in self._charges.items()
+        ]
+        self.charges += charges
+        self.segments.append(
+            Segment(
+                output_bytes=len(data),
+                error_bytes=0,
+                object_key=key,
+                data=data if key is None else None,
+                lines=len(self._lines),
+                checksum=checksum_of(data),
+                charges=encode_json(charges),
+                layout=encode_layout(self._indexes, self._lines),
+            )
+        )
+        self._lines, self._indexes, self._bytes, self._charges = [], [], 0, {}
+
+
+class ReuseStep:
+    """Takes the next step of a batch that was created with ``reuse``.
+
+    Answers are not older than ``max_age_seconds``, and at most ``max_lines`` of them are looked through.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        objects: Objects,
+        validator: Validator,
+        catalog: Catalog,
+        tariff: Tariff,
+        clock: StoreClock,
+        metrics: Metrics,
+        max_age_seconds: int,
+        max_lines: int,
+    ) -> None:
+        self._store, self._objects, self._validator, self._clock = store, objects, validator, clock
+        self._catalog, self._tariff, self._metrics = catalog, tariff, metrics
+        self._max_age_seconds, self._max_lines = max_age_seconds, max_lines
+        self._names = count(1)
+
+    async def run(self, leased: FinalizeLease) -> None:
+        """Take a step, and end the lease. Raise LeaseLost, Damaged or ObjectMissing."""
+        for tries_left in reversed(range(_MAX_TRIES)):
+            lines = await self._read_waiting(leased)
+            copies = _Copies(leased, objects=self._objects, names=self._names)
+            sources: list[str] = []
+            if leased.batch.reuse is Reuse.FOLLOW:
+                await self._copy_own(leased, lines, copies)
+            elif tries_left:
+                sources = await self._copy_earlier(leased, lines, copies)
+            await copies.flush()
+            follows = leased.batch.reuse is Reuse.LOOKUP
+            reusing = Reusing(
+                shards=_divide(leased.following, lines, copies, follows=follows),
+                segments=copies.segments,
+                charges=copies.charges,
+                sources=sources,
+            )
+            if await self._store.end_reuse_step(leased, reusing, at=int(self._clock.now())):
+                self._report(leased.batch, reusing)
+                return
+
+    def _report(self, batch: Batch, reusing: Reusing) -> None:
+        reused = sum(charge.reused for charge in reusing.charges)
+        self._metrics.lines.labels("succeeded").inc(reused)
+        self._metrics.reused_lines.inc(reused)
+        self._metrics.saved_units.inc(sum(charge.saved for charge in reusing.charges) / NANO)
+        log.info("answers reused", extra={"batch": batch.id, "lines": reused, "step": batch.reuse})
+
+    async def _read_waiting(self, leased: FinalizeLease) -> list[_Line]:
+        """Return the lines that wait, without those that must be refused and those that cannot be read: they run."""
+        batch = leased.batch
+        (signal,) = await self._store.signals([batch.id])
+        if signal.key_revoked:
+            return []
+        rules = sending_rules(self._catalog, {shard.model for shard in leased.following}, batch.project_id)
+        digests = LineDigests(batch.project_id, batch.endpoint, rules)
+        found: list[_Line] = []
+        for shard in leased.following:
+            positions = set(unsettled(shard.settled, shard.lines))
+            try:
+                lines = lines_of(shard, await self._objects.read(leased.work_key, shard.offset, shard.length))
+            except (Damaged, ObjectMissing):
+                continue
+            for position, line in enumerate(lines):
+                if position not in positions:
+                    continue
+                model = self._find_model(shard, line.body, batch)
+                if model is not None:
+                    digest = digests.of(shard.model, line.body)
+                    found.append(_Line(shard.n, position, line.index, line.custom_id, digest, model.id, model.price))
+            await self._clock.sleep(0)
+        return found
+
+    def _find_model(self, shard: Shard, body: bytes, batch: Batch) -> Model | None:
+        name = shard.model or named_model(body)
+        return self._catalog.find(name, batch.project_id) if name else None
+
+    async def _copy_earlier(self, leased: FinalizeLease, lines: list[_Line], copies: _Copies) -> list[str]:
+        """Copy answers of earlier batches, and return the files that they are from."""
+        batch = leased.batch
+        wanted = _by_digest(lines)
+        now, searched, used = int(self._clock.now()), 0, list[str]()
+        sources = await self._store.reuse_sources(
+            batch.project_id,
+            endpoint=batch.endpoint,
+            since=now - self._max_age_seconds,
+            at=int(self._clock.due()),
+            limit=_MAX_SOURCES,
+        )
+        for source in sources:
+            searched += source.completed
+            if not wanted or searched > self._max_lines:
+                break
+            try:
+                places = dict(find_in_index(await self._index_of(batch, source), wanted))
+                if await self._copy_places(source, places, wanted, copies):
+                    used.append(source.output_file_id)
+            except (Damaged, ObjectMissing) as error:
+                log.warning(
+                    "answers of a batch cannot be reused, going on without them",
+                    extra={"batch": source.batch_id, "reason": str(error)},
+                )
+                await self._store.drop_index(source.batch_id)
+            await self._clock.sleep(0)
+        return used
+
+    async def _copy_places(
+        self, source: Source, places: dict[bytes, Place], wanted: dict[bytes, list[_Line]], copies: _Copies
+    ) -> bool:
+        """Copy answers from an output file, in the order of the file, and return whether there were any."""
+        ordered = sorted(places.items(), key=lambda found: found[1].offset)
+        for group in _adjacent(ordered):
+            start = group[0][1].offset
+            end = group[-1][1].offset + group[-1][1].length
+            data = await self._objects.read(source.output_key, start, end - start)
+            for digest, place in group:
+                answer = data[place.offset - start : place.offset - start + place.length]
+                if checksum_of(answer) != place.checksum:
+                    raise Damaged(source.output_key)
+                for line in wanted.pop(digest):
+                    await copies.add(line, answer, saved=self._saved(line, answer))
+        return bool(places)
+
+    def _saved(self, line: _Line, answer: bytes) -> int:
+        """Return what an answer would have cost."""
+        if not self._tariff.metered or line.price.is_zero:
+            return 0
+        read = read_result_line(answer)
+        usage = charged_usage(read.usage or NOTHING, request=b"", answer_bytes=read.answer_bytes)
+        return self._tariff.cost(line.price, usage, synchronous=False)
+
+    async def _index_of(self, batch: Batch, source: Source) -> bytes:
+        """Return the index of a batch, and make it if there is none. Raise Damaged or ObjectMissing."""
+        if source.index_bytes is None:
+            return await self._make_index(batch, source)
+        data = source.index_data
+        if data is None and source.index_key is not None:
+            data = await self._objects.read(source.index_key, 0, source.index_bytes)
+        if data is None or len(data) != source.index_bytes or checksum_of(data) != source.index_checksum:
+            raise Damaged(f"the index of {source.batch_id}")
+        return data
+
+    async def _make_index(self, batch: Batch, source: Source) -> bytes:
+        digests = await self._digests_of(batch, source)
+        if digests is None:
+            return b""
+        entries = [
+            (digests[16 * index : 16 * index + 16], place)
+            async for index, place in self._answers(source)
+            if 16 * index < len(digests)
+        ]
+        data = encode_index(entries)
+        index = StoredIndex(lines=len(entries), bytes=len(data), checksum=checksum_of(data), data=data)
+        if len(data) > _INLINE_INDEX_BYTES:
+            key = f"results/{source.batch_id}/{batch.id}-{next(self._names)}-index"
+            await self._objects.put(key, data)
+            index = StoredIndex(lines=len(entries), bytes=len(data), checksum=checksum_of(data), object_key=key)
+        if not await self._store.add_index(source.batch_id, index) and index.object_key is not None:
+            await self._objects.delete(index.object_key)
+        return data
+
+    async def _answers(self, source: Source) -> AsyncIterator[tuple[int, Place]]:
+        """Yield the index and the place of each line of an output file that ran. Raise Damaged."""
+        read, rest, offset = Checksum(), b"", 0
+        async for chunk in self._objects.stream(source.output_key, 0, source.output_bytes):
+            read.update(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            for text in lines:
+                line = text + b"\n"
+                if not is_reused(line):
+                    yield index_of(line), place_of(line, offset)
+                offset += len(line)
+            await self._clock.sleep(0)
+        if read.bytes != source.output_bytes or source.output_checksum not in (None, read.value):
+            raise Damaged(source.output_key)
+
+    async def _digests_of(self, batch: Batch, source: Source) -> bytes | None:
+        """Return the digests of all lines of a batch, in the order of its input; None if its lines are not known."""
+        rules = {"project_id": batch.project_id, "endpoint": source.endpoint, "sent_as": source.sent_as}
+        if source.work_key is not None:
+            shards = await self._store.batch_shards(source.batch_id)
+            pieces = {shard.offset: shard for shard in shards}
+            try:
+                async with self._objects.local(source.work_key) as work:
+                    return await self._validator.digests(work=work, shards=_new_shards(pieces.values()), **rules)
+            except (ObjectMissing, Damaged):
+                pass
+        file = await self._store.file(batch.project_id, source.input_file_id, at=int(self._clock.due()))
+        if file is None:
+            return None
+        limits = InputLimits(
+            max_bytes=file.bytes, max_lines=source.total, max_line_bytes=file.bytes, endpoints=(source.endpoint,)
+        )
+        async with self._objects.local(file.object_key) as local, self._objects.scratch() as work:
+            verdict = await self._validator.validate(
+                project_id=batch.project_id, source=local, work=work, endpoint=source.endpoint, limits=limits
+            )
+            if verdict.faults:
+                return None
+            return await self._validator.digests(work=work, shards=verdict.shards, **rules)
+
+    async def _copy_own(self, leased: FinalizeLease, lines: list[_Line], copies: _Copies) -> None:
+        """Copy the answers of those lines of the same batch that ran. Raise Damaged or ObjectMissing."""
+        wanted = _by_digest(lines)
+        leaders = await self._find_leaders(leased, lines)
+        last = 0
+        while wanted and (page := await self._store.segments(leased.batch.id, after=last, limit=_SEGMENTS_PER_PAGE)):
+            for segment in page:
+                for answer in await self._output_of(segment):
+                    digest = leaders.get(index_of(answer), b"")
+                    for line in wanted.pop(digest, ()):
+                        await copies.add(line, answer, saved=self._saved(line, answer))
+                await self._clock.sleep(0)
+            last = page[-1].id
+
+    async def _find_leaders(self, leased: FinalizeLease, lines: Sequence[_Line]) -> dict[int, bytes]:
+        """Return the digests that lines wait for, by the index of each line that does not wait and has one of them."""
+        batch = leased.batch
+        waiting, wanted = {line.index for line in lines}, {line.digest for line in lines}
+        shards = {shard.offset: shard for shard in await self._store.batch_shards(batch.id)}
+        rules = sending_rules(self._catalog, {shard.model for shard in shards.values()}, batch.project_id)
+        digests = LineDigests(batch.project_id, batch.endpoint, rules)
+        leaders: dict[int, bytes] = {}
+        for shard in shards.values():
+            try:
+                found = lines_of(shard, await self._objects.read(leased.work_key, shard.offset, shard.length))
+            except (Damaged, ObjectMissing):
+                continue
+            for line in found:
+                digest = digests.of(shard.model, line.body)
+                if digest in wanted and line.index not in waiting:
+                    leaders[line.index] = digest
+            await self._clock.sleep(0)
+        return leaders
+
+    async def _output_of(self, segment: Segment) -> list[bytes]:
+        """Return the output lines of a segment. Raise Damaged or ObjectMissing."""
+        data = segment.data or b""
+        if segment.object_key is not None:
+            data = await self._objects.read(segment.object_key, 0, segment.output_bytes + segment.error_bytes)
+        if segment.is_emptied:
+            return []
+        read = Checksum()
+        read.update(data)
+        segment.verify(read)
+        return split_lines(data[: segment.output_bytes])
+
+
+def _by_digest(lines: Iterable[_Line]) -> dict[bytes, list[_Line]]:
+    found: dict[bytes, list[_Line]] = {}
+    for line in lines:
+        found.setdefault(line.digest, []).append(line)
+    return found
+
+
+def _new_shards(shards: Iterable[Shard]) -> list[NewShard]:
+    return [
+        NewShard(
+            offset=shard.offset, length=shard.length, lines=shard.lines, model=shard.model, checksum=shard.checksum
+        )
+        for shard in shards
+    ]
+
+
+def _adjacent(places: Sequence[tuple[bytes, Place]]) -> list[list[tuple[bytes, Place]]]:
+    """Return places in groups that are read at once."""
+    groups: list[list[tuple[bytes, Place]]] = []
+    start = end = 0
+    for found in places:
+        place = found[1]
+        if groups and place.offset <= end + _MAX_GAP_BYTES and place.offset + place.length - start <= _READ_BYTES:
+            groups[-1].append(found)
+        else:
+            groups.append([found])
+            start = place.offset
+        end = place.offset + place.length
+    return groups
+
+
+def _divide(shards: Sequence[Shard], lines: Sequence[_Line], copies: _Copies, *, follows: bool) -> list[DividedShard]:
+    """Return what becomes of each shard. If ``follows``, of equal lines without an answer only the first may run."""
+    following: dict[int, set[int]] = {}
+    seen: set[bytes] = set()
+    for line in lines if follows else ():
+        if line.position in copies.settled.get(line.shard, ()):
+            continue
+        if line.digest in seen:
+            following.setdefault(line.shard, set()).add(line.position)
+        seen.add(line.digest)
+    divided = []
+    for shard in shards:
+        copied, waiting = copies.settled.get(shard.n, set()), following.get(shard.n, set())
+        running = [at for at in unsettled(shard.settled, shard.lines) if at not in copied and at not in waiting]
+        divided.append(
+            DividedShard(
+                n=shard.n,
+                completed=len(copied),
+                done=all_but((), shard.lines),
+                settled=all_but(running, shard.lines) if running else None,
+                following=all_but(waiting, shard.lines) if waiting else None,
+            )
+        )
+    return divided
