@@ -27,12 +27,15 @@ def without_ids(record: dict[str, Any]) -> dict[str, Any]:
 async def reused(bench: Bench, batch: Batch) -> int:
     """Return how many lines took an earlier answer, and check that the ledger and the files say the same."""
     records = (await bench.records(batch)).values()
-    marked = sum(record.get("reused", False) for record in records)
+    marked = [record for record in records if record.get("reused")]
     entries = await bench.rows.project_usage(
         batch.project_id, model=None, since=0, until=10**10, bucket_seconds=86_400, limit=100
     )
-    assert sum(entry.reused for entry in entries) >= marked
-    return marked
+    assert sum(entry.reused for entry in entries) >= len(marked)
+    snapshot = await bench.rows.snapshot(batch.project_id, batch.id)
+    assert snapshot is not None
+    assert snapshot.bill.reused == len(marked)
+    return len(marked)
 
 
 @pytest.mark.rule("G7", "Lines with the url and body of a line that succeeded take its answer, without a request.")

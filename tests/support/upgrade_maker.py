@@ -43,6 +43,7 @@ from batchline.pipeline.create import CreateRequest
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.repair import Repair
+from batchline.pipeline.reuse import ReuseStep
 from batchline.pipeline.validation_pool import ValidationPool
 from batchline.ports import NewBatch
 from batchline.settings import ModelSettings, Settings
@@ -423,6 +424,17 @@ class _Maker:
                 validator=self._validator,
                 damage_log=damage_log,
                 clock=self._context.clock,
+            ),
+            reuse_step=ReuseStep(
+                store=self._store,
+                objects=self._objects,
+                validator=self._validator,
+                catalog=self._context.settings.catalog,
+                tariff=self._context.settings.tariff,
+                clock=self._context.clock,
+                metrics=self._context.metrics,
+                max_age_seconds=0,
+                max_lines=0,
             ),
             damage_log=damage_log,
             clock=self._context.clock,

@@ -157,6 +157,10 @@ class RemoteProgress(Struct, frozen=True):
     in_flight: int = 0
     concurrency: int = 0
     errors: list[ErrorCount] = field(default_factory=list)
+    reused: int = 0
+    cost: float = 0.0
+    saved: float = 0.0
+    max_cost: float | None = None
     parent_batch_id: str | None = None
     child_batch_ids: list[str] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
-from batchline.domain.records import Batch
+from batchline.domain.records import Batch, Bill
 from batchline.domain.waiting import Wait
 
 BUCKET_SECONDS = 5
@@ -72,6 +72,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     activity: Activity
     errors: list[LineErrors]
     child_batch_ids: list[str] = []
+    bill: Bill = Bill()
 
 
 class _Error(Struct):

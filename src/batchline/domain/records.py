@@ -339,6 +339,16 @@ class LeasedBatch(Struct, frozen=True, kw_only=True):
     """Nano-units that the batch may still cost, or None without a limit."""
 
 
+class Bill(Struct, frozen=True, kw_only=True):
+    """What a batch was charged, and what it saved, in nano-units."""
+
+    cost: int = 0
+    reused: int = 0
+    """Lines that took an earlier answer."""
+    saved: int = 0
+    """The amount that they would have cost."""
+
+
 class Balances(Struct, frozen=True, kw_only=True):
     """The nano-units that are left after a record."""
 

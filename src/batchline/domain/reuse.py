@@ -55,7 +55,7 @@ class StoredIndex(Struct, frozen=True, kw_only=True):
     """An index as it is stored: in its row if it is small, else as an object."""
 
     lines: int
-    bytes: int
+    size: int
     checksum: int
     object_key: str | None = None
     data: bytes | None = None

@@ -187,6 +187,20 @@ class BatchObject(_Object):
         )
 
 
+Money = Annotated[Raw, Meta(extra_json_schema={"type": "number"})]
+"""An amount in units, with at most nine decimal places. It is exact, unlike a float."""
+OptionalMoney = Annotated[Raw, Meta(extra_json_schema={"type": ["number", "null"]})]
+
+
+def _money(amount: int) -> Raw:
+    return Raw(units(amount).encode())
+
+
+def optional_money(amount: int | None) -> Raw:
+    """Return an amount of nano-units as a number of units, or null."""
+    return Raw(b"null") if amount is None else _money(amount)
+
+
 class LineErrorSample(_Object):
     """The first line that failed with a code, both texts cut to 300 characters."""
 
@@ -225,7 +239,11 @@ class BatchProgress(_Object):
         Count, Meta(description="How many lines the upstreams of the models take in parallel, as measured so far.")
     ]
     errors: Annotated[list[LineErrorCount], Meta(description="By code, the most frequent first.")]
-    usage: BatchUsage
+    usage: Annotated[BatchUsage, Meta(description="Of the lines that ran.")]
+    reused: Annotated[Count, Meta(description="Lines that took an earlier answer, without a request and a charge.")]
+    cost: Annotated[Money, Meta(description="What the batch was charged so far, in units.")]
+    saved: Annotated[Money, Meta(description="What the reused lines would have cost, in units.")]
+    max_cost: Annotated[OptionalMoney, Meta(description="What the batch may cost, in units, or null.")]
     parent_batch_id: Annotated[
         str | None, Meta(description="The batch whose failed lines this one runs again, or null.")
     ]
@@ -248,23 +266,13 @@ class BatchProgress(_Object):
             concurrency=activity.concurrency,
             errors=[LineErrorCount.from_errors(errors) for errors in progress.errors],
             usage=BatchUsage.from_usage(batch.usage),
+            reused=progress.bill.reused,
+            cost=_money(progress.bill.cost),
+            saved=_money(progress.bill.saved),
+            max_cost=optional_money(batch.max_cost),
             parent_batch_id=batch.parent_batch_id,
             child_batch_ids=progress.child_batch_ids,
         )
-
-
-Money = Annotated[Raw, Meta(extra_json_schema={"type": "number"})]
-"""An amount in units, with at most nine decimal places. It is exact, unlike a float."""
-OptionalMoney = Annotated[Raw, Meta(extra_json_schema={"type": ["number", "null"]})]
-
-
-def _money(amount: int) -> Raw:
-    return Raw(units(amount).encode())
-
-
-def optional_money(amount: int | None) -> Raw:
-    """Return an amount of nano-units as a number of units, or null."""
-    return Raw(b"null") if amount is None else _money(amount)
 
 
 class ModelCheckObject(_Object):
@@ -312,6 +320,8 @@ class UsageBucket(_Object):
     output_tokens: int
     reasoning_tokens: int
     cost: Annotated[Money, Meta(description="In units.")]
+    reused: Annotated[Count, Meta(description="Lines that took an earlier answer. They are no requests.")]
+    saved: Annotated[Money, Meta(description="What these lines would have cost, in units.")]
 
     @classmethod
     def from_record(cls, usage: ProjectUsage) -> Self:
@@ -325,6 +335,8 @@ class UsageBucket(_Object):
             output_tokens=usage.output_tokens,
             reasoning_tokens=usage.reasoning_tokens,
             cost=_money(usage.cost),
+            reused=max(0, usage.reused),
+            saved=_money(usage.saved),
         )
 
 

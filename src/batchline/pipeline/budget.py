@@ -81,7 +81,7 @@ class Budgets:
 
 
 class Budget:
-    """What is left of one balance: that of an organization, the ``max_cost`` of a batch, or what a project has for a day.
+    """What is left of a balance: that of an organization, the ``max_cost`` of a batch, or a project's budget for a day.
 
     ``failure`` is how lines fail if nothing is left. ``of_batch`` says that only lines of one batch are paid from it.
     """
@@ -104,7 +104,7 @@ class Budget:
         return None
 
     def hold(self, estimate: Estimate) -> "int | Budget":
-        """Hold what a request may cost, and return how much that is; return the budget if too little is left for it now.
+        """Hold what a request may cost, and return how much that is; the budget itself if too little is left now.
 
         A request without a limit of its output takes a usual one, or all that is left if that is less.
         """

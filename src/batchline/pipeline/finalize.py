@@ -103,15 +103,14 @@ class Finalizer:
                 if not leased.following:
                     return await self._finalize(leased)
                 await self._reuse_step.run(leased)
-                self._on_work_available()
-                return None
             except (Damaged, ObjectMissing):
                 if leased.repairs >= _MAX_REPAIRS:
                     raise
+                await self._repair.run(leased)
             except ObjectsDown:
                 if not await self._repair.gives_up_unreadable(leased):
                     raise
-            await self._repair.run(leased)
+                await self._repair.run(leased)
         self._on_work_available()
         return None
 

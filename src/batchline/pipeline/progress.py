@@ -42,6 +42,7 @@ class ProgressReader:
             activity=activity,
             errors=snapshot.errors,
             child_batch_ids=snapshot.child_batch_ids,
+            bill=snapshot.bill,
         )
 
     def _rate(self, snapshot: BatchSnapshot) -> float:

@@ -15,6 +15,7 @@ moment leaves nothing to undo, and another process takes the step again.
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import count
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.json import encode as encode_json
@@ -289,11 +290,11 @@ class ReuseStep:
             if 16 * index < len(digests)
         ]
         data = encode_index(entries)
-        index = StoredIndex(lines=len(entries), bytes=len(data), checksum=checksum_of(data), data=data)
+        index = StoredIndex(lines=len(entries), size=len(data), checksum=checksum_of(data), data=data)
         if len(data) > _INLINE_INDEX_BYTES:
             key = f"results/{source.batch_id}/{batch.id}-{next(self._names)}-index"
             await self._objects.put(key, data)
-            index = StoredIndex(lines=len(entries), bytes=len(data), checksum=checksum_of(data), object_key=key)
+            index = StoredIndex(lines=len(entries), size=len(data), checksum=checksum_of(data), object_key=key)
         if not await self._store.add_index(source.batch_id, index) and index.object_key is not None:
             await self._objects.delete(index.object_key)
         return data
@@ -315,13 +316,12 @@ class ReuseStep:
 
     async def _digests_of(self, batch: Batch, source: Source) -> bytes | None:
         """Return the digests of all lines of a batch, in the order of its input; None if its lines are not known."""
-        rules = {"project_id": batch.project_id, "endpoint": source.endpoint, "sent_as": source.sent_as}
         if source.work_key is not None:
             shards = await self._store.batch_shards(source.batch_id)
             pieces = {shard.offset: shard for shard in shards}
             try:
                 async with self._objects.local(source.work_key) as work:
-                    return await self._validator.digests(work=work, shards=_new_shards(pieces.values()), **rules)
+                    return await self._digest(batch, source, work, _new_shards(pieces.values()))
             except (ObjectMissing, Damaged):
                 pass
         file = await self._store.file(batch.project_id, source.input_file_id, at=int(self._clock.due()))
@@ -336,7 +336,12 @@ class ReuseStep:
             )
             if verdict.faults:
                 return None
-            return await self._validator.digests(work=work, shards=verdict.shards, **rules)
+            return await self._digest(batch, source, work, verdict.shards)
+
+    async def _digest(self, batch: Batch, source: Source, work: Path, shards: list[NewShard]) -> bytes:
+        return await self._validator.digests(
+            project_id=batch.project_id, work=work, shards=shards, endpoint=source.endpoint, sent_as=source.sent_as
+        )
 
     async def _copy_own(self, leased: FinalizeLease, lines: list[_Line], copies: _Copies) -> None:
         """Copy the answers of those lines of the same batch that ran. Raise Damaged or ObjectMissing."""

@@ -17,6 +17,7 @@ from batchline.domain.records import (
     ALL_SCOPES,
     Balances,
     Batch,
+    Bill,
     Charge,
     File,
     InspectedFile,
@@ -227,6 +228,7 @@ class BatchSnapshot(Struct, frozen=True, kw_only=True):
     """Oldest first, none older than five minutes. Empty once the batch's work is deleted."""
     child_batch_ids: list[str]
     """The batches that run failed lines of it again, oldest first."""
+    bill: Bill
 
 
 class Batches(Protocol):
@@ -365,7 +367,7 @@ class Mending(Struct, frozen=True, kw_only=True):
 
 
 class DividedShard(Struct, frozen=True, kw_only=True):
-    """What a step of a reuse makes of a shard: some of its lines took an answer, some may run, and some go on waiting."""
+    """What a step of a reuse makes of a shard: lines that took an answer, that may run, and that go on waiting."""
 
     n: int
     completed: int

@@ -8,7 +8,7 @@ from msgspec.json import encode as encode_json
 
 from batchline.domain.errors import LeaseLost
 from batchline.domain.progress import LineErrors, Sample
-from batchline.domain.records import Batch, NewShard
+from batchline.domain.records import Batch, Bill, NewShard
 from batchline.domain.states import BatchStatus, ShardState
 from batchline.domain.wire import BatchObject
 from batchline.ports import BatchSnapshot, CreateRecord, NewBatch
@@ -153,12 +153,14 @@ class SqlBatches:
             errors = yield from rows("line_errors", batch_id=batch_id)
             samples = yield from rows("samples", batch_id=batch_id)
             children = yield from rows_of_many("child_batches", [{"batch_id": batch_id}])
+            bill = yield from rows("cost_of_batch", key_id=row["key_id"], batch_id=batch_id)
             return BatchSnapshot(
                 batch=(yield from with_counts(row)),
                 models=[found["model"] for found in models],
                 errors=[convert(dict(found), LineErrors) for found in errors],
                 samples=[convert(dict(found), Sample) for found in samples],
                 child_batch_ids=[found["id"] for found in children],
+                bill=convert(dict(bill[0]), Bill),
             )
 
         return await self._database.read(script)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchline.cli.output import moment
+from batchline.cli.run.report import describe_bill
 from batchline.cli.run.waiting import describe_wait, is_held, is_pause
 from batchline.cli.store import now
 from batchline.cli.text import (
@@ -155,6 +156,8 @@ def _facts(state: BatchState) -> Iterator[tuple[str, Text | str]]:
         yield "expires", moment(batch.expires_at)
     yield "model", batch.model or "several"
     yield "tokens", f"{format_count(batch.tokens.input_tokens)} in, {format_count(batch.tokens.output_tokens)} out"
+    if bill := describe_bill(progress):
+        yield "bill", bill if progress.max_cost is None else f"{bill}; may cost {progress.max_cost:.6g}"
     yield "metadata", shortened(bytes(batch.metadata).decode("utf-8", "replace"))
     yield "input", batch.input_file_id
     yield "output", batch.output_file_id or "-"

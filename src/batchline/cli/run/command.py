@@ -47,6 +47,10 @@ _EXIT_SOME_FAILED = 3
     show_default=True,
     help="Stop to ask when nearly all of the first lines fail in the same way.",
 )
+@click.option("--reuse", is_flag=True, help="Take answers that the same lines got before, and run equal lines once.")
+@click.option(
+    "--max-cost", type=click.FloatRange(min=0), metavar="AMOUNT", help="Start no line once the batch costs so much."
+)
 @click.option(
     "--prompt",
     metavar="TEMPLATE",
@@ -77,6 +81,8 @@ def run(
     name: str | None,
     metadata: tuple[tuple[str, str], ...],
     hold: bool,
+    reuse: bool,
+    max_cost: float | None,
     prompt: str | None,
     system: str | None,
     model: str | None,
@@ -106,6 +112,8 @@ def run(
         restart=restart,
         create={"metadata": labels} if labels else {},
         holds=hold,
+        reuses=reuse,
+        max_cost=max_cost,
         in_input_order=order is not None,
         prints_answers=follow,
         confirms=confirm,

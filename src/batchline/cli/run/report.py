@@ -11,7 +11,7 @@ from msgspec.json import encode as encode_json
 
 from batchline.cli.run.files import STANDARD
 from batchline.cli.text import counted, format_count, format_duration, printable, shortened, without_legacy
-from batchline.client.models import Counts, LineFault, RemoteBatch
+from batchline.client.models import Counts, LineFault, RemoteBatch, RemoteProgress
 from batchline.domain.limits import MAX_FAULTS
 
 _MAX_CODES = 20
@@ -30,6 +30,9 @@ class Results(Struct, frozen=True, kw_only=True):
     seconds: float
     to_stdout: bool = False
     """Whether the output is copied to stdout and then deleted."""
+
+    progress: RemoteProgress = RemoteProgress()
+    """The progress of the batch at its end, with its cost."""
 
 
 def show_results(results: Results) -> None:
@@ -56,6 +59,9 @@ def show_json(results: Results) -> None:
         "errors": _name(results.errors),
         "seconds": round(results.seconds, 3),
         "usage": batch.usage,
+        "cost": results.progress.cost,
+        "reused": results.progress.reused,
+        "saved": results.progress.saved,
     }
     click.echo(msgspec.json.format(encode_json(summary), indent=2))
 
@@ -87,6 +93,17 @@ def _summary(results: Results) -> str:
     parts = [f"{results.batch.status.capitalize()}: {_outcome(counts)} in {format_duration(results.seconds)}"]
     if tokens.total_tokens:
         parts.append(f"{format_count(tokens.input_tokens)} tokens in, {format_count(tokens.output_tokens)} out")
+    if bill := describe_bill(results.progress):
+        parts.append(bill)
+    return "; ".join(parts)
+
+
+def describe_bill(progress: RemoteProgress) -> str:
+    """Return what a batch cost and what it reused, in words; empty if it was free and reused nothing."""
+    parts = [f"cost {progress.cost:.6g}"] if progress.cost else []
+    if progress.reused:
+        saved = f", which saved {progress.saved:.6g}" if progress.saved else ""
+        parts.append(f"{counted(progress.reused, 'line')} reused{saved}")
     return "; ".join(parts)
 
 

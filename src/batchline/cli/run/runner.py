@@ -18,8 +18,8 @@ from batchline.cli.run.steps import Steps, digest_of
 from batchline.cli.run.waiting import describe_wait
 from batchline.cli.text import printable
 from batchline.client.client import Client
-from batchline.client.errors import Denied, OutOfFunds, RequestRefused, ServerTrouble, Throttled
-from batchline.client.models import LineFault, RemoteBatch, RemoteWait
+from batchline.client.errors import ClientError, Denied, OutOfFunds, RequestRefused, ServerTrouble, Throttled
+from batchline.client.models import LineFault, RemoteBatch, RemoteProgress, RemoteWait, progress_decoder
 from batchline.client.retry import Retrier
 from batchline.ports import Clock, Random
 
@@ -33,6 +33,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Further fields of the create."""
     holds: bool = False
     """Whether the batch is held when nearly all of its first lines fail (G6)."""
+    reuses: bool = False
+    """Whether lines take answers that the same lines got before (G7)."""
+    max_cost: float | None = None
+    """The units that the batch may cost (G8)."""
     in_input_order: bool = False
     """Whether the results are saved in the order of the input."""
     prints_answers: bool = False
@@ -101,7 +105,14 @@ class BatchRun:
                 errors=errors,
                 seconds=self._clock.now() - entry.begun_at,
                 to_stdout=self._files.to_stdout,
+                progress=self._final_progress(batch_id),
             )
+
+    def _final_progress(self, batch_id: str) -> RemoteProgress:
+        """Return what the batch cost and what it reused, as far as the server says so."""
+        with suppress(ClientError):
+            return progress_decoder.decode(self._client.progress(batch_id))
+        return RemoteProgress()
 
     def _go_on_or_end(self, batch_id: str, held: RemoteWait) -> None:
         """Release a held batch if the user says so, else end the run. Raise BatchHeld."""
@@ -131,10 +142,17 @@ class BatchRun:
         )
 
     def _create_fields(self) -> dict[str, Any]:
-        """Return further fields of the create. Only a server of this kind knows what holding means."""
-        if not self._options.holds or not self._target.is_batchline():
-            return self._options.create
-        return self._options.create | {"batchline": {"hold": True}}
+        """Return further fields of the create. Only a server of this kind knows what they mean."""
+        options = self._options
+        wanted = {"hold": options.holds, "reuse": options.reuses, "max_cost": options.max_cost}
+        extension = {name: value for name, value in wanted.items() if value is not None and value is not False}
+        if not extension:
+            return options.create
+        if self._target.is_batchline():
+            return options.create | {"batchline": extension}
+        if options.reuses or options.max_cost is not None:
+            raise click.UsageError(f"--reuse and --max-cost need batchline, which {self._target.name} is not")
+        return options.create
 
     def _refuse_another(self, earlier: JournalEntry, digest: str) -> None:
         batch = f" ({earlier.batch_id})" if earlier.batch_id else ""

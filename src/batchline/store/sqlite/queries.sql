@@ -1093,7 +1093,7 @@ FROM shards WHERE batch_id = :batch_id AND state = 'following' ORDER BY n;
 -- Lists batches whose answers a project may reuse, newest first, with their indexes.
 SELECT batches.id AS batch_id, batches.endpoint, batches.total, batches.completed, batches.input_file_id,
     batches.work_key, batches.sent_as, files.id AS output_file_id, files.object_key AS output_key,
-    files.bytes AS output_bytes, files.checksum AS output_checksum, reuse_indexes.bytes AS index_bytes,
+    files.bytes AS output_bytes, files.checksum AS output_checksum, reuse_indexes.size AS index_bytes,
     reuse_indexes.checksum AS index_checksum, reuse_indexes.object_key AS index_key, reuse_indexes.data AS index_data
 FROM batches JOIN files ON files.id = batches.output_file_id AND files.state = 'stored' AND files.expires_at > :at
     LEFT JOIN reuse_indexes ON reuse_indexes.batch_id = batches.id
@@ -1103,8 +1103,8 @@ ORDER BY batches.created_at DESC, batches.seq DESC LIMIT :limit;
 
 -- name: insert_index
 -- Stores the index of a batch, or the key of its object, unless there is one.
-INSERT INTO reuse_indexes (batch_id, lines, bytes, checksum, object_key, data)
-VALUES (:batch_id, :lines, :bytes, :checksum, :object_key, :data) ON CONFLICT DO NOTHING;
+INSERT INTO reuse_indexes (batch_id, lines, size, checksum, object_key, data)
+VALUES (:batch_id, :lines, :size, :checksum, :object_key, :data) ON CONFLICT DO NOTHING;
 
 -- name: delete_index
 -- Deletes the indexes of batches whose results have expired, or that cannot be read.

@@ -13,7 +13,7 @@ ALTER TABLE ledger ADD COLUMN saved bigint NOT NULL DEFAULT 0;
 CREATE TABLE reuse_indexes (
     batch_id text COLLATE "C" PRIMARY KEY,
     lines bigint NOT NULL,
-    bytes bigint NOT NULL,
+    size bigint NOT NULL,
     checksum bigint NOT NULL,
     object_key text COLLATE "C" UNIQUE,
     data bytea

@@ -13,7 +13,7 @@ ALTER TABLE ledger ADD COLUMN saved INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE reuse_indexes (
     batch_id TEXT PRIMARY KEY,
     lines INTEGER NOT NULL,
-    bytes INTEGER NOT NULL,
+    size INTEGER NOT NULL,
     checksum INTEGER NOT NULL,
     object_key TEXT UNIQUE,
     data BLOB

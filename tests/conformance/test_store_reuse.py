@@ -1,0 +1,169 @@
+"""Batches that reuse answers, and limits of their cost, in every store: rules G7 and G8."""
+
+import pytest
+
+from batchline.domain.bitmap import all_but, unsettled
+from batchline.domain.records import Balances, Batch, Charge, Shard
+from batchline.domain.reuse import StoredIndex
+from batchline.domain.states import BatchStatus, Hold, Reuse
+from batchline.domain.usage import NOTHING, Usage
+from batchline.ports import DividedShard, FinalizeLease, Reusing
+from tests.support.stores import ME, NOW, World, moved_on, segment
+
+pytestmark = pytest.mark.anyio
+
+SAVED = Charge(model="m", requests=0, usage=NOTHING, cost=0, reused=3, saved=30)
+
+
+def divided(shard: Shard, *, copied: list[int], running: list[int], following: list[int]) -> DividedShard:
+    return DividedShard(
+        n=shard.n,
+        completed=len(copied),
+        done=all_but((), shard.lines),
+        settled=all_but(running, shard.lines) if running else None,
+        following=all_but(following, shard.lines) if following else None,
+    )
+
+
+async def leased(world: World) -> FinalizeLease:
+    found = await world.store.lease_finalizable(owner=ME, lease=30, at=NOW)
+    assert found is not None
+    return found
+
+
+async def looked_up(world: World, **changes: object) -> Batch:
+    """Create a batch of which three lines took an answer, three may run, and two follow."""
+    batch = await world.running(shards=[4, 4], reuse=Reuse.LOOKUP, **changes)
+    assert await world.claim() == []
+    lease = await leased(world)
+    assert [shard.lines for shard in lease.following] == [4, 4]
+    assert (lease.batch.status, lease.batch.reuse) == (BatchStatus.IN_PROGRESS, Reuse.LOOKUP)
+    first, second = lease.following
+    reusing = Reusing(
+        shards=[
+            divided(first, copied=[0, 1], running=[2], following=[3]),
+            divided(second, copied=[0], running=[1, 3], following=[2]),
+        ],
+        segments=[segment(3)],
+        charges=[SAVED],
+        sources=[],
+    )
+    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    return await world.seen(batch)
+
+
+@pytest.mark.rule("G7", "Lines that took an answer are recorded before any line runs.")
+async def test_only_lines_without_an_answer_can_be_claimed(world: World) -> None:
+    batch = await looked_up(world)
+    assert (batch.completed, batch.reuse) == (3, Reuse.FOLLOW)
+    snapshot = await world.store.snapshot(batch.project_id, batch.id)
+    assert snapshot is not None
+    assert (snapshot.bill.reused, snapshot.bill.saved, snapshot.bill.cost) == (3, 30, 0)
+    claimed = await world.claim()
+    assert [unsettled(shard.settled, shard.lines) for shard in claimed] == [[2], [1, 3]]
+    assert await world.store.lease_finalizable(owner=ME, lease=30, at=NOW) is None
+
+
+async def test_lines_that_follow_are_looked_at_when_the_others_are_recorded(world: World) -> None:
+    batch = await looked_up(world)
+    await world.record_all(await world.claim())
+    lease = await leased(world)
+    assert lease.batch.status is BatchStatus.IN_PROGRESS
+    assert [unsettled(shard.settled, shard.lines) for shard in lease.following] == [[3], [2]]
+    first, second = lease.following
+    reusing = Reusing(
+        shards=[
+            divided(first, copied=[3], running=[], following=[]),
+            divided(second, copied=[], running=[2], following=[]),
+        ],
+        segments=[segment(1)],
+        charges=[],
+        sources=[],
+    )
+    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    [left] = await world.claim()
+    assert unsettled(left.settled, left.lines) == [2]
+    await world.record_all([left])
+    lease = await leased(world)
+    assert (lease.following, lease.leftovers, lease.batch.status) == ([], [], BatchStatus.FINALIZING)
+    assert (await world.seen(batch)).completed == 8
+
+
+@pytest.mark.parametrize("early", [False, True])
+async def test_lines_that_follow_are_closed_with_their_batch(world: World, early: bool) -> None:
+    if early:
+        batch = await world.running(shards=[4, 4], reuse=Reuse.LOOKUP)
+    else:
+        batch = await looked_up(world)
+        await world.record_all(await world.claim())
+    await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
+    lease = await leased(world)
+    assert lease.following == []
+    assert sum(len(unsettled(shard.settled, shard.lines)) for shard in lease.leftovers) == (8 if early else 2)
+
+
+async def test_a_step_that_ends_after_a_cancellation_changes_nothing(world: World) -> None:
+    batch = await world.running(shards=[4], reuse=Reuse.LOOKUP)
+    lease = await leased(world)
+    await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
+    [shard] = lease.following
+    parts = [divided(shard, copied=[0, 1, 2, 3], running=[], following=[])]
+    reusing = Reusing(shards=parts, segments=[segment(4)], charges=[SAVED], sources=[])
+    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    lease = await leased(world)
+    assert (lease.batch.status, lease.batch.completed) == (BatchStatus.CANCELLING, 0)
+
+
+async def test_a_step_whose_source_was_deleted_changes_nothing(world: World) -> None:
+    await world.running(shards=[4], reuse=Reuse.LOOKUP)
+    lease = await leased(world)
+    [shard] = lease.following
+    parts = [divided(shard, copied=[0, 1, 2, 3], running=[], following=[])]
+    reusing = Reusing(shards=parts, segments=[segment(4)], charges=[], sources=["file-gone"])
+    assert not await world.store.end_reuse_step(lease, reusing, at=NOW)
+    assert (await world.seen(lease.batch)).completed == 0
+
+
+async def test_a_batch_with_a_hold_runs_its_trial_after_the_lookup(world: World) -> None:
+    batch = await world.running(shards=[100] * 10, reuse=Reuse.LOOKUP, hold=Hold.TRIAL)
+    lease = await leased(world)
+    parts = [divided(shard, copied=[0], running=list(range(1, 100)), following=[]) for shard in lease.following]
+    reusing = Reusing(shards=parts, segments=[segment(10)], charges=[], sources=[])
+    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    claimed = await world.claim()
+    assert sum(len(unsettled(shard.settled, shard.lines)) for shard in claimed) == 64
+    assert all(0 not in unsettled(shard.settled, shard.lines) for shard in claimed)
+    assert (await world.seen(batch)).completed == 10
+
+
+async def test_an_index_is_stored_once(world: World) -> None:
+    batch = await world.running(shards=[4])
+    index = StoredIndex(lines=1, size=3, checksum=7, data=b"abc")
+    assert await world.store.add_index(batch.id, index)
+    assert not await world.store.add_index(batch.id, index)
+    await world.store.drop_index(batch.id)
+    large = StoredIndex(lines=1, size=3, checksum=7, object_key="results/b/index")
+    assert await world.store.add_index(batch.id, large)
+    assert await world.store.referenced_keys(["results/b/index", "results/b/other"]) == {"results/b/index"}
+    sources = await world.store.reuse_sources(batch.project_id, endpoint="/v1/x", since=0, at=NOW, limit=5)
+    assert sources == [], "a batch that runs has no output file"
+
+
+@pytest.mark.rule("G8", "A record says what is left of the limit, and so do claims and signals.")
+async def test_what_is_left_of_a_limit_of_the_cost(world: World) -> None:
+    batch = await world.running(shards=[2, 2], max_cost=100)
+    claim = await world.store.claim(owner=ME, lease=30, lines=2, bytes=1 << 30, alone=True, at=NOW)
+    assert claim.batches[0].cost_left == 100
+    [shard] = claim.shards
+    _, progress = moved_on(shard, [0, 1])
+    charge = Charge(model="m", requests=2, usage=Usage(input_tokens=1), cost=30)
+    left = await world.store.record(
+        batch.id, owner=ME, progress=[progress], segment=segment(2), charges=[charge], at=NOW
+    )
+    assert left == Balances(funds=-30, cost_left=70)
+    [signal] = await world.store.signals([batch.id])
+    assert (signal.cost_left, signal.funds) == (70, -30)
+    claim = await world.store.claim(owner=ME, lease=30, lines=2, bytes=1 << 30, alone=True, at=NOW)
+    assert claim.batches[0].cost_left == 70
+    assert await world.store.cost_of_project(batch.project_id, since=NOW - NOW % 3600) == 30
+    assert await world.store.cost_of_project(batch.project_id, since=NOW + 3600) == 0
