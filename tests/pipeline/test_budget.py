@@ -128,7 +128,7 @@ def test_each_of_several_processes_holds_its_share_but_always_one_request() -> N
     assert one.hold(Estimate(1, 1)) is one
     one.release(90)
     held = [one.hold(Estimate(10, 10)) for _ in range(4)]
-    assert held == [10, 10, None, None]
+    assert held == [10, 10, one, one]
     assert one.hold(Estimate(1, 1000)) == 5
 
 

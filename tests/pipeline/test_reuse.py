@@ -9,6 +9,9 @@ import pytest
 
 from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
+from batchline.fsck.check import Fsck
+from batchline.fsck.findings import Checked
+from batchline.pipeline.damage import DamageLog
 from tests.support.engine_harness import Bench
 
 PRICED: dict[str, Any] = {"metering": True, "models": {"m": {"input_price": "2", "output_price": "2"}}}
@@ -245,6 +248,37 @@ def test_a_batch_that_is_cancelled_before_its_lookup_ends(tmp_path: Path) -> Non
             ended = await bench.ended(batch)
             assert ended.status is BatchStatus.CANCELLED
             assert ended.completed + ended.failed == 40
+
+        bench.play(scene())
+
+
+def test_fsck_finds_nothing_wrong_with_batches_that_reuse_answers(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path, latency=2.0, **PRICED)) as bench:
+
+        async def check() -> list[str]:
+            services = bench.engine.api_role.services
+            fsck = Fsck(
+                store=bench.rows,
+                objects=bench.objects,
+                identity=services.identity,
+                damage_log=DamageLog(bench.metrics),
+                clock=services.clock,
+                work_retention_seconds=86_400,
+                checked=Checked(),
+            )
+            return [finding.problem for finding in (await fsck.run(repair=False)).findings]
+
+        async def scene() -> None:
+            await bench.fund(10**12)
+            prompts = [f"question {n}" for n in range(60)]
+            await bench.ended(await bench.batch(prompts))
+            bodies = [_chat(prompt) for prompt in prompts] + [_chat(f"new {n % 5}") for n in range(40)]
+            batch = await bench.batch_of(bodies, reuse=True)
+            assert await check() == []
+            await bench.until(batch, lambda seen: seen.completed >= 60)
+            assert await check() == []
+            await bench.ended(batch)
+            assert await check() == []
 
         bench.play(scene())
 

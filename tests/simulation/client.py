@@ -96,7 +96,7 @@ class Client:
         retried, plan.tried = plan.tried, True
         answer = await self._services.creator.create(
             owner,
-            CreateRequest(input_file_id=plan.file_id or "", endpoint=ENDPOINT, metadata=b"{}"),
+            CreateRequest(input_file_id=plan.file_id or "", endpoint=ENDPOINT, metadata=b"{}", reuse=plan.reuses),
             idempotency_key=plan.idempotency_key,
             retried=retried,
             admit=lambda: None,

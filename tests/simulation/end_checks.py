@@ -3,11 +3,11 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from batchline.domain.records import Batch
+from batchline.domain.records import Batch, ProjectUsage
 from batchline.domain.states import TERMINAL
 from batchline.ports import KnownBatch
 from tests.simulation.client import ORGANIZATION
-from tests.simulation.invariants import check_files, check_ledger, check_money, require
+from tests.simulation.invariants import check_files, check_ledger, check_money, check_reuse, require
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -106,9 +106,17 @@ class EndChecks:
             short += files[1].count(b'"insufficient_quota"')
         (organization,) = await self._rows.organizations()
         entries = await self._rows.entries(ORGANIZATION)
-        check_ledger(organization, entries, completed=sum(batch.completed for batch in batches))
+        usage = [row for project_id in {batch.project_id for batch in batches} for row in await self._usage(project_id)]
+        reused = sum(row.reused for row in usage)
+        check_ledger(organization, entries, completed=sum(batch.completed for batch in batches) - reused)
         if answers is not None:
+            check_reuse(usage, answers)
             check_money(self._plan, organization, answers=answers, short=short)
+
+    async def _usage(self, project_id: str) -> list[ProjectUsage]:
+        return await self._rows.project_usage(
+            project_id, model=None, since=0, until=1 << 60, bucket_seconds=86_400, limit=10_000
+        )
 
     async def _check_inputs(self) -> None:
         """Check that no input file was removed that is younger than the time for which files are kept."""

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 from batchline.domain.limits import STRIKES
-from batchline.domain.records import Batch, LedgerEntry, Organization
+from batchline.domain.records import Batch, LedgerEntry, Organization, ProjectUsage
 from batchline.domain.states import TERMINAL, BatchStatus, Stop
 from batchline.ports import BatchSnapshot
 from tests.simulation.plan import CODES, SUCCEEDS, BatchPlan, Plan
@@ -115,8 +115,10 @@ def check_files(batch: Batch, plan: BatchPlan, output: bytes, errors: bytes, *, 
     require((len(good), len(bad)) == (batch.completed, batch.failed), f"{batch.id} counts are not those of its files")
     for record in good:
         require(plan.fates[record["custom_id"]] in SUCCEEDS, f"{batch.id} succeeded at {record['custom_id']}")
-        require(record["custom_id"] in record["response"]["body"]["choices"][0]["message"]["content"], "answers mixed")
-    reported = [record["response"]["body"]["usage"] for record in good]
+        word = plan.name_in_prompt(int(record["id"].rpartition("_")[2]), record["custom_id"])
+        require(f" {word} " in record["response"]["body"]["choices"][0]["message"]["content"] + " ", "answers mixed")
+        require(plan.reuses or "reused" not in record, f"{batch.id} reuses answers")
+    reported = [record["response"]["body"]["usage"] for record in good if "reused" not in record]
     tokens = [sum(usage[name] for usage in reported) for name in ("prompt_tokens", "completion_tokens")]
     require(tokens == [batch.input_tokens, batch.output_tokens], f"{batch.id} sums tokens that its lines do not report")
     for record in bad:
@@ -161,13 +163,22 @@ def check_ledger(organization: Organization, entries: list[LedgerEntry], *, comp
     require(sum(entry.requests for entry in entries) == completed, "answers are not those of the ledger")
 
 
+def check_reuse(usage: list[ProjectUsage], answers: list[bytes]) -> None:
+    """Check that the ledger counts the lines that took an earlier answer."""
+    marked = sum(answer.endswith(REUSED) for answer in answers)
+    require(sum(row.reused for row in usage) == marked, "reused lines are not those of the ledger")
+
+
+REUSED = b',"reused":true}'
+"""The end of a line that took an earlier answer."""
 _LARGEST_INPUT_ESTIMATE = 50 * 550
 """The most that the input of a line is estimated to cost, in nano-units: 200 bytes are 50 tokens."""
 
 
 def check_money(plan: Plan, organization: Organization, *, answers: list[bytes], short: int) -> None:
     """Check that each answer was paid once, no failed line was, and an overdraft is at most what was in flight."""
-    costs = [_cost(json.loads(answer)["response"]["body"]) if plan.metered else 0 for answer in answers]
+    paid = [answer for answer in answers if not answer.endswith(REUSED)]
+    costs = [_cost(json.loads(answer)["response"]["body"]) if plan.metered else 0 for answer in paid]
     left = organization.balance + organization.credits
     require(left == plan.funds - sum(costs), f"{plan.funds - left} was charged for answers of {sum(costs)}")
     slots = len(plan.settings.all_upstreams) * (plan.settings.max_concurrency or 0)
