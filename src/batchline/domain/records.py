@@ -243,7 +243,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     output_lifetime: int | None = None
     """Seconds after which its result files expire, or None for as long as all files are kept."""
     max_cost: int | None = None
-    """The nano-units that it may cost, or None without a limit. Like ``reuse``, it is not known in lists."""
+    """The nano-units that it may cost, or None without a limit."""
     reuse: Reuse | None = None
     """None if the batch was created without reuse."""
 

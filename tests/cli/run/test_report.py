@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from batchline.cli.run.report import Results, fault_lines, show_json, show_results
-from batchline.client.models import Counts, LineFault, RemoteBatch
+from batchline.client.models import Counts, LineFault, RemoteBatch, RemoteProgress
 from batchline.domain.limits import MAX_FAULTS
 
 
@@ -50,3 +51,12 @@ def test_the_summary_for_programs_is_json_on_stdout(tmp_path: Path, capsys: pyte
     summary = json.loads(capsys.readouterr().out)
     assert (summary["batch_id"], summary["failed"], summary["output"], summary["seconds"]) == ("batch_1", 3, None, 3.44)
     assert summary["usage"]["input_tokens"] == 5000
+
+
+def test_the_summary_says_what_was_paid_and_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = replace(_results(tmp_path), progress=RemoteProgress(cost=0.25, reused=990, saved=24.5))
+    show_results(results)
+    assert "; cost 0.25; 990 lines reused, which saved 24.5\n" in capsys.readouterr().err
+    show_json(results)
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["cost"], summary["reused"], summary["saved"]) == (0.25, 990, 24.5)

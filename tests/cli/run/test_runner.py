@@ -313,3 +313,22 @@ def test_a_key_alone_is_enough_and_openais_variables_do(tenant: Tenant, source: 
     result = _call(source, environment={names[name]: given[name] for name in names})
     assert result.exit_code == 0, result.output
     assert len(tenant.batches()) == 1
+
+
+@pytest.mark.rule("G7", "A run with --reuse asks only for what was edited, and says what was reused.")
+def test_a_run_reuses_the_answers_of_an_earlier_run(tenant: Tenant, source: Path) -> None:
+    assert _call(source, environment=tenant.environment()).exit_code == 0
+    lines = source.read_bytes().splitlines(keepends=True)
+    source.write_bytes(b"".join([*lines[1:], chat_lines(["edited"]).replace(b"line-0", b"edited")]))
+    result = _call(source, "--again", "--reuse", environment=tenant.environment())
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^Completed: all 20 lines succeeded in .*; 19 lines reused$", result.stderr, re.MULTILINE)
+    answers = [json.loads(line) for line in source.with_name("in.output.jsonl").read_text().splitlines()]
+    assert [answer["custom_id"] for answer in answers if "reused" not in answer] == ["edited"]
+
+
+@pytest.mark.rule("G8", "A run with --max-cost on a service without metering is refused with the reason.")
+def test_a_run_with_a_limit_of_the_cost_needs_metering(tenant: Tenant, source: Path) -> None:
+    result = _call(source, "--max-cost", "2.5", environment=tenant.environment())
+    assert result.exit_code == 1
+    assert "metering" in result.stderr

@@ -362,7 +362,7 @@ SELECT created_at, seq FROM batches WHERE id = :id AND project_id = :project_id;
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
-    hold, held_at, output_lifetime
+    hold, held_at, output_lifetime, max_cost, reuse
 FROM batches
 WHERE project_id = :project_id AND created_at > :created_after
     AND (created_at, seq) < (:before_created_at, :before_seq)
@@ -373,7 +373,7 @@ ORDER BY created_at DESC, seq DESC LIMIT :limit;
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
-    hold, held_at, output_lifetime
+    hold, held_at, output_lifetime, max_cost, reuse
 FROM batches
 WHERE project_id = :project_id AND status = :status AND created_at > :created_after
     AND (created_at, seq) < (:before_created_at, :before_seq)
@@ -880,7 +880,7 @@ SELECT id FROM batches WHERE id > :after ORDER BY id LIMIT :limit;
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
-    hold, held_at, output_lifetime, work_key, drained, owner, failures, repairs
+    hold, held_at, output_lifetime, max_cost, reuse, work_key, drained, owner, failures, repairs
 FROM batches WHERE id = :batch_id;
 
 -- name: inspected_shards
