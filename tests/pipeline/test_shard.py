@@ -1,15 +1,18 @@
 """Cutting a work file into shards: one model a shard, like prompts side by side, every line in exactly one."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchline.domain.limits import ShardLimits
+from batchline.domain.endpoints import CHAT
+from batchline.domain.limits import InputLimits, ShardLimits
 from batchline.domain.lines import Line, decode_lines, encode_line
 from batchline.domain.records import SHARED_LANE, NewShard
 from batchline.pipeline.shard import (
@@ -21,6 +24,7 @@ from batchline.pipeline.shard import (
     grouping_key,
     prompt_prefix,
 )
+from batchline.pipeline.validate import validate_file
 
 
 class Cut:
@@ -234,3 +238,31 @@ def test_short_prompts_are_alike_only_when_they_are_the_same() -> None:
     assert len(prefix_of(b'["a"]')) == 1
     assert len(prompt_prefix({})) == 1
     assert prompt_prefix({}) != prefix_of(b'["a"]')
+
+
+def _ordered(bodies: list[dict[str, Any]], tmp_path: Path) -> list[int]:
+    """Return the order of lines in the work file."""
+    source, work = tmp_path / "in.jsonl", tmp_path / "work"
+    lines = [{"custom_id": str(n), "method": "POST", "url": CHAT, "body": body} for n, body in enumerate(bodies)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = validate_file(source=source, work=work, endpoint=CHAT, limits=InputLimits())
+    assert not verdict.faults
+    return [line.index for line in decode_lines(work.read_bytes())]
+
+
+def test_lines_with_the_longest_output_come_first_among_equal_prefixes(tmp_path: Path) -> None:
+    def body(prompt: str, **limits: Any) -> dict[str, Any]:
+        return {"model": "m", "messages": [{"role": "user", "content": prompt}], **limits}
+
+    a, b = "a" * 200, "b" * 200
+    bodies = [
+        body(a + "0", max_tokens=10),
+        body(b + "1", max_tokens=10),
+        body(a + "2"),
+        body(b + "3", max_completion_tokens=500),
+        body(a + "4", max_tokens=70),
+        body(b + "5", max_tokens="many"),
+        body(b + "6", max_tokens=10**30),
+    ]
+    assert _ordered(bodies, tmp_path) == [6, 3, 1, 5, 4, 0, 2]
+    assert _ordered([body(f"{n}", max_tokens=5) for n in range(20)], tmp_path) == list(range(20))

@@ -1,7 +1,8 @@
 """Writes the work file of a batch and divides it into shards.
 
 Lines of one model stand together, and among them those whose prompts begin alike, so that an inference engine can reuse
-its prefix cache. This is a single pass in bounded memory: prompts are compared within the last 16 MiB of lines.
+its prefix cache. Where that leaves a choice, lines that may have the longest output come first: a batch shall not end
+with a few long ones. This is a single pass in bounded memory: prompts are compared within the last 16 MiB of lines.
 
 A configured model always has its own shards. Of all other names, the first 64 of a file have their own, and the lines
 of the rest share theirs. So a file that names 50,000 models has hardly more shards than one that names a few.
@@ -28,6 +29,9 @@ MAX_MODEL_CHARACTERS = 256
 
 PREFIX_BYTES = (128, 1024, 8192)
 """The lengths at which the beginnings of two prompts are compared. A shorter common prefix saves almost nothing."""
+
+_OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_MAX_OUTPUT_LIMIT, _MAX_LIMIT_DIGITS = 2**31, 12
 
 Prefix = tuple[int, ...]
 
@@ -62,6 +66,14 @@ def prompt_prefix(body: Mapping[str, Raw]) -> Prefix:
     return hash(text[:short]), hash(text[:middle]), hash(text[:long])
 
 
+def output_limit_of(body: Mapping[str, Raw]) -> int:
+    """Return the most output tokens that a request sets as its limit, or 0 if it sets none."""
+    limits = [bytes(body[name]) for name in _OUTPUT_LIMITS if name in body]
+    # A limit with more digits is larger than any other, and Python refuses to read thousands of them.
+    numbers = [int(limit[:_MAX_LIMIT_DIGITS]) for limit in limits if limit.isdigit()]
+    return min(max(numbers, default=0), _MAX_OUTPUT_LIMIT)
+
+
 class _Block:
     """Lines of one model that will stand together in the work file."""
 
@@ -69,21 +81,42 @@ class _Block:
         self._records: list[bytes] = []
         self._prefixes: dict[Prefix, int] = {}
         self._prefix_of = array("Q")
+        self._limits = array("L")
         self.size = 0
 
-    def append(self, prefix: Prefix, record: bytes) -> None:
+    def append(self, prefix: Prefix, record: bytes, limit: int) -> None:
         prefixes = self._prefixes
         self._prefix_of.append(prefixes.setdefault(prefix, len(prefixes)))
+        self._limits.append(limit)
         self._records.append(record)
         self.size += len(record)
 
     def records(self) -> list[bytes]:
-        """Return the lines, grouped by prefix in the order of first occurrence, and else in their order of arrival."""
-        if len(self._prefixes) == 1:
+        """Return the lines, grouped by prefix in the order of first occurrence, and else in their order of arrival.
+
+        If the limits of their outputs differ, the longest come first: of groups with the same beginning that with the
+        longest output, and in each prefix the lines with the longest.
+        """
+        same_limits = min(self._limits) == max(self._limits)
+        if len(self._prefixes) == 1 and same_limits:
             return self._records
         places = self._places()
-        place_of = [places[prefix] for prefix in self._prefix_of]
+        place_of: Sequence[Any] = [places[prefix] for prefix in self._prefix_of]
+        if not same_limits:
+            place_of = self._longest_first(place_of)
         return [self._records[line] for line in sorted(range(len(place_of)), key=place_of.__getitem__)]
+
+    def _longest_first(self, place_of: Sequence[Any]) -> Sequence[Any]:
+        """Return sort keys for lines by their places, which put the longest output first."""
+        beginnings = [prefix[0] if prefix else 0 for prefix in self._prefixes]
+        longest: dict[int, int] = {}
+        for prefix, limit in zip(self._prefix_of, self._limits, strict=True):
+            beginning = beginnings[prefix]
+            longest[beginning] = max(limit, longest.get(beginning, 0))
+        return [
+            (-longest[beginnings[prefix]], place, -limit)
+            for prefix, place, limit in zip(self._prefix_of, place_of, self._limits, strict=True)
+        ]
 
     def _places(self) -> Sequence[Any]:
         """Return the sort key of each prefix: when each of its steps was first seen."""
@@ -110,13 +143,13 @@ class ShardWriter:
         self._bounds = array("Q", [0])
         self._closed: list[tuple[str, int]] = []
 
-    def add(self, model: str, prefix: Prefix, record: bytes) -> None:
+    def add(self, model: str, prefix: Prefix, record: bytes, *, limit: int = 0) -> None:
         size = len(record)
         block = self._open.get(model)
         if block is None or self._buffered + size > MAX_BUFFERED_BYTES:
             self._make_room(size)
             block = self._open.setdefault(self._group_of(model), _Block())
-        block.append(prefix, record)
+        block.append(prefix, record, limit)
         self._buffered += size
 
     def finish(self) -> list[NewShard]:

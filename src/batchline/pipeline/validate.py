@@ -17,7 +17,7 @@ from batchline.domain.limits import MAX_FAULTS, QUOTED_CHARACTERS, InputLimits, 
 from batchline.domain.lines import encode_line
 from batchline.domain.records import InputFault, json_text
 from batchline.domain.request_rules import RequestRules
-from batchline.pipeline.shard import ShardWriter, grouping_key, prompt_prefix
+from batchline.pipeline.shard import ShardWriter, grouping_key, output_limit_of, prompt_prefix
 from batchline.ports import Verdict
 
 _CHUNK_BYTES = 256 * 1024
@@ -131,7 +131,8 @@ class _Check:
     def _keep(self, request: _Request) -> None:
         # Encoded anew from what was checked: if a key is repeated, exactly the value that was checked goes upstream.
         record = encode_line(self.lines, json_text(request.custom_id), encode_json(request.body))
-        self._shard_writer.add(grouping_key(request.body), prompt_prefix(request.body), record)
+        body = request.body
+        self._shard_writer.add(grouping_key(body), prompt_prefix(body), record, limit=output_limit_of(body))
 
     def _checked(self, line: bytes | None) -> _Request:
         if line is None:
