@@ -1,5 +1,7 @@
 """Batches that reuse answers, and limits of their cost, in every store: rules G7 and G8."""
 
+from typing import Any
+
 import pytest
 
 from batchline.domain.bitmap import all_but, unsettled
@@ -31,7 +33,7 @@ async def leased(world: World) -> FinalizeLease:
     return found
 
 
-async def looked_up(world: World, **changes: object) -> Batch:
+async def looked_up(world: World, **changes: Any) -> Batch:
     """Create a batch of which three lines took an answer, three may run, and two follow."""
     batch = await world.running(shards=[4, 4], reuse=Reuse.LOOKUP, **changes)
     assert await world.claim() == []

@@ -25,7 +25,7 @@ from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.chat import named_model
 from batchline.domain.checksum import Checksum, checksum_of
 from batchline.domain.errors import Damaged, ObjectMissing
-from batchline.domain.estimates import charged_usage
+from batchline.domain.estimates import estimated_usage
 from batchline.domain.limits import InputLimits
 from batchline.domain.lines import lines_of
 from batchline.domain.models import Catalog, Model
@@ -266,7 +266,9 @@ class ReuseStep:
         if not self._tariff.metered or line.price.is_zero:
             return 0
         read = read_result_line(answer)
-        usage = charged_usage(read.usage or NOTHING, request=b"", answer_bytes=read.answer_bytes)
+        usage = read.usage or NOTHING
+        if usage == NOTHING:
+            usage = estimated_usage(request=b"", answer_bytes=read.answer_bytes)
         return self._tariff.cost(line.price, usage, synchronous=False)
 
     async def _index_of(self, batch: Batch, source: Source) -> bytes:

@@ -26,7 +26,7 @@ from batchline.domain.records import (
     Shard,
     ShardProgress,
 )
-from batchline.domain.states import OPEN_STATUSES, BatchStatus, Hold, ShardState
+from batchline.domain.states import OPEN_STATUSES, BatchStatus, ShardState
 from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch, Mending
 from batchline.store.batches import fetch_batch, store_answer
 from batchline.store.claim import choose_shards

@@ -7,7 +7,7 @@ from typing import Protocol
 from batchline.domain import ids
 from batchline.domain.estimates import estimated_usage
 from batchline.domain.money import Tariff
-from batchline.domain.outcomes import KEY_UNAVAILABLE, OUT_OF_QUOTA, Failure, Success, error_line, output_line
+from batchline.domain.outcomes import KEY_UNAVAILABLE, Failure, Success, error_line, output_line
 from batchline.domain.usage import NOTHING
 from batchline.pipeline.dispatch.queues import ReadyQueue
 from batchline.pipeline.job import Job
