@@ -26,6 +26,8 @@ _PART = "an inner part of a module, tested through that module"
 
 EXCEPTIONS = {
     "api/event_stream": Elsewhere("api/test_inference_streams.py", _PART),
+    "api/form_upload": Elsewhere("api/test_upload.py", _PART),
+    "api/methods": Elsewhere("api/test_server.py", _PART),
     "api/openapi/answers": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
     "api/openapi/operation": Elsewhere("api/openapi/test_document.py", _DOCUMENT),
     "api/openapi/operations": Elsewhere("api/openapi/test_document.py", _DOCUMENT),

@@ -32,6 +32,7 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
+from batchline.pipeline.line_table import LineTable
 from batchline.pipeline.merge import Merger
 from batchline.pipeline.progress import ProgressReader, Workers
 from batchline.pipeline.release import HoldRelease
@@ -366,6 +367,7 @@ def _services(
         tariff=settings.tariff,
         on_work_available=on_work_available,
     )
+    results = ResultReader(store=store, objects=objects, clock=clock, damage_log=damage_log)
     return ApiServices(
         settings=settings,
         store=store,
@@ -376,7 +378,8 @@ def _services(
         download=Download(files=store, objects=objects, clock=clock, damage_log=damage_log),
         creator=creator,
         rerun=Rerun(store=store, objects=objects, upload=upload, creator=creator, clock=clock),
-        results=ResultReader(store=store, objects=objects, clock=clock, damage_log=damage_log),
+        results=results,
+        line_table=LineTable(files=store, batches=store, objects=objects, reader=results, clock=clock),
         merger=Merger(store=store, objects=objects, clock=clock, damage_log=damage_log),
         input_check=InputCheck(
             store=store,

@@ -8,22 +8,18 @@ from starlette.types import ASGIApp
 
 from batchline.api.auth import Auth
 from batchline.api.content import Content, headers_of, span_of
+from batchline.api.form_upload import FormUpload
 from batchline.api.multipart import Form
 from batchline.api.paging import choice, integer, page
-from batchline.api.request_context import body_chunks
 from batchline.api.responses import json_response
-from batchline.api.throttle import Throttle
-from batchline.domain.errors import ApiError, FileNotFound, InvalidMultipart, InvalidRequest, ObjectsDown, TooLarge
+from batchline.domain.errors import FileNotFound, InvalidRequest, ObjectsDown
 from batchline.domain.ids import canonical_file_id
 from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
 from batchline.domain.records import BATCH, BATCH_OUTPUT, OTHER_PURPOSES, File
 from batchline.domain.wire import DeletedFile, FileList, FileObject
 from batchline.pipeline.download import Download
-from batchline.pipeline.storage_quota import Room, StorageQuota
-from batchline.pipeline.upload import IncomingFile, Upload
 from batchline.ports import Files, Objects, StoreClock
 
-MULTIPART_OVERHEAD_BYTES = 1024 * 1024
 _MAX_PAGE_ROWS = 10_000
 
 log = logging.getLogger(__name__)
@@ -36,32 +32,21 @@ class FileRoutes:
         self,
         *,
         auth: Auth,
-        throttle: Throttle,
-        upload: Upload,
+        form_upload: FormUpload,
         download: Download,
         files: Files,
         objects: Objects,
         clock: StoreClock,
-        storage_quota: StorageQuota,
-        max_file_bytes: int,
     ) -> None:
-        self._auth, self._throttle = auth, throttle
-        self._upload, self._download = upload, download
+        self._auth, self._form_upload, self._download = auth, form_upload, download
         self._files, self._objects = files, objects
         self._clock = clock
-        self._storage_quota = storage_quota
-        self._max_file_bytes = max_file_bytes
 
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner_with_funds(request)
-        with self._throttle.slot(owner.project_id):
-            form = Form(request.headers.get("content-type", ""))
-            async with (
-                self._storage_quota.reserve(owner, self._announced_bytes(request)) as room,
-                self._upload.begin(owner.project_id) as incoming,
-            ):
-                await self._receive(request, form, incoming, room)
-                file = await incoming.finish(filename=form.filename, expires_after=_expires_after(form))
+        _, file = await self._form_upload.receive(
+            request, owner, check=_check_early, check_complete=_check_purpose, lifetime=_expires_after
+        )
         return json_response(FileObject.from_record(file))
 
     async def list(self, request: Request) -> Response:
@@ -105,36 +90,6 @@ class FileRoutes:
         owner = await self._auth.owner(request)
         return await self._download.find(owner.project_id, _file_id(request))
 
-    async def _receive(self, request: Request, form: Form, incoming: IncomingFile, room: Room | None) -> None:
-        """Read the form to its end and write its file part, checking the fields as soon as they are read.
-
-        ``room`` is what the project may still store, or None.
-        """
-        max_bytes = self._max_file_bytes + MULTIPART_OVERHEAD_BYTES
-        too_large: ApiError = TooLarge(
-            f"File exceeds maximum size of {self._max_file_bytes} bytes", code="file_too_large", param="file"
-        )
-        if room is not None and room.bytes < self._max_file_bytes:
-            max_bytes, too_large = room.bytes, room.error
-        chunks = body_chunks(
-            request,
-            max_bytes=max_bytes,
-            too_large=too_large,
-            cut_off=InvalidMultipart("The upload was cut off"),
-        )
-        async for chunk in chunks:
-            pieces = form.feed(chunk)
-            if "purpose" in form.fields:
-                _check_purpose(form)
-            for piece in pieces:
-                await incoming.write(piece)
-        _check_complete(form)
-
-    def _announced_bytes(self, request: Request) -> int | None:
-        """Return the size of an upload if it is known; one that is too large anyway is not a matter of the quota."""
-        length = request.headers.get("content-length")
-        return None if length is None or int(length) > self._max_file_bytes else int(length)
-
     async def _delete_object(self, file: File) -> None:
         """Delete the object of a deleted file. If that fails, the pruner deletes it: the row already says deleted."""
         try:
@@ -162,16 +117,14 @@ def _limit(request: Request) -> int:
     return min(limit or _MAX_PAGE_ROWS, _MAX_PAGE_ROWS)
 
 
+def _check_early(form: Form) -> None:
+    if "purpose" in form.fields:
+        _check_purpose(form)
+
+
 def _check_purpose(form: Form) -> None:
     if form.fields.get("purpose") != BATCH:
         raise InvalidRequest('purpose must be "batch"', code="invalid_purpose", param="purpose")
-
-
-def _check_complete(form: Form) -> None:
-    form.end()
-    _check_purpose(form)
-    if not form.has_file:
-        raise InvalidRequest("file is required", code="missing_file", param="file")
 
 
 def _expires_after(form: Form) -> int | None:

@@ -3,22 +3,23 @@
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 
 import uvicorn
-from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchline.api.auth import Auth
 from batchline.api.batches import BatchRoutes
 from batchline.api.check import CheckRoutes
-from batchline.api.cors import Cors, options_response
-from batchline.api.files import MULTIPART_OVERHEAD_BYTES, FileRoutes
+from batchline.api.cors import Cors
+from batchline.api.files import FileRoutes
+from batchline.api.form_upload import MULTIPART_OVERHEAD_BYTES, FormUpload
 from batchline.api.health import HealthRoutes
 from batchline.api.inference import InferenceRoutes
+from batchline.api.methods import Methods
 from batchline.api.middleware import Middleware
 from batchline.api.models import ModelRoutes
 from batchline.api.openapi.routes import DescriptionRoutes
@@ -28,7 +29,7 @@ from batchline.api.results import ResultRoutes
 from batchline.api.services import ApiServices
 from batchline.api.throttle import BodyBytes, Throttle
 from batchline.api.usage import UsageRoutes
-from batchline.domain.errors import MethodNotAllowed, NotFound
+from batchline.domain.errors import NotFound
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import PATHS
 from batchline.ports import Clock, Objects, Random, Store, WatchedClock
@@ -40,13 +41,12 @@ _MIN_BACKLOG, _MAX_BACKLOG = 16, 1024
 """Connections that the system holds until they are accepted."""
 _EXPECTED_STATUSES = ("200", "500")
 """Statuses whose series of a route are shown from the start."""
-Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
-def build(services: ApiServices) -> ASGIApp:
-    """Return the application with every route."""
+def build(services: ApiServices, *, console: Sequence[Route] = ()) -> ASGIApp:
+    """Return the application with every route of the API, and with those of the console."""
     return _with_middleware(
-        _routes(services),
+        [*_routes(services), *console],
         settings=services.settings,
         metrics=services.metrics,
         clock=services.clock,
@@ -82,7 +82,7 @@ def _with_middleware(
 ) -> ASGIApp:
     names: dict[object, str] = {}
     for route in routes:
-        if isinstance(route.endpoint, _Methods) and not _has_empty_id(route.path):
+        if isinstance(route.endpoint, Methods) and not _has_empty_id(route.path):
             names[route.endpoint] = route.path
             for method, status in product(route.endpoint.methods, _EXPECTED_STATUSES):
                 metrics.http_request_seconds.prepare(route.path, method, status)
@@ -166,30 +166,6 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-class _Methods:
-    """Dispatches the methods of one path; HEAD goes to the handler of GET, and OPTIONS names the methods."""
-
-    def __init__(self, **handlers: Handler) -> None:
-        self.methods = tuple(handlers)
-        self._handlers = handlers
-        if "GET" in handlers:
-            self._handlers["HEAD"] = handlers["GET"]
-        self._handlers["OPTIONS"] = self._options
-        self._allow = ", ".join(sorted(self._handlers))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handler = self._handlers.get(scope["method"])
-        if handler is None:
-            raise MethodNotAllowed(
-                f"{scope['method']} is not allowed here; allowed: {self._allow}", headers={"allow": self._allow}
-            )
-        response = await handler(Request(scope, receive))
-        await response(scope, receive, send)
-
-    async def _options(self, request: Request) -> ASGIApp:
-        return options_response(request.headers, allow=self._allow)
-
-
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     raise NotFound(f"Unknown route: {scope['method']} {scope['path']}")
 
@@ -226,18 +202,20 @@ def _routes(services: ApiServices) -> list[Route]:
 def _file_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list[Route]:
     files = FileRoutes(
         auth=auth,
-        throttle=throttle,
-        upload=services.upload,
+        form_upload=FormUpload(
+            throttle=throttle,
+            upload=services.upload,
+            storage_quota=services.storage_quota,
+            max_file_bytes=services.settings.max_file_bytes,
+        ),
         download=services.download,
         files=services.store,
         objects=services.objects,
         clock=services.clock,
-        storage_quota=services.storage_quota,
-        max_file_bytes=services.settings.max_file_bytes,
     )
-    all_files = _Methods(GET=files.list, POST=files.create)
-    one_file = _Methods(GET=files.retrieve, DELETE=files.delete)
-    content = _Methods(GET=files.content)
+    all_files = Methods(GET=files.list, POST=files.create)
+    one_file = Methods(GET=files.retrieve, DELETE=files.delete)
+    content = Methods(GET=files.content)
     return [
         Route("/v1/files", all_files),
         Route("/v1/files/", one_file),
@@ -260,11 +238,11 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
         storage_quota=services.storage_quota,
     )
     check = CheckRoutes(auth=auth, throttle=throttle, input_check=services.input_check)
-    all_batches = _Methods(GET=batches.list, POST=batches.create)
-    one_batch = _Methods(GET=batches.retrieve)
-    progress = _Methods(GET=batches.progress)
-    cancel = _Methods(POST=batches.cancel)
-    rerun = _Methods(POST=batches.rerun)
+    all_batches = Methods(GET=batches.list, POST=batches.create)
+    one_batch = Methods(GET=batches.retrieve)
+    progress = Methods(GET=batches.progress)
+    cancel = Methods(POST=batches.cancel)
+    rerun = Methods(POST=batches.rerun)
     of_results = ResultRoutes(
         auth=auth,
         throttle=Throttle(services.settings.max_project_requests, of="reads of results", bound="project_result_reads"),
@@ -272,12 +250,12 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
         merger=services.merger,
         clock=services.clock,
     )
-    results = _Methods(GET=of_results.results)
-    merged = _Methods(GET=of_results.merged)
-    release = _Methods(POST=batches.release)
+    results = Methods(GET=of_results.results)
+    merged = Methods(GET=of_results.merged)
+    release = Methods(POST=batches.release)
     return [
         Route("/v1/batches", all_batches),
-        Route("/v1/batches/check", _Methods(POST=check.check)),
+        Route("/v1/batches/check", Methods(POST=check.check)),
         Route("/v1/batches/", one_batch),
         Route("/v1/batches/{batch_id}", one_batch),
         Route("/v1/batches//progress", progress),
@@ -297,7 +275,7 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
 
 def _usage_routes(services: ApiServices, auth: Auth) -> list[Route]:
     usage = UsageRoutes(auth=auth, ledger=services.store, clock=services.clock, metered=services.settings.metering)
-    return [Route("/v1/usage", _Methods(GET=usage.retrieve))]
+    return [Route("/v1/usage", Methods(GET=usage.retrieve))]
 
 
 def _inference_routes(services: ApiServices, auth: Auth) -> list[Route]:
@@ -310,14 +288,14 @@ def _inference_routes(services: ApiServices, auth: Auth) -> list[Route]:
         max_request_bytes=settings.max_request_bytes,
     )
     paths = dict.fromkeys((*PATHS, *settings.batch_endpoints))
-    return [Route(path, _Methods(POST=inference.call)) for path in paths]
+    return [Route(path, Methods(POST=inference.call)) for path in paths]
 
 
 def _model_routes(services: ApiServices, auth: Auth) -> list[Route]:
     models = ModelRoutes(auth=auth, catalog=services.settings.catalog, upstreams=services.upstreams)
     return [
-        Route("/v1/models", _Methods(GET=models.list)),
-        Route("/v1/models/{model:path}", _Methods(GET=models.retrieve)),
+        Route("/v1/models", Methods(GET=models.list)),
+        Route("/v1/models/{model:path}", Methods(GET=models.retrieve)),
     ]
 
 
@@ -342,9 +320,9 @@ def _health_routes(
         needs_storage=needs_storage,
     )
     return [
-        Route("/healthz", _Methods(GET=health.healthz)),
-        Route("/readyz", _Methods(GET=health.readyz)),
-        Route("/metrics", _Methods(GET=health.metrics)),
+        Route("/healthz", Methods(GET=health.healthz)),
+        Route("/readyz", Methods(GET=health.readyz)),
+        Route("/metrics", Methods(GET=health.metrics)),
     ]
 
 
@@ -354,7 +332,7 @@ def _description_routes(services: ApiServices) -> list[Route]:
         bearer=settings.bearer, endpoints=settings.batch_endpoints, model=settings.example_model
     )
     return [
-        Route("/openapi.json", _Methods(GET=description.openapi)),
-        Route("/docs", _Methods(GET=description.docs)),
-        Route("/docs/{asset}", _Methods(GET=description.docs_asset)),
+        Route("/openapi.json", Methods(GET=description.openapi)),
+        Route("/docs", Methods(GET=description.docs)),
+        Route("/docs/{asset}", Methods(GET=description.docs_asset)),
     ]

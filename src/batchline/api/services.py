@@ -9,6 +9,7 @@ from batchline.pipeline.create import BatchCreator
 from batchline.pipeline.download import Download
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
+from batchline.pipeline.line_table import LineTable
 from batchline.pipeline.merge import Merger
 from batchline.pipeline.progress import ProgressReader
 from batchline.pipeline.release import HoldRelease
@@ -36,6 +37,7 @@ class ApiServices:
     rerun: Rerun
     results: ResultReader
     merger: Merger
+    line_table: LineTable
     input_check: InputCheck
     cancellation: Cancellation
     hold_release: HoldRelease

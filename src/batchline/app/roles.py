@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from batchline.app.startup import (
 from batchline.app.upstreams import AnyUpstream, engine_queues_for, open_upstreams, token_limit_for
 from batchline.app.workers.autoscaler import Autoscaler
 from batchline.app.workers.pool import MemoryFleet, WorkerPool, max_worker_processes
+from batchline.console.routes import console_routes
+from batchline.console.sessions import OneTimeLinks
 from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.money import nano
 from batchline.engine import ApiRole, Context, Engine, Intervals, WorkerRole, clock_task
@@ -142,7 +145,8 @@ async def serve(
                 autoscaler=autoscaler or Autoscaler(max_processes=max_processes),
                 check_seconds=pool_check_seconds,
             )
-            server = _api_server(context, engine.api_role)
+            links = _links_for(context)
+            server = _api_server(context, engine.api_role, links)
 
             def stop() -> None:
                 server.stop()
@@ -152,7 +156,7 @@ async def serve(
             stop_on_signals(stop)
             if lock is not None:
                 write_lock(lock, os.getpid(), url_of(context.sock), encode_json(describe(settings)).decode())
-            await _run_all("batchline", context, server.serve(), engine.run(), pool.run())
+            await _run_all("batchline", context, server.serve(), engine.run(), pool.run(), links=links)
             validator.close()
 
 
@@ -245,14 +249,25 @@ def _free_bytes(folder: Path) -> float:
     return shutil.disk_usage(folder).free if folder.exists() else math.inf
 
 
-async def _run_all(name: str, context: ProcessContext, *parts: Coroutine[Any, Any, None]) -> None:
-    _announce(name, context)
+def _links_for(context: ProcessContext) -> OneTimeLinks | None:
+    """Return what makes the link that signs in without a key.
+
+    It is printed where only a person who may start the service here reads it, and works only on this machine.
+    """
+    is_local = ip_address(context.sock.getsockname()[0]).is_loopback
+    return OneTimeLinks(random=context.random, clock=context.clock) if is_local and sys.stderr.isatty() else None
+
+
+async def _run_all(
+    name: str, context: ProcessContext, *parts: Coroutine[Any, Any, None], links: OneTimeLinks | None = None
+) -> None:
+    _announce(name, context, links)
     async with asyncio.TaskGroup() as group:
         for part in parts:
             group.create_task(part)
 
 
-def _announce(name: str, context: ProcessContext) -> None:
+def _announce(name: str, context: ProcessContext, links: OneTimeLinks | None) -> None:
     """Say who answers, and where: in the log, and on a terminal also as text that is easy to read."""
     description, url, folder = describe(context.settings), url_of(context.sock), context.settings.data_dir.resolve()
     answers = "; ".join(description.answers)
@@ -263,6 +278,7 @@ def _announce(name: str, context: ProcessContext) -> None:
             *(f"  answers      {text}" for text in description.answers),
             f"  data folder  {folder}",
             f"  API          {url}/v1, described on {url}/docs",
+            f"  console      {url}/{'' if links is None else links.new_path()[1:]}",
         ]
         sys.stderr.write("\n".join(["", *lines, "", ""]))
 
@@ -274,8 +290,8 @@ async def _start_metering(context: Context) -> None:
     )
 
 
-def _api_server(context: ProcessContext, role: ApiRole) -> Server:
-    return _server(context, build(role.services))
+def _api_server(context: ProcessContext, role: ApiRole, links: OneTimeLinks | None = None) -> Server:
+    return _server(context, build(role.services, console=console_routes(role.services, links)))
 
 
 def _health_server(context: ProcessContext) -> Server:

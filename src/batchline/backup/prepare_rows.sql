@@ -43,3 +43,5 @@ DELETE FROM sightings;
 
 -- Indexes are made again; their objects are not in the backup.
 DELETE FROM reuse_indexes;
+-- Everyone signs in again.
+DELETE FROM sessions;

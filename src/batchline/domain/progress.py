@@ -73,6 +73,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     errors: list[LineErrors]
     child_batch_ids: list[str] = []
     bill: Bill = Bill()
+    samples: list[Sample] = []
+    """Oldest first, none older than five minutes."""
 
 
 class _Error(Struct):

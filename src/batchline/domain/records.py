@@ -37,6 +37,17 @@ class Owner(Struct, frozen=True, kw_only=True):
         return scope in self.scopes.split(",")
 
 
+class Session(Struct, frozen=True, kw_only=True):
+    """A person who is signed in to the console with a key."""
+
+    owner: Owner
+    project: str
+    organization: str
+    key_name: str
+    key_hint: str
+    expires_at: int
+
+
 class Organization(Struct, frozen=True, kw_only=True):
     id: str
     name: str

@@ -43,6 +43,7 @@ class ProgressReader:
             errors=snapshot.errors,
             child_batch_ids=snapshot.child_batch_ids,
             bill=snapshot.bill,
+            samples=snapshot.samples,
         )
 
     def _rate(self, snapshot: BatchSnapshot) -> float:

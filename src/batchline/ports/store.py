@@ -36,6 +36,7 @@ from batchline.domain.records import (
     QueueState,
     SchemaVersions,
     Segment,
+    Session,
     Shard,
     ShardProgress,
     UsageEntry,
@@ -106,6 +107,19 @@ class Accounts(Protocol):
 
     async def rename_organization(self, organization_id: str, *, name: str) -> bool:
         """Give an organization another name; return False if another one has that name."""
+
+
+class Sessions(Protocol):
+    """Who is signed in to the console. A session ends with its key, and after a time."""
+
+    async def open_session(self, digest: bytes, *, key_id: str, expires_at: int) -> bool:
+        """Open a session of a key; return False if the key is not valid. ``digest`` is the hash of its secret."""
+
+    async def session(self, digest: bytes) -> Session | None:
+        """Return a session that has not ended."""
+
+    async def close_session(self, digest: bytes) -> None:
+        """End a session."""
 
 
 class Ledger(Protocol):
@@ -297,8 +311,13 @@ class Batches(Protocol):
         status: str | None = None,
         created_after: int | None = None,
         created_before: int | None = None,
+        model: str | None = None,
+        text: str | None = None,
     ) -> list[Batch] | None:
-        """Return a page, newest first, or None if ``after`` names no batch of this project."""
+        """Return a page, newest first, or None if ``after`` names no batch of this project.
+
+        ``text`` is looked for in ids and metadata, in lower case.
+        """
 
     async def cancel_batch(self, project_id: str, batch_id: str, *, at: int) -> Batch | None:
         """Cancel a batch if its state allows it, and return the batch as it is afterwards.
@@ -780,6 +799,7 @@ class Webhooks(Protocol):
 
 class Store(
     Accounts,
+    Sessions,
     Ledger,
     Files,
     Batches,

@@ -174,6 +174,8 @@ class SqlBatches:
         status: str | None = None,
         created_after: int | None = None,
         created_before: int | None = None,
+        model: str | None = None,
+        text: str | None = None,
     ) -> list[Batch] | None:
         def script() -> Script[list[Batch] | None]:
             before = _LAST if created_before is None else (created_before, 0)
@@ -189,7 +191,9 @@ class SqlBatches:
                 "before_seq": before[1],
                 "limit": limit,
             }
-            if status is None:
+            if model is not None or text is not None:
+                page = yield from rows("search_batches", status=status, model=model, text=text, **bounds)
+            elif status is None:
                 page = yield from rows("batches", **bounds)
             else:
                 page = yield from rows("batches_of_status", status=status, **bounds)

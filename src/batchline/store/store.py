@@ -10,6 +10,7 @@ from batchline.store.inspection import SqlInspection
 from batchline.store.ledger import SqlLedger
 from batchline.store.results import SqlResults
 from batchline.store.reuse import SqlReuse
+from batchline.store.sessions import SqlSessions
 from batchline.store.shards import SqlShards
 from batchline.store.sightings import SqlSightings
 from batchline.store.sql import Database, Script, change, one
@@ -18,6 +19,7 @@ from batchline.store.webhooks import SqlWebhooks
 
 class SqlStore(
     SqlAccounts,
+    SqlSessions,
     SqlLedger,
     SqlFiles,
     SqlBatches,

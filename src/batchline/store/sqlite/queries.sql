@@ -7,6 +7,31 @@ FROM keys JOIN projects ON projects.id = keys.project_id
 WHERE keys.digest = :digest AND keys.revoked_at IS NULL AND (keys.expires_at IS NULL OR keys.expires_at > :due)
     AND (:project_id IS NULL OR projects.id = :project_id);
 
+-- name: insert_session
+-- Opens a session of a key that is neither revoked nor expired.
+INSERT INTO sessions (digest, key_id, key_digest, expires_at)
+SELECT :digest, keys.id, keys.digest, :expires_at FROM keys
+WHERE keys.id = :key_id AND keys.revoked_at IS NULL AND (keys.expires_at IS NULL OR keys.expires_at > :due);
+
+-- name: session
+-- Finds a session that has not expired, with its key, unless that was revoked, has expired or got a new secret.
+SELECT keys.id AS key_id, keys.scopes, projects.id AS project_id, projects.organization_id,
+    organizations.balance + organizations.credits AS funds, keys.name AS key_name, keys.hint AS key_hint,
+    projects.name AS project, organizations.name AS organization, sessions.expires_at
+FROM sessions JOIN keys ON keys.digest = sessions.key_digest AND keys.id = sessions.key_id
+    JOIN projects ON projects.id = keys.project_id
+    JOIN organizations ON organizations.id = projects.organization_id
+WHERE sessions.digest = :digest AND sessions.expires_at > :due AND keys.revoked_at IS NULL
+    AND (keys.expires_at IS NULL OR keys.expires_at > :due);
+
+-- name: delete_session
+-- Ends a session.
+DELETE FROM sessions WHERE digest = :digest;
+
+-- name: delete_expired_sessions
+-- Deletes the sessions that have expired.
+DELETE FROM sessions WHERE expires_at <= :due;
+
 -- name: insert_organization
 -- Creates an organization unless one has that name.
 INSERT INTO organizations (id, name, created_at) VALUES (:organization_id, :name, :at) ON CONFLICT (name) DO NOTHING;
@@ -377,6 +402,19 @@ SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, 
 FROM batches
 WHERE project_id = :project_id AND status = :status AND created_at > :created_after
     AND (created_at, seq) < (:before_created_at, :before_seq)
+ORDER BY created_at DESC, seq DESC LIMIT :limit;
+
+-- name: search_batches
+-- Lists a page of batches that name a model, or have a text in their id or metadata, newest first.
+SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
+    created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
+    cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
+    hold, held_at, output_lifetime
+FROM batches
+WHERE project_id = :project_id AND created_at > :created_after
+    AND (created_at, seq) < (:before_created_at, :before_seq) AND (:status IS NULL OR status = :status)
+    AND (:model IS NULL OR model = :model)
+    AND (:text IS NULL OR instr(lower(id), :text) > 0 OR instr(lower(CAST(metadata AS TEXT)), :text) > 0)
 ORDER BY created_at DESC, seq DESC LIMIT :limit;
 
 -- name: cancel_validating

@@ -1,0 +1,91 @@
+"""Stores the file of a form while it arrives."""
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+
+from batchline.api.multipart import Form
+from batchline.api.request_context import body_chunks
+from batchline.api.throttle import Throttle
+from batchline.domain.errors import ApiError, InvalidMultipart, InvalidRequest, TooLarge
+from batchline.domain.records import File, Owner
+from batchline.pipeline.storage_quota import Room, StorageQuota
+from batchline.pipeline.upload import IncomingFile, Upload
+
+MULTIPART_OVERHEAD_BYTES = 1024 * 1024
+
+
+class FormUpload:
+    """Receives forms with one file."""
+
+    def __init__(self, *, throttle: Throttle, upload: Upload, storage_quota: StorageQuota, max_file_bytes: int) -> None:
+        self._throttle, self._upload = throttle, upload
+        self._storage_quota, self._max_file_bytes = storage_quota, max_file_bytes
+
+    async def receive(
+        self,
+        request: Request,
+        owner: Owner,
+        *,
+        check: Callable[[Form], None],
+        check_complete: Callable[[Form], None],
+        lifetime: Callable[[Form], int | None],
+    ) -> tuple[Form, File]:
+        """Store the file of a form, and return both.
+
+        ``check`` may refuse the form by the fields that have arrived: it is called before any further byte of the file
+        is stored. ``check_complete`` sees all fields. ``lifetime`` returns after how many seconds the file expires, if
+        the form says so.
+        """
+        with self._throttle.slot(owner.project_id):
+            form = Form(request.headers.get("content-type", ""))
+            async with (
+                self._storage_quota.reserve(owner, self._announced_bytes(request)) as room,
+                self._upload.begin(owner.project_id) as incoming,
+            ):
+                await self._receive(request, form, incoming, room, check)
+                _check_end(form, check_complete)
+                file = await incoming.finish(filename=form.filename, expires_after=lifetime(form))
+        return form, file
+
+    async def _receive(
+        self,
+        request: Request,
+        form: Form,
+        incoming: IncomingFile,
+        room: Room | None,
+        check: Callable[[Form], None],
+    ) -> None:
+        """Read the form to its end and write its file part, checking the fields as soon as they are read.
+
+        ``room`` is what the project may still store, or None.
+        """
+        max_bytes = self._max_file_bytes + MULTIPART_OVERHEAD_BYTES
+        too_large: ApiError = TooLarge(
+            f"File exceeds maximum size of {self._max_file_bytes} bytes", code="file_too_large", param="file"
+        )
+        if room is not None and room.bytes < self._max_file_bytes:
+            max_bytes, too_large = room.bytes, room.error
+        chunks = body_chunks(
+            request,
+            max_bytes=max_bytes,
+            too_large=too_large,
+            cut_off=InvalidMultipart("The upload was cut off"),
+        )
+        async for chunk in chunks:
+            pieces = form.feed(chunk)
+            check(form)
+            for piece in pieces:
+                await incoming.write(piece)
+
+    def _announced_bytes(self, request: Request) -> int | None:
+        """Return the size of an upload if it is known; one that is too large anyway is not a matter of the quota."""
+        length = request.headers.get("content-length")
+        return None if length is None or int(length) > self._max_file_bytes else int(length)
+
+
+def _check_end(form: Form, check_complete: Callable[[Form], None]) -> None:
+    form.end()
+    check_complete(form)
+    if not form.has_file:
+        raise InvalidRequest("file is required", code="missing_file", param="file")

@@ -1,0 +1,191 @@
+"""The pages of a project beside its batches: files, usage, keys and webhooks."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from batchline.api.files import FileRoutes
+from batchline.api.paging import page
+from batchline.api.services import ApiServices
+from batchline.console.guard import see_other
+from batchline.console.pages import Pages
+from batchline.console.sessions import Visit
+from batchline.console.text import day
+from batchline.console.views import ChartBar
+from batchline.domain.errors import InvalidRequest, NotFound
+from batchline.domain.ids import canonical_file_id
+from batchline.domain.records import BATCH, BATCH_OUTPUT, ProjectUsage
+from batchline.domain.webhooks import EVENTS, Webhook, check_url, new_secret
+
+_PAGE_ROWS = 50
+_DAYS = 30
+_DAY_SECONDS = 86_400
+_MAX_USAGE_ROWS = 10_000
+_SHOWN_DELIVERIES = 20
+_MAX_WEBHOOKS = 20
+CHART_WIDTH, CHART_HEIGHT = 900, 160
+_SERIES = 5
+"""Models with a colour of their own in a chart; the others share the last one."""
+
+
+class AccountPages:
+    """Shows and changes what a project has."""
+
+    def __init__(self, services: ApiServices, *, pages: Pages, files: FileRoutes) -> None:
+        self._services, self._pages, self._files = services, pages, files
+
+    async def files(self, request: Request, visit: Visit) -> ASGIApp:
+        """Show a page of files."""
+        query = request.query_params
+        purpose = query.get("purpose", "")
+        purpose = purpose if purpose in (BATCH, BATCH_OUTPUT) else ""
+        rows = await self._services.store.files(
+            visit.project_id,
+            purpose=purpose or None,
+            ascending=False,
+            after=canonical_file_id(query["after"]) if query.get("after") else None,
+            limit=_PAGE_ROWS + 1,
+            at=int(self._services.clock.due()),
+        )
+        shown, has_more = page(rows, limit=_PAGE_ROWS)
+        given = {"purpose": purpose} if purpose else {}
+        values = visit.values | {
+            "files": shown,
+            "purpose": purpose,
+            "stored": await self._services.store.stored_bytes(visit.project_id),
+            "older": f"?{urlencode({**given, 'after': shown[-1].id})}" if has_more else None,
+            "is_first": "after" not in query,
+            "now": self._services.clock.now(),
+        }
+        return self._pages.render("files.html", values)
+
+    async def delete_file(self, request: Request, visit: Visit) -> ASGIApp:
+        """Delete a file."""
+        await self._files.delete(request)
+        return see_other("/console/files")
+
+    async def usage(self, request: Request, visit: Visit) -> ASGIApp:
+        """Show the usage of the last 30 days, by day and model."""
+        now = int(self._services.clock.now())
+        since = now - now % _DAY_SECONDS - (_DAYS - 1) * _DAY_SECONDS
+        rows = await self._services.store.project_usage(
+            visit.project_id,
+            model=None,
+            since=since,
+            until=now + 1,
+            bucket_seconds=_DAY_SECONDS,
+            limit=_MAX_USAGE_ROWS,
+        )
+        metered = self._services.settings.metering
+        organization = await self._services.store.organization(visit.owner.organization_id) if metered else None
+        models = _by_model(rows)
+        values = visit.values | {
+            "rows": list(reversed(rows)),
+            "models": models,
+            "chart": _usage_chart(rows, [name for name, _ in models], since=since),
+            "since": since,
+            "until": now,
+            "peak": max((sum(row.requests for row in rows if row.start == at) for at in _days(rows)), default=0),
+            "organization": organization,
+            "metered": metered,
+        }
+        return self._pages.render("usage.html", values)
+
+    async def keys(self, request: Request, visit: Visit) -> ASGIApp:
+        """Show the keys of the project. The operator's command makes and revokes them."""
+        keys = [key for key in await self._services.store.keys() if key.project_id == visit.project_id]
+        values = visit.values | {"keys": list(reversed(keys)), "now": int(self._services.clock.now())}
+        return self._pages.render("keys.html", values)
+
+    async def webhooks(self, request: Request, visit: Visit) -> ASGIApp:
+        """Show the webhooks of the project and their last deliveries."""
+        return await self._show_webhooks(visit)
+
+    async def create_webhook(self, request: Request, visit: Visit) -> ASGIApp:
+        """Make a webhook, and show its secret this once."""
+        url = visit.form.get("url", "").strip()
+        events = [event for event in EVENTS if event in visit.form.get("events", "").split("\n")]
+        try:
+            check_url(url)
+        except ValueError as error:
+            raise InvalidRequest(f"{error}.", param="url") from None
+        if not url.startswith("https://"):
+            raise InvalidRequest("A webhook of a project must begin with https://", param="url")
+        if not events:
+            raise InvalidRequest("Choose at least one event", param="events")
+        if len(await self._own_webhooks(visit)) >= _MAX_WEBHOOKS:
+            raise InvalidRequest(f"A project has at most {_MAX_WEBHOOKS} webhooks; delete one first")
+        random = self._services.random
+        webhook = Webhook(
+            id=f"wh_{random.bytes(12).hex()}",
+            project_id=visit.project_id,
+            url=url,
+            events=",".join(events),
+            secret=new_secret(random.bytes(32)),
+            by_operator=False,
+            created_at=int(self._services.clock.now()),
+        )
+        await self._services.store.create_webhook(webhook)
+        return await self._show_webhooks(visit, created=webhook)
+
+    async def delete_webhook(self, request: Request, visit: Visit) -> ASGIApp:
+        """Delete a webhook of the project."""
+        webhook_id = request.path_params["webhook_id"]
+        if webhook_id not in {webhook.id for webhook in await self._own_webhooks(visit)}:
+            raise NotFound(f"Webhook {webhook_id} not found")
+        await self._services.store.delete_webhook(webhook_id)
+        return see_other("/console/webhooks")
+
+    async def _own_webhooks(self, visit: Visit) -> list[Webhook]:
+        return [webhook for webhook in await self._services.store.webhooks() if webhook.project_id == visit.project_id]
+
+    async def _show_webhooks(self, visit: Visit, *, created: Webhook | None = None) -> ASGIApp:
+        found: list[dict[str, Any]] = []
+        for webhook in await self._own_webhooks(visit):
+            deliveries = await self._services.store.deliveries(webhook.id, limit=_SHOWN_DELIVERIES)
+            found.append({"webhook": webhook, "deliveries": deliveries})
+        values = visit.values | {"found": found, "events": EVENTS, "created": created}
+        return self._pages.render("webhooks.html", values)
+
+
+def _days(rows: Sequence[ProjectUsage]) -> set[int]:
+    return {row.start for row in rows}
+
+
+def _by_model(rows: Sequence[ProjectUsage]) -> list[tuple[str, dict[str, int]]]:
+    """Return the sums of each model, the one with most requests first."""
+    sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for row in rows:
+        for name in ("requests", "lines", "input_tokens", "output_tokens", "cost"):
+            sums[row.model][name] += getattr(row, name)
+    return sorted(sums.items(), key=lambda each: -each[1]["requests"])
+
+
+def _usage_chart(rows: Sequence[ProjectUsage], models: list[str], *, since: int) -> list[ChartBar]:
+    """Return the requests of each day as bars, divided by model."""
+    by_day: dict[int, list[ProjectUsage]] = defaultdict(list)
+    for row in rows:
+        by_day[row.start].append(row)
+    peak = max((sum(row.requests for row in found) for found in by_day.values()), default=0)
+    width = CHART_WIDTH / _DAYS
+    bars = []
+    for at, found in sorted(by_day.items()):
+        top = float(CHART_HEIGHT)
+        for row in sorted(found, key=lambda row: models.index(row.model)):
+            height = CHART_HEIGHT * max(0, row.requests) / peak if peak > 0 else 0.0
+            top -= height
+            bars.append(
+                ChartBar(
+                    x=round((at - since) / _DAY_SECONDS * width, 1),
+                    y=round(top, 1),
+                    width=round(width - 3, 1),
+                    height=round(height, 1),
+                    label=f"{day(at)}: {row.requests:,} requests of {row.model}",
+                    series=min(models.index(row.model), _SERIES - 1),
+                )
+            )
+    return bars

@@ -1,0 +1,282 @@
+"""The pages of batches: the list, one batch with its progress, and what a person can do to a batch."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
+
+from msgspec.json import decode as decode_json
+from msgspec.json import encode as encode_json
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from batchline.api.event_stream import STREAM_HEADERS, first_of, wait_for_disconnect
+from batchline.api.paging import page
+from batchline.api.request_context import ClientState, client_state_of
+from batchline.api.services import ApiServices
+from batchline.api.throttle import Throttle
+from batchline.console.guard import see_other
+from batchline.console.pages import Pages
+from batchline.console.sessions import SessionAuth, Visit
+from batchline.console.views import BatchView, BatchViews, error_groups, timeline
+from batchline.domain.errors import InsufficientQuota, InvalidRequest, StorageFull, StoreDown
+from batchline.domain.merge_patch import MergePatch
+from batchline.domain.records import Batch, Owner
+from batchline.domain.states import TERMINAL, BatchStatus
+from batchline.domain.wire import BatchErrors
+from batchline.pipeline.create import CreateAnswer, CreateRequest
+
+log = logging.getLogger(__name__)
+
+_PAGE_ROWS = 25
+_FOLLOWED_BATCHES = 10
+"""The running batches of a page whose rate and time left are read, the newest first."""
+_POLL_SECONDS = 1.0
+"""How often an open page of a running batch gets its progress."""
+_COMMENT_SECONDS = 15.0
+_MAX_SHOWN_CHILDREN = 20
+_AGES = {"hour": 3600, "day": 86_400, "week": 7 * 86_400, "month": 30 * 86_400}
+_MAX_SEARCHED_CHARACTERS = 200
+
+
+class BatchPages:
+    """Shows batches, and cancels, releases and reruns them."""
+
+    def __init__(self, services: ApiServices, *, pages: Pages, auth: SessionAuth) -> None:
+        self._services, self._pages, self._auth = services, pages, auth
+        settings = services.settings
+        self._views = BatchViews(catalog=settings.catalog, tariff=settings.tariff)
+        self._streams = Throttle(settings.max_project_requests, of="live pages", bound="project_live_pages")
+
+    async def list(self, request: Request, visit: Visit) -> ASGIApp:
+        """Show a page of batches; only its table if a script asks for that."""
+        query = request.query_params
+        wanted = _filters(query)
+        rows = await self._services.store.batches(
+            visit.project_id,
+            after=query.get("after") or None,
+            limit=_PAGE_ROWS + 1,
+            status=wanted["status"] or None,
+            created_after=self._since(wanted["age"]),
+            model=wanted["model"] or None,
+            text=wanted["search"].lower() or None,
+        )
+        shown, has_more = page(rows, limit=_PAGE_ROWS)
+        filtered = any(wanted.values())
+        values = visit.values | {
+            "batches": await self._with_progress(visit, shown),
+            "filters": wanted,
+            "statuses": list(BatchStatus),
+            "ages": list(_AGES),
+            "older": f"?{urlencode({**_given(wanted), 'after': shown[-1].id})}" if has_more else None,
+            "is_first": "after" not in query,
+            "newest": f"?{urlencode(_given(wanted))}" if filtered else "?",
+            "this_page": f"?{urlencode({**_given(wanted), **({'after': query['after']} if 'after' in query else {})})}",
+            "filtered": filtered,
+            "now": self._services.clock.now(),
+            "embeds_model": self._services.settings.embeds_model,
+            "base_url": _base_url(request),
+        }
+        if "table" in query:
+            return self._pages.render("batch_table.html", values)
+        is_new = not shown and not filtered and "after" not in query
+        return self._pages.render("first_run.html" if is_new else "batches.html", values)
+
+    async def show(self, request: Request, visit: Visit) -> ASGIApp:
+        """Show one batch."""
+        return self._pages.render("batch.html", await self._batch_values(request, visit))
+
+    async def _batch_values(self, request: Request, visit: Visit) -> dict[str, Any]:
+        batch_id = request.path_params["batch_id"]
+        progress = await self._services.progress_reader.progress(visit.project_id, batch_id)
+        batch = progress.batch
+        files = {}
+        for kind, file_id in _files_of(batch).items():
+            found = None if file_id is None else await self._file(visit, file_id)
+            files[kind] = found
+        return visit.values | {
+            "view": self._views.of_progress(progress, now=self._services.clock.now()),
+            "batch": batch,
+            "steps": timeline(batch),
+            "errors": error_groups(progress.errors),
+            "faults": _faults(batch),
+            "files": files,
+            "children": progress.child_batch_ids[:_MAX_SHOWN_CHILDREN],
+            "now": self._services.clock.now(),
+            "base_url": _base_url(request),
+        }
+
+    async def _file(self, visit: Visit, file_id: str) -> Any:
+        return await self._services.store.file(visit.project_id, file_id, at=int(self._services.clock.due()))
+
+    async def events(self, request: Request, visit: Visit) -> ASGIApp:
+        """Send the progress of a batch as server-sent events, each with a part of the page."""
+        batch_id = request.path_params["batch_id"]
+        await self._services.progress_reader.progress(visit.project_id, batch_id)
+        return partial(self._send_events, visit, batch_id)
+
+    async def _send_events(self, visit: Visit, batch_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._streams.slot(visit.project_id):
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            ended = await first_of(
+                self._send_progress(visit, batch_id, send, client_state_of(scope)),
+                wait_for_disconnect(receive),
+                self._auth.wait_until_invalid(visit.owner, clock=self._services.clock),
+            )
+            if ended != _DISCONNECTED:
+                await send({"type": "http.response.body", "body": b"event: end\ndata: {}\n\n", "more_body": False})
+
+    async def _send_progress(self, visit: Visit, batch_id: str, send: Send, client_state: ClientState) -> None:
+        clock = self._services.clock
+        last, quiet_since = "", clock.steady()
+        while not client_state.closing:
+            part, ended = await self._live_part(visit, batch_id) or (last, False)
+            news = b""
+            if part != last:
+                news = b"event: live\ndata: " + encode_json(part) + b"\n\n"
+            elif clock.steady() - quiet_since >= _COMMENT_SECONDS:
+                news = b":\n\n"
+            if news:
+                await send({"type": "http.response.body", "body": news, "more_body": True})
+                last, quiet_since = part, clock.steady()
+            if ended:
+                return
+            await clock.sleep(_POLL_SECONDS)
+
+    async def _live_part(self, visit: Visit, batch_id: str) -> tuple[str, bool] | None:
+        """Return the live part of a page, and whether the batch has ended; None if the store is unavailable."""
+        try:
+            progress = await self._services.progress_reader.progress(visit.project_id, batch_id)
+        except StoreDown as error:
+            log.warning("failed to read progress for a page, retrying", extra={"reason": str(error)})
+            return None
+        view = self._views.of_progress(progress, now=self._services.clock.now())
+        values = {"view": view, "batch": progress.batch, "errors": error_groups(progress.errors)}
+        return self._pages.fragment("batch_live.html", values), progress.batch.status in TERMINAL
+
+    async def cancel(self, request: Request, visit: Visit) -> ASGIApp:
+        """Cancel a batch."""
+        batch = await self._services.cancellation.cancel(visit.project_id, request.path_params["batch_id"])
+        return see_other(batch_path(batch.id))
+
+    async def release(self, request: Request, visit: Visit) -> ASGIApp:
+        """Release a held batch."""
+        batch = await self._services.hold_release.release(visit.project_id, request.path_params["batch_id"])
+        return see_other(batch_path(batch.id))
+
+    async def rerun(self, request: Request, visit: Visit) -> ASGIApp:
+        """Run the failed lines of a batch again, those with some codes or all, perhaps with a patch."""
+        codes = frozenset(visit.form.get("codes", "").split("\n")) - {""}
+        answer = await self._services.rerun.create(
+            visit.owner,
+            request.path_params["batch_id"],
+            codes=codes or None,
+            patch=_patch(visit.form.get("patch", "")),
+            metadata=metadata_with_name(visit.form.get("name", "")),
+            idempotency_key=None,
+            retried=False,
+            admit=await self.admission(visit.owner),
+        )
+        return await self.show_created(answer)
+
+    async def create(self, request: Request, visit: Visit) -> ASGIApp:
+        """Create a batch of a file that was uploaded and checked."""
+        answer = await self._services.creator.create(
+            visit.owner,
+            CreateRequest(
+                input_file_id=visit.form.get("file_id", ""),
+                endpoint=visit.form.get("endpoint", ""),
+                metadata=metadata_with_name(visit.form.get("name", "")),
+                hold="hold" in visit.form,
+            ),
+            idempotency_key=visit.form.get("once") or None,
+            retried=False,
+            admit=await self.admission(visit.owner),
+        )
+        return await self.show_created(answer)
+
+    async def admission(self, owner: Owner) -> Any:
+        """Return a function that raises unless a project may create a batch now."""
+        full = await self._services.storage_quota.exhausted(owner)
+        return partial(_admit, full=full, has_funds=self._auth.has_funds(owner))
+
+    async def show_created(self, answer: CreateAnswer) -> ASGIApp:
+        """Send a person to the batch that was created."""
+        await self._services.creator.mark_answered(answer.batch_id)
+        return see_other(batch_path(answer.batch_id))
+
+    async def _with_progress(self, visit: Visit, batches: Sequence[Batch]) -> Sequence[BatchView]:
+        """Return views of batches. Those of the first running ones have a rate and a time left."""
+        running = [batch.id for batch in batches if batch.status is BatchStatus.IN_PROGRESS][:_FOLLOWED_BATCHES]
+        reader, now = self._services.progress_reader, self._services.clock.now()
+        found = await asyncio.gather(*(reader.progress(visit.project_id, batch_id) for batch_id in running))
+        by_id = {progress.batch.id: self._views.of_progress(progress, now=now) for progress in found}
+        return [by_id.get(batch.id) or self._views.of_batch(batch) for batch in batches]
+
+    def _since(self, age: str) -> int | None:
+        return int(self._services.clock.now()) - _AGES[age] if age in _AGES else None
+
+
+_, _DISCONNECTED, _ = range(3)
+"""How the sending of events ended: the coroutine that ended first."""
+
+
+def batch_path(batch_id: str) -> str:
+    """Return the path of the page of a batch."""
+    return f"/console/batches/{batch_id}"
+
+
+def metadata_with_name(name: str) -> bytes:
+    """Return metadata with a name, or none."""
+    return encode_json({"name": name.strip()}) if name.strip() else b"{}"
+
+
+def _filters(query: QueryParams) -> dict[str, str]:
+    status, age = query.get("status", ""), query.get("age", "")
+    return {
+        "search": query.get("search", "").strip()[:_MAX_SEARCHED_CHARACTERS],
+        "status": status if status in tuple(BatchStatus) else "",
+        "model": query.get("model", "").strip()[:_MAX_SEARCHED_CHARACTERS],
+        "age": age if age in _AGES else "",
+    }
+
+
+def _given(filters: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in filters.items() if value}
+
+
+def _files_of(batch: Batch) -> dict[str, str | None]:
+    return {"input": batch.input_file_id, "output": batch.output_file_id, "errors": batch.error_file_id}
+
+
+def _faults(batch: Batch) -> BatchErrors | None:
+    """Return what is wrong with the input file of a failed batch."""
+    return None if batch.errors is None else decode_json(batch.errors, type=BatchErrors)
+
+
+def _patch(text: str) -> bytes | None:
+    if not text.strip():
+        return None
+    patch = text.strip().encode("utf-8", "replace")
+    try:
+        MergePatch.parse(patch)
+    except ValueError as error:
+        raise InvalidRequest(f"The patch must be a JSON object: it is {error}", param="patch") from None
+    return patch
+
+
+def _admit(*, full: StorageFull | None, has_funds: bool) -> None:
+    if full is not None:
+        raise full
+    if not has_funds:
+        raise InsufficientQuota
+
+
+def _base_url(request: Request) -> str:
+    """Return the address of this service as the browser knows it, for the commands that a page shows."""
+    host = request.headers.get("host", "127.0.0.1:8000")
+    forwarded = request.headers.get("x-forwarded-proto", "").split(",")[0].strip().lower()
+    return f"{'https' if forwarded == 'https' else 'http'}://{host}"

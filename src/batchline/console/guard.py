@@ -1,0 +1,99 @@
+"""Wraps the handlers of the console: who is signed in, the token of each form, and a page for each error."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qsl, quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp
+
+from batchline.api.methods import Handler
+from batchline.api.request_context import read_body
+from batchline.console.pages import Pages
+from batchline.console.sessions import CSRF_FIELD, Sessions, SignInNeeded, Visit
+from batchline.domain.errors import ApiError, InvalidRequest, ObjectsDown, StoreDown, TooLarge, Unavailable
+from batchline.domain.limits import MAX_JSON_BODY_BYTES
+
+log = logging.getLogger(__name__)
+
+VisitHandler = Callable[[Request, Visit], Awaitable[ASGIApp]]
+_MAX_FIELDS = 200
+_READING = frozenset({"GET", "HEAD"})
+
+
+class Guard:
+    """Makes handlers of pages, actions and downloads."""
+
+    def __init__(self, *, sessions: Sessions, pages: Pages) -> None:
+        self._sessions, self._pages = sessions, pages
+
+    def page(self, handler: VisitHandler) -> Handler:
+        """Return a handler for a person who is signed in."""
+
+        async def handle(request: Request) -> ASGIApp:
+            visit: Visit | None = None
+            try:
+                visit = await self._sessions.visit(request)
+                return await handler(request, visit)
+            except SignInNeeded:
+                return sign_in_redirect(request)
+            except ApiError as error:
+                return self._pages.error(error, _values(visit))
+            except (StoreDown, ObjectsDown) as error:
+                log.warning("storage unavailable, showing an error page", extra={"reason": str(error)})
+                return self._pages.error(Unavailable(), _values(visit))
+
+        return handle
+
+    def action(self, handler: VisitHandler) -> Handler:
+        """Return a handler for a form, whose token is checked before anything is done."""
+
+        async def check_and_handle(request: Request, visit: Visit) -> ASGIApp:
+            visit.form = await read_form(request)
+            visit.check_csrf(visit.form.get(CSRF_FIELD))
+            return await handler(request, visit)
+
+        return self.page(check_and_handle)
+
+    def route(self, handler: Handler) -> Handler:
+        """Return a handler for a route of the API that the console has too; it finds the session itself."""
+
+        async def handle(request: Request, _visit: Visit) -> ASGIApp:
+            return await handler(request)
+
+        return self.page(handle)
+
+
+def sign_in_redirect(request: Request) -> RedirectResponse:
+    """Return the way to the sign-in page, and from there back to where a person wanted to go."""
+    path = request.url.path
+    back = "" if request.method not in _READING or path in ("/", "/console") else f"?next={quote(path)}"
+    return RedirectResponse(f"/console/sign-in{back}", 303, headers={"cache-control": "no-store"})
+
+
+def see_other(path: str) -> RedirectResponse:
+    """Return the way to the page that shows what an action did."""
+    return RedirectResponse(path, 303, headers={"cache-control": "no-store"})
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form. Of fields with the same name, the values are joined by line ends."""
+    body = await read_body(
+        request,
+        max_bytes=MAX_JSON_BODY_BYTES,
+        too_large=TooLarge(f"The form exceeds {MAX_JSON_BODY_BYTES} bytes"),
+        cut_off=InvalidRequest("The form was cut off"),
+    )
+    try:
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+    except ValueError:
+        raise InvalidRequest(f"The form has more than {_MAX_FIELDS} fields") from None
+    fields: dict[str, str] = {}
+    for name, value in pairs:
+        fields[name] = f"{fields[name]}\n{value}" if name in fields else value
+    return fields
+
+
+def _values(visit: Visit | None) -> dict[str, object]:
+    return {"session": None} if visit is None else visit.values

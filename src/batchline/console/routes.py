@@ -1,0 +1,116 @@
+"""The routes of the console."""
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from batchline.api.files import FileRoutes
+from batchline.api.form_upload import FormUpload
+from batchline.api.methods import Handler, Methods
+from batchline.api.results import ResultRoutes
+from batchline.api.services import ApiServices
+from batchline.api.throttle import Throttle
+from batchline.console.account import AccountPages
+from batchline.console.batches import BatchPages
+from batchline.console.guard import Guard
+from batchline.console.lines import LinePages
+from batchline.console.new_batch import NewBatchPages
+from batchline.console.pages import Pages
+from batchline.console.sessions import OneTimeLinks, SessionAuth, Sessions
+from batchline.console.sign_in import SignInPages
+from batchline.domain.errors import NotFound
+
+
+def console_routes(services: ApiServices, links: OneTimeLinks | None = None) -> list[Route]:
+    """Return the routes of the console; ``links`` are those that sign in without a key."""
+    settings, pages = services.settings, Pages()
+    sessions = Sessions(services, links=links)
+    auth = SessionAuth(sessions, accounts=services.store, metered=settings.metering)
+    guard = Guard(sessions=sessions, pages=pages)
+    batches = BatchPages(services, pages=pages, auth=auth)
+    return [
+        *_sign_in_routes(guard, SignInPages(sessions=sessions, pages=pages), pages),
+        *_batch_routes(guard, services, batches, pages, auth),
+        *_account_routes(guard, services, pages, auth),
+    ]
+
+
+def _sign_in_routes(guard: Guard, sign_in: SignInPages, pages: Pages) -> list[Route]:
+    return [
+        Route("/", Methods(GET=sign_in.home)),
+        Route("/console", Methods(GET=sign_in.home)),
+        Route("/console/sign-in", Methods(GET=sign_in.show, POST=sign_in.sign_in)),
+        Route("/console/sign-out", Methods(POST=guard.action(sign_in.sign_out))),
+        Route("/console/assets/{name}", Methods(GET=_assets(pages))),
+    ]
+
+
+def _assets(pages: Pages) -> Handler:
+    async def show(request: Request) -> ASGIApp:
+        found = pages.asset(request.path_params["name"])
+        if found is None:
+            raise NotFound(f"Unknown route: {request.method} {request.url.path}")
+        return found
+
+    return show
+
+
+def _batch_routes(
+    guard: Guard, services: ApiServices, batches: BatchPages, pages: Pages, auth: SessionAuth
+) -> list[Route]:
+    settings = services.settings
+    lines = LinePages(services, pages=pages)
+    new = NewBatchPages(services, pages=pages, batches=batches, throttle=_uploads(services), metered=settings.metering)
+    results = ResultRoutes(
+        auth=auth,
+        throttle=Throttle(settings.max_project_requests, of="reads of results", bound="project_result_reads"),
+        reader=services.results,
+        merger=services.merger,
+        clock=services.clock,
+    )
+    one = "/console/batches/{batch_id}"
+    return [
+        Route("/console/batches", Methods(GET=guard.page(batches.list), POST=guard.action(batches.create))),
+        Route("/console/new", Methods(GET=guard.page(new.show), POST=guard.page(new.check))),
+        Route("/console/demo", Methods(POST=guard.action(new.demo))),
+        Route(one, Methods(GET=guard.page(batches.show))),
+        Route(f"{one}/events", Methods(GET=guard.page(batches.events))),
+        Route(f"{one}/lines", Methods(GET=guard.page(lines.list))),
+        Route(f"{one}/lines/{{number}}", Methods(GET=guard.page(lines.show))),
+        Route(f"{one}/merged", Methods(GET=guard.route(results.merged))),
+        Route(f"{one}/cancel", Methods(POST=guard.action(batches.cancel))),
+        Route(f"{one}/release", Methods(POST=guard.action(batches.release))),
+        Route(f"{one}/rerun", Methods(POST=guard.action(batches.rerun))),
+    ]
+
+
+def _account_routes(guard: Guard, services: ApiServices, pages: Pages, auth: SessionAuth) -> list[Route]:
+    files = FileRoutes(
+        auth=auth,
+        form_upload=FormUpload(
+            throttle=_uploads(services),
+            upload=services.upload,
+            storage_quota=services.storage_quota,
+            max_file_bytes=services.settings.max_file_bytes,
+        ),
+        download=services.download,
+        files=services.store,
+        objects=services.objects,
+        clock=services.clock,
+    )
+    account = AccountPages(services, pages=pages, files=files)
+    return [
+        Route("/console/files", Methods(GET=guard.page(account.files))),
+        Route("/console/files/{file_id}/content", Methods(GET=guard.route(files.content))),
+        Route("/console/files/{file_id}/delete", Methods(POST=guard.action(account.delete_file))),
+        Route("/console/usage", Methods(GET=guard.page(account.usage))),
+        Route("/console/keys", Methods(GET=guard.page(account.keys))),
+        Route(
+            "/console/webhooks", Methods(GET=guard.page(account.webhooks), POST=guard.action(account.create_webhook))
+        ),
+        Route("/console/webhooks/{webhook_id}/delete", Methods(POST=guard.action(account.delete_webhook))),
+    ]
+
+
+def _uploads(services: ApiServices) -> Throttle:
+    return Throttle(services.settings.max_project_requests, of="uploads and creates", bound="project_requests")

@@ -1,0 +1,265 @@
+"""Signs people in to the console.
+
+A person signs in with a key, and gets a session: a random secret in a cookie. The database holds the hash of the secret
+and the key it was opened with, so that every process of a fleet knows the session, and it ends with the key: when that
+is revoked, expires or gets a new secret.
+
+Each form carries a token against forged requests (CSRF): a hash of the cookie, which no other site can read. Beside it,
+the cookie is SameSite=Strict, and a request that the browser says to come from another site is refused.
+"""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Any
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from batchline.api.auth import Auth
+from batchline.api.read_rate import ReadRate
+from batchline.api.services import ApiServices
+from batchline.domain import ids
+from batchline.domain.errors import ApiError, InvalidCredentials, MissingScope, RateLimited
+from batchline.domain.records import BATCH_SCOPE, READ_SCOPE, Owner, Session
+from batchline.ports import Accounts, Clock, NewKey, Random
+
+SESSION_COOKIE, FORM_COOKIE = "batchline_session", "batchline_form"
+CSRF_FIELD = "csrf"
+SESSION_SECONDS = 12 * 3600
+"""A working day. After that a person signs in again."""
+LINK_SECONDS = 3600
+"""How long the link that ``serve`` prints is valid. It works once."""
+_MAX_FAILURES = 20
+_FAILURE_SECONDS = 60.0
+"""So many failed attempts to sign in are allowed in this time from one address. A key has 192 random bits, so this is
+not what keeps it secret: it keeps the database from being asked in a loop."""
+_MAX_ADDRESSES = 10_000
+_SECRET_BYTES = 32
+_LINK_KEY_NAME = "console on this machine"
+_OWN_SITE = frozenset({"same-origin", "none"})
+_READING = frozenset({"GET", "HEAD"})
+
+
+class SignInNeeded(Exception):
+    """The request has no session, or one that has ended."""
+
+
+class ForgedRequest(ApiError):
+    """The form was not sent by a page of this console, or its session has ended meanwhile."""
+
+    status = 403
+    type = "authentication_error"
+    code = "forged_request"
+
+    def __init__(self) -> None:
+        super().__init__("This form was not made for your session. Go back, reload the page, and try again.")
+
+
+class Visit:
+    """A request of a person who is signed in."""
+
+    def __init__(self, session: Session, secret: str) -> None:
+        self.session = session
+        self.owner: Owner = session.owner
+        self.csrf = csrf_token(secret)
+        self.form: Mapping[str, str] = {}
+        """The fields of a form that was sent."""
+
+    @property
+    def project_id(self) -> str:
+        return self.owner.project_id
+
+    def check_csrf(self, token: str | None) -> None:
+        """Raise ForgedRequest unless a form carries the token of this session."""
+        if token is None or not compare_digest(token.encode(), self.csrf.encode()):
+            raise ForgedRequest
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What every page of this person shows."""
+        return {"session": self.session, "csrf": self.csrf, "may_write": self.owner.may(BATCH_SCOPE)}
+
+
+class OneTimeLinks:
+    """Makes links that sign in without a key, each of them once. They are known to this process alone."""
+
+    def __init__(self, *, random: Random, clock: Clock) -> None:
+        self._random, self._clock = random, clock
+        self._links: dict[bytes, float] = {}
+
+    def new_path(self) -> str:
+        """Return the path of a new link."""
+        secret = self._random.bytes(_SECRET_BYTES).hex()
+        self._links[_digest(secret)] = self._clock.steady() + LINK_SECONDS
+        return f"/console/sign-in?once={secret}"
+
+    def use(self, secret: str) -> bool:
+        """Return whether a link is valid. It is not any more afterwards."""
+        return self._links.pop(_digest(secret), 0.0) > self._clock.steady()
+
+
+class Sessions:
+    """Opens, finds and closes sessions."""
+
+    def __init__(self, services: ApiServices, *, links: OneTimeLinks | None) -> None:
+        self._store, self._clock, self._random = services.store, services.clock, services.random
+        self._links = links
+        self._on_key_used = services.on_key_used
+        self._reads = ReadRate(services.settings.max_key_reads_per_second, clock=services.clock)
+        self._failures = FailureLimit(clock=services.clock)
+
+    async def visit(self, request: Request) -> Visit:
+        """Return who makes a request. Raise SignInNeeded, MissingScope, ForgedRequest or RateLimited."""
+        secret = request.cookies.get(SESSION_COOKIE, "")
+        session = await self._store.session(_digest(secret)) if secret else None
+        if session is None:
+            raise SignInNeeded
+        check_site(request)
+        request.state.project_id = session.owner.project_id
+        self._on_key_used(session.owner.key_id)
+        scope = READ_SCOPE if request.method in _READING else BATCH_SCOPE
+        if not session.owner.may(scope):
+            raise MissingScope(scope)
+        if request.method in _READING:
+            self._reads.take(session.owner.key_id)
+        return Visit(session, secret)
+
+    async def is_signed_in(self, request: Request) -> bool:
+        """Return whether a request has a session that has not ended."""
+        secret = request.cookies.get(SESSION_COOKIE, "")
+        return bool(secret) and await self._store.session(_digest(secret)) is not None
+
+    async def sign_in(self, request: Request, key: str) -> str:
+        """Open a session of a key and return its secret. Raise InvalidCredentials, MissingScope or RateLimited."""
+        address = request.client.host if request.client else ""
+        self._failures.check(address)
+        owner = await self._store.owner_of(ids.key_digest(key), None)
+        if owner is None:
+            self._failures.count(address)
+            raise InvalidCredentials
+        if not owner.may(READ_SCOPE):
+            raise MissingScope(READ_SCOPE)
+        return await self._open(owner.key_id)
+
+    async def sign_in_by_link(self, secret: str) -> str | None:
+        """Open a session for a one-time link and return its secret; None if the link is not valid."""
+        if self._links is None or not self._links.use(secret):
+            return None
+        return await self._open(await self._link_key())
+
+    async def sign_out(self, request: Request) -> None:
+        """End the session of a request."""
+        await self._store.close_session(_digest(request.cookies.get(SESSION_COOKIE, "")))
+
+    async def _open(self, key_id: str) -> str:
+        secret = self._random.bytes(_SECRET_BYTES).hex()
+        expires_at = int(self._clock.now()) + SESSION_SECONDS
+        if not await self._store.open_session(_digest(secret), key_id=key_id, expires_at=expires_at):
+            raise InvalidCredentials
+        return secret
+
+    async def _link_key(self) -> str:
+        """Return the key of sessions that a link opened: one that nobody knows the secret of.
+
+        It belongs to the project of the oldest key that is valid, or to the project ``default``.
+        """
+        valid = [key for key in await self._store.keys() if await self._store.is_valid_key(key.id)]
+        for key in valid:
+            if key.name == _LINK_KEY_NAME:
+                return key.id
+        names = (valid[0].project, valid[0].organization) if valid else ("default", "default")
+        owner = await self._store.create_key(self._new_link_key(*names))
+        return owner.key_id
+
+    def _new_link_key(self, project: str, organization: str) -> NewKey:
+        return NewKey(
+            key_id=f"key_{self._random.bytes(12).hex()}",
+            digest=ids.key_digest(ids.api_key(self._random.bytes(24))),
+            hint="no secret",
+            project=project,
+            project_id=str(UUID(bytes=self._random.bytes(16), version=4)),
+            organization=organization,
+            organization_id=str(UUID(bytes=self._random.bytes(16), version=4)),
+            at=int(self._clock.now()),
+            name=_LINK_KEY_NAME,
+        )
+
+    def new_form_secret(self) -> str:
+        """Return the cookie of a form that is sent before there is a session."""
+        return self._random.bytes(_SECRET_BYTES).hex()
+
+
+class SessionAuth(Auth):
+    """Authenticates requests by their session, for routes of the API that the console has too."""
+
+    def __init__(self, sessions: Sessions, *, accounts: Accounts, metered: bool) -> None:
+        super().__init__(accounts=accounts, bearer=False, metered=metered, on_key_used=lambda _key_id: None)
+        self._sessions = sessions
+
+    async def owner(self, request: Request) -> Owner:
+        return (await self._sessions.visit(request)).owner
+
+
+class FailureLimit:
+    """Counts failed attempts to sign in by address."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._failures: dict[str, list[float]] = {}
+
+    def check(self, address: str) -> None:
+        """Raise RateLimited if an address has failed too often."""
+        since = self._clock.steady() - _FAILURE_SECONDS
+        recent = [at for at in self._failures.get(address, ()) if at > since]
+        if len(recent) >= _MAX_FAILURES:
+            wait = int(recent[0] - since) + 1
+            raise RateLimited(
+                f"Too many attempts to sign in. Try again in {wait} seconds.", retry_after=wait, bound="sign_in"
+            )
+
+    def count(self, address: str) -> None:
+        """Count a failed attempt."""
+        now = self._clock.steady()
+        recent = [at for at in self._failures.get(address, ()) if at > now - _FAILURE_SECONDS]
+        self._failures[address] = [*recent, now]
+        if len(self._failures) > _MAX_ADDRESSES:
+            self._failures = {known: at for known, at in self._failures.items() if at[-1] > now - _FAILURE_SECONDS}
+
+
+def check_site(request: Request) -> None:
+    """Raise ForgedRequest if a request that changes something comes from another site, as the browser says."""
+    if request.method not in _READING and request.headers.get("sec-fetch-site", "none") not in _OWN_SITE:
+        raise ForgedRequest
+
+
+def csrf_token(secret: str) -> str:
+    """Return the token that forms carry; it does not tell the secret."""
+    return sha256(b"csrf " + secret.encode("utf-8", "replace")).hexdigest()
+
+
+def set_cookie(response: Response, request: Request, name: str, value: str, *, seconds: int) -> None:
+    """Set a cookie that scripts cannot read and that other sites cannot send."""
+    response.set_cookie(
+        name, value, max_age=seconds, path="/", httponly=True, samesite="strict", secure=_is_encrypted(request)
+    )
+
+
+def clear_cookie(response: Response, request: Request, name: str) -> None:
+    """Remove a cookie."""
+    set_cookie(response, request, name, "", seconds=0)
+
+
+def _is_encrypted(request: Request) -> bool:
+    """Return whether the browser speaks TLS, to us or to the proxy before us."""
+    forwarded = request.headers.get("forwarded", "").lower()
+    return (
+        request.url.scheme == "https"
+        or request.headers.get("x-forwarded-proto", "").split(",")[0].strip().lower() == "https"
+        or "proto=https" in forwarded
+    )
+
+
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode("utf-8", "replace")).digest()

@@ -1,0 +1,99 @@
+"""The pages that sign people in and out."""
+
+import re
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from batchline.console.guard import read_form, see_other
+from batchline.console.pages import Pages
+from batchline.console.sessions import (
+    CSRF_FIELD,
+    FORM_COOKIE,
+    SESSION_COOKIE,
+    SESSION_SECONDS,
+    ForgedRequest,
+    Sessions,
+    Visit,
+    check_site,
+    clear_cookie,
+    csrf_token,
+    set_cookie,
+)
+from batchline.domain.errors import ApiError, InvalidCredentials, StoreDown, Unavailable
+
+HOME = "/console/batches"
+_FORM_SECONDS = 3600
+_MAX_KEY_CHARACTERS = 512
+_OWN_PATH = re.compile(r"/console/[A-Za-z0-9_/-]{0,200}")
+"""Where a person may be sent after signing in. A path with anything else in it could leave this service."""
+
+
+class SignInPages:
+    """Signs in and out."""
+
+    def __init__(self, *, sessions: Sessions, pages: Pages) -> None:
+        self._sessions, self._pages = sessions, pages
+
+    async def home(self, request: Request) -> ASGIApp:
+        """Send a person to the console, which sends them on to sign in if they have not."""
+        return see_other(HOME)
+
+    async def show(self, request: Request) -> ASGIApp:
+        """Show the form, or sign in by a one-time link."""
+        try:
+            if once := request.query_params.get("once"):
+                return await self._use_link(request, once)
+            if await self._sessions.is_signed_in(request):
+                return see_other(HOME)
+        except StoreDown:
+            return self._pages.error(Unavailable(), {"session": None})
+        return self._form(request)
+
+    async def sign_in(self, request: Request) -> ASGIApp:
+        """Open a session for a key."""
+        try:
+            check_site(request)
+            form = await read_form(request)
+            if form.get(CSRF_FIELD) != csrf_token(request.cookies.get(FORM_COOKIE, "")):
+                raise ForgedRequest
+            secret = await self._sessions.sign_in(request, form.get("key", "").strip()[:_MAX_KEY_CHARACTERS])
+        except InvalidCredentials as error:
+            return self._form(request, message="This is no valid key.", status=error.status)
+        except ApiError as error:
+            return self._form(request, message=error.message, status=error.status)
+        except StoreDown:
+            return self._pages.error(Unavailable(), {"session": None})
+        return self._signed_in(request, secret, to=form.get("next", ""))
+
+    async def sign_out(self, request: Request, visit: Visit) -> ASGIApp:
+        """End the session."""
+        await self._sessions.sign_out(request)
+        response = see_other("/console/sign-in")
+        clear_cookie(response, request, SESSION_COOKIE)
+        return response
+
+    async def _use_link(self, request: Request, once: str) -> Response:
+        secret = await self._sessions.sign_in_by_link(once)
+        if secret is None:
+            return self._form(request, message="This link was used already, or is too old. Sign in with a key.")
+        return self._signed_in(request, secret, to="")
+
+    def _signed_in(self, request: Request, secret: str, *, to: str) -> Response:
+        response = see_other(to if _OWN_PATH.fullmatch(to) else HOME)
+        set_cookie(response, request, SESSION_COOKIE, secret, seconds=SESSION_SECONDS)
+        clear_cookie(response, request, FORM_COOKIE)
+        return response
+
+    def _form(self, request: Request, *, message: str = "", status: int = 200) -> Response:
+        secret = self._sessions.new_form_secret()
+        values = {
+            "session": None,
+            "message": message,
+            "csrf": csrf_token(secret),
+            "next": request.query_params.get("next", ""),
+        }
+        response = self._pages.render("sign_in.html", values, status=status)
+        set_cookie(response, request, FORM_COOKIE, secret, seconds=_FORM_SECONDS)
+        return response

@@ -1,0 +1,201 @@
+"""What pages show of a batch, computed from its record."""
+
+from collections.abc import Sequence
+
+from msgspec import DecodeError, Struct
+from msgspec.json import decode as decode_json
+
+from batchline.console.text import metadata_of, name_of
+from batchline.console.words import remedy_for, wait_text
+from batchline.domain.models import Catalog
+from batchline.domain.money import Tariff
+from batchline.domain.progress import BUCKET_SECONDS, KEPT_SECONDS, Eta, LineErrors, Progress, Sample, bucket_of
+from batchline.domain.records import Batch
+from batchline.domain.states import TERMINAL, BatchStatus
+
+BAR_WIDTH = 1000
+"""The width of a bar in units of its own drawing."""
+CHART_WIDTH, CHART_HEIGHT = 600, 80
+
+
+class Bar(Struct, frozen=True, kw_only=True):
+    """The shares of a bar: lines that succeeded, and those that failed."""
+
+    done: float
+    failed: float
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A state that a batch entered, and how long after the state before."""
+
+    name: str
+    at: int
+    after: int | None
+
+
+class ErrorGroup(Struct, frozen=True, kw_only=True):
+    """The lines that failed with one code."""
+
+    code: str
+    count: int
+    custom_id: str
+    message: str
+    remedy: str
+
+
+class ChartBar(Struct, frozen=True, kw_only=True):
+    """A bar of a chart. ``label`` says what it stands for."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str
+    series: int = 0
+
+
+class BatchView(Struct, frozen=True, kw_only=True):
+    """A batch as a page shows it."""
+
+    batch: Batch
+    name: str
+    metadata: dict[str, str]
+    bar: Bar
+    active: bool
+    recorded: int
+    percent: int
+    cost: int | None
+    """Nano-units by the tokens so far; None without metering, or if the lines name several models."""
+    rate: float = 0.0
+    eta: Eta | None = None
+    in_flight: int = 0
+    concurrency: int = 0
+    wait: str = ""
+    chart: list[ChartBar] = []
+    peak: float = 0.0
+
+    @property
+    def can_cancel(self) -> bool:
+        return self.batch.status in {BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING}
+
+    @property
+    def can_rerun(self) -> bool:
+        return self.batch.status in TERMINAL and self.batch.error_file_id is not None
+
+
+class BatchViews:
+    """Makes views of batches."""
+
+    def __init__(self, *, catalog: Catalog, tariff: Tariff) -> None:
+        self._catalog, self._tariff = catalog, tariff
+
+    def of_batch(self, batch: Batch) -> BatchView:
+        """Return what a list shows of a batch."""
+        metadata, recorded = metadata_of(batch.metadata), batch.completed + batch.failed
+        return BatchView(
+            batch=batch,
+            name=name_of(metadata),
+            metadata=metadata,
+            bar=_bar(batch),
+            active=batch.status not in TERMINAL,
+            recorded=recorded,
+            percent=100 * recorded // batch.total if batch.total else 0,
+            cost=self._cost(batch),
+        )
+
+    def of_progress(self, progress: Progress, *, now: float) -> BatchView:
+        """Return what a page shows of a batch that may run."""
+        view, activity = self.of_batch(progress.batch), progress.activity
+        chart, peak = _chart(progress.samples, now=now) if view.active else ([], 0.0)
+        return BatchView(
+            **{name: getattr(view, name) for name in _OF_BATCH},
+            rate=progress.rate,
+            eta=progress.eta,
+            in_flight=activity.in_flight,
+            concurrency=activity.concurrency,
+            wait="" if activity.waiting_for is None or not view.active else wait_text(activity.waiting_for),
+            chart=chart,
+            peak=peak,
+        )
+
+    def _cost(self, batch: Batch) -> int | None:
+        if not self._tariff.metered or batch.model is None:
+            return None
+        model = self._catalog.find(batch.model, batch.project_id)
+        return None if model is None else self._tariff.cost(model.price, batch.usage, synchronous=False)
+
+
+_OF_BATCH = ("batch", "name", "metadata", "bar", "active", "recorded", "percent", "cost")
+
+
+def _bar(batch: Batch) -> Bar:
+    if not batch.total:
+        return Bar(done=0, failed=0)
+    unit = BAR_WIDTH / batch.total
+    return Bar(done=round(unit * batch.completed, 1), failed=round(unit * batch.failed, 1))
+
+
+def timeline(batch: Batch) -> list[Step]:
+    """Return the states that a batch entered, in order."""
+    named = [
+        ("created", batch.created_at),
+        ("in progress", batch.in_progress_at),
+        ("held", batch.held_at),
+        ("finalizing", batch.finalizing_at),
+        ("cancelling", batch.cancelling_at),
+        ("completed", batch.completed_at),
+        ("failed", batch.failed_at),
+        ("expired", batch.expired_at),
+        ("cancelled", batch.cancelled_at),
+    ]
+    known = sorted(((at, name) for name, at in named if at is not None), key=lambda step: step[0])
+    times = [at for at, _ in known]
+    return [Step(name=name, at=at, after=None if n == 0 else at - times[n - 1]) for n, (at, name) in enumerate(known)]
+
+
+def error_groups(errors: Sequence[LineErrors]) -> list[ErrorGroup]:
+    """Return the failed lines by code, each with a sample and a remedy."""
+    groups = []
+    for each in errors:
+        sample = _sample(each.sample)
+        groups.append(
+            ErrorGroup(
+                code=each.code,
+                count=each.count,
+                custom_id=sample.get("custom_id", ""),
+                message=sample.get("message", ""),
+                remedy=remedy_for(each.code),
+            )
+        )
+    return groups
+
+
+def _sample(raw: bytes) -> dict[str, str]:
+    try:
+        found = decode_json(raw)
+    except (DecodeError, UnicodeDecodeError):
+        return {}
+    return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _chart(samples: Sequence[Sample], *, now: float) -> tuple[list[ChartBar], float]:
+    """Return the lines per second of the last five minutes as bars, and the highest of them."""
+    first = bucket_of(now) - KEPT_SECONDS + BUCKET_SECONDS
+    lines = {sample.at: sample.lines for sample in samples if sample.at >= first}
+    peak = max(lines.values(), default=0)
+    if not peak:
+        return [], 0.0
+    width = CHART_WIDTH * BUCKET_SECONDS / KEPT_SECONDS
+    bars = []
+    for at, number in sorted(lines.items()):
+        height = max(1.0, CHART_HEIGHT * number / peak)
+        bars.append(
+            ChartBar(
+                x=round((at - first) / BUCKET_SECONDS * width, 1),
+                y=round(CHART_HEIGHT - height, 1),
+                width=round(width - 1, 1),
+                height=round(height, 1),
+                label=f"{number / BUCKET_SECONDS:.1f} lines per second",
+            )
+        )
+    return bars, peak / BUCKET_SECONDS

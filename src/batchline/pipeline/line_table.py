@@ -1,0 +1,291 @@
+"""Shows the lines of a batch in the order of its input, each with its request and its answer.
+
+An input file and the results of a batch are in different orders, and neither says where line N is. So the first look
+reads both once and keeps a small index in memory: where each request begins, and where each result is. The results of a
+running batch grow, and each further look reads on from where the last one ended.
+"""
+
+import asyncio
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder
+
+from batchline.domain.errors import BatchNotFound, NotFound, ObjectMissing
+from batchline.domain.records import Batch, File
+from batchline.domain.result_lines import index_of
+from batchline.domain.result_order import START, Cursor
+from batchline.domain.states import TERMINAL
+from batchline.pipeline.line_reader import read_lines
+from batchline.pipeline.results import ResultReader
+from batchline.ports import Batches, Files, Objects, StoreClock
+
+_BLANK = b" \t\r\n"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_KEPT_BATCHES = 8
+"""An index of 50,000 lines takes about 5 MB."""
+_PARALLEL_BUILDS = 2
+"""Reading the results of a large batch takes most of a second of CPU, in small steps."""
+_KEPT_ID_CHARACTERS = 200
+_SHOWN_REQUEST_BYTES = 256 * 1024
+"""A request that is larger is shown cut. Its download is whole."""
+
+
+class LineState(StrEnum):
+    """What came of a line so far."""
+
+    WAITING = "waiting"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+_STATES = (LineState.WAITING, LineState.SUCCEEDED, LineState.FAILED)
+_WAITING, _SUCCEEDED, _FAILED = range(3)
+
+
+class ShownLine(Struct, frozen=True, kw_only=True):
+    """One line of a batch. ``number`` is counted from 1."""
+
+    number: int
+    custom_id: str
+    state: LineState
+    code: str | None
+    request: bytes | None
+    """The line of the input file, or None if that was deleted."""
+    result: bytes | None
+    """The line of the output or error file, or None if there is none yet."""
+
+
+class LinePage(Struct, frozen=True, kw_only=True):
+    """Some lines of a batch, and how many match."""
+
+    lines: list[ShownLine]
+    matches: int
+    page: int
+    pages: int
+    has_input: bool
+    """Whether the input file still exists."""
+
+
+class LineFilter(Struct, frozen=True, kw_only=True):
+    """Which lines to show. A text is looked for in ``custom_id``."""
+
+    state: LineState | None = None
+    code: str | None = None
+    text: str = ""
+
+
+class _InputLine(Struct):
+    custom_id: str = ""
+
+
+class _Error(Struct):
+    code: str = ""
+
+
+class _ResultLine(Struct):
+    custom_id: str | None = None
+    error: _Error | None = None
+
+
+_input_line, _result_line = Decoder(_InputLine).decode, Decoder(_ResultLine).decode
+
+
+class _Index:
+    """Where the requests and the results of one batch are."""
+
+    def __init__(self, total: int) -> None:
+        self.lock = asyncio.Lock()
+        self.total = total
+        self.input: File | None = None
+        self.starts, self.lengths = array("Q"), array("Q")
+        self.custom_ids: list[str] = []
+        self.states = bytearray(total)
+        self.codes: dict[int, str] = {}
+        self.segments, self.offsets = array("Q", bytes(8 * total)), array("Q", bytes(8 * total))
+        """For each result, a cursor from which on it is read."""
+        self.cursor = START
+        self.complete = False
+
+    def add_result(self, before: Cursor, line: bytes) -> None:
+        index = index_of(line)
+        if index >= self.total:
+            return
+        code, custom_id = _read_result(line)
+        self.segments[index], self.offsets[index] = before
+        self.states[index] = _SUCCEEDED if code is None else _FAILED
+        if code is not None:
+            self.codes[index] = code
+        if self.input is None:
+            self.custom_ids[index] = custom_id
+
+    def matching(self, wanted: LineFilter) -> Sequence[int]:
+        """Return the lines that a filter lets through, in the order of the input."""
+        found: Sequence[int] = range(self.total)
+        if wanted.state is not None:
+            state = _STATES.index(wanted.state)
+            found = [index for index in found if self.states[index] == state]
+        if wanted.code is not None:
+            found = [index for index in found if self.codes.get(index) == wanted.code]
+        if wanted.text:
+            found = [index for index in found if wanted.text in self.custom_ids[index]]
+        return found
+
+
+def _read_result(line: bytes) -> tuple[str | None, str]:
+    """Return the code of a line that failed, and the custom_id."""
+    try:
+        read = _result_line(line)
+    except (DecodeError, UnicodeDecodeError):
+        return None, ""
+    code = None if read.error is None else read.error.code
+    return code, (read.custom_id or "")[:_KEPT_ID_CHARACTERS]
+
+
+class LineTable:
+    """Shows lines of batches."""
+
+    def __init__(
+        self, *, files: Files, batches: Batches, objects: Objects, reader: ResultReader, clock: StoreClock
+    ) -> None:
+        self._files, self._batches, self._objects = files, batches, objects
+        self._reader, self._clock = reader, clock
+        self._indexes: OrderedDict[str, _Index] = OrderedDict()
+        self._builds = asyncio.Semaphore(_PARALLEL_BUILDS)
+
+    async def page(self, project_id: str, batch_id: str, wanted: LineFilter, *, page: int, size: int) -> LinePage:
+        """Return a page of the lines that match. Raise BatchNotFound or ResultsUnavailable."""
+        index = await self._index(project_id, batch_id)
+        found = index.matching(wanted)
+        pages = max(1, -(-len(found) // size))
+        page = max(1, min(page, pages))
+        shown = found[(page - 1) * size : page * size]
+        return LinePage(
+            lines=await self._lines(project_id, batch_id, index, shown),
+            matches=len(found),
+            page=page,
+            pages=pages,
+            has_input=index.input is not None,
+        )
+
+    async def line(self, project_id: str, batch_id: str, number: int) -> ShownLine:
+        """Return one line, counted from 1. Raise BatchNotFound, NotFound or ResultsUnavailable."""
+        index = await self._index(project_id, batch_id)
+        if not 1 <= number <= index.total:
+            raise NotFound(f"Batch {batch_id} has no line {number}")
+        return (await self._lines(project_id, batch_id, index, [number - 1]))[0]
+
+    async def _index(self, project_id: str, batch_id: str) -> _Index:
+        batch = await self._batches.batch(project_id, batch_id)
+        if batch is None:
+            raise BatchNotFound(batch_id)
+        index = self._indexes.get(batch_id)
+        if index is None or index.total != batch.total:
+            index = self._indexes[batch_id] = _Index(batch.total)
+        self._indexes.move_to_end(batch_id)
+        while len(self._indexes) > _KEPT_BATCHES:
+            self._indexes.popitem(last=False)
+        async with index.lock:
+            await self._bring_up_to_date(index, batch)
+        return index
+
+    async def _bring_up_to_date(self, index: _Index, batch: Batch) -> None:
+        async with self._builds:
+            if not index.custom_ids:
+                await self._read_input(index, batch)
+            elif index.input is not None and await self._input_of(batch) is None:
+                index.input = None
+            if not index.complete:
+                await self._read_results(index, batch)
+
+    async def _input_of(self, batch: Batch) -> File | None:
+        return await self._files.file(batch.project_id, batch.input_file_id, at=int(self._clock.due()))
+
+    async def _read_input(self, index: _Index, batch: Batch) -> None:
+        file = await self._input_of(batch)
+        if file is not None:
+            try:
+                await self._divide(index, file)
+                index.input = file
+            except ObjectMissing:
+                index.input = None
+        index.custom_ids += [""] * (batch.total - len(index.custom_ids))
+
+    async def _divide(self, index: _Index, file: File) -> None:
+        """Find the lines of an input file. Blank ones do not count (C4)."""
+        at = 0
+        async for lines in read_lines(self._objects, file.object_key, file.bytes):
+            for line in lines:
+                if line.strip(_BLANK) and len(index.custom_ids) < index.total:
+                    index.starts.append(at)
+                    index.lengths.append(len(line))
+                    index.custom_ids.append(_custom_id_of(line))
+                at += len(line)
+
+    async def _read_results(self, index: _Index, batch: Batch) -> None:
+        """Read on from where the last look ended. What was recorded after this look began may be left out."""
+        stream = await self._reader.open(batch.project_id, batch.id, after=index.cursor, status=None)
+        recorded = batch.completed + batch.failed
+        while lines := await stream.read():
+            before = index.cursor
+            for placed in lines:
+                start = before if before.segment == placed.cursor.segment else Cursor(placed.cursor.segment, 0)
+                index.add_result(start, placed.line)
+                before = placed.cursor
+            index.cursor = before
+            if batch.status not in TERMINAL and self._count(index) >= recorded:
+                return
+        index.complete = stream.ended and batch.status in TERMINAL
+
+    @staticmethod
+    def _count(index: _Index) -> int:
+        return index.total - index.states.count(_WAITING)
+
+    async def _lines(self, project_id: str, batch_id: str, index: _Index, shown: Sequence[int]) -> list[ShownLine]:
+        results = await self._results(project_id, batch_id, index, shown)
+        return [
+            ShownLine(
+                number=each + 1,
+                custom_id=index.custom_ids[each],
+                state=_STATES[index.states[each]],
+                code=index.codes.get(each),
+                request=await self._request(index, each),
+                result=results.get(each),
+            )
+            for each in shown
+        ]
+
+    async def _request(self, index: _Index, each: int) -> bytes | None:
+        if index.input is None or each >= len(index.starts):
+            return None
+        length = min(index.lengths[each], _SHOWN_REQUEST_BYTES)
+        try:
+            return (await self._objects.read(index.input.object_key, index.starts[each], length)).strip(_BLANK)
+        except ObjectMissing:
+            return None
+
+    async def _results(self, project_id: str, batch_id: str, index: _Index, shown: Sequence[int]) -> dict[int, bytes]:
+        """Return the results of lines. Those of one segment are read together."""
+        first: dict[int, int] = {}
+        for each in shown:
+            if index.states[each] != _WAITING:
+                segment, offset = index.segments[each], index.offsets[each]
+                first[segment] = min(first.get(segment, offset), offset)
+        wanted, found = set(shown), {}
+        for segment, offset in first.items():
+            stream = await self._reader.open(project_id, batch_id, after=Cursor(segment, offset), status=None)
+            for placed in await stream.read():
+                each = index_of(placed.line)
+                if each in wanted:
+                    found[each] = placed.line
+        return found
+
+
+def _custom_id_of(line: bytes) -> str:
+    try:
+        return _input_line(line.removeprefix(_BYTE_ORDER_MARK)).custom_id[:_KEPT_ID_CHARACTERS]
+    except (DecodeError, UnicodeDecodeError):
+        return ""

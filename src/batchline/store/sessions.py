@@ -1,0 +1,31 @@
+"""Stores who is signed in to the console."""
+
+from batchline.domain.records import Owner, Session
+from batchline.store.sql import Database, Script, change, one
+
+_OF_OWNER = ("key_id", "scopes", "project_id", "organization_id", "funds")
+_OF_SESSION = ("key_name", "key_hint", "project", "organization", "expires_at")
+
+
+class SqlSessions:
+    """The Sessions port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open_session(self, digest: bytes, *, key_id: str, expires_at: int) -> bool:
+        def script() -> Script[bool]:
+            yield from change("delete_expired_sessions")
+            return bool((yield from change("insert_session", digest=digest, key_id=key_id, expires_at=expires_at)))
+
+        return await self._database.write(script)
+
+    async def session(self, digest: bytes) -> Session | None:
+        row = await self._database.read(lambda: one("session", digest=digest))
+        if row is None:
+            return None
+        owner = Owner(**{name: row[name] for name in _OF_OWNER})
+        return Session(owner=owner, **{name: row[name] for name in _OF_SESSION})
+
+    async def close_session(self, digest: bytes) -> None:
+        await self._database.write(lambda: change("delete_session", digest=digest))

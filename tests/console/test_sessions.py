@@ -1,0 +1,152 @@
+"""Signing in and out, and what a session may do."""
+
+import re
+from hashlib import sha256
+
+import pytest
+
+from batchline.console.sessions import FailureLimit, OneTimeLinks
+from batchline.domain.errors import RateLimited
+from batchline.system import SystemRandom
+from tests.console.conftest import Console
+from tests.support.clocks import SettableClock
+from tests.support.console import PAGES, Visitor, visitor
+
+
+
+def test_a_visitor_without_a_session_is_sent_to_sign_in(console: Console) -> None:
+    with visitor(console.port) as stranger:
+        assert stranger.get("/").headers["location"] == "/console/batches"
+        for path in (*PAGES, f"/console/batches/{console.batch_id}", f"/console/batches/{console.batch_id}/lines"):
+            answer = stranger.get(path)
+            assert (answer.status_code, answer.headers["location"].partition("?")[0]) == (303, "/console/sign-in")
+            assert console.batch_id not in answer.text
+
+
+def test_a_key_opens_a_session_in_a_cookie_that_scripts_and_other_sites_cannot_use(console: Console) -> None:
+    with visitor(console.port) as person:
+        answer = person.sign_in(console.key)
+        [cookie] = [each for each in answer.headers.get_list("set-cookie") if each.startswith("batchline_session=")]
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+        assert "Secure" not in cookie
+        assert console.key not in cookie
+        assert person.get("/console/batches").status_code == 200
+
+
+def test_behind_tls_the_cookie_is_secure(console: Console) -> None:
+    with visitor(console.port) as person:
+        person.http.headers["x-forwarded-proto"] = "https"
+        answer = person.get("/console/sign-in")
+        assert "Secure" in answer.headers["set-cookie"]
+
+
+def test_a_wrong_key_opens_nothing(console: Console) -> None:
+    with visitor(console.port) as person:
+        answer = person.sign_in("bl-" + "0" * 48)
+        assert answer.status_code == 403
+        assert "no valid key" in answer.text
+        assert "batchline_session" not in person.http.cookies
+
+
+def test_a_key_that_may_not_read_opens_nothing(console: Console) -> None:
+    made = console.service.keys("create", "--json", "--scopes", "inference")
+    key = re.findall(r"bl-[0-9a-f]{48}", made)[0]
+    with visitor(console.port) as person:
+        answer = person.sign_in(key)
+        assert (answer.status_code, "scope read" in answer.text) == (403, True)
+
+
+def test_a_session_ends_with_its_key(console: Console) -> None:
+    account = console.service.new_account("default")
+    for end in (("rotate",), ("revoke",)):
+        with visitor(console.port) as person:
+            key = account["api_key"]
+            person.sign_in(key)
+            assert person.get("/console/batches").status_code == 200
+            printed = console.service.keys(*end, account["key_id"])
+            assert person.get("/console/batches").status_code == 303
+            account["api_key"] = next(iter(re.findall(r"bl-[0-9a-f]{48}", printed)), "")
+
+
+def test_signing_out_ends_the_session_and_not_only_the_cookie(console: Console) -> None:
+    with visitor(console.port, console.key) as person:
+        cookies = dict(person.http.cookies)
+        assert person.post("/console/sign-out").headers["location"] == "/console/sign-in"
+        assert "batchline_session" not in person.http.cookies
+        person.http.cookies.update(cookies)
+        assert person.get("/console/batches").status_code == 303
+
+
+def test_a_form_without_the_token_of_its_session_does_nothing(console: Console, person: Visitor) -> None:
+    with visitor(console.port, console.stranger["api_key"]) as stranger:
+        foreign = stranger.csrf()
+    own = person.csrf()
+    files = len(re.findall("/delete", person.page("/console/files")))
+    posts = ["/console/demo", "/console/batches", f"/console/batches/{console.batch_id}/rerun", "/console/sign-out"]
+    posts += [f"/console/batches/{console.batch_id}/cancel", "/console/webhooks", "/console/files/file-x/delete"]
+    for path in posts:
+        for token in ("", "0" * 64, foreign):
+            assert person.post(path, csrf=token).status_code == 403, path
+        person.http.headers["sec-fetch-site"] = "cross-site"
+        assert person.http.post(path, data={"csrf": own}).status_code == 403, path
+        del person.http.headers["sec-fetch-site"]
+    upload = {"file": ("in.jsonl", b"{}")}
+    assert person.http.post("/console/new", data={"csrf": foreign}, files=upload).status_code == 403
+    assert len(re.findall("/delete", person.page("/console/files"))) == files
+
+
+def test_the_sign_in_form_needs_its_own_token(console: Console) -> None:
+    with visitor(console.port) as person:
+        person.get("/console/sign-in")
+        answer = person.http.post("/console/sign-in", data={"key": console.key, "csrf": "0" * 64})
+        assert answer.status_code == 403
+        assert "batchline_session" not in person.http.cookies
+
+
+@pytest.mark.parametrize("to", ["https://example.com/", "//example.com", "/console/../v1", "/console/\\example.com"])
+def test_signing_in_never_leads_to_another_site(console: Console, to: str) -> None:
+    with visitor(console.port) as person:
+        assert person.sign_in(console.key, next=to).headers["location"] == "/console/batches"
+
+
+def test_a_read_only_key_sees_pages_without_buttons_and_changes_nothing(console: Console) -> None:
+    made = console.service.keys("create", "--json", "--scopes", "read")
+    key = re.findall(r"bl-[0-9a-f]{48}", made)[0]
+    with visitor(console.port, key) as person:
+        assert "/rerun" not in person.page("/console/batches")
+        token = person.csrf("/console/batches")
+        assert person.post("/console/demo", csrf=token).status_code == 403
+
+
+def test_the_database_holds_no_secret_of_a_session(console: Console, person: Visitor) -> None:
+    """A copy of the database signs nobody in."""
+    if "database_url" in str(console.service._command):
+        pytest.skip("the file of SQLite is searched")
+    secret = person.http.cookies["batchline_session"]
+    folder = console.service.data_dir
+    stored = b"".join(path.read_bytes() for path in folder.iterdir() if path.name.startswith("batchline.sqlite"))
+    assert sha256(secret.encode()).digest() in stored
+    assert secret.encode() not in stored
+
+
+def test_a_link_works_once_and_not_for_ever() -> None:
+    clock = SettableClock()
+    links = OneTimeLinks(random=SystemRandom(), clock=clock)
+    first, second = (links.new_path().partition("once=")[2] for _ in range(2))
+    assert links.use(first)
+    assert not links.use(first)
+    clock.advance(3601)
+    assert not links.use(second)
+
+
+def test_an_address_that_fails_often_has_to_wait() -> None:
+    clock = SettableClock()
+    limit = FailureLimit(clock=clock)
+    for _ in range(20):
+        limit.check("one")
+        limit.count("one")
+    with pytest.raises(RateLimited):
+        limit.check("one")
+    limit.check("another")
+    clock.advance(61)
+    limit.check("one")
