@@ -14,6 +14,7 @@ NODE_MODULES := tests/node/node_modules/.package-lock.json
 # The redirection makes make run a shell, which has `command` as a builtin.
 NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
 CURL := $(shell command -v curl 2>/dev/null)
+CHROMIUM := $(shell command -v chromium chromium-browser google-chrome 2>/dev/null)
 # The tests start hundreds of processes. Without stored bytecode each of them would compile the whole program first.
 export PYTHONDONTWRITEBYTECODE :=
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
@@ -53,7 +54,8 @@ sbom: $(AUDIT_INSTALLED)
 test: setup $(if $(NODE),$(NODE_MODULES))
 	@$(if $(NODE),,echo "Skipping the test of the Node client: node and npm are not installed.")
 	@$(if $(CURL),,echo "Skipping the curl commands of the README: curl is not installed.")
-	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)"
+	@$(if $(CHROMIUM),,echo "Skipping the console in a browser: chromium is not installed (Debian: apt-get install chromium).")
+	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)$(if $(CHROMIUM),, and not chromium)"
 
 test-node: setup $(NODE_MODULES)
 	$(BIN)/pytest -m node

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from msgspec.json import decode, encode
@@ -343,3 +344,24 @@ async def test_the_version_of_the_tables_is_that_of_the_program(world: World) ->
     """F5: ``/readyz`` compares the two."""
     versions = await world.store.schema_versions()
     assert versions.database == versions.program >= 1
+
+
+async def test_batches_are_found_by_model_and_by_a_text_in_id_or_metadata(world: World) -> None:
+    """A text is compared in lower case; metadata that is no UTF-8 is searched too."""
+    owner, other = await world.owner("alpha"), await world.owner("beta")
+    first = await world.running(owner, model="small", metadata=b'{"name":"Invoices of May"}')
+    second = await world.running(owner, model="large", metadata='{"name":"Caf\u00e9"}'.encode())
+    third = await world.running(owner, model="large", metadata=b'{"name":"\xff\x00"}')
+    await world.running(other, model="small", metadata=b'{"name":"Invoices of May"}')
+
+    async def found(**wanted: Any) -> list[str]:
+        batches = await world.store.batches(owner.project_id, after=None, limit=9, **wanted)
+        return [batch.id for batch in batches or []]
+
+    assert await found(text="invoices of") == [first.id]
+    assert await found(text="caf\u00e9") == [second.id]
+    assert await found(text=third.id) == [third.id]
+    assert await found(text="%") == await found(text="nothing") == []
+    assert await found(model="large") == [third.id, second.id]
+    assert await found(model="large", text="name", status="in_progress") == [third.id, second.id]
+    assert await found(model="large", status="failed") == []

@@ -29,12 +29,7 @@ class Console(NamedTuple):
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
-def console(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    postgres: Postgres,
-    seaweed: Seaweed,
-) -> Iterator[Console]:
+def console(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     """Return a console on each backend: a data folder, and PostgreSQL with a bucket."""
     folder = tmp_path_factory.mktemp("console")
     with running_mock() as mock:
@@ -42,9 +37,9 @@ def console(
             with running_service(folder, mock.url) as service:
                 yield _filled(service)
         else:
-            with running_fleet(
-                folder, "serve", postgres=postgres, seaweed=seaweed, upstream_url=mock.url
-            ) as fleet:
+            postgres: Postgres = request.getfixturevalue("postgres")
+            seaweed: Seaweed = request.getfixturevalue("seaweed")
+            with running_fleet(folder, "serve", postgres=postgres, seaweed=seaweed, upstream_url=mock.url) as fleet:
                 yield _filled(fleet.nodes[0])
 
 

@@ -20,9 +20,17 @@ def pages_of(console: Console) -> Iterator[str]:
     """Yield the path of every page."""
     yield from PAGES
     one = f"/console/batches/{console.batch_id}"
-    yield from (one, f"{one}/lines", f"{one}/lines/1", f"{one}/lines/61", "/console/batches?search=nothing", "/console/x")
+    yield from (
+        one,
+        f"{one}/lines",
+        f"{one}/lines/1",
+        f"{one}/lines/61",
+        "/console/batches?search=nothing",
+        "/console/x",
+    )
 
 
+@pytest.mark.rule("F7", "Pages load and run only their own files.")
 def test_no_page_may_load_or_run_anything_but_its_own_files(console: Console, person: Visitor) -> None:
     for path in ("/console/sign-in", *pages_of(console)):
         answer = person.get(path)
@@ -36,7 +44,9 @@ def test_no_page_may_load_or_run_anything_but_its_own_files(console: Console, pe
         assert "frame-ancestors 'none'" in policy, path
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store"
-        assert re.findall(r"<script(?! type=\"module\" src=\"/console/assets/console.js\"></script>)", answer.text) == []
+        assert (
+            re.findall(r"<script(?! type=\"module\" src=\"/console/assets/console.js\"></script>)", answer.text) == []
+        )
         assert re.findall(r"<[^>]*\s(style|on\w+)=", answer.text) == []
         assert re.findall(r"(?:src|href|action)=\"(?:https?:)?//", answer.text) == []
 
@@ -52,6 +62,7 @@ def test_an_unknown_asset_does_not_exist(person: Visitor) -> None:
     assert person.get("/console/assets/base.html").status_code == 404
 
 
+@pytest.mark.rule("F7", "What another project has does not exist.")
 def test_what_another_project_has_does_not_exist(console: Console) -> None:
     """A8: every page and every action answers as for an id that names nothing."""
     absent = console.batch_id[:-4] + "0000"
@@ -71,7 +82,7 @@ def test_what_another_project_has_does_not_exist(console: Console) -> None:
         assert stranger.post(f"/console/files/{file_id}/delete", csrf=token).status_code == 404
         form = {"file_id": file_id, "endpoint": "/v1/chat/completions"}
         assert stranger.post("/console/batches", form, csrf=token).status_code == 404
-        assert console.batch_id not in stranger.page(f"/console/batches?search={console.batch_id}")
+        assert f"row-{console.batch_id}" not in stranger.page(f"/console/batches?search={console.batch_id}")
 
 
 @pytest.fixture(scope="session")
@@ -98,6 +109,7 @@ def hostile(console: Console) -> str:
     return await_end(client, made.id).id
 
 
+@pytest.mark.rule("F7", "Text of others does nothing.")
 def test_the_text_of_strangers_is_inert_on_every_page(console: Console, person: Visitor, hostile: str) -> None:
     one = f"/console/batches/{hostile}"
     paths = ["/console/batches", one, f"{one}/lines", *(f"{one}/lines/{n}" for n in (1, 2, 3)), "/console/files"]

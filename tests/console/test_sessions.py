@@ -13,7 +13,7 @@ from tests.support.clocks import SettableClock
 from tests.support.console import PAGES, Visitor, visitor
 
 
-
+@pytest.mark.rule("F7", "Without a session, every page leads to the sign-in.")
 def test_a_visitor_without_a_session_is_sent_to_sign_in(console: Console) -> None:
     with visitor(console.port) as stranger:
         assert stranger.get("/").headers["location"] == "/console/batches"
@@ -23,6 +23,7 @@ def test_a_visitor_without_a_session_is_sent_to_sign_in(console: Console) -> Non
             assert console.batch_id not in answer.text
 
 
+@pytest.mark.rule("F7", "The cookie is HttpOnly and SameSite=Strict.")
 def test_a_key_opens_a_session_in_a_cookie_that_scripts_and_other_sites_cannot_use(console: Console) -> None:
     with visitor(console.port) as person:
         answer = person.sign_in(console.key)
@@ -33,6 +34,7 @@ def test_a_key_opens_a_session_in_a_cookie_that_scripts_and_other_sites_cannot_u
         assert person.get("/console/batches").status_code == 200
 
 
+@pytest.mark.rule("F7", "Behind TLS the cookie is Secure.")
 def test_behind_tls_the_cookie_is_secure(console: Console) -> None:
     with visitor(console.port) as person:
         person.http.headers["x-forwarded-proto"] = "https"
@@ -56,6 +58,7 @@ def test_a_key_that_may_not_read_opens_nothing(console: Console) -> None:
         assert (answer.status_code, "scope read" in answer.text) == (403, True)
 
 
+@pytest.mark.rule("F7", "A session ends with its key.")
 def test_a_session_ends_with_its_key(console: Console) -> None:
     account = console.service.new_account("default")
     for end in (("rotate",), ("revoke",)):
@@ -68,6 +71,7 @@ def test_a_session_ends_with_its_key(console: Console) -> None:
             account["api_key"] = next(iter(re.findall(r"bl-[0-9a-f]{48}", printed)), "")
 
 
+@pytest.mark.rule("F7", "Signing out ends the session.")
 def test_signing_out_ends_the_session_and_not_only_the_cookie(console: Console) -> None:
     with visitor(console.port, console.key) as person:
         cookies = dict(person.http.cookies)
@@ -77,6 +81,7 @@ def test_signing_out_ends_the_session_and_not_only_the_cookie(console: Console) 
         assert person.get("/console/batches").status_code == 303
 
 
+@pytest.mark.rule("F7", "A form without its token does nothing.")
 def test_a_form_without_the_token_of_its_session_does_nothing(console: Console, person: Visitor) -> None:
     with visitor(console.port, console.stranger["api_key"]) as stranger:
         foreign = stranger.csrf()
@@ -109,6 +114,7 @@ def test_signing_in_never_leads_to_another_site(console: Console, to: str) -> No
         assert person.sign_in(console.key, next=to).headers["location"] == "/console/batches"
 
 
+@pytest.mark.rule("F7", "Forms need the scope batch.")
 def test_a_read_only_key_sees_pages_without_buttons_and_changes_nothing(console: Console) -> None:
     made = console.service.keys("create", "--json", "--scopes", "read")
     key = re.findall(r"bl-[0-9a-f]{48}", made)[0]
@@ -118,6 +124,7 @@ def test_a_read_only_key_sees_pages_without_buttons_and_changes_nothing(console:
         assert person.post("/console/demo", csrf=token).status_code == 403
 
 
+@pytest.mark.rule("F7", "The database holds only the hash of a session.")
 def test_the_database_holds_no_secret_of_a_session(console: Console, person: Visitor) -> None:
     """A copy of the database signs nobody in."""
     if "database_url" in str(console.service._command):
@@ -129,6 +136,7 @@ def test_the_database_holds_no_secret_of_a_session(console: Console, person: Vis
     assert secret.encode() not in stored
 
 
+@pytest.mark.rule("F7", "The link of serve works once, within an hour.")
 def test_a_link_works_once_and_not_for_ever() -> None:
     clock = SettableClock()
     links = OneTimeLinks(random=SystemRandom(), clock=clock)
@@ -139,6 +147,7 @@ def test_a_link_works_once_and_not_for_ever() -> None:
     assert not links.use(second)
 
 
+@pytest.mark.rule("F7", "Failed attempts to sign in are limited.")
 def test_an_address_that_fails_often_has_to_wait() -> None:
     clock = SettableClock()
     limit = FailureLimit(clock=clock)

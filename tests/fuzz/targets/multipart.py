@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import NamedTuple
 
-from batchline.api import files, multipart
+from batchline.api import files, form_upload, multipart
 from batchline.api.multipart import MAX_FIELD_BYTES, Form
 from batchline.domain.errors import InvalidRequest
 from tests.fuzz.targets.cuts import pieces_of
@@ -64,7 +64,7 @@ def _upload(content_type: str, pieces: list[bytes]) -> _Upload:
     try:
         form = Form(content_type)
         content = b"".join(part for piece in pieces for part in form.feed(piece))
-        files._check_complete(form)
+        form_upload._check_end(form, files._check_purpose)
         expires_after = files._expires_after(form)
     except InvalidRequest as error:
         return _Upload(error.code)

@@ -439,7 +439,7 @@ WHERE project_id = :project_id AND created_at > :created_after
     AND (created_at, seq) < (:before_created_at::bigint, :before_seq::bigint)
     AND (:status::text IS NULL OR status = :status::text) AND (:model::text IS NULL OR model = :model::text)
     AND (:text::text IS NULL OR position(:text::text IN lower(id)) > 0
-        OR position(:text::text IN lower(convert_from(metadata, 'UTF8'))) > 0)
+        OR position(encode(convert_to(:text::text, 'UTF8'), 'escape') IN lower(encode(metadata, 'escape'))) > 0)
 ORDER BY created_at DESC, seq DESC LIMIT :limit;
 
 -- name: cancel_validating

@@ -1,0 +1,77 @@
+"""Files, usage, keys and webhooks of a project."""
+
+import re
+
+import pytest
+
+from batchline.console.account import _usage_chart
+from batchline.domain.records import ProjectUsage
+from tests.console.conftest import Console
+from tests.support.console import Visitor, shown, visitor
+from tests.support.service import chat_lines
+
+
+def test_files_are_listed_downloaded_and_deleted(console: Console) -> None:
+    account = console.service.new_account("filer")
+    client = console.service.client(account)
+    made = [client.files.create(file=chat_lines([f"one {n}"]), purpose="batch").id for n in range(52)]
+    with visitor(console.port, account["api_key"]) as person:
+        first = person.page("/console/files")
+        older = re.findall(r'href="(\?after=[^"]+)"', first)[0]
+        pages = first + person.page(f"/console/files{older}")
+        assert re.findall(r"<code>(file-\w+)</code>", pages) == list(reversed(made))
+        assert "No files" in person.page("/console/files?purpose=batch_output")
+        assert person.post(f"/console/files/{made[0]}/delete").status_code == 303
+        assert person.get(f"/console/files/{made[0]}/content").status_code == 404
+        assert person.post(f"/console/files/{made[0]}/delete").status_code == 404
+
+
+def test_usage_is_shown_by_day_and_model(console: Console, person: Visitor) -> None:
+    page = person.page("/console/usage")
+    assert "<rect" in page
+    assert re.search(r"<th scope=\"row\">m</th>", page)
+
+
+def test_keys_are_those_of_the_project(console: Console, person: Visitor) -> None:
+    page = person.page("/console/keys")
+    assert console.service.account["key_id"] in page
+    assert console.stranger["key_id"] not in page
+    assert console.key not in page
+
+
+def test_a_webhook_is_made_shown_once_and_deleted(console: Console, person: Visitor) -> None:
+    form = {"url": "https://example.com/hook", "events": ["batch.completed", "batch.failed"]}
+    answer = person.post("/console/webhooks", form)
+    assert answer.status_code == 200, answer.text
+    [secret] = re.findall(r"whsec_[\w+/=]+", answer.text)
+    page = person.page("/console/webhooks")
+    assert secret not in page
+    assert "batch.completed, batch.failed" in shown(page)
+    [webhook_id] = re.findall(r"/console/webhooks/(wh_\w+)/delete", page)
+    with visitor(console.port, console.stranger["api_key"]) as stranger:
+        assert webhook_id not in stranger.page("/console/webhooks")
+        assert stranger.post(f"/console/webhooks/{webhook_id}/delete").status_code == 404
+    assert person.post(f"/console/webhooks/{webhook_id}/delete").status_code == 303
+    assert webhook_id not in person.page("/console/webhooks")
+
+
+@pytest.mark.rule("G10", "A webhook that a project makes may not name this machine.")
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1/", "http://localhost/", "http://example.com", "ftp://x", "javascript:1"]
+)
+def test_a_webhook_of_a_project_names_another_machine_and_https(console: Console, person: Visitor, url: str) -> None:
+    assert person.post("/console/webhooks", {"url": url, "events": ["batch.completed"]}).status_code == 400
+    assert person.post("/console/webhooks", {"url": "https://example.com"}).status_code == 400
+
+
+def test_a_chart_has_a_bar_for_each_day_and_model() -> None:
+    def used(start: int, model: str, requests: int) -> ProjectUsage:
+        zero = dict.fromkeys(("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost"), 0)
+        return ProjectUsage(start=start, model=model, lines=0, requests=requests, **zero)
+
+    bars = _usage_chart([used(0, "a", 3), used(0, "b", 1), used(86_400, "a", 2)], ["a", "b"], since=0)
+    assert [(bar.x, bar.y, bar.height, bar.series) for bar in bars] == [
+        (0, 40, 120, 0),
+        (0, 0, 40, 1),
+        (30, 80, 80, 0),
+    ]

@@ -1,0 +1,91 @@
+"""The table of lines and the page of one line."""
+
+import re
+
+import pytest
+
+from batchline.console.lines import view_of
+from batchline.pipeline.line_table import LineState, ShownLine
+from tests.console.conftest import Console
+from tests.support.console import Visitor, shown, visitor
+from tests.support.service import await_end, chat_lines, submit
+
+_LINE = re.compile(r"/lines/(\d+)\"")
+
+
+@pytest.mark.rule("F7", "Lines are in the order of the input.")
+def test_lines_are_in_the_order_of_the_input_and_pages_are_exact(console: Console, person: Visitor) -> None:
+    base = f"/console/batches/{console.batch_id}/lines"
+    pages = [person.page(f"{base}?page={n}") for n in (1, 2, 3)]
+    assert [int(number) for page in pages for number in _LINE.findall(page)] == list(range(1, 63))
+    text = shown(pages[0])
+    assert "62 lines, page 1 of 3" in text
+    assert "question 0" in text
+
+
+@pytest.mark.parametrize(
+    ("query", "lines"),
+    [
+        ("status=failed", [61, 62]),
+        ("code=invalid_request_error", [61, 62]),
+        ("code=nothing", []),
+        ("status=waiting", []),
+        ("search=61", [62]),
+        ("line=30", list(range(26, 51))),
+        ("line=x", list(range(1, 26))),
+        ("page=99999", list(range(51, 63))),
+        ("page=-1", list(range(1, 26))),
+    ],
+)
+def test_lines_are_found(console: Console, person: Visitor, query: str, lines: list[int]) -> None:
+    page = person.page(f"/console/batches/{console.batch_id}/lines?{query}")
+    assert [int(number) for number in _LINE.findall(page)] == lines
+
+
+def test_a_line_shows_its_request_and_its_answer(console: Console, person: Visitor) -> None:
+    text = shown(person.page(f"/console/batches/{console.batch_id}/lines/7"))
+    assert "question 6" in text
+    assert "scripted answer to: question 6" in text
+    failed = shown(person.page(f"/console/batches/{console.batch_id}/lines/61"))
+    assert "invalid_request_error" in failed
+    for number in ("0", "63", "x", "9" * 30):
+        assert person.get(f"/console/batches/{console.batch_id}/lines/{number}").status_code == 404
+
+
+def test_lines_of_a_running_batch_appear_as_they_are_recorded(console: Console, person: Visitor) -> None:
+    client = console.service.client()
+    batch_id = submit(client, chat_lines(["one", "[[hang]]", "three"])).id
+    base = f"/console/batches/{batch_id}/lines"
+    assert _LINE.findall(person.page(base)) == ["1", "2", "3"]
+    while _LINE.findall(person.page(f"{base}?status=succeeded")) != ["1", "3"]:
+        pass
+    assert _LINE.findall(person.page(f"{base}?status=waiting")) == ["2"]
+    client.batches.cancel(batch_id)
+
+
+def test_without_the_input_file_the_answers_are_still_shown(console: Console) -> None:
+    account = console.service.new_account("tidy")
+    client = console.service.client(account)
+    batch = await_end(client, submit(client, chat_lines(["one", "two"])).id)
+    with visitor(console.port, account["api_key"]) as person:
+        base = f"/console/batches/{batch.id}/lines"
+        assert "scripted answer to: two" in shown(person.page(base))
+        client.files.delete(batch.input_file_id)
+        text = shown(person.page(base))
+        assert "The input file was deleted" in text
+        assert "scripted answer to: two" in text
+        client.files.delete(str(batch.output_file_id))
+        assert person.get(f"{base}/1").status_code in {200, 410}
+
+
+@pytest.mark.parametrize("line", [b"", b"not json", b"[1]", b'{"body":{"messages":7}}', b"\xff\xfe", b"[" * 100_000])
+def test_a_line_that_cannot_be_parsed_is_shown_as_it_is(line: bytes) -> None:
+    found = view_of(ShownLine(number=1, custom_id="", state=LineState.SUCCEEDED, code=None, request=line, result=line))
+    assert found.messages == []
+    assert found.request_raw == line.decode("utf-8", "replace")
+
+
+def test_parts_of_a_message_are_joined() -> None:
+    line = b'{"body":{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}]}]}}'
+    found = view_of(ShownLine(number=1, custom_id="", state=LineState.WAITING, code=None, request=line, result=None))
+    assert [(each.role, each.text) for each in found.messages] == [("user", "a\n[image_url]")]

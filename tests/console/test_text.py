@@ -1,0 +1,65 @@
+"""Text of strangers, and numbers as people read them."""
+
+import pytest
+from jinja2 import DictLoader
+
+from batchline.console.pages import Pages
+from batchline.console.text import cut, inert, metadata_of, moment, name_of, rate, size, span
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("plain", "plain"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("\x00", "␀"),
+        ("\x1b[31m", "␛[31m"),
+        ("\x7f\x9b", "␡\ufffd"),
+        ("a\u202eb", "a⟦U+202E⟧b"),
+        ("\u2066\u200b", "⟦U+2066⟧⟦U+200B⟧"),
+        ("\U000e0041", "⟦U+E0041⟧"),
+        ("\ud800", "\ufffd"),
+        ("naïve 日本 👩\u200d🔬", "naïve 日本 👩\u200d🔬"),
+        (None, ""),
+    ],
+)
+def test_characters_that_do_something_are_shown_instead(text: str | None, seen: str) -> None:
+    assert inert(text) == seen
+
+
+def test_a_template_makes_every_value_inert_without_being_asked() -> None:
+    pages = Pages()
+    pages._templates.loader = DictLoader({"t": "<a title='{{ v }}'>{{ v }}</a>{{ v|cut(3) }}"})
+    assert (
+        pages.fragment("t", {"v": "<\u202e'>"})
+        == "<a title='&lt;⟦U+202E⟧&#39;&gt;'>&lt;⟦U+202E⟧&#39;&gt;</a>&lt;⟦U+202E⟧…"
+    )
+
+
+def test_a_long_word_is_cut() -> None:
+    assert cut("w" * 1_000_000, 10) == "wwwwwwwww…"
+    assert cut(" a \n b ", 10) == "a b"
+
+
+def test_numbers_read_well() -> None:
+    assert [size(n) for n in (0, 999, 1500, 2_000_000_000)] == ["0 B", "999 B", "1.5 KB", "2.0 GB"]
+    assert [span(n) for n in (0, 59, 61, 3600, 5400, 90_000)] == [
+        "0 s",
+        "59 s",
+        "1 min 1 s",
+        "1 h",
+        "1 h 30 min",
+        "1 d 1 h",
+    ]
+    assert [rate(n) for n in (1234.5, 2.34, 0.1, 0)] == ["1,234/s", "2.3/s", "6.0/min", "0.0/min"]
+    assert moment(0) == "1970-01-01 00:00:00 UTC"
+
+
+@pytest.mark.parametrize("raw", [b"", b"[1]", b"{", b'{"a":' * 5000])
+def test_metadata_that_cannot_be_read_is_empty(raw: bytes) -> None:
+    assert metadata_of(raw) == {}
+
+
+def test_the_name_of_a_batch_is_in_its_metadata() -> None:
+    assert name_of(metadata_of(b'{"name":" ","title":"T","n":1}')) == "T"
+    assert name_of({}) == ""
