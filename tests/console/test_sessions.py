@@ -51,7 +51,7 @@ def test_a_wrong_key_opens_nothing(console: Console) -> None:
 
 
 def test_a_key_that_may_not_read_opens_nothing(console: Console) -> None:
-    made = console.service.keys("create", "--json", "--scopes", "inference")
+    made = console.service.keys("create", "--json", "--scope", "inference")
     key = re.findall(r"bl-[0-9a-f]{48}", made)[0]
     with visitor(console.port) as person:
         answer = person.sign_in(key)
@@ -116,7 +116,7 @@ def test_signing_in_never_leads_to_another_site(console: Console, to: str) -> No
 
 @pytest.mark.rule("F7", "Forms need the scope batch.")
 def test_a_read_only_key_sees_pages_without_buttons_and_changes_nothing(console: Console) -> None:
-    made = console.service.keys("create", "--json", "--scopes", "read")
+    made = console.service.keys("create", "--json", "--scope", "read")
     key = re.findall(r"bl-[0-9a-f]{48}", made)[0]
     with visitor(console.port, key) as person:
         assert "/rerun" not in person.page("/console/batches")
