@@ -90,16 +90,27 @@ def test_every_page_fits_is_accessible_and_asks_no_other_host(
 
 
 def test_a_batch_is_watched_to_its_end(chromium: Browser, console: Console) -> None:
+    """Nobody reloads the page: the last event does."""
     window = _window(chromium, console)
-    client = console.service.client()
-    batch_id = submit(client, chat_lines(["one", "[[hang]]"])).id
+    batch_id = submit(console.service.client(), chat_lines(["one", "[[delay=5]]"])).id
     page = window.open(f"/console/batches/{batch_id}")
-    page.wait_for_selector("text=1 of 2 lines")
-    page.on("dialog", lambda dialog: dialog.accept())
-    page.click("text=Cancel")
-    page.wait_for_selector(".badge.cancelled")
+    page.wait_for_selector("#live .badge.completed")
     page.wait_for_selector("text=Merged")
+    assert "2 of 2 lines" in page.inner_text("#live")
     assert window.foreign_hosts() == set()
+    page.context.close()
+
+
+def test_a_batch_is_cancelled_after_a_question(chromium: Browser, console: Console) -> None:
+    window = _window(chromium, console)
+    batch_id = submit(console.service.client(), chat_lines(["[[hang]]"])).id
+    page = window.open(f"/console/batches/{batch_id}")
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    page.click("text=Cancel")
+    assert page.locator("#live .badge.in_progress").count() == 1
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click("text=Cancel")
+    page.wait_for_selector("#live .badge.cancelling")
     page.context.close()
 
 

@@ -274,14 +274,9 @@ class LineTable:
             if index.states[each] != _WAITING:
                 segment, offset = index.segments[each], index.offsets[each]
                 first[segment] = min(first.get(segment, offset), offset)
-        wanted, found = set(shown), {}
-        for segment, offset in first.items():
-            stream = await self._reader.open(project_id, batch_id, after=Cursor(segment, offset), status=None)
-            for placed in await stream.read():
-                each = index_of(placed.line)
-                if each in wanted:
-                    found[each] = placed.line
-        return found
+        wanted = set(shown)
+        lines = await self._reader.read_segments(project_id, batch_id, first)
+        return {each: line for line in lines if (each := index_of(line)) in wanted}
 
 
 def _custom_id_of(line: bytes) -> str:

@@ -6,7 +6,7 @@ the segment that each part of the files came from. What is read is compared with
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -71,7 +71,28 @@ class ResultReader:
 
         Raise BatchNotFound, ResultsUnavailable, or InvalidRequest if the cursor is not one of this batch.
         """
-        source = _Source(
+        source = self._source(project_id, batch_id, status)
+        found = await source.load(after, passed=after.segment - 1)
+        return ResultStream(source, found, after=after, damage_log=self._damage_log)
+
+    async def read_segments(self, project_id: str, batch_id: str, offsets: Mapping[int, int]) -> list[bytes]:
+        """Return the lines of some segments, each from an offset on. What a repair has lost is left out.
+
+        Raise BatchNotFound, ResultsUnavailable or FileDamaged.
+        """
+        source = self._source(project_id, batch_id, None)
+        lines: list[bytes] = []
+        wanted = sorted(offsets)
+        while wanted:
+            found = await source.load(Cursor(wanted[0], 0), passed=wanted[0] - 1)
+            parts = {part.id: part for part in found.parts}
+            for segment in (each for each in wanted if each in parts):
+                lines += [placed.line for placed in await _read_part(parts[segment], offsets[segment])]
+            wanted = [each for each in wanted[1:] if each not in parts]
+        return lines
+
+    def _source(self, project_id: str, batch_id: str, status: LineStatus | None) -> "_Source":
+        return _Source(
             store=self._store,
             objects=self._objects,
             clock=self._clock,
@@ -79,8 +100,13 @@ class ResultReader:
             batch_id=batch_id,
             status=status,
         )
-        found = await source.load(after, passed=after.segment - 1)
-        return ResultStream(source, found, after=after, damage_log=self._damage_log)
+
+
+async def _read_part(part: "_Part", offset: int) -> list[PlacedResult]:
+    try:
+        return await part.read(offset) or []
+    except (ObjectMissing, Damaged) as error:
+        raise FileDamaged(part.place) from error
 
 
 class ResultStream:
