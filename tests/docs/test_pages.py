@@ -1,6 +1,8 @@
 """The pages of the site: every snippet works as it stands, every link and anchor leads somewhere."""
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -60,10 +62,16 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=_name)
-def test_snippets_are_of_a_kind_that_is_checked_and_commands_exist_with_their_flags(page: Path) -> None:
-    """Every call of batchline is parsed as click does."""
-    assert {language for language, _ in _FENCE.findall(page.read_text())} <= _KNOWN
-    for command in _commands(page.read_text()):
+def test_snippets_are_of_a_kind_that_is_checked_and_commands_exist_with_their_flags(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call of batchline is parsed as click does, beside the files that it names."""
+    text = page.read_text()
+    monkeypatch.chdir(tmp_path)
+    for name in re.findall(r"\b[\w-]+\.(?:csv|jsonl|toml)\b", text):
+        (tmp_path / name).touch()
+    assert {language for language, _ in _FENCE.findall(text)} <= _KNOWN
+    for command in _commands(text):
         _parse(main, command)
 
 
@@ -86,6 +94,23 @@ def test_the_programs_run_as_they_stand(tmp_path: Path) -> None:
             filled = filled.replace("API_KEY", service.account["api_key"])
             ran = subprocess.run([sys.executable, "-c", filled], capture_output=True, text=True, check=False)
             assert ran.returncode == 0, ran.stderr
+
+
+def test_the_tutorial_about_tables_runs_as_it_stands(tmp_path: Path) -> None:
+    page = _DOCS / "tutorial" / "csv.md"
+    [table], [command] = _blocks(page, "csv"), _blocks(page, "sh")
+    (tmp_path / "cities.csv").write_text(table)
+    batchline = Path(sys.executable).with_name("batchline")
+    with running_mock() as mock:
+        arguments = [*shlex.split(command)[1:], "--upstream-url", mock.url]
+        ran = subprocess.run([batchline, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    texts = sorted(answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers)
+    assert texts == [
+        "scripted answer to: Name one sight of Kyoto in Japan.",
+        "scripted answer to: Name one sight of Lyon in France.",
+    ]
 
 
 def test_every_error_code_of_the_api_has_its_row() -> None:
