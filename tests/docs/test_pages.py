@@ -1,6 +1,6 @@
 """The pages of the site: every snippet works as it stands, every link and anchor leads somewhere."""
 
-import json
+import csv
 import re
 import shlex
 import subprocess
@@ -105,11 +105,11 @@ def test_the_tutorial_about_tables_runs_as_it_stands(tmp_path: Path) -> None:
         arguments = [*shlex.split(command)[1:], "--upstream-url", mock.url]
         ran = subprocess.run([batchline, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    texts = sorted(answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers)
-    assert texts == [
-        "scripted answer to: Name one sight of Kyoto in Japan.",
-        "scripted answer to: Name one sight of Lyon in France.",
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["city"], row["answer"]) for row in rows] == [
+        ("Lyon", "scripted answer to: Name one sight of Lyon in France."),
+        ("Kyoto", "scripted answer to: Name one sight of Kyoto in Japan."),
     ]
 
 
