@@ -33,9 +33,9 @@ async def leased(world: World) -> FinalizeLease:
     return found
 
 
-async def looked_up(world: World, **changes: Any) -> Batch:
+async def looked_up(world: World) -> Batch:
     """Create a batch of which three lines took an answer, three may run, and two follow."""
-    batch = await world.running(shards=[4, 4], reuse=Reuse.LOOKUP, **changes)
+    batch = await world.running(shards=[4, 4], reuse=Reuse.LOOKUP)
     assert await world.claim() == []
     lease = await leased(world)
     assert [shard.lines for shard in lease.following] == [4, 4]

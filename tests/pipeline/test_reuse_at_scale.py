@@ -69,7 +69,7 @@ async def earlier(store: Store, objects: LocalObjects, owner: Owner, number: int
     response = json.dumps({"choices": [{"message": {"content": ANSWER}}], "usage": {"prompt_tokens": 1}}).encode()
     entries: list[tuple[bytes, Place]] = []
     key, offset = f"results/{batch_id}/1-me-output", 0
-    writer = await objects.create(key)
+    lines: list[bytes] = []
     for n in range(LINES):
         line = b'{"id":"batch_req_%026d_%d","custom_id":"c%d","response":{"status_code":200,"request_id":null,' % (
             number,
@@ -79,8 +79,8 @@ async def earlier(store: Store, objects: LocalObjects, owner: Owner, number: int
         line += b'"body":%b},"error":null}\n' % response
         entries.append((digests.of("m", body(number * LINES + n)), place_of(line, offset)))
         offset += len(line)
-        await writer.write(line)
-    await writer.commit()
+        lines.append(line)
+    await objects.put(key, b"".join(lines))
     data = encode_index(entries)
     await objects.put(f"results/{batch_id}/index", data)
     finish = await store.lease_finalizable(owner="me", lease=60, at=NOW)
@@ -126,7 +126,7 @@ async def _measure(folder: Path, threads: ThreadPool) -> None:
     )
     for number in range(BATCHES):
         await earlier(store, objects, owner, number)
-    lines = [body(19 * LINES + n if n % (LINES // EDITED) else -n - 1) for n in range(LINES)]
+    lines = [body((BATCHES - 1) * LINES + n if n % (LINES // EDITED) else -n - 1) for n in range(LINES)]
     source, work = folder / "input.jsonl", folder / "work"
     text = b'{"custom_id":"d%d","method":"POST","url":"/v1/chat/completions","body":%b}\n'
     source.write_bytes(b"".join(text % (n, line) for n, line in enumerate(lines)))
