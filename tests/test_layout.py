@@ -63,7 +63,6 @@ EXCEPTIONS = {
     "store/lanes": Elsewhere("conformance/test_store_shards.py", _STORE),
     "console/guard": Elsewhere("console/test_sessions.py", _PART),
     "console/routes": Elsewhere("console/test_pages.py", _PART),
-    "console/sign_in": Elsewhere("console/test_sessions.py", _PART),
     "console/views": Elsewhere("console/test_batches.py", _PART),
     "domain/identity": Elsewhere("pipeline/test_identity.py", _PART),
     "client/models": Elsewhere("client/test_client.py", _PART),

@@ -69,6 +69,8 @@ def _window(chromium: Browser, console: Console, **options: object) -> Window:
     return Window(context, console)
 
 
+@pytest.mark.rule("F7", "Pages ask no other host.")
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("scheme", "size"), [("light", _DESKTOP), ("dark", _DESKTOP), ("light", _PHONE), ("dark", _PHONE), ("light", _WALL)]
 )
@@ -131,6 +133,7 @@ def test_the_keyboard_is_enough(chromium: Browser, console: Console) -> None:
     page.context.close()
 
 
+@pytest.mark.rule("F7", "Pages can be read, and their forms sent, without scripts.")
 def test_without_scripts_everything_can_be_read_and_sent(chromium: Browser, console: Console) -> None:
     window = _window(chromium, console, java_script_enabled=False)
     page = window.open(f"/console/batches/{console.batch_id}")
