@@ -29,8 +29,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    """Start one browser for all tests."""
+def chromium(console: Console) -> Iterator[Browser]:
+    """Start one browser for all tests of a backend.
+
+    It comes after the console, because no event loop can be started in this thread while it is open.
+    """
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS))
         yield browser
@@ -91,7 +94,7 @@ def test_every_page_fits_is_accessible_and_asks_no_other_host(
     window.page.context.close()
 
 
-def test_a_batch_is_watched_to_its_end(chromium: Browser, console: Console) -> None:
+def test_a_batch_is_watched_to_its_end(console: Console, chromium: Browser) -> None:
     """Nobody reloads the page: the last event does."""
     window = _window(chromium, console)
     batch_id = submit(console.service.client(), chat_lines(["one", "[[delay=5]]"])).id
