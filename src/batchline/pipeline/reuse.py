@@ -92,7 +92,12 @@ class _Copies:
         self.settled: dict[int, set[int]] = {}
         """The positions of the lines that took an answer, by shard."""
 
-    async def add(self, line: _Line, answer: bytes, *, saved: int) -> None:
+    @property
+    def is_full(self) -> bool:
+        """Whether there is enough for a segment."""
+        return self._bytes >= _SEGMENT_BYTES
+
+    def add(self, line: _Line, answer: bytes, *, saved: int) -> None:
         """Add a copy of an answer as the result of a line."""
         copy = copy_line(answer, ids.line_id(self._batch.id, line.index), line.custom_id)
         self._lines.append(copy)
@@ -102,8 +107,6 @@ class _Copies:
         counts[0] += 1
         counts[1] += saved
         self.settled.setdefault(line.shard, set()).add(line.position)
-        if self._bytes >= _SEGMENT_BYTES:
-            await self.flush()
 
     async def flush(self) -> None:
         """Write a segment of what was added since the last one."""
@@ -201,18 +204,19 @@ class ReuseStep:
                 lines = lines_of(shard, await self._objects.read(leased.work_key, shard.offset, shard.length))
             except (Damaged, ObjectMissing):
                 continue
+            shared_model = self._catalog.find(shard.model, batch.project_id) if shard.model else None
             for position, line in enumerate(lines):
                 if position not in positions:
                     continue
-                model = self._find_model(shard, line.body, batch)
+                model = shared_model if shard.model else self._find_model(line.body, batch)
                 if model is not None:
                     digest = digests.of(shard.model, line.body)
                     found.append(_Line(shard.n, position, line.index, line.custom_id, digest, model.id, model.price))
             await self._clock.sleep(0)
         return found
 
-    def _find_model(self, shard: Shard, body: bytes, batch: Batch) -> Model | None:
-        name = shard.model or named_model(body)
+    def _find_model(self, body: bytes, batch: Batch) -> Model | None:
+        name = named_model(body)
         return self._catalog.find(name, batch.project_id) if name else None
 
     async def _copy_earlier(self, leased: FinalizeLease, lines: list[_Line], copies: _Copies) -> list[str]:
@@ -258,7 +262,9 @@ class ReuseStep:
                 if checksum_of(answer) != place.checksum:
                     raise Damaged(source.output_key)
                 for line in wanted.pop(digest):
-                    await copies.add(line, answer, saved=self._saved(line, answer))
+                    copies.add(line, answer, saved=self._saved(line, answer))
+                    if copies.is_full:
+                        await copies.flush()
         return bool(places)
 
     def _saved(self, line: _Line, answer: bytes) -> int:
@@ -355,7 +361,9 @@ class ReuseStep:
                 for answer in await self._output_of(segment):
                     digest = leaders.get(index_of(answer), b"")
                     for line in wanted.pop(digest, ()):
-                        await copies.add(line, answer, saved=self._saved(line, answer))
+                        copies.add(line, answer, saved=self._saved(line, answer))
+                        if copies.is_full:
+                            await copies.flush()
                 await self._clock.sleep(0)
             last = page[-1].id
 
