@@ -64,6 +64,7 @@ EXCEPTIONS = {
     "console/guard": Elsewhere("console/test_sessions.py", _PART),
     "console/routes": Elsewhere("console/test_pages.py", _PART),
     "console/views": Elsewhere("console/test_batches.py", _PART),
+    "domain/reuse": Elsewhere("pipeline/test_reuse.py", _PART),
     "domain/identity": Elsewhere("pipeline/test_identity.py", _PART),
     "client/models": Elsewhere("client/test_client.py", _PART),
     "fsck/results": Elsewhere("fsck/test_batches.py", _PART),

@@ -1,6 +1,5 @@
 """Batches that reuse answers, and limits of their cost, in every store: rules G7 and G8."""
 
-
 import pytest
 
 from batchline.domain.bitmap import all_but, unsettled

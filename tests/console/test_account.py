@@ -66,7 +66,9 @@ def test_a_webhook_of_a_project_names_another_machine_and_https(console: Console
 
 def test_a_chart_has_a_bar_for_each_day_and_model() -> None:
     def used(start: int, model: str, requests: int) -> ProjectUsage:
-        zero = dict.fromkeys(("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost"), 0)
+        zero = dict.fromkeys(
+            ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost", "reused", "saved"), 0
+        )
         return ProjectUsage(start=start, model=model, lines=0, requests=requests, **zero)
 
     bars = _usage_chart([used(0, "a", 3), used(0, "b", 1), used(86_400, "a", 2)], ["a", "b"], since=0)

@@ -17,7 +17,7 @@ RULES = {
     *(f"C{n}" for n in range(1, 15)),
     *(f"D{n}" for n in range(1, 12)),
     *("C9b", "E1", "E2", "E3", "E4", "F1", "F2", "F3", "F4", "F5", "F6", "F7"),
-    *("G1", "G2", "G3", "G4", "G5", "G6", "G9", "G10", "G11"),
+    *("G1", "G2", "G3", "G4", "G5", "G6", "G7", "G8", "G9", "G10", "G11"),
 }
 """The rules that are built."""
 

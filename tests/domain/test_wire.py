@@ -151,12 +151,13 @@ _PROGRESS_START = (
             '"waiting_for":{"reason":"upstream_paused","upstream":"default","detail":"refused","since":50,"model":null},'
             '"in_flight":1,"concurrency":16,'
             f'"errors":[{{"code":"c","count":2,"sample":{{"custom_id":"x","message":"y"}}}}],{_USAGE},'
-            '"parent_batch_id":null,"child_batch_ids":["batch_2"]}',
+            '"reused":0,"cost":0,"saved":0,"max_cost":null,"parent_batch_id":null,"child_batch_ids":["batch_2"]}',
         ),
         (
             BatchProgress.from_progress(_idle()),
             f'{_PROGRESS_START}"rate":0.0,"eta":null,"waiting_for":null,'
-            f'"in_flight":0,"concurrency":0,"errors":[],{_USAGE},"parent_batch_id":null,"child_batch_ids":[]}}',
+            f'"in_flight":0,"concurrency":0,"errors":[],{_USAGE},"reused":0,"cost":0,"saved":0,"max_cost":null,'
+            '"parent_batch_id":null,"child_batch_ids":[]}',
         ),
         (
             FileList.from_records([], has_more=False),

@@ -22,6 +22,8 @@ _LABELS = {
     "batches": ("status",),
     "damage": ("what",),
     "refusals": ("bound",),
+    "reused_lines": (),
+    "saved_units": (),
     "webhook_deliveries": ("result",),
     "http_request_seconds": ("route", "method", "status"),
     "open_batches": ("status",),

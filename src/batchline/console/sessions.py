@@ -21,7 +21,7 @@ from batchline.api.auth import Auth
 from batchline.api.read_rate import ReadRate
 from batchline.api.services import ApiServices
 from batchline.domain import ids
-from batchline.domain.errors import ApiError, ErrorType, InvalidCredentials, MissingScope, RateLimited
+from batchline.domain.errors import ForgedRequest, InvalidCredentials, MissingScope, RateLimited
 from batchline.domain.records import BATCH_SCOPE, READ_SCOPE, Owner, Session
 from batchline.ports import Accounts, Clock, NewKey, Random
 
@@ -44,16 +44,6 @@ _READING = frozenset({"GET", "HEAD"})
 
 class SignInNeeded(Exception):
     """The request has no session, or one that has ended."""
-
-
-class ForgedRequest(ApiError):
-    """The form was not sent by a page of this console, or its session has ended meanwhile."""
-
-    status = 403
-    type: ErrorType = "authentication_error"
-
-    def __init__(self) -> None:
-        super().__init__("This form was not made for your session. Go back, reload the page, and try again.")
 
 
 class Visit:

@@ -13,7 +13,6 @@ from batchline.console.sessions import (
     FORM_COOKIE,
     SESSION_COOKIE,
     SESSION_SECONDS,
-    ForgedRequest,
     Sessions,
     Visit,
     check_site,
@@ -21,7 +20,7 @@ from batchline.console.sessions import (
     csrf_token,
     set_cookie,
 )
-from batchline.domain.errors import ApiError, InvalidCredentials, StoreDown, Unavailable
+from batchline.domain.errors import ApiError, ForgedRequest, InvalidCredentials, StoreDown, Unavailable
 
 HOME = "/console/batches"
 _FORM_SECONDS = 3600

@@ -9,6 +9,7 @@
     ├── MissingCredentials      401  authentication_error
     ├── InvalidCredentials      403  authentication_error
     ├── MissingScope            403  authentication_error
+    ├── ForgedRequest           403  authentication_error       only in the console
     ├── NotFound                404  invalid_request_error
     │   ├── FileNotFound        404  … file_not_found
     │   └── BatchNotFound       404  … batch_not_found
@@ -117,6 +118,16 @@ class InvalidCredentials(ApiError):
 
     def __init__(self) -> None:
         super().__init__("Invalid credentials")
+
+
+class ForgedRequest(ApiError):
+    """A form was not sent by a page of the console, or its session has ended meanwhile."""
+
+    status = 403
+    type: ErrorType = "authentication_error"
+
+    def __init__(self) -> None:
+        super().__init__("This form was not made for your session. Go back, reload the page, and try again.")
 
 
 class MissingScope(ApiError):

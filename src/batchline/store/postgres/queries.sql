@@ -1291,12 +1291,14 @@ SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, sett
 FROM shards WHERE batch_id = :batch_id AND state = 'following' ORDER BY n;
 
 -- name: reuse_sources
--- Lists batches whose answers a project may reuse, newest first, with their indexes.
+-- Lists batches whose answers a project may reuse, newest first, with their indexes. By coalesce, the file is found by
+-- its id: a plan for few files would walk all that are stored.
 SELECT batches.id AS batch_id, batches.endpoint, batches.total, batches.completed, batches.input_file_id,
     batches.work_key, batches.sent_as, files.id AS output_file_id, files.object_key AS output_key,
     files.bytes AS output_bytes, files.checksum AS output_checksum, reuse_indexes.size AS index_bytes,
     reuse_indexes.checksum AS index_checksum, reuse_indexes.object_key AS index_key, reuse_indexes.data AS index_data
-FROM batches JOIN files ON files.id = batches.output_file_id AND files.state = 'stored' AND files.expires_at > :at
+FROM batches JOIN files ON files.id = batches.output_file_id AND coalesce(files.state, '') = 'stored'
+    AND files.expires_at > :at
     LEFT JOIN reuse_indexes ON reuse_indexes.batch_id = batches.id
 WHERE batches.project_id = :project_id AND batches.created_at >= :since AND batches.endpoint = :endpoint
     AND batches.status IN ('completed', 'expired', 'cancelled')
