@@ -3,6 +3,7 @@
 import pytest
 
 from batchline.domain.bitmap import all_but, unsettled
+from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Balances, Batch, Charge, Shard
 from batchline.domain.reuse import StoredIndex
 from batchline.domain.states import BatchStatus, Hold, Reuse
@@ -62,6 +63,21 @@ async def test_only_lines_without_an_answer_can_be_claimed(world: World) -> None
     claimed = await world.claim()
     assert [unsettled(shard.settled, shard.lines) for shard in claimed] == [[2], [1, 3]]
     assert await world.store.lease_finalizable(owner=ME, lease=30, at=NOW) is None
+
+
+async def test_a_step_that_another_process_took_is_a_lost_lease(world: World) -> None:
+    """Also if the answer to the commit was lost, and the same process tries again."""
+    await world.running(shards=[2], reuse=Reuse.LOOKUP)
+    lease = await leased(world)
+    reusing = Reusing(
+        shards=[divided(lease.following[0], copied=[], running=[0, 1], following=[])],
+        segments=[],
+        charges=[],
+        sources=[],
+    )
+    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    with pytest.raises(LeaseLost):
+        await world.store.end_reuse_step(lease, reusing, at=NOW)
 
 
 async def test_lines_that_follow_are_looked_at_when_the_others_are_recorded(world: World) -> None:

@@ -6,6 +6,7 @@ from msgspec import convert
 from msgspec.structs import asdict
 
 from batchline.domain.bitmap import unsettled
+from batchline.domain.errors import LeaseLost
 from batchline.domain.reuse import Source, StoredIndex
 from batchline.domain.states import ShardState
 from batchline.ports import FinalizeLease, Reusing
@@ -46,6 +47,9 @@ class SqlReuse:
                 if not (yield from rows("file", id=file_id, project_id=batch.project_id, at=at)):
                     return False
             known = {row["n"]: row for row in (yield from rows("following_shards", batch_id=batch.id))}
+            if not known.keys() >= {part.n for part in reusing.shards}:
+                # Another process has taken this step meanwhile.
+                raise LeaseLost("end_reuse_step")
             following = (yield from rows("next_shard_n", batch_id=batch.id))[0]["n"]
             divided = _divide(known, reusing, following=following)
             if locked["hold"] in JUDGED:

@@ -68,6 +68,9 @@ def test_failed_lines_are_3_and_told_by_code(tenant: Tenant, tmp_path: Path) -> 
         "output": str(output),
         "errors": str(errors),
         "usage": batch["usage"],
+        "cost": 0.0,
+        "reused": 0,
+        "saved": 0.0,
     }
     assert "1 of 4 lines succeeded, 3 failed" in result.stderr
     assert re.search(r"invalid_request_error +2  scripted status 400", result.stderr)
