@@ -38,12 +38,15 @@ check: setup
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory audit
 
+REACH_INDEX := import urllib.request as web; from pip._internal.models.index import PyPI; \
+	web.urlopen(f"{PyPI.pypi_url}/pip/24.0/json", timeout=10).read(1)
+
 # Asks the Python Package Index for known weaknesses of the packages that the service and its image have.
-audit:
-	@if $(PYTHON) -c 'import urllib.request as web; web.urlopen("https://pypi.org/pypi/pip/24.0/json", timeout=10).read(1)' 2>/dev/null; \
+audit: setup
+	@if $(BIN)/python -c '$(REACH_INDEX)' 2>/dev/null; \
 	then $(MAKE) --no-print-directory $(AUDIT_INSTALLED) && \
 		.venv-audit/bin/pip-audit --progress-spinner off --disable-pip --require-hashes $(addprefix --requirement ,$(LOCKS)); \
-	else echo "Skipping pip-audit: the list of known weaknesses at pypi.org cannot be reached."; fi
+	else echo "Skipping pip-audit: the list of known weaknesses cannot be reached."; fi
 
 # Writes the list of the packages of the service, from its lock file: dist/batchline.cdx.json.
 sbom: $(AUDIT_INSTALLED)

@@ -34,6 +34,13 @@ async def test_the_wheel_of_the_version_is_found_in_either_form_of_the_page(
     assert (tmp_path / WHEEL).read_bytes() == b"wheel"
 
 
+async def test_an_index_that_nobody_named_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(IndexUnavailable, match="none of UV_DEFAULT_INDEX, UV_INDEX_URL, PIP_INDEX_URL names"):
+        await download_wheel("tiny-weights", "1.0", tmp_path, max_bytes=5)
+
+
 async def test_a_wheel_that_is_missing_gone_or_too_large_is_refused(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

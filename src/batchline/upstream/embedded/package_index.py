@@ -1,6 +1,6 @@
 """Downloads a wheel from a package index without pip, for environments that uv and others make without it.
 
-The index is that of uv or pip if a variable names one: ``UV_DEFAULT_INDEX``, ``UV_INDEX_URL`` or ``PIP_INDEX_URL``.
+A variable must name the index, as for uv or pip: ``UV_DEFAULT_INDEX``, ``UV_INDEX_URL`` or ``PIP_INDEX_URL``.
 Pages of an index are JSON (PEP 691) or HTML (PEP 503). The caller checks the sha256 of what it takes from the wheel.
 """
 
@@ -15,7 +15,6 @@ from msgspec import DecodeError, Struct
 from msgspec.json import Decoder
 
 _VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
-_PUBLIC_INDEX = "https://pypi.org/simple"
 _JSON = "application/vnd.pypi.simple.v1+json"
 _ACCEPT = f"{_JSON}, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
 _TIMEOUT_SECONDS = 60.0
@@ -39,7 +38,9 @@ _pages = Decoder(_Page)
 
 async def download_wheel(project: str, version: str, folder: Path, *, max_bytes: int) -> None:
     """Write the wheel of a project into a folder, under its own name. Raise IndexUnavailable."""
-    index = next((url for name in _VARIABLES if (url := os.environ.get(name))), _PUBLIC_INDEX)
+    index = next((url for name in _VARIABLES if (url := os.environ.get(name))), None)
+    if index is None:
+        raise IndexUnavailable(f"pip is not installed, and none of {', '.join(_VARIABLES)} names a package index")
     try:
         async with AsyncClient(follow_redirects=True, timeout=_TIMEOUT_SECONDS) as web:
             page = await web.get(f"{index.rstrip('/')}/{project}/", headers={"accept": _ACCEPT})
