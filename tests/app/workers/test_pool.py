@@ -139,7 +139,8 @@ def test_worker_processes_start_and_end_without_an_effect_on_lines(tmp_path: Pat
         results_of(client, ended, lines)
         wait_until(lambda: "worker process ended" in service.log, what="the end of a worker process without work")
         stats = mock.stats()
-        assert (stats["requests"], stats["distinct"], stats["peak_in_flight"]) == (600, 600, _CAP)
+        assert (stats["requests"], stats["distinct"]) == (600, 600)
+        assert stats["peak_in_flight"] <= _CAP
         assert RESCUED not in service.log
         wait_until(lambda: metric(service, "batchline_lines_total") >= 600, what="the last numbers")
         assert metric(service, "batchline_lines_total") == 600
