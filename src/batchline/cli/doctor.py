@@ -41,7 +41,7 @@ class Verdict(StrEnum):
 
 
 class Finding(Struct, frozen=True):
-    """What one check found, and what to do about it."""
+    """The result of one check, and the remedy."""
 
     part: str
     verdict: Verdict

@@ -23,7 +23,7 @@ _ADVICE = {
     "rate_limit_exceeded": "The upstream refused these lines for too long; try again later.",
     "request_too_large": "These requests are too large for the upstream; shorten them.",
 }
-"""What to do about each code of a failed line (D2)."""
+"""The remedy for each code of a failed line (D2)."""
 
 
 @click.command(

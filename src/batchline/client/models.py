@@ -185,7 +185,7 @@ class SecondsRange(Struct, frozen=True):
 
 
 class RemoteCheck(Struct, frozen=True):
-    """What the check of a file found."""
+    """The result of the check of a file."""
 
     valid: bool
     lines: int

@@ -29,7 +29,7 @@ _DEMO_TOKENS = 24
 
 
 class _Chosen(Struct, frozen=True, kw_only=True):
-    """What a person chose for a new batch."""
+    """The choices that a person made for a new batch."""
 
     endpoint: str
     name: str

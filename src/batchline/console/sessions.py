@@ -33,7 +33,7 @@ LINK_SECONDS = 3600
 """How long the link that ``serve`` prints is valid. It works once."""
 _MAX_FAILURES = 20
 _FAILURE_SECONDS = 60.0
-"""So many failed attempts to sign in are allowed in this time from one address. A key has 192 random bits, so this is
+"""The failed attempts to sign in that are allowed in this time from one address. A key has 192 random bits, so this is
 not what keeps it secret: it keeps the database from being asked in a loop."""
 _MAX_ADDRESSES = 10_000
 _SECRET_BYTES = 32
@@ -67,7 +67,7 @@ class Visit:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What every page of this person shows."""
+        """The values that every page of this person shows."""
         return {"session": self.session, "csrf": self.csrf, "may_write": self.owner.may(BATCH_SCOPE)}
 
 

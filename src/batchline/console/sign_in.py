@@ -26,7 +26,7 @@ HOME = "/console/batches"
 _FORM_SECONDS = 3600
 _MAX_KEY_CHARACTERS = 512
 _OWN_PATH = re.compile(r"/console/[A-Za-z0-9_/-]{0,200}")
-"""Where a person may be sent after signing in. A path with anything else in it could leave this service."""
+"""The paths to which a person may be sent after signing in. A path with other characters could leave this service."""
 
 
 class SignInPages:

@@ -1,4 +1,4 @@
-"""What pages show of a batch, computed from its record."""
+"""Computes the values that pages show of a batch from its record."""
 
 from collections.abc import Sequence
 

@@ -154,7 +154,7 @@ class UsageEntry(Struct, frozen=True, kw_only=True):
 
 
 class ProjectUsage(Struct, frozen=True, kw_only=True):
-    """What a project used of one model in one bucket of time."""
+    """The usage of one model by a project in one bucket of time."""
 
     start: int
     model: str
@@ -351,7 +351,7 @@ class LeasedBatch(Struct, frozen=True, kw_only=True):
 
 
 class Bill(Struct, frozen=True, kw_only=True):
-    """What a batch was charged, and what it saved, in nano-units."""
+    """The cost of a batch, and the amount that it saved, in nano-units."""
 
     cost: int = 0
     reused: int = 0

@@ -24,7 +24,7 @@ _rules = Decoder(dict[str, list[str | int | None]])
 
 
 class Place(NamedTuple):
-    """Where an answer is in an output file, and the checksum of its line."""
+    """The place of an answer in an output file, and the checksum of its line."""
 
     offset: int
     length: int

@@ -81,7 +81,7 @@ class Message(Struct, frozen=True, kw_only=True):
 
 
 class SendResult(Struct, frozen=True, kw_only=True):
-    """What came of an attempt: the status of the answer, or why there was none."""
+    """The result of an attempt: the status of the answer, or the reason why there was none."""
 
     status: int | None = None
     detail: str | None = None

@@ -28,7 +28,7 @@ class ModelCheck(Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(Struct, frozen=True, kw_only=True):
-    """What a create of this input would find, and what its batch would take."""
+    """The faults that a create of this input would find, and the tokens, cost and time of its batch."""
 
     faults: list[InputFault]
     lines: int = 0

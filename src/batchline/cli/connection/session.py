@@ -20,7 +20,7 @@ from batchline.system import SystemClock
 
 
 class Session(Struct, frozen=True, kw_only=True):
-    """What a client command works with."""
+    """The target, the client and the display of a client command."""
 
     client: Client
     retrier: Retrier

@@ -1,4 +1,4 @@
-"""Where a command sends its requests: to a server, or to a service on a data folder of this machine."""
+"""Finds the target of a command's requests: a server, or a service on a data folder of this machine."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ class Target(Protocol):
     """The name under which the journal stores it."""
 
     speaker: str
-    """Who refuses a request, for a message."""
+    """The name of the service that refuses a request, for a message."""
 
     credentials: Credentials
     may_be_starting: bool

@@ -1,4 +1,4 @@
-"""What every run works with: the target, the display, the clock, and how it is told to stop."""
+"""The parts that every run uses: the target, the display, the clock, and the signal to stop."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping

@@ -22,7 +22,7 @@ Steady = Callable[[], float]
 
 
 class Display(Protocol):
-    """What a run shows while it works."""
+    """Shows the progress of a run."""
 
     def stage(self, text: str, *, fraction: float | None = None) -> None:
         """Show the current step, and how much of it is done."""

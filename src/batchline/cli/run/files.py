@@ -30,7 +30,7 @@ class RunFiles(Struct, frozen=True, kw_only=True):
 
     source: Path
     source_name: str
-    """What to call the input in messages."""
+    """The name of the input in messages."""
     output: Path
     errors: Path
     journal: Path

@@ -22,7 +22,7 @@ class UpstreamState(Struct, kw_only=True):
     waiting: dict[str, int] = field(default_factory=dict)
     """The lines that a worker holds and that wait, by reason."""
     pauses: list[str] = field(default_factory=list)
-    """What is paused, each with its reason."""
+    """The paused upstreams and models, each with its reason."""
 
 
 class ServiceState(Struct, kw_only=True):

@@ -39,7 +39,7 @@ _OPEN = tuple(status for status in BatchStatus if status not in TERMINAL)
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """What is shown at one moment."""
+    """The content of the screen at one moment."""
 
     url: str | None
     service: ServiceState | None

@@ -19,7 +19,7 @@ _ANSWER, _ERROR = "answer", "error"
 
 
 class Prompts(Struct, frozen=True, kw_only=True):
-    """What makes a row a request."""
+    """The options by which a row becomes a request."""
 
     prompt: Template
     system: Template | None
