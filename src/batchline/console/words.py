@@ -26,7 +26,7 @@ _REMEDIES = {
     "the operator's.",
     "batch_cancelled": "These lines never ran. Rerun them if you still need them.",
     "batch_expired": "These lines did not start within the completion window. Rerun them.",
-    "content_too_large": "The request is too large for the model. Shorten it, or raise the limit by a patch.",
+    "request_too_large": "The request is too large for the upstream. Shorten it.",
     "context_length_exceeded": "Shorten the prompts or lower max_tokens, for example with a rerun and a patch.",
     "insufficient_quota": "No money is left, here or at the upstream. Add funds, then rerun the lines.",
     "internal_error": "The upstream failed every attempt, or a worker died of the line. Rerun it when the upstream is "
