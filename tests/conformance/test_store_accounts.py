@@ -2,8 +2,12 @@
 
 import pytest
 
+from batchline.domain.errors import InvalidCredentials, LeaseLost
+from batchline.domain.records import Batch, Charge, Deletion
+from batchline.domain.usage import NOTHING
+from batchline.domain.webhooks import Webhook
 from batchline.ports import NewKey
-from tests.support.stores import NOW, World
+from tests.support.stores import DAY, LEASE, ME, NOW, World
 
 pytestmark = pytest.mark.anyio
 
@@ -172,3 +176,136 @@ async def test_names_change_and_ids_stay(world: World) -> None:
     assert names[first.key_id] == ("nightly", "gamma", "acme")
     assert names[second.key_id] == ("", "beta", "acme")
     assert await world.store.owner_of(first.key_id.encode(), first.project_id) == first
+
+
+async def end(world: World, batch: Batch) -> None:
+    """Record every line of a batch that runs, and publish it."""
+    await world.record_all(await world.claim())
+    finish = await world.finish()
+    assert finish.batch.id == batch.id
+    await world.publish(finish)
+
+
+@pytest.mark.rule("F3", "A key is not deleted while a batch that it created has not ended.")
+async def test_a_key_is_deleted_once_its_batches_have_ended(world: World) -> None:
+    owner, spare = await world.owner(), await world.owner()
+    batch = await world.running(owner)
+    assert await world.store.delete_key(owner.key_id, at=NOW) == Deletion(open_batches=[batch.id])
+    assert await world.store.owner_of(owner.key_id.encode(), owner.project_id) == owner
+    await end(world, batch)
+    assert (await world.store.delete_key(owner.key_id, at=NOW)).is_done
+    assert await world.store.owner_of(owner.key_id.encode(), owner.project_id) is None
+    assert [key.id for key in await world.store.keys()] == [spare.key_id]
+    assert (await world.seen(batch)).key_id == owner.key_id, "its batches stay with the project"
+    assert (await world.store.delete_key("key_unknown", at=NOW)).is_done
+
+
+@pytest.mark.rule("F3", "A project is deleted with its keys, files and webhooks, once its batches have ended.")
+async def test_a_project_is_deleted_with_its_keys_files_and_webhooks(world: World) -> None:
+    owner, other = await world.owner("alpha"), await world.owner("beta")
+    file, kept = await world.stored(owner), await world.stored(other)
+    for project, name in ((owner, "wh_1"), (other, "wh_2")):
+        webhook = Webhook(
+            id=name,
+            project_id=project.project_id,
+            url="https://example.org",
+            events="batch.completed",
+            secret="whsec_",
+            by_operator=True,
+            created_at=NOW,
+        )
+        await world.store.create_webhook(webhook)
+    batch = await world.running(owner)
+    charge = Charge(model="m", requests=1, usage=NOTHING, cost=5)
+    assert await world.store.delete_project(owner.project_id, at=NOW) == Deletion(open_batches=[batch.id])
+    await end(world, batch)
+    await world.store.charge(owner, charge, at=NOW)
+    assert (await world.store.delete_project(owner.project_id, at=NOW)).is_done
+    assert [key.id for key in await world.store.keys()] == [other.key_id]
+    assert [project.id for project in await world.store.projects()] == [other.project_id]
+    assert [webhook.id for webhook in await world.store.webhooks()] == ["wh_2"]
+    assert await world.store.file(owner.project_id, file.id, at=NOW + 1) is None
+    assert await world.expire_files(owner=ME, at=NOW + 1, limit=10) == [file.object_key]
+    assert await world.store.file(other.project_id, kept.id, at=NOW + 1) == kept
+    [entry] = await world.store.usage(since=0, until=NOW + DAY)
+    assert (entry.project_id, entry.cost) == (owner.project_id, 5)
+    assert entry.project.startswith("alpha (deleted "), "what it used can still be told from a new project's"
+
+
+@pytest.mark.rule("F3", "The name of a deleted project or organization is free again.")
+async def test_a_name_is_free_after_a_deletion(world: World) -> None:
+    owner = await world.owner("alpha", "one")
+    assert (await world.store.delete_project(owner.project_id, at=NOW)).is_done
+    again = await world.owner("alpha", "one")
+    assert again.project_id != owner.project_id
+    assert again.organization_id == owner.organization_id
+    assert (await world.store.delete_project(again.project_id, at=NOW)).is_done
+    assert (await world.store.delete_organization(owner.organization_id, at=NOW)).is_done
+    assert await world.store.organizations() == []
+    third = await world.owner("alpha", "one")
+    assert third.organization_id != owner.organization_id
+    assert [(found.id, found.name) for found in await world.store.organizations()] == [(third.organization_id, "one")]
+
+
+async def test_nothing_arrives_in_a_project_that_was_deleted(world: World) -> None:
+    """An upload and a create that were let in before the deletion end without a trace."""
+    owner = await world.owner()
+    uploading = world.file(owner)
+    await world.store.begin_upload(uploading, owner=ME, lease=LEASE)
+    assert (await world.store.delete_project(owner.project_id, at=NOW)).is_done
+    with pytest.raises(LeaseLost):
+        await world.store.finish_upload(uploading, owner=ME)
+    late = world.file(owner)
+    await world.store.begin_upload(late, owner=ME, lease=LEASE)
+    with pytest.raises(LeaseLost):
+        await world.store.finish_upload(late, owner=ME)
+    with pytest.raises(InvalidCredentials):
+        await world.validating(owner)
+
+
+@pytest.mark.rule("F3", "An organization is not deleted while it has a project or a balance.")
+async def test_an_organization_is_deleted_without_projects_and_balance(world: World) -> None:
+    owner = await world.owner("alpha", "one")
+    organization_id = owner.organization_id
+    await world.store.grant(organization_id, balance=7, credits=3, at=NOW)
+    assert await world.store.delete_organization(organization_id, at=NOW) == Deletion(projects=["alpha"], balance=7)
+    await world.store.delete_project(owner.project_id, at=NOW)
+    assert await world.store.delete_organization(organization_id, at=NOW) == Deletion(balance=7)
+    await world.store.set_funds(organization_id, balance=0, credits=None, at=NOW)
+    assert (await world.store.delete_organization(organization_id, at=NOW)).is_done
+    assert await world.store.grant(organization_id, balance=1, credits=0, at=NOW) is None
+    assert await world.store.set_funds(organization_id, balance=1, credits=0, at=NOW) is None
+    entries = await world.store.entries(organization_id)
+    assert [(entry.balance, entry.credits) for entry in entries] == [(7, 3), (-7, 0)], "the ledger stays"
+
+
+@pytest.mark.rule("G8", "An operator sets what a project may spend in a day.")
+async def test_a_budget_is_known_to_workers_and_to_calls(world: World) -> None:
+    owner = await world.owner()
+    batch = await world.running(owner)
+    for budget in (5_000, None):
+        assert await world.store.set_daily_budget(owner.project_id, daily_budget=budget)
+        found = await world.store.owner_of(owner.key_id.encode(), owner.project_id)
+        assert found is not None
+        assert found.daily_budget == budget
+        assert [project.daily_budget for project in await world.store.projects()] == [budget]
+        [signal] = await world.store.signals([batch.id])
+        assert signal.daily_budget == budget
+    await world.store.set_daily_budget(owner.project_id, daily_budget=7)
+    claim = await world.store.claim(owner=ME, lease=LEASE, lines=10, bytes=1 << 20, alone=True, at=NOW)
+    assert [leased.daily_budget for leased in claim.batches] == [7]
+    assert not await world.store.set_daily_budget("unknown", daily_budget=7)
+
+
+async def test_a_key_is_changed_if_it_is_still_as_it_was_read(world: World) -> None:
+    owner = await world.owner()
+    [key] = [key for key in await world.store.keys() if key.id == owner.key_id]
+    assert await world.store.change_key(key, name="reader", scopes="read", expires_at=NOW + 60)
+    [changed] = [key for key in await world.store.keys() if key.id == owner.key_id]
+    assert (changed.name, changed.scopes, changed.expires_at) == ("reader", "read", NOW + 60)
+    assert not await world.store.change_key(key, name="late", scopes=key.scopes, expires_at=None)
+    assert await world.store.change_key(changed, name="reader", scopes="read", expires_at=None)
+    [changed] = [key for key in await world.store.keys() if key.id == owner.key_id]
+    assert changed.expires_at is None
+    await world.store.revoke_key(owner.key_id, at=NOW)
+    assert not await world.store.change_key(changed, name="x", scopes="read", expires_at=None)

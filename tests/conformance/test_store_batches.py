@@ -365,3 +365,15 @@ async def test_batches_are_found_by_model_and_by_a_text_in_id_or_metadata(world:
     assert await found(model="large") == [third.id, second.id]
     assert await found(model="large", text="name", status="in_progress") == [third.id, second.id]
     assert await found(model="large", status="failed") == []
+
+
+async def test_open_batches_of_all_projects_are_listed_oldest_first(world: World) -> None:
+    one, two = await world.owner("one"), await world.owner("two")
+    made = [await world.running(owner) for owner in (one, two, one)]
+    await world.store.cancel_batch(made[0].project_id, made[0].id, at=NOW)
+    ended = await world.validating(two)
+    await world.store.cancel_batch(ended.project_id, ended.id, at=NOW)
+    found = await world.store.open_batches(limit=10)
+    assert [batch.id for batch in found] == [batch.id for batch in made]
+    assert [batch.total for batch in found] == [batch.total for batch in made]
+    assert [batch.id for batch in await world.store.open_batches(limit=2)] == [batch.id for batch in made[:2]]

@@ -4,9 +4,9 @@ import pytest
 
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Charge, MendedShard, Segment
-from batchline.domain.states import BatchStatus, ShardState
+from batchline.domain.states import BatchStatus, Reuse, ShardState
 from batchline.domain.usage import Usage
-from batchline.ports import Mending
+from batchline.ports import Mending, Reusing
 from tests.support.stores import DAY, LEASE, ME, NOW, OTHER, World, key, moved_on, segment
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +68,42 @@ async def test_a_finalizer_whose_lease_was_lost_publishes_nothing(world: World) 
             await attempt
     assert await world.publish(theirs) is BatchStatus.COMPLETED
     assert (await world.seen(batch)).completed == 4
+
+
+@pytest.mark.rule("C12", "A process that holds a batch which the database lost has lost its lease.")
+async def test_a_batch_that_the_database_lost_is_a_lost_lease(world: World) -> None:
+    """D5: such a process drops what it had, as if another one held the batch."""
+    owner = await world.owner()
+    go_back = await world.remember()
+    following = await world.running(owner, shards=[4], reuse=Reuse.LOOKUP)
+    reusing_lease = await world.finish()
+    batch = await world.running(owner, shards=[4, 4])
+    await world.record_all(await world.claim(lines=8))
+    lease = await world.finish()
+    await go_back()
+    nothing = Mending(shards=[], removed={}, lost=[], added=[], errors=[])
+    for attempt in (
+        world.store.renew_batch(following.id, epoch=reusing_lease.epoch, owner=ME, lease=LEASE),
+        world.store.end_reuse_step(reusing_lease, Reusing(shards=[], segments=[], charges=[], sources=[]), at=NOW),
+        world.store.defer_finalize(lease, seconds=1),
+        world.store.mend(lease, nothing, at=NOW),
+        world.publish(lease),
+    ):
+        with pytest.raises(LeaseLost):
+            await attempt
+    assert await world.store.signals([following.id, batch.id]) == []
+
+
+async def test_shards_that_the_database_lost_are_neither_released_nor_closed(world: World) -> None:
+    """D5: a worker gives up what it no longer holds, which is no error."""
+    owner = await world.owner()
+    go_back = await world.remember()
+    batch = await world.running(owner, shards=[4])
+    (shard,) = await world.claim()
+    await go_back()
+    await world.store.release(batch.id, owner=ME, shards=[(shard.n, shard.epoch)])
+    await world.store.close_shard(batch.id, shard.n, epoch=shard.epoch, owner=ME)
+    assert await world.store.batch_shards(batch.id) == []
 
 
 @pytest.mark.rule("C12", "The lines of a lost segment are open again, and what was charged for them is given back.")

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from batchline.domain.bitmap import unsettled
-from batchline.domain.errors import LeaseLost
+from batchline.domain.errors import InvalidCredentials, LeaseLost
 from batchline.domain.records import Batch, Charge, Owner, Shard
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.domain.usage import NOTHING
@@ -221,3 +221,55 @@ async def test_nobody_gets_free_credits_twice_or_never(world: World) -> None:
     starts = [world.store.start_metering(5, at=NOW) for _ in range(4)]
     await asyncio.gather(*makers, *starts)
     assert [found.credits for found in await world.store.organizations()] == [5] * 6
+
+
+class Tenants:
+    """Operators who create and delete, and clients who use what there is."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._world, self._random = world, Random(seed)
+        self.owners: list[Owner] = []
+
+    async def create(self) -> None:
+        for _ in range(8):
+            await self._pause()
+            self.owners.append(await self._world.owner(self._random.choice(["one", "two"]), "org"))
+
+    async def use(self) -> None:
+        for _ in range(12):
+            await self._pause()
+            with suppress(LeaseLost, InvalidCredentials, IndexError):
+                await self._world.stored(self._random.choice(self.owners))
+                await self._world.validating(self._random.choice(self.owners))
+
+    async def delete(self) -> None:
+        store = self._world.store
+        for _ in range(8):
+            await self._pause()
+            for project in await store.projects():
+                if self._random.random() < 0.5:
+                    await store.delete_project(project.id, at=NOW)
+            for organization in await store.organizations():
+                await store.delete_organization(organization.id, at=NOW)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._random.random() / 200)
+
+
+@pytest.mark.rule("F3", "What is deleted gets no new key, upload or batch, however these race.")
+@pytest.mark.parametrize("seed", range(3))
+async def test_deletions_beside_keys_uploads_and_creates(world: World, seed: int) -> None:
+    tenants, store = Tenants(world, seed), world.store
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        for action in (tenants.create, tenants.create, tenants.use, tenants.use, tenants.delete):
+            group.create_task(action())
+    projects = {project.id: project for project in await store.projects()}
+    organizations = {organization.id for organization in await store.organizations()}
+    assert {key.project_id for key in await store.keys()} <= projects.keys()
+    assert {project.organization_id for project in projects.values()} <= organizations
+    for owner in tenants.owners:
+        if owner.project_id not in projects:
+            assert await store.owner_of(owner.key_id.encode(), owner.project_id) is None
+            assert not await store.files(
+                owner.project_id, purpose=None, ascending=True, after=None, limit=100, at=NOW + 1
+            )

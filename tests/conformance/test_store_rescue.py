@@ -203,7 +203,7 @@ async def test_a_validation_is_interrupted_only_when_its_lease_lapsed(world: Wor
     """C6: validation whose lease is renewed may take any time."""
     batch = await world.validating()
     for _ in range(3):
-        await world.pass_time(LEASE - 1)
+        await world.pass_time(LEASE / 2)
         assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == 0
         await world.store.renew_batch(batch.id, epoch=1, owner=ME, lease=LEASE)
     await world.pass_time(LEASE + 1)

@@ -221,3 +221,30 @@ async def test_old_deliveries_are_deleted_and_pending_ones_stay(world: World) ->
     await world.set_time(NOW + 200)
     await world.store.delete_old_deliveries(age=100)
     assert [found.state for found in await world.store.deliveries("wh_1", limit=10)] == [DeliveryState.PENDING]
+
+
+@pytest.mark.rule("G10", "An ended delivery can be sent again.")
+async def test_an_ended_delivery_is_sent_again_as_if_it_were_new(world: World) -> None:
+    owner = await world.owner()
+    webhook = await hook(world, owner)
+    await complete(world, owner)
+    [(_, first)] = await world.store.claim_deliveries(lease=60, without=[], limit=1)
+    assert not await world.store.resend_delivery(webhook.id, first.id), "it has not ended"
+    await world.store.end_attempt(first, OK, retry_in=5)
+    assert not await world.store.resend_delivery("wh_other", first.id)
+    assert not await world.store.resend_delivery(webhook.id, first.id + 100)
+    assert await world.store.resend_delivery(webhook.id, first.id)
+    [(_, again)] = await world.store.claim_deliveries(lease=60, without=[], limit=1)
+    assert (again.id, again.event_id, again.attempts) == (first.id, first.event_id, 0)
+    await world.store.end_attempt(first, GONE, retry_in=None)
+    [shown] = await world.store.deliveries(webhook.id, limit=10)
+    assert shown.state is DeliveryState.PENDING, "the result of the earlier attempt comes too late"
+
+
+async def test_nothing_is_sent_again_to_a_webhook_that_is_disabled(world: World) -> None:
+    owner = await world.owner()
+    webhook = await hook(world, owner)
+    await complete(world, owner)
+    [(_, delivery)] = await world.store.claim_deliveries(lease=60, without=[], limit=1)
+    await world.store.end_attempt(delivery, GONE, retry_in=None)
+    assert not await world.store.resend_delivery(webhook.id, delivery.id)

@@ -9,6 +9,8 @@ from batchline.ports.runtime import (
     Random,
     StoreClock,
     Survey,
+    TableForm,
+    TableVerdict,
     Threads,
     Validator,
     Verdict,
@@ -47,6 +49,7 @@ from batchline.ports.store import (
     Webhooks,
     Work,
 )
+from batchline.ports.tracing import LineTrace, Tracer
 from batchline.ports.upstream import EngineQueue, Stream, SyncUpstream, Tokens, Upstream
 from batchline.ports.webhooks import EventSender
 
@@ -71,6 +74,7 @@ __all__ = [
     "Inspection",
     "KnownBatch",
     "Ledger",
+    "LineTrace",
     "MachineClock",
     "Mending",
     "ModelSurvey",
@@ -91,8 +95,11 @@ __all__ = [
     "Stream",
     "Survey",
     "SyncUpstream",
+    "TableForm",
+    "TableVerdict",
     "Threads",
     "Tokens",
+    "Tracer",
     "UnsettledShard",
     "Upstream",
     "Validator",

@@ -43,7 +43,7 @@ class StoreClock(Clock, Protocol):
 
 
 class ClockState(Struct, frozen=True, kw_only=True):
-    """How the clock of the machine compares with the time of the store."""
+    """The difference between the clock of the machine and the time of the store."""
 
     ahead_seconds: float = 0.0
     """The seconds that the clock of the machine is ahead; negative if it is behind."""
@@ -98,13 +98,33 @@ class ModelSurvey(Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens_at_most: int | None
     """None if a line sets no limit."""
+    sample: list[bytes] = []
+    """The bodies of a few lines, evenly from all of them; of every line if there are few."""
 
 
 class Survey(Struct, frozen=True, kw_only=True):
-    """What an input would take, by model, and how many of its lines repeat the body of an earlier one."""
+    """The tokens and the cost of an input, by model, and how many of its lines repeat the body of an earlier one."""
 
     models: list[ModelSurvey]
     duplicates: int
+
+
+class TableForm(Struct, frozen=True, kw_only=True):
+    """A table that was uploaded, and what to ask for each of its rows, as a person wrote it."""
+
+    filename: str
+    """Its suffix says which character is between two values."""
+    prompt: str
+    system: str
+    """Empty if there is none."""
+    model: str
+
+
+class TableVerdict(Struct, frozen=True, kw_only=True):
+    """The result of turning a table into requests: the first hundred faults in file order, or the size of the file."""
+
+    faults: list[InputFault]
+    bytes: int = 0
 
 
 class Validator(Protocol):
@@ -117,6 +137,11 @@ class Validator(Protocol):
 
     async def survey(self, *, project_id: str, work: Path, shards: list[NewShard]) -> Survey:
         """Return what the lines of a work file would take. The projects take turns."""
+
+    async def write_requests(
+        self, *, project_id: str, source: Path, target: Path, form: TableForm, max_rows: int
+    ) -> TableVerdict:
+        """Write a request for each row of the table ``source`` to ``target``, durably. The projects take turns."""
 
     async def digests(
         self, *, project_id: str, work: Path, shards: list[NewShard], endpoint: str, sent_as: bytes | None

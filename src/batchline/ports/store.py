@@ -15,10 +15,12 @@ from batchline.domain.identity import Identity
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import (
     ALL_SCOPES,
+    AdminSession,
     Balances,
     Batch,
     Bill,
     Charge,
+    Deletion,
     File,
     InspectedFile,
     InspectedShard,
@@ -102,15 +104,36 @@ class Accounts(Protocol):
     async def rename_key(self, key_id: str, *, name: str) -> bool:
         """Give a key another name; return False if there is no such key."""
 
+    async def change_key(self, key: Key, *, name: str, scopes: str, expires_at: int | None) -> bool:
+        """Change a key; return False if it is revoked, or no longer as it was read."""
+
     async def rename_project(self, project_id: str, *, name: str) -> bool:
         """Give a project another name; return False if another project of its organization has that name."""
 
     async def rename_organization(self, organization_id: str, *, name: str) -> bool:
         """Give an organization another name; return False if another one has that name."""
 
+    async def set_daily_budget(self, project_id: str, *, daily_budget: int | None) -> bool:
+        """Set the nano-units that a project may spend in a day; None leaves it to the settings file.
+
+        Return False if there is no such project.
+        """
+
+    async def delete_key(self, key_id: str, *, at: int) -> Deletion:
+        """Delete a key, unless batches that it created have not ended."""
+
+    async def delete_project(self, project_id: str, *, at: int) -> Deletion:
+        """Delete a project with its keys, files and webhooks, unless batches of it have not ended.
+
+        Its batches, and what it used, stay in the ledger of its organization.
+        """
+
+    async def delete_organization(self, organization_id: str, *, at: int) -> Deletion:
+        """Delete an organization, unless it has projects or a balance. Its ledger stays."""
+
 
 class Sessions(Protocol):
-    """Who is signed in to the console. A session ends with its key, and after a time."""
+    """A session of the console. It ends with its key, and after a time."""
 
     async def open_session(self, digest: bytes, *, key_id: str, expires_at: int) -> bool:
         """Open a session of a key; return False if the key is not valid. ``digest`` is the hash of its secret."""
@@ -120,6 +143,18 @@ class Sessions(Protocol):
 
     async def close_session(self, digest: bytes) -> None:
         """End a session."""
+
+    async def open_admin_session(self, digest: bytes, *, expires_at: int) -> None:
+        """Open a session of the administrator. ``digest`` is a hash of its secret and of the administrator's token."""
+
+    async def admin_session(self, digest: bytes) -> AdminSession | None:
+        """Return a session of the administrator that has not ended."""
+
+    async def open_in_admin_session(self, digest: bytes, *, key_id: str | None) -> None:
+        """Set the key of the project that the administrator has open; None closes it."""
+
+    async def close_admin_session(self, digest: bytes) -> None:
+        """End a session of the administrator."""
 
 
 class Ledger(Protocol):
@@ -319,6 +354,9 @@ class Batches(Protocol):
         ``text`` is looked for in ids and metadata, in lower case.
         """
 
+    async def open_batches(self, *, limit: int) -> list[Batch]:
+        """Return batches of all projects that have not ended, oldest first."""
+
     async def cancel_batch(self, project_id: str, batch_id: str, *, at: int) -> Batch | None:
         """Cancel a batch if its state allows it, and return the batch as it is afterwards.
 
@@ -343,7 +381,7 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class BatchSignal(Struct, frozen=True, kw_only=True):
-    """What may stop the lines of a batch: a stop, a hold, a revoked key, or missing funds."""
+    """The reasons that may stop the lines of a batch: a stop, a hold, a revoked key, or missing funds."""
 
     batch_id: str
     stop: Stop | None
@@ -351,6 +389,8 @@ class BatchSignal(Struct, frozen=True, kw_only=True):
     """Whether no line of it starts until its owner releases it."""
     key_revoked: bool
     funds: int
+    daily_budget: int | None = None
+    """Nano-units that its project may spend in a day, or None if the settings file decides."""
     cost_left: int | None = None
     """Nano-units that the batch may still cost, or None without a limit."""
 
@@ -367,13 +407,13 @@ class FinalizeLease(Struct, frozen=True, kw_only=True):
     following: list[Shard] = []
     """Shards whose lines wait for an answer that they can take. If there are any, the batch is not finalized yet."""
     failures: int = 0
-    """How often finalizing it failed."""
+    """The number of times that finalizing it failed."""
     repairs: int = 0
-    """How often damage of it was repaired."""
+    """The number of times that damage of it was repaired."""
 
 
 class Mending(Struct, frozen=True, kw_only=True):
-    """What a repair changes in a batch: its shards, the segments that are lost or replaced, and the errors by code."""
+    """The changes of a repair to a batch: its shards, the segments that are lost or replaced, and errors by code."""
 
     shards: list[MendedShard]
     removed: dict[int, bytes | None]
@@ -386,7 +426,7 @@ class Mending(Struct, frozen=True, kw_only=True):
 
 
 class DividedShard(Struct, frozen=True, kw_only=True):
-    """What a step of a reuse makes of a shard: lines that took an answer, that may run, and that go on waiting."""
+    """The changes of a reuse to a shard: lines that took an answer, that may run, and that go on waiting."""
 
     n: int
     completed: int
@@ -400,7 +440,7 @@ class DividedShard(Struct, frozen=True, kw_only=True):
 
 
 class Reusing(Struct, frozen=True, kw_only=True):
-    """What a step of a reuse changes in a batch."""
+    """The changes that a step of a reuse makes to a batch."""
 
     shards: list[DividedShard]
     segments: list[Segment]
@@ -429,7 +469,7 @@ class ReuseStore(Protocol):
 
 
 class KnownBatch(Struct, frozen=True, kw_only=True):
-    """Which objects of a batch are needed."""
+    """The state of a batch that decides which of its objects are needed."""
 
     active: bool
     """Whether the batch is not terminal."""
@@ -453,7 +493,7 @@ class ShardStore(Protocol):
         """Renew every lease that this owner still holds; return them as (batch, shard, epoch)."""
 
     async def signals(self, batch_ids: Sequence[str]) -> list[BatchSignal]:
-        """Return the current signals of batches that a worker holds shards of."""
+        """Return the current signals of batches that a worker holds shards of. A batch that does not exist has none."""
 
     async def record(
         self,
@@ -480,13 +520,16 @@ class ShardStore(Protocol):
         """Return the shards of a batch that an owner has leased, with their bitmaps."""
 
     async def release(self, batch_id: str, *, owner: str, shards: Sequence[tuple[int, int]]) -> None:
-        """Give up the leases on shards, named as (shard, epoch), that are not done. This is no strike."""
+        """Give up the leases on shards, named as (shard, epoch), that are not done. This is no strike.
+
+        Nothing changes for shards that the owner does not hold.
+        """
 
     async def close_shard(self, batch_id: str, n: int, *, epoch: int, owner: str) -> None:
         """Close a leased shard whose lines cannot be read. A repair decides about them when the batch is drained."""
 
     async def watch_leases(self, *, owner: str, lease: float) -> None:
-        """Note that this process looks for ended leases, which it does several times in the length of one.
+        """Note that this process can use the store, which it does several times in the length of a lease.
 
         If no process did so for half a lease, the store was unavailable and nobody could renew. Then no lease ends
         before its owner had a whole lease of time to renew it.
@@ -567,7 +610,7 @@ class ShardStore(Protocol):
 
 
 class ResultsSnapshot(Struct, frozen=True, kw_only=True):
-    """Where the results of a batch are at one moment: in its segments while it runs, then in its files."""
+    """The places of the results of a batch at one moment: in its segments while it runs, then in its files."""
 
     batch: Batch
     segments: list[Segment] = []
@@ -630,7 +673,7 @@ class Fleet(CapSharing, Protocol):
 
 
 class IdentityStore(Protocol):
-    """Which database this is, and which objects belong to it."""
+    """Keeps the identity of the database and of the objects that belong to it."""
 
     async def identity(self) -> Identity:
         """Return the ids of the database and of its objects."""
@@ -791,6 +834,12 @@ class Webhooks(Protocol):
         """Store what came of an attempt: the event is delivered, due again after a while, or given up.
 
         A receiver that is gone disables its webhook. A result that comes too late changes nothing.
+        """
+
+    async def resend_delivery(self, webhook_id: str, delivery_id: int) -> bool:
+        """Let an ended delivery be tried again, as if it were new.
+
+        Return False if there is none, if it has not ended, or if its webhook is disabled.
         """
 
     async def delete_old_deliveries(self, *, age: int) -> None:

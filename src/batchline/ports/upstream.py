@@ -47,6 +47,9 @@ class Tokens(Protocol):
     async def count(self, body: bytes) -> int | Reply:
         """Return the number of input tokens of a chat request, or the reply of an upstream that failed to count."""
 
+    async def count_exactly(self, body: bytes) -> int | None:
+        """Return the number by the upstream's own tokenizer; None if it has none, fails, or rejects the chat."""
+
 
 class EngineQueue(Protocol):
     """Reads the queue length of the inference engine behind an upstream."""

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 
 from msgspec import convert
 
-from batchline.domain.records import Key, Organization, Owner, Project
+from batchline.domain.records import Deletion, Key, Organization, Owner, Project
 from batchline.ports import NewKey
 from batchline.store.ledger import give_free_credits
 from batchline.store.sql import Database, Script, change, change_many, one, rows
+
+_NAMED_BATCHES = 10
+"""Open batches that a refused deletion names."""
 
 
 class SqlAccounts:
@@ -22,19 +25,11 @@ class SqlAccounts:
 
     async def create_key(self, new: NewKey) -> Owner:
         def script() -> Script[Owner]:
-            organization_id = yield from _find_or_create_organization(new)
-            yield from change(
-                "insert_project",
-                project_id=new.project_id,
-                organization_id=organization_id,
-                name=new.project,
-                at=new.at,
-            )
-            project = (yield from rows("project_by_name", organization_id=organization_id, name=new.project))[0]
+            organization_id, project_id = yield from _find_or_create_project(new)
             yield from change(
                 "insert_key",
                 key_id=new.key_id,
-                project_id=project["id"],
+                project_id=project_id,
                 digest=new.digest,
                 hint=new.hint,
                 name=new.name,
@@ -45,7 +40,7 @@ class SqlAccounts:
             organization = (yield from rows("organization", organization_id=organization_id))[0]
             return Owner(
                 key_id=new.key_id,
-                project_id=project["id"],
+                project_id=project_id,
                 organization_id=organization_id,
                 scopes=new.scopes,
                 funds=organization["balance"] + organization["credits"],
@@ -78,6 +73,21 @@ class SqlAccounts:
     async def rename_key(self, key_id: str, *, name: str) -> bool:
         return bool(await self._database.write(lambda: change("rename_key", key_id=key_id, name=name)))
 
+    async def change_key(self, key: Key, *, name: str, scopes: str, expires_at: int | None) -> bool:
+        changed = await self._database.write(
+            lambda: change(
+                "change_key",
+                key_id=key.id,
+                name=name,
+                scopes=scopes,
+                expires_at=expires_at,
+                former_name=key.name,
+                former_scopes=key.scopes,
+                former_expires_at=key.expires_at or 0,
+            )
+        )
+        return bool(changed)
+
     async def rename_project(self, project_id: str, *, name: str) -> bool:
         return bool(await self._database.write(lambda: change("rename_project", project_id=project_id, name=name)))
 
@@ -86,6 +96,83 @@ class SqlAccounts:
             lambda: change("rename_organization", organization_id=organization_id, name=name)
         )
         return bool(renamed)
+
+    async def set_daily_budget(self, project_id: str, *, daily_budget: int | None) -> bool:
+        changed = await self._database.write(
+            lambda: change("set_daily_budget", project_id=project_id, daily_budget=daily_budget)
+        )
+        return bool(changed)
+
+    async def delete_key(self, key_id: str, *, at: int) -> Deletion:
+        def script() -> Script[Deletion]:
+            key = yield from one("project_of_key", key_id=key_id)
+            if key is None:
+                return Deletion()
+            # A create locks the project too, so no batch begins meanwhile.
+            yield from one("lock_project", project_id=key["project_id"])
+            open_batches = yield from _find_open_batches(key["project_id"], key_id=key_id)
+            if open_batches:
+                return Deletion(open_batches=open_batches)
+            yield from change("delete_key", key_id=key_id, at=at)
+            return Deletion()
+
+        return await self._database.write(script)
+
+    async def delete_project(self, project_id: str, *, at: int) -> Deletion:
+        def script() -> Script[Deletion]:
+            yield from one("lock_project", project_id=project_id)
+            open_batches = yield from _find_open_batches(project_id, key_id=None)
+            if open_batches:
+                return Deletion(open_batches=open_batches)
+            yield from change("delete_keys_of_project", project_id=project_id, at=at)
+            yield from change("abandon_uploads_of_project", project_id=project_id, at=at)
+            yield from change("expire_files_of_project", project_id=project_id)
+            yield from change("delete_deliveries_of_project", project_id=project_id)
+            yield from change("delete_webhooks_of_project", project_id=project_id)
+            yield from change("delete_project", project_id=project_id, at=at)
+            return Deletion()
+
+        return await self._database.write(script)
+
+    async def delete_organization(self, organization_id: str, *, at: int) -> Deletion:
+        def script() -> Script[Deletion]:
+            organization = yield from one("lock_organization", organization_id=organization_id)
+            projects = yield from rows("projects_of_organization", organization_id=organization_id)
+            deletion = Deletion(
+                projects=[project["name"] for project in projects],
+                balance=0 if organization is None else organization["balance"],
+            )
+            if deletion.is_done:
+                yield from change("delete_organization", organization_id=organization_id, at=at)
+            return deletion
+
+        return await self._database.write(script)
+
+
+def _find_open_batches(project_id: str, *, key_id: str | None) -> Script[list[str]]:
+    found = yield from rows("open_batches", project_id=project_id, key_id=key_id, limit=_NAMED_BATCHES)
+    return [row["id"] for row in found]
+
+
+def _find_or_create_project(new: NewKey) -> Script[tuple[str, str]]:
+    """Return the organization and the project of a new key. Both are locked, so that neither is deleted meanwhile."""
+    while True:
+        organization_id = yield from _find_or_create_organization(new)
+        created = yield from change(
+            "insert_project",
+            project_id=new.project_id,
+            organization_id=organization_id,
+            name=new.project,
+            at=new.at,
+        )
+        project_id = (yield from rows("project_by_name", organization_id=organization_id, name=new.project))[0]["id"]
+        project = yield from one("lock_project", project_id=project_id)
+        organization = yield from one("lock_organization", organization_id=organization_id)
+        # One that was deleted meanwhile has given up its name, so the next look makes another one.
+        if not any(found is None or found["deleted_at"] is not None for found in (project, organization)):
+            return organization_id, project_id
+        if created:
+            yield from change("discard_project", project_id=new.project_id)
 
 
 def _find_or_create_organization(new: NewKey) -> Script[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import convert
 from msgspec.json import encode as encode_json
 
-from batchline.domain.errors import LeaseLost
+from batchline.domain.errors import InvalidCredentials, LeaseLost
 from batchline.domain.progress import LineErrors, Sample
 from batchline.domain.records import Batch, Bill, NewShard
 from batchline.domain.states import BatchStatus, ShardState
@@ -36,7 +36,9 @@ class SqlBatches:
         batch, key = new.batch, new.idempotency_key
 
         def script() -> Script[CreateRecord | None]:
-            yield from one("lock_project", project_id=batch.project_id)
+            project = yield from one("lock_project", project_id=batch.project_id)
+            if project is not None and project["deleted_at"] is not None:
+                raise InvalidCredentials
             if key is not None:
                 earlier = yield from _find_create(batch.project_id, key, since=since)
                 if earlier is not None:
@@ -204,6 +206,15 @@ class SqlBatches:
 
         return await self._database.read(script)
 
+    async def open_batches(self, *, limit: int) -> list[Batch]:
+        def script() -> Script[list[Batch]]:
+            batches = []
+            for row in (yield from rows("open_batches", limit=limit)):
+                batches.append((yield from with_counts(row)))  # noqa: PERF401 - a comprehension cannot yield
+            return batches
+
+        return await self._database.read(script)
+
     async def cancel_batch(self, project_id: str, batch_id: str, *, at: int) -> Batch | None:
         def script() -> Script[Batch | None]:
             row = yield from one("batch", project_id=project_id, id=batch_id)
@@ -248,6 +259,12 @@ def fetch_batch(batch_id: str) -> Script[Batch]:
     if row is None:
         raise LeaseLost(batch_id)
     return (yield from with_counts(row))
+
+
+def lock_batch(batch_id: str) -> Script[Row | None]:
+    """Lock a batch, and return what its shards depend on. Return None if the database has lost the batch."""
+    found = yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+    return found[0] if found else None
 
 
 def store_answer(batch_id: str, *, status: int, body: bytes) -> Script[CreateRecord]:

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import asdict
 
+from batchline.domain.errors import LeaseLost
 from batchline.domain.records import File
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows, rows_of_many
 
@@ -27,7 +28,9 @@ class SqlFiles:
 
     async def finish_upload(self, file: File, *, owner: str) -> None:
         def script() -> Script[None]:
-            yield from one("lock_project", project_id=file.project_id)
+            project = yield from one("lock_project", project_id=file.project_id)
+            if project is not None and project["deleted_at"] is not None:
+                raise LeaseLost("finish_upload")
             yield from fenced("finish_upload", owner=owner, **asdict(file))
 
         await self._database.write(script)

@@ -9,6 +9,7 @@ from batchline.domain.progress import LineErrors
 from batchline.domain.records import Batch, InspectedFile, InspectedShard, OrganizationBooks, Segment
 from batchline.domain.usage import Usage
 from batchline.ports import InspectedBatch, UnsettledShard
+from batchline.store.batches import lock_batch
 from batchline.store.lanes import open_lanes
 from batchline.store.shards import add_line_errors
 from batchline.store.sql import Database, Row, Script, change, fenced, fenced_many, one, rows, rows_of_many
@@ -53,7 +54,7 @@ class SqlInspection:
 
     async def correct_drained(self, batch_id: str) -> None:
         def script() -> Script[None]:
-            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            yield from lock_batch(batch_id)
             yield from change("correct_drained", batch_id=batch_id)
 
         await self._database.write(script)
@@ -66,7 +67,7 @@ class SqlInspection:
 
     async def open_missing_lanes(self, batch_id: str) -> None:
         def script() -> Script[None]:
-            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            yield from lock_batch(batch_id)
             yield from open_lanes((yield from rows("unclaimable_shards", batch_id=batch_id)))
             yield from change("open_stray_shards", batch_id=batch_id)
 
@@ -79,7 +80,7 @@ class SqlInspection:
 
         def script() -> Script[None]:
             yield from fenced_many("unsettle_shard", leased)
-            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            yield from lock_batch(batch_id)
             yield from fenced_many("unsettle_shard", others)
             yield from change("retry_finalize", batch_id=batch_id)
             yield from change("mark_drained", batch_id=batch_id)
@@ -90,7 +91,7 @@ class SqlInspection:
         self, batch: Batch, *, completed: int, failed: int, usage: Usage, errors: Sequence[LineErrors]
     ) -> None:
         def script() -> Script[None]:
-            yield from rows_of_many("lock_batch", [{"batch_id": batch.id}])
+            yield from lock_batch(batch.id)
             yield from fenced(
                 "correct_counts",
                 batch_id=batch.id,

@@ -30,7 +30,7 @@ class SqlLedger:
     ) -> Organization | None:
         def script() -> Script[Organization | None]:
             before = yield from one("lock_organization", organization_id=organization_id)
-            if before is None:
+            if before is None or before["deleted_at"] is not None:
                 return None
             yield from _grant(
                 organization_id,
@@ -44,7 +44,8 @@ class SqlLedger:
 
     async def grant(self, organization_id: str, *, balance: int, credits: int, at: int) -> Organization | None:
         def script() -> Script[Organization | None]:
-            if (yield from one("lock_organization", organization_id=organization_id)) is None:
+            before = yield from one("lock_organization", organization_id=organization_id)
+            if before is None or before["deleted_at"] is not None:
                 return None
             yield from _grant(organization_id, balance=balance, credits=credits, at=at)
             return convert(dict((yield from one("organization", organization_id=organization_id)) or {}), Organization)

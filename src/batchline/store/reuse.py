@@ -10,10 +10,11 @@ from batchline.domain.errors import LeaseLost
 from batchline.domain.reuse import Source, StoredIndex
 from batchline.domain.states import ShardState
 from batchline.ports import FinalizeLease, Reusing
+from batchline.store.batches import lock_batch
 from batchline.store.hold import JUDGED, judge_hold, withhold_all_but_trial
 from batchline.store.lanes import open_lanes
 from batchline.store.ledger import charge_account
-from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, rows, rows_of_many
+from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, rows
 
 
 class SqlReuse:
@@ -38,7 +39,9 @@ class SqlReuse:
         batch, lease = leased.batch, {"batch_id": leased.batch.id, "epoch": leased.epoch, "owner": leased.owner}
 
         def script() -> Script[bool]:
-            locked = (yield from rows_of_many("lock_batch", [{"batch_id": batch.id}]))[0]
+            locked = yield from lock_batch(batch.id)
+            if locked is None:
+                raise LeaseLost("end_reuse_step")
             if locked["stop"] is not None:
                 # It was stopped meanwhile, which closed all of its shards.
                 yield from fenced("end_reuse_step", **lease, drained=True)

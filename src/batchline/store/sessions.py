@@ -1,7 +1,7 @@
 """Stores who is signed in to the console."""
 
-from batchline.domain.records import Owner, Session
-from batchline.store.sql import Database, Script, change, one
+from batchline.domain.records import AdminSession, Owner, Session
+from batchline.store.sql import Database, Row, Script, change, one
 
 _OF_OWNER = ("key_id", "scopes", "project_id", "organization_id", "funds")
 _OF_SESSION = ("key_name", "key_hint", "project", "organization", "expires_at")
@@ -22,10 +22,31 @@ class SqlSessions:
 
     async def session(self, digest: bytes) -> Session | None:
         row = await self._database.read(lambda: one("session", digest=digest))
-        if row is None:
-            return None
-        owner = Owner(**{name: row[name] for name in _OF_OWNER})
-        return Session(owner=owner, **{name: row[name] for name in _OF_SESSION})
+        return None if row is None else _session(row)
 
     async def close_session(self, digest: bytes) -> None:
         await self._database.write(lambda: change("delete_session", digest=digest))
+
+    async def open_admin_session(self, digest: bytes, *, expires_at: int) -> None:
+        def script() -> Script[None]:
+            yield from change("delete_expired_admin_sessions")
+            yield from change("insert_admin_session", digest=digest, expires_at=expires_at)
+
+        await self._database.write(script)
+
+    async def admin_session(self, digest: bytes) -> AdminSession | None:
+        row = await self._database.read(lambda: one("admin_session", digest=digest))
+        if row is None:
+            return None
+        return AdminSession(project=None if row["key_id"] is None else _session(row), expires_at=row["expires_at"])
+
+    async def open_in_admin_session(self, digest: bytes, *, key_id: str | None) -> None:
+        await self._database.write(lambda: change("open_in_admin_session", digest=digest, key_id=key_id))
+
+    async def close_admin_session(self, digest: bytes) -> None:
+        await self._database.write(lambda: change("delete_admin_session", digest=digest))
+
+
+def _session(row: Row) -> Session:
+    owner = Owner(**{name: row[name] for name in _OF_OWNER})
+    return Session(owner=owner, **{name: row[name] for name in _OF_SESSION})

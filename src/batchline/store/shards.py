@@ -28,7 +28,7 @@ from batchline.domain.records import (
 )
 from batchline.domain.states import OPEN_STATUSES, BatchStatus, ShardState
 from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch, Mending
-from batchline.store.batches import fetch_batch, store_answer
+from batchline.store.batches import fetch_batch, lock_batch, store_answer
 from batchline.store.claim import choose_shards
 from batchline.store.hold import JUDGED, judge_hold
 from batchline.store.lanes import open_lanes
@@ -117,7 +117,9 @@ class SqlShards:
 
     async def close_shard(self, batch_id: str, n: int, *, epoch: int, owner: str) -> None:
         def script() -> Script[None]:
-            batch = (yield from rows_of_many("lock_batch", [{"batch_id": batch_id}]))[0]
+            batch = yield from lock_batch(batch_id)
+            if batch is None:
+                return
             yield from change("close_shard", batch_id=batch_id, n=n, epoch=epoch, owner=owner)
             yield from change("mark_drained", batch_id=batch_id)
             if batch["hold"] in JUDGED:
@@ -129,7 +131,9 @@ class SqlShards:
         many = [{"batch_id": batch_id, "n": n, "epoch": epoch, "owner": owner} for n, epoch in sorted(shards)]
 
         def script() -> Script[None]:
-            batch = (yield from rows_of_many("lock_batch", [{"batch_id": batch_id}]))[0]
+            batch = yield from lock_batch(batch_id)
+            if batch is None:
+                return
             state = _state_without_lease(batch)
             released = yield from rows_of_many("release_shard", [{**shard, "state": state} for shard in many])
             yield from open_lanes([row for row in released if row["state"] == ShardState.OPEN])
@@ -224,7 +228,7 @@ class SqlShards:
         opened = {shard.n for shard in mending.shards if shard.state is ShardState.OPEN}
 
         def script() -> Script[None]:
-            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            yield from lock_batch(batch_id)
             yield from fenced("mend_batch", **_lease_of(leased), drained=not opened)
             known = yield from rows("batch_shards", batch_id=batch_id)
             yield from open_lanes([row for row in known if row["n"] in opened])
@@ -276,7 +280,7 @@ class SqlShards:
         at: int,
     ) -> BatchStatus:
         def script() -> Script[BatchStatus]:
-            yield from rows_of_many("lock_batch", [{"batch_id": batch_id}])
+            yield from lock_batch(batch_id)
             batch = yield from fetch_batch(batch_id)
             if batch.status not in _TERMINAL_STATUS:
                 raise LeaseLost(batch_id)

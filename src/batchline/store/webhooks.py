@@ -84,6 +84,10 @@ class SqlWebhooks:
 
         await self._database.write(script)
 
+    async def resend_delivery(self, webhook_id: str, delivery_id: int) -> bool:
+        resent = await self._database.write(lambda: change("resend_delivery", id=delivery_id, webhook_id=webhook_id))
+        return bool(resent)
+
     async def delete_old_deliveries(self, *, age: int) -> None:
         await self._database.write(lambda: change("delete_old_deliveries", age=age))
 

@@ -10,11 +10,12 @@ import pytest
 
 from batchline.domain.errors import LeaseLost, StoreDown
 from batchline.store.postgres.database import PostgresDatabase
-from batchline.store.postgres.migrate import migrate
+from batchline.store.postgres.migrate import await_version, migrate
 from batchline.store.postgres.pool import ConnectionPool
 from batchline.store.postgres.queries import Query
 from batchline.store.sql import Script, change, fenced, load_queries, one, rows
 from batchline.system import SystemClock
+from tests.support.clocks import SettableClock
 from tests.support.postgres_proxy import wired
 from tests.support.postgres_server import Postgres
 from tests.support.postgres_store import opened
@@ -327,6 +328,54 @@ def test_a_database_of_another_version_is_refused(postgres: Postgres) -> None:
             await migrate(url)
 
     asyncio.run(play())
+
+
+class _MigratingClock(SettableClock):
+    """Runs the migration of another process while the second look is waited for."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url, self.sleeps = url, 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps += 1
+        if self.sleeps == 2:
+            await migrate(self._url)
+
+
+@pytest.mark.rule("F1", "migrate --wait changes nothing, and ends when another process has migrated the database.")
+def test_a_process_can_wait_for_the_migration_of_another(postgres: Postgres) -> None:
+    url, reasons = postgres.new_database(empty=True), list[str]()
+    clock = _MigratingClock(url)
+
+    async def play() -> None:
+        await await_version(url, clock=clock, on_wait=reasons.append)
+        assert clock.sleeps == 2
+        connection = await asyncpg.connect(url)
+        await connection.execute("UPDATE schema_version SET version = 99")
+        await connection.close()
+        with pytest.raises(StoreDown, match="newer"):
+            await await_version(url, clock=clock, on_wait=reasons.append)
+
+    asyncio.run(play())
+    assert len(reasons) == 2
+    assert all("run batchline migrate" in reason for reason in reasons)
+
+
+class _Waiting(Exception):
+    """The clock was asked to wait."""
+
+
+class _EndingClock(SettableClock):
+    async def sleep(self, seconds: float) -> None:
+        raise _Waiting
+
+
+async def test_a_server_that_does_not_answer_yet_is_waited_for() -> None:
+    reasons: list[str] = []
+    with pytest.raises(_Waiting):
+        await await_version("postgresql://user@127.0.0.1:9/name", clock=_EndingClock(), on_wait=reasons.append)
+    assert len(reasons) == 1
 
 
 async def test_a_lane_below_the_floor_of_a_restored_database_is_found(postgres_url: str) -> None:

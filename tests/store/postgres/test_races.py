@@ -213,3 +213,20 @@ async def test_records_of_one_organization_and_a_grant_at_once_all_count(
         (organization,) = await world.store.organizations()
         entries = await world.store.entries(owner.organization_id)
         assert organization.balance == sum(entry.balance for entry in entries) == 93
+
+
+async def test_a_key_for_an_organization_that_is_being_deleted_gets_a_new_one(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F3: the create has found the organization, and must leave no project in it."""
+    async with opened(postgres_url) as world:
+        first = await world.owner("one", "org")
+        await world.store.delete_project(first.project_id, at=NOW)
+        async with held_after(world, "organization_by_name", monkeypatch) as held:
+            second, _ = await asyncio.gather(
+                world.owner("two", "org"),
+                held.meanwhile(world.store.delete_organization(first.organization_id, at=NOW)),
+            )
+        assert second.organization_id != first.organization_id
+        [project] = await world.store.projects()
+        assert (project.id, project.organization_id) == (second.project_id, second.organization_id)

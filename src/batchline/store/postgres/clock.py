@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from batchline.ports import ClockState, MachineClock
 
 TOLERANCE_SECONDS = 60.0
-"""How far the clock of a machine may be from that of the database without a report."""
+"""The difference between the clock of a machine and that of the database from which on it is reported."""
 
 
 class HasTime(Protocol):

@@ -58,7 +58,7 @@ class PostgresDatabase:
 
     A read sees one snapshot. Writes are READ COMMITTED: each statement sees what was committed before it. So a script
     locks the rows that its decisions depend on, and all scripts lock in one order: leased shards, batches, projects,
-    lanes, open shards, organizations.
+    lanes, open and withheld shards, organizations.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
 """Checks the version of the PostgreSQL schema and brings it up to date."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
 
 from batchline.domain.errors import StoreDown
+from batchline.ports import Clock
 from batchline.store.postgres.pool import CONNECTION_ERRORS, PostgresConnection, connect
 
 PACKAGE = "batchline.store.postgres"
@@ -15,6 +16,9 @@ _CREATE_VERSION_TABLE = (
     "CREATE TABLE schema_version (version integer NOT NULL); INSERT INTO schema_version (version) VALUES (0)"
 )
 _CHECK_TIMEOUT_SECONDS = 20.0
+_WAIT_SECONDS = 2.0
+"""The time between two looks for a migration that another process makes."""
+_OLDER = "its tables are missing or of an older version; run batchline migrate"
 
 
 async def migrate(url: str) -> None:
@@ -35,14 +39,37 @@ async def migrate(url: str) -> None:
 
 async def check_version(url: str) -> None:
     """Raise StoreDown unless the schema has the version that this program expects."""
-    try:
-        async with asyncio.timeout(_CHECK_TIMEOUT_SECONDS), _transaction(url) as connection:
-            version = await _version(connection)
-    except TimeoutError as error:
-        raise StoreDown("it does not answer") from error
+    version = await _read_version(url)
     _refuse_newer(version)
     if version != expected_version():
-        raise StoreDown("its tables are missing or of an older version; run batchline migrate")
+        raise StoreDown(_OLDER)
+
+
+async def await_version(url: str, *, clock: Clock, on_wait: Callable[[str], None]) -> None:
+    """Wait until another process has brought the schema up to date. Raise StoreDown if it is of a newer version.
+
+    ``on_wait`` gets the reason before each wait: older tables, or a server that does not answer.
+    """
+    while True:
+        try:
+            version = await _read_version(url)
+        except StoreDown as error:
+            reason = str(error)
+        else:
+            _refuse_newer(version)
+            if version == expected_version():
+                return
+            reason = _OLDER
+        on_wait(reason)
+        await clock.sleep(_WAIT_SECONDS)
+
+
+async def _read_version(url: str) -> int | None:
+    try:
+        async with asyncio.timeout(_CHECK_TIMEOUT_SECONDS), _transaction(url) as connection:
+            return await _version(connection)
+    except TimeoutError as error:
+        raise StoreDown("it does not answer") from error
 
 
 def expected_version() -> int:

@@ -1,6 +1,6 @@
 -- name: key_owner
 -- Finds the owner of a key that is neither revoked nor expired, if the key belongs to the named project.
-SELECT keys.id AS key_id, keys.scopes, projects.id AS project_id, projects.organization_id,
+SELECT keys.id AS key_id, keys.scopes, projects.id AS project_id, projects.organization_id, projects.daily_budget,
     organizations.balance + organizations.credits AS funds
 FROM keys JOIN projects ON projects.id = keys.project_id
     JOIN organizations ON organizations.id = projects.organization_id
@@ -32,6 +32,33 @@ DELETE FROM sessions WHERE digest = :digest;
 -- Deletes the sessions that have expired.
 DELETE FROM sessions WHERE expires_at <= unix_time();
 
+-- name: insert_admin_session
+-- Opens a session of the administrator.
+INSERT INTO admin_sessions (digest, expires_at) VALUES (:digest, :expires_at);
+
+-- name: admin_session
+-- Finds a session of the administrator that has not expired, with the key of the open project if that is valid.
+SELECT keys.id AS key_id, keys.scopes, projects.id AS project_id, projects.organization_id,
+    organizations.balance + organizations.credits AS funds, keys.name AS key_name, keys.hint AS key_hint,
+    projects.name AS project, organizations.name AS organization, admin_sessions.expires_at
+FROM admin_sessions LEFT JOIN keys ON keys.id = admin_sessions.key_id AND keys.revoked_at IS NULL
+        AND (keys.expires_at IS NULL OR keys.expires_at > unix_time())
+    LEFT JOIN projects ON projects.id = keys.project_id
+    LEFT JOIN organizations ON organizations.id = projects.organization_id
+WHERE admin_sessions.digest = :digest AND admin_sessions.expires_at > unix_time();
+
+-- name: open_in_admin_session
+-- Sets the key of the project that the administrator has open.
+UPDATE admin_sessions SET key_id = :key_id::text WHERE digest = :digest;
+
+-- name: delete_admin_session
+-- Ends a session of the administrator.
+DELETE FROM admin_sessions WHERE digest = :digest;
+
+-- name: delete_expired_admin_sessions
+-- Deletes the sessions of the administrator that have expired.
+DELETE FROM admin_sessions WHERE expires_at <= unix_time();
+
 -- name: insert_organization
 -- Creates an organization unless one has that name.
 INSERT INTO organizations (id, name, created_at) VALUES (:organization_id, :name, :at) ON CONFLICT (name) DO NOTHING;
@@ -42,7 +69,7 @@ SELECT id FROM organizations WHERE name = :name;
 
 -- name: organizations
 -- Lists every organization, oldest first.
-SELECT id, name, created_at, balance, credits FROM organizations ORDER BY created_at, id;
+SELECT id, name, created_at, balance, credits FROM organizations WHERE deleted_at IS NULL ORDER BY created_at, id;
 
 -- name: insert_project
 -- Creates a project unless one in the organization has that name.
@@ -55,13 +82,14 @@ SELECT id FROM projects WHERE organization_id = :organization_id AND name = :nam
 
 -- name: projects
 -- Lists every project, oldest first.
-SELECT projects.id, projects.name, projects.organization_id, organizations.name AS organization, projects.created_at
+SELECT projects.id, projects.name, projects.organization_id, organizations.name AS organization, projects.created_at,
+    projects.daily_budget
 FROM projects JOIN organizations ON organizations.id = projects.organization_id
-ORDER BY projects.created_at, projects.id;
+WHERE projects.deleted_at IS NULL ORDER BY projects.created_at, projects.id;
 
 -- name: lock_project
 -- Locks a project until the end of the transaction, so that no other transaction appends to its files or batches.
-SELECT id FROM projects WHERE id = :project_id FOR NO KEY UPDATE;
+SELECT id, deleted_at FROM projects WHERE id = :project_id FOR NO KEY UPDATE;
 
 -- name: insert_key
 -- Creates a key.
@@ -75,7 +103,7 @@ SELECT keys.id, keys.project_id, projects.name AS project, projects.organization
     keys.last_used_at, keys.revoked_at
 FROM keys JOIN projects ON projects.id = keys.project_id
     JOIN organizations ON organizations.id = projects.organization_id
-ORDER BY keys.created_at, keys.id;
+WHERE keys.deleted_at IS NULL ORDER BY keys.created_at, keys.id;
 
 -- name: valid_key
 -- Finds a key that is neither revoked nor expired.
@@ -93,6 +121,12 @@ UPDATE keys SET digest = :digest, hint = :hint WHERE id = :key_id AND revoked_at
 -- Gives a key another name.
 UPDATE keys SET name = :name WHERE id = :key_id;
 
+-- name: change_key
+-- Changes the name, scopes and end of a key that is not revoked and is still as it was read.
+UPDATE keys SET name = :name::text, scopes = :scopes::text, expires_at = :expires_at::bigint
+WHERE id = :key_id AND revoked_at IS NULL AND name = :former_name::text AND scopes = :former_scopes::text
+    AND coalesce(expires_at, 0) = :former_expires_at::bigint;
+
 -- name: rename_project
 -- Gives a project another name, unless another project of its organization has that name.
 UPDATE projects SET name = :name WHERE id = :project_id AND NOT EXISTS (
@@ -103,6 +137,64 @@ UPDATE projects SET name = :name WHERE id = :project_id AND NOT EXISTS (
 -- Gives an organization another name, unless another one has that name.
 UPDATE organizations SET name = :name WHERE id = :organization_id AND NOT EXISTS (
     SELECT 1 FROM organizations AS other WHERE other.name = :name AND other.id <> organizations.id);
+
+-- name: open_batches
+-- Lists batches of a project that have not ended, oldest first; those of one key if it is named.
+SELECT id FROM batches WHERE project_id = :project_id AND (:key_id::text IS NULL OR key_id = :key_id::text)
+    AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+ORDER BY created_at, seq LIMIT :limit;
+
+-- name: project_of_key
+-- Finds the project of a key.
+SELECT project_id FROM keys WHERE id = :key_id;
+
+-- name: delete_key
+-- Deletes a key, with the hash of its secret. It counts as revoked.
+UPDATE keys SET deleted_at = :at, revoked_at = coalesce(revoked_at, :at), digest = convert_to(id, 'UTF8')
+WHERE id = :key_id AND deleted_at IS NULL;
+
+-- name: delete_keys_of_project
+-- Deletes the keys of a project, with the hashes of their secrets.
+UPDATE keys SET deleted_at = :at, revoked_at = coalesce(revoked_at, :at), digest = convert_to(id, 'UTF8')
+WHERE project_id = :project_id AND deleted_at IS NULL;
+
+-- name: expire_files_of_project
+-- Lets the files of a project expire now, so that the next pass deletes them and their objects.
+UPDATE files SET expires_at = created_at WHERE project_id = :project_id AND state = 'stored';
+
+-- name: abandon_uploads_of_project
+-- Ends the uploads to a project that are under way.
+UPDATE files SET state = 'abandoned', removed_at = :at WHERE project_id = :project_id AND state = 'uploading';
+
+-- name: delete_deliveries_of_project
+-- Deletes all deliveries to the webhooks of a project.
+DELETE FROM deliveries WHERE webhook_id IN (SELECT id FROM webhooks WHERE project_id = :project_id);
+
+-- name: delete_webhooks_of_project
+-- Deletes the webhooks of a project.
+DELETE FROM webhooks WHERE project_id = :project_id;
+
+-- name: delete_project
+-- Deletes a project. Its name is free again.
+UPDATE projects SET deleted_at = :at, name = name || ' (deleted ' || id || ')'
+WHERE id = :project_id AND deleted_at IS NULL;
+
+-- name: discard_project
+-- Removes a project that this transaction has created.
+DELETE FROM projects WHERE id = :project_id;
+
+-- name: projects_of_organization
+-- Lists the projects of an organization, oldest first.
+SELECT name FROM projects WHERE organization_id = :organization_id AND deleted_at IS NULL ORDER BY created_at, id;
+
+-- name: delete_organization
+-- Deletes an organization. Its name is free again.
+UPDATE organizations SET deleted_at = :at, name = name || ' (deleted ' || id || ')'
+WHERE id = :organization_id AND deleted_at IS NULL;
+
+-- name: set_daily_budget
+-- Sets what a project may spend in a day; NULL leaves it to the settings file.
+UPDATE projects SET daily_budget = :daily_budget WHERE id = :project_id AND deleted_at IS NULL;
 
 -- name: touch_key
 -- Records when a key was last used; an earlier time than the recorded one is ignored.
@@ -121,7 +213,7 @@ SELECT free_credits FROM metering WHERE id = 1 FOR SHARE;
 
 -- name: unfunded_organizations
 -- Lists the organizations that never had money; they get the free credits when metering starts.
-SELECT id FROM organizations WHERE NOT funded ORDER BY id;
+SELECT id FROM organizations WHERE NOT funded AND deleted_at IS NULL ORDER BY id;
 
 -- name: organization
 -- Reads an organization.
@@ -129,7 +221,8 @@ SELECT id, name, created_at, balance, credits FROM organizations WHERE id = :org
 
 -- name: lock_organization
 -- Reads an organization and locks it until the end of the transaction.
-SELECT id, name, created_at, balance, credits FROM organizations WHERE id = :organization_id FOR NO KEY UPDATE;
+SELECT id, name, created_at, balance, credits, deleted_at FROM organizations
+WHERE id = :organization_id FOR NO KEY UPDATE;
 
 -- name: add_funds
 -- Adds money or takes it; the organization counts as funded from then on.
@@ -175,7 +268,8 @@ WHERE ledger.organization_id = :organization_id ORDER BY ledger.at, ledger.id;
 -- Lists usage by hour, project, model and batch, oldest first.
 SELECT organizations.name AS organization, projects.name AS project, projects.id AS project_id, ledger.model,
     nullif(ledger.batch_id, '') AS batch_id, ledger.at AS since, ledger.requests, ledger.input_tokens,
-    ledger.cached_tokens, ledger.output_tokens, ledger.reasoning_tokens, -(ledger.balance + ledger.credits) AS cost
+    ledger.cached_tokens, ledger.output_tokens, ledger.reasoning_tokens, -(ledger.balance + ledger.credits) AS cost,
+    ledger.reused, ledger.saved
 FROM ledger JOIN keys ON keys.id = ledger.key_id JOIN projects ON projects.id = keys.project_id
     JOIN organizations ON organizations.id = ledger.organization_id
 WHERE ledger.kind = 'usage' AND ledger.at >= :since AND ledger.at < :until
@@ -428,6 +522,18 @@ WHERE project_id = :project_id AND status = :status AND created_at > :created_af
     AND (created_at, seq) < (:before_created_at::bigint, :before_seq::bigint)
 ORDER BY created_at DESC, seq DESC LIMIT :limit;
 
+-- name: open_batches
+-- Lists batches of all projects that have not ended, oldest first. The index has the projects first, so it is searched
+-- for each.
+SELECT b.id, b.project_id, b.key_id, b.endpoint, b.input_file_id, b.metadata, b.status, b.stop, b.errors,
+    b.output_file_id, b.error_file_id, b.created_at, b.expires_at, b.in_progress_at, b.finalizing_at,
+    b.completed_at, b.failed_at, b.expired_at, b.cancelling_at, b.cancelled_at, b.total, b.completed, b.failed,
+    b.input_tokens, b.cached_tokens, b.output_tokens, b.reasoning_tokens, b.model, b.epoch, b.hold, b.held_at,
+    b.output_lifetime, b.max_cost, b.reuse
+FROM projects AS p CROSS JOIN batches AS b
+WHERE b.project_id = p.id AND b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+ORDER BY b.created_at, b.seq LIMIT :limit;
+
 -- name: search_batches
 -- Lists a page of batches that name a model, or have a text in their id or metadata, newest first.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
@@ -489,9 +595,9 @@ SELECT project_id, model, expires_at, batch_id, n FROM shards WHERE batch_id = :
 UPDATE shards SET state = 'open' WHERE batch_id = :batch_id AND state = 'withheld';
 
 -- name: mark_drained
--- Marks a batch as drained if no shard of it is open or leased. The caller holds the batch's lock, so the transaction
--- that ends the last shard sees that all others have ended. Shards with high numbers run last: looking at them first
--- mostly finds one that is not done at once.
+-- Marks a batch as drained if no shard of it is open, leased or withheld. The caller holds the batch's lock, so the
+-- transaction that ends the last shard sees that all others have ended. Shards with high numbers run last: looking at
+-- them first mostly finds one that is not done at once.
 UPDATE batches SET drained = TRUE
 WHERE id = :batch_id AND NOT drained AND NOT EXISTS (
     SELECT 1 FROM (
@@ -617,7 +723,7 @@ RETURNING shards.batch_id, shards.n, shards.epoch;
 -- Reads what a worker needs to know about batches.
 SELECT batches.id, batches.project_id, projects.organization_id, batches.endpoint, batches.expires_at,
     batches.work_key, keys.revoked_at IS NOT NULL AS key_revoked,
-    organizations.balance + organizations.credits AS funds,
+    projects.daily_budget, organizations.balance + organizations.credits AS funds,
     CASE WHEN batches.max_cost IS NOT NULL THEN batches.max_cost + (
         SELECT coalesce(sum(balance + credits), 0)::bigint FROM ledger
         WHERE key_id = batches.key_id AND batch_id = batches.id AND kind = 'usage'
@@ -639,7 +745,7 @@ RETURNING shards.batch_id, shards.n, shards.epoch;
 -- Reads the stops, the holds, the revocations and the funds of batches.
 SELECT batches.id AS batch_id, batches.stop, keys.revoked_at IS NOT NULL AS key_revoked,
     coalesce(batches.hold = 'held' AND batches.status = 'in_progress', FALSE) AS held,
-    organizations.balance + organizations.credits AS funds,
+    projects.daily_budget, organizations.balance + organizations.credits AS funds,
     CASE WHEN batches.max_cost IS NOT NULL THEN batches.max_cost + (
         SELECT coalesce(sum(balance + credits), 0)::bigint FROM ledger
         WHERE key_id = batches.key_id AND batch_id = batches.id AND kind = 'usage'
@@ -741,7 +847,7 @@ SELECT batch_id, n, "offset", length, lines, model, settled, epoch, strikes, che
 FROM shards WHERE batch_id = :batch_id AND owner = :owner AND state = 'leased';
 
 -- name: watch_leases
--- Notes that a process looks for ended leases. If none did so for half of one that seems to have ended, the database
+-- Notes that a process can use the database. If none did so for half of a lease that seems to have ended, the database
 -- was down: then each owner gets a whole lease of time to renew, from now on.
 WITH lapsed AS (
     SELECT min(lease) AS lease FROM (
@@ -1252,6 +1358,13 @@ UPDATE deliveries SET state = :state::text, attempts = attempts + 1, next_at = u
     ended_at = CASE WHEN :state::text <> 'pending' THEN unix_time() END, status = :status::integer,
     detail = :detail::text
 WHERE id = :id AND epoch = :epoch AND state = 'pending';
+
+-- name: resend_delivery
+-- Lets an ended delivery of a webhook that is not disabled be tried again, from its first attempt on.
+UPDATE deliveries SET state = 'pending', epoch = epoch + 1, attempts = 0, next_at = unix_time(), ended_at = NULL
+WHERE id = :id AND webhook_id = :webhook_id AND state <> 'pending' AND EXISTS (
+    SELECT 1 FROM webhooks WHERE webhooks.id = deliveries.webhook_id AND webhooks.disabled_at IS NULL
+);
 
 -- name: fail_deliveries
 -- Gives up the deliveries to a webhook that was disabled.

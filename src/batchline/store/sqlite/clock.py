@@ -32,15 +32,15 @@ from batchline.domain.errors import StoreDown
 from batchline.ports import ClockState, MachineClock, Threads
 
 TOLERANCE_SECONDS = 60.0
-"""How far the wall clock may be from the expected time. NTP corrects a clock that was set once by far less."""
+"""The most that the wall clock may differ from the expected time. NTP corrects a clock that was set by far less."""
 ANCHOR_SECONDS = 3600.0
-"""How long one comparison with the uptime lasts before the next begins at the wall clock. A clock that runs too fast
-gains at most the tolerance in this time."""
+"""The length of one comparison with the uptime. The next one begins at the wall clock. A clock that runs too fast gains
+at most the tolerance in this time."""
 START_GAP_SECONDS = 15 * 60.0
-"""How long a service may have been stopped without a doubt about the clock: longer than a reboot, shorter than the
+"""The longest stop of a service that causes no doubt about the clock: longer than a reboot, shorter than the
 smallest difference between two time zones."""
 START_HOLD_SECONDS = 3600.0
-"""How long a clock that is ahead after a start must run evenly before it is trusted."""
+"""The time for which a clock that is ahead after a start must run evenly before it is trusted."""
 SAVE_INTERVAL_SECONDS = 60.0
 
 _FILE, _ACCEPTANCE = "clock.json", "clock-accepted"
@@ -111,8 +111,8 @@ class TrustedClock:
         self._started = uptime
         known = saved is None or -TOLERANCE_SECONDS <= wall - saved.time <= START_GAP_SECONDS
         self._allowed = TOLERANCE_SECONDS if known else START_GAP_SECONDS
-        """How far ahead the wall clock may be. If it is in doubt from the start, it comes back to a time that is later
-        by the length of a stop."""
+        """The seconds that the wall clock may be ahead. If it is in doubt from the start, the right time is later than
+        the saved one by the length of the stop."""
         self._anchor(wall if saved is None or known else saved.time, uptime)
 
     def now(self) -> float:

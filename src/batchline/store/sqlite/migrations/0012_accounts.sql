@@ -1,0 +1,6 @@
+-- deleted_at: when an operator deleted it. Its row stays, because batches and the ledger refer to it. daily_budget: the
+-- nano-units that a project may spend in a day, or NULL if the settings file decides.
+ALTER TABLE organizations ADD COLUMN deleted_at INTEGER;
+ALTER TABLE projects ADD COLUMN deleted_at INTEGER;
+ALTER TABLE projects ADD COLUMN daily_budget INTEGER;
+ALTER TABLE keys ADD COLUMN deleted_at INTEGER;
