@@ -58,6 +58,16 @@ def test_a_line_past_its_window_is_no_probe(harness: DispatcherHarness) -> None:
     assert harness.breaker.seconds_to_probe == pytest.approx(2.0 + 4.0 - 3.0)
 
 
+@pytest.mark.rule("C13", "A line whose window had ended by a clock that was wrong runs once the clock is right.")
+def test_a_line_past_its_window_starts_after_the_clock_was_set_back(harness: DispatcherHarness) -> None:
+    harness.add(make_jobs(2, expires_at=int(EPOCH) - 10))
+    harness.advance(3.0)
+    assert harness.sent == 0
+    harness.clock.seconds_behind = 60.0
+    harness.advance(3.0)
+    assert harness.sent == 2
+
+
 def test_a_recorder_that_is_full_postpones_no_probe(harness: DispatcherHarness) -> None:
     """D3: while storage is unavailable nothing starts; afterwards the probe that is due starts at once."""
     crash_with_two_lines(harness)

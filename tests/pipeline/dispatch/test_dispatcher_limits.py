@@ -67,11 +67,11 @@ def test_a_server_that_queues_in_silence_is_not_buried(tmp_path: Path) -> None:
     with closing(Bench(tmp_path, latency=0.2, upstream=lambda inner, _: Serving(inner, at_once=32))) as bench:
 
         async def scene() -> None:
-            batch = await bench.batch(f"line {n}" for n in range(12_000))
+            batch = await bench.batch(f"line {n}" for n in range(7000))
             await asyncio.sleep(20)
             server, seen, before = bench.upstream, [], bench.upstream.answered
-            for _ in range(200):
-                await asyncio.sleep(0.1)
+            for _ in range(100):
+                await asyncio.sleep(0.2)
                 seen.append(await bench.engine.api_role.services.progress_reader.progress(batch.project_id, batch.id))
             assert all(25 <= progress.activity.concurrency <= 48 for progress in seen)
             assert all(progress.activity.in_flight <= 48 for progress in seen)
@@ -89,7 +89,7 @@ def test_a_server_that_refuses_by_rate_is_used_and_seldom_annoyed(tmp_path: Path
     with closing(Bench(tmp_path, latency=0.2, upstream=lambda inner, now: Refusing(inner, rate=40, now=now))) as bench:
 
         async def scene() -> None:
-            batch = await bench.batch(f"line {n}" for n in range(5000))
+            batch = await bench.batch(f"line {n}" for n in range(3700))
             await asyncio.sleep(30)
             server = bench.upstream
             answered, refused = server.answered, server.refused
@@ -103,12 +103,12 @@ def test_a_server_that_refuses_by_rate_is_used_and_seldom_annoyed(tmp_path: Path
 
 
 def test_an_upstream_that_is_gone_for_two_minutes_costs_no_line(tmp_path: Path) -> None:
-    """D3: in the middle of 10,000 lines, which go on within 15 seconds after its return."""
+    """D3: in the middle of 3,000 lines, which go on within 15 seconds after its return."""
     with closing(Bench(tmp_path)) as bench:
 
         async def scene() -> None:
-            batch = await bench.batch(f"line {n}" for n in range(10_000))
-            await bench.until(batch, lambda seen: seen.completed >= 3000)
+            batch = await bench.batch(f"line {n}" for n in range(3000))
+            await bench.until(batch, lambda seen: seen.completed >= 1000)
             bench.machine.crash(120)
             await asyncio.sleep(119)
             before = (await bench.seen(batch.id)).completed
@@ -126,8 +126,8 @@ def test_a_storm_slows_a_batch_and_fails_nothing(tmp_path: Path, status: int) ->
     with closing(Bench(tmp_path, max_concurrency=64)) as bench:
 
         async def scene() -> None:
-            batch = await bench.batch(f"line {n}" for n in range(10_000))
-            await bench.until(batch, lambda seen: seen.completed >= 3000)
+            batch = await bench.batch(f"line {n}" for n in range(3000))
+            await bench.until(batch, lambda seen: seen.completed >= 1000)
             bench.machine.script.follow(Plan(status={status: 100}, retry_after=1))
             await asyncio.sleep(60)
             bench.machine.script.follow(Plan())
@@ -147,8 +147,8 @@ def test_faults_cost_little_time_and_no_line(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         with closing(Bench(folder, plan=plan, latency=0.2, max_concurrency=64)) as bench:
-            batch, seconds = _play(bench, 10_000)
-            assert (batch.completed, batch.failed) == (10_000, 0)
+            batch, seconds = _play(bench, 5_000)
+            assert (batch.completed, batch.failed) == (5_000, 0)
             taken.append(seconds)
     assert taken[1] < 1.5 * taken[0]
 
@@ -178,9 +178,9 @@ def test_a_fast_pace_is_kept_without_counting_microseconds(tmp_path: Path, monke
         return real(loop, when, callback, *rest, **named)
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "call_at", call_at)
-    with closing(Bench(tmp_path, upstream=lambda inner, now: Refusing(inner, rate=3000, now=now))) as bench:
-        batch, seconds = _play(bench, 12_000)
-        assert batch.completed == 12_000
-        assert seconds < 1.5 * 12_000 / 3000
+    with closing(Bench(tmp_path, upstream=lambda inner, now: Refusing(inner, rate=1500, now=now))) as bench:
+        batch, seconds = _play(bench, 3000)
+        assert batch.completed == 3000
+        assert seconds < 1.5 * 3000 / 1500
     assert waits
     assert min(waits) >= 0.000_999

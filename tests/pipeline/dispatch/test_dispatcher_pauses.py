@@ -21,12 +21,13 @@ def refusal(status: int) -> Answer:
 class Scene(ScriptedHarness):
     """An upstream that answers all but some projects and models. It never answers the project "hanging"."""
 
-    def __init__(self, *, status: int = 503) -> None:
+    def __init__(self, *, status: int = 503, patience_seconds: float = 3600.0) -> None:
         self.status = status
+        self.failure_seconds = LATENCY_SECONDS
         self.everything_fails = False
         self.failing_projects: set[str] = set()
         self.failing_models: set[str] = set()
-        super().__init__(self._reply)
+        super().__init__(self._reply, patience_seconds=patience_seconds)
 
     def add_lines(self, lines: int, project: str = "a", model: str = "m") -> None:
         self.add(make_jobs(lines, project_id=project, model=model, expires_at=FAR_FUTURE))
@@ -39,10 +40,11 @@ class Scene(ScriptedHarness):
         return {pause.model for pause in self.breakers.pauses}
 
     async def _reply(self, request: Request) -> Reply:
-        await asyncio.sleep(10_000 if request.project == "hanging" else LATENCY_SECONDS)
         fails = (
             self.everything_fails or request.project in self.failing_projects or request.model in self.failing_models
         )
+        seconds = self.failure_seconds if fails else LATENCY_SECONDS
+        await asyncio.sleep(10_000 if request.project == "hanging" else seconds)
         return refusal(self.status) if fails else ANSWER
 
 
@@ -233,3 +235,16 @@ def test_a_single_line_that_gets_401_fails_after_its_attempts() -> None:
         assert b"[legacy:http_401]" in error
         assert [request.project for request in scene.requests].count("odd") == 4
         assert scene.succeeded(project="a") == 2000
+
+
+@pytest.mark.rule("D3", "After the patience is over, every 503 spends an attempt, however quickly it comes.")
+def test_lines_of_an_upstream_that_refuses_everything_for_longer_than_the_patience_end() -> None:
+    """D3: such an upstream does not refuse what exceeds a limit."""
+    with closing(Scene(patience_seconds=10)) as scene:
+        scene.failure_seconds = LATENCY_SECONDS / 10
+        scene.add_lines(500)
+        scene.advance(20.0)
+        scene.everything_fails = True
+        scene.add_lines(500)
+        scene.advance(60.0)
+        assert (scene.succeeded(), len(scene.recorder.errors)) == (500, 500)

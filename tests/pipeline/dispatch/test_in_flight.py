@@ -165,12 +165,12 @@ def test_a_line_was_refused_before_also_if_that_spent_nothing() -> None:
     assert not limiter.model("m").is_limited
 
 
-def test_an_end_that_says_nothing_was_not_provoked() -> None:
+def test_an_end_that_says_nothing_is_no_refusal() -> None:
     """D3: what the limiter said about an earlier attempt does not count for this one."""
     limiter, clock = Limiter(cap=64), SettableClock()
     in_flight = InFlight(limiter, clock=clock, count_sync_calls=lambda: 0)
     (job,) = make_jobs(1)
-    job.provoked = True
+    job.refusal_cost = 0.0
     in_flight.start([job])
     in_flight.finish(job, None, clock.steady())
-    assert not job.provoked
+    assert job.refusal_cost is None

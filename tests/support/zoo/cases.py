@@ -28,15 +28,18 @@ from tests.support.zoo.upstreams import (
     ByModel,
     Capacity,
     Engine,
+    FullQueue,
     HardLimit,
     ImpatientQueue,
     Overloading,
     Queueing,
     RateLimited,
     Refusing,
+    Replicas,
     RequestsPerWindow,
     TokensPerSecond,
     TokensPerWindow,
+    Unavailable,
     Upstream,
     Window,
     about,
@@ -114,6 +117,12 @@ _GROWING, _HALVING = changing(16, 160, at=10), changing(32, 16, at=10)
 
 CASES = {
     "clean": Case(upstream=Upstream, script=lines(6000), ideal_seconds=6000 / LINES_PER_SECOND, goal=0.9),
+    "hard 3": Case(
+        upstream=lambda world: HardLimit(world, about(0.3), slots=always(3)),
+        script=lines(200),
+        ideal_seconds=20.0,
+        goal=0.8,
+    ),
     "hard 8": Case(
         upstream=lambda world: HardLimit(world, about(0.1), slots=always(8)),
         script=lines(1600),
@@ -161,6 +170,31 @@ CASES = {
         script=lines(12_000),
         ideal_seconds=seconds_to_answer(12_000, _at_rate(_half_taken, 0.1)),
         goal=0.8,
+    ),
+    # A free slot of another replica is found by chance only.
+    "8 replicas, hard 8": Case(
+        upstream=lambda world: Replicas(world, [HardLimit(world, about(0.4), slots=always(8)) for _ in range(8)]),
+        script=lines(3200),
+        ideal_seconds=20.0,
+        goal=0.6,
+    ),
+    "503 above 16": Case(
+        upstream=lambda world: Unavailable(HardLimit(world, about(0.5), slots=always(16))),
+        script=lines(800),
+        ideal_seconds=25.0,
+        goal=0.85,
+    ),
+    "503 above 100 a second": Case(
+        upstream=lambda world: Unavailable(RateLimited(world, Bucket(100, 20), about(0.05))),
+        script=lines(2000),
+        ideal_seconds=19.8,
+        goal=0.85,
+    ),
+    "queue 20, then 503": Case(
+        upstream=lambda world: FullQueue(world, about(0.5), slots=always(20)),
+        script=lines(1200),
+        ideal_seconds=30.0,
+        goal=0.85,
     ),
     "queue 8, then refused": Case(
         upstream=lambda world: ImpatientQueue(world, about(0.1), slots=always(8), patience_seconds=1.0),
@@ -233,6 +267,16 @@ CASES = {
         ideal_seconds=100.0,
         goal=0.7,  # The first rounds, with 32 and 48 in flight, take 4 to 8 s each.
     ),
+    "bucket 1": Case(
+        upstream=lambda world: RateLimited(world, Bucket(1, 2)), script=lines(60), ideal_seconds=58.0, goal=0.85
+    ),
+    # No two may come sooner after each other than the rate allows, while answers do not come evenly.
+    "evenly 100": Case(
+        upstream=lambda world: RateLimited(world, Bucket(100, 1), about(0.05)),
+        script=lines(2000),
+        ideal_seconds=20.0,
+        goal=0.55,
+    ),
     "bucket 5": Case(
         upstream=lambda world: RateLimited(world, Bucket(5, 5)), script=lines(300), ideal_seconds=59.0, goal=0.85
     ),
@@ -259,6 +303,12 @@ CASES = {
         script=lines(4000),
         ideal_seconds=30.5,
         goal=0.9,
+    ),
+    "window of a second, Retry-After": Case(
+        upstream=lambda world: RequestsPerWindow(world, Window(20, 1.0)),
+        script=lines(600),
+        ideal_seconds=29.1,
+        goal=0.85,
     ),
     "small window, Retry-After": Case(
         upstream=lambda world: RequestsPerWindow(world, Window(50, 30.0), about(1.0)),
@@ -402,6 +452,13 @@ CASES = {
         script=lines_with_metrics(2000),
         ideal_seconds=_waves(2000, slots=64, tokens=256, step_seconds=0.0018, request_seconds=0.00015),
         goal=0.85,
+    ),
+    # An answer takes 36 s, and the lines are done in eight rounds. The ramp takes two readings of the queue.
+    "engine 256, slow, queue length": Case(
+        upstream=partial(Engine, slots=256, tokens=256, step_seconds=0.09, request_seconds=0.0002, noise=0.1),
+        script=lines_with_metrics(2000),
+        ideal_seconds=_waves(2000, slots=256, tokens=256, step_seconds=0.09, request_seconds=0.0002),
+        goal=0.88,
     ),
     "engine 384": Case(
         upstream=partial(

@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 
 from batchline.domain.engine_queue import QueueLength
-from batchline.domain.outcomes import Outcome, Retryable
+from batchline.domain.outcomes import Outcome, Retryable, Success
 from batchline.domain.retry import RetryPolicy
 from batchline.pipeline.dispatch.circuit_breaker import Breakers, CircuitBreaker
 from batchline.pipeline.dispatch.in_flight import InFlight
@@ -162,7 +162,7 @@ class SimulatedDispatcher:
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         model = job.model.id
-        evidence = None if self._breakers.is_paused(model) else outcome
+        evidence = outcome if isinstance(outcome, Success) or not self._breakers.is_paused(model) else None
         self._in_flight.finish(job, evidence, self._world.time)
         if isinstance(outcome, Retryable):
             self.refused += 1
@@ -183,9 +183,9 @@ class SimulatedDispatcher:
     def _on_fault(self, job: Job, fault: Retryable) -> None:
         model, policy = job.model.id, self._policy
         job.last_fault = fault
-        spends = fault.throttled and not job.provoked
-        last = job.throttles + spends > policy.max_throttles or (
-            not fault.throttled and job.attempts + 1 >= policy.max_attempts
+        attempts, refusals = job.cost_of(fault)
+        last = (refusals > 0 and job.throttles + refusals > policy.max_throttles) or (
+            attempts > 0 and job.attempts + attempts >= policy.max_attempts
         )
         line = job.batch.id, job.line.index
         self._breakers.on_unavailable(model, line, fault.kind, throttled=fault.throttled, last_attempt=last)
@@ -194,19 +194,19 @@ class SimulatedDispatcher:
             job.probes += 1
             self._ready.add(job, first=job.probes % _PROBES_IN_A_ROW != 0)
             return
-        job.throttles += spends
-        job.attempts += not fault.throttled
+        job.throttles += refusals
+        job.attempts += attempts
         if last:
             work = self._work[job.batch.id]
             work.open -= 1
             work.failed += 1
             return
-        tries = max(1, job.throttles if fault.throttled else job.attempts)
+        tries = max(1, job.attempts if attempts else int(job.throttles))
         wait = policy.wait(
             tries=tries,
             retry_after=fault.retry_after,
             jitter=self._world.uniform(0, 1),
-            limited=fault.throttled and self.limiter.model(model).is_refused,
+            limited=not attempts and self.limiter.model(model).is_refused,
         )
         self._world.after(wait, lambda: self._make_ready(job, first=fault.throttled))
 

@@ -1,10 +1,11 @@
 """Upstreams as they are met, in virtual time.
 
-Those that wrap others: `ByModel`, `Refusing`, `Backlog`. A capacity is a function of the time, since many change it.
+Those that wrap others: `ByModel`, `Replicas`, `Unavailable`, `Refusing`, `Backlog`. A capacity is a function of the
+time, since many change it.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf, log
 
@@ -122,6 +123,16 @@ class Queueing(Upstream):
         self._taken -= 1
         reply(outcome)
         self._process()
+
+
+class FullQueue(Queueing):
+    """Answers 503 to what comes while as many are queued as it has slots."""
+
+    def handle(self, job: Job, reply: Reply) -> None:
+        if len(self._queue) < self._slots(self.world.time):
+            super().handle(job, reply)
+        else:
+            self.world.after(_REFUSAL_SECONDS, lambda: reply(OVERLOAD))
 
 
 class ImpatientQueue(Queueing):
@@ -325,6 +336,28 @@ class ByModel(Upstream):
 
     def handle(self, job: Job, reply: Reply) -> None:
         self._models[job.model.id].receive(job, reply)
+
+
+class Replicas(Upstream):
+    """A balancer that chooses among several upstreams by chance."""
+
+    def __init__(self, world: World, replicas: Sequence[Upstream]) -> None:
+        super().__init__(world)
+        self._replicas = replicas
+
+    def handle(self, job: Job, reply: Reply) -> None:
+        self.world.random.choice(self._replicas).receive(job, reply)
+
+
+class Unavailable(Upstream):
+    """A proxy that answers 503 to what the upstream behind it refuses."""
+
+    def __init__(self, inner: Upstream) -> None:
+        super().__init__(inner.world)
+        self._inner = inner
+
+    def handle(self, job: Job, reply: Reply) -> None:
+        self._inner.receive(job, lambda outcome: reply(OVERLOAD if isinstance(outcome, Retryable) else outcome))
 
 
 class Refusing(Upstream):

@@ -14,7 +14,7 @@ from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import Clock, Upstream
 
 _MAX_GROUP = 64
-"""Outcomes in a group. While a group is handled, nothing else runs."""
+"""The most outcomes in a group. While a group is handled, nothing else runs."""
 
 _Attempt = asyncio.Future[Reply] | asyncio.Future[Reply | Failure]
 
@@ -31,7 +31,7 @@ class Attempts:
         self._ended_attempts: deque[_Attempt] = deque()
         self._any_ended = asyncio.Event()
         self._collected: list[_Attempt] = []
-        """The attempts of the last group. Their answers hold their bytes until the group was handled."""
+        """The attempts of the last group. They keep the bytes of their answers reserved until the group was handled."""
 
     def send(self, job: Job) -> None:
         attempt = self._begin(job)

@@ -1,4 +1,4 @@
-"""Pauses an upstream that is unavailable, or one model of it, probes it, and lets no line pay for the outage.
+"""Pauses an upstream that is unavailable, or one model of it, and probes it. No line spends an attempt on the outage.
 
 In the words of the circuit breaker pattern, *flowing* is closed, *paused* is open, and a probe is its half-open try::
 
@@ -6,9 +6,9 @@ In the words of the circuit breaker pattern, *flowing* is closed, *paused* is op
     paused  ──(the first real answer; after a crash a 429 too)──> flowing
     paused  ──(patience ran out)──> impatient: lines run and faults count ──(the first real answer)──> flowing
 
-The upstream is paused if all its models are unavailable, and a model if others answer. If faults follow soon after a
-pause, the upstream is not gone but answers now and then, and the next pause needs four times as many answers. Before a
-line fails for good, 16 are always enough.
+The whole upstream is paused if all its models are unavailable. A single model is paused if others answer. If faults
+follow soon after a pause, the upstream answers now and then, and the next pause needs four times as many answers. If a
+line would fail for good, 16 answers are always enough for a pause.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _ANSWERS_TO_PAUSE = 16
 _LINES_TO_PAUSE = 4
 _THROTTLED_SECONDS = 1.0
-"""Answers of 429 pause an upstream only after this time: before, the limiter is learning what it accepts."""
+"""Answers of 429 pause an upstream only after this time, because the limiter first learns how much it accepts."""
 _FLAPPING_FACTOR, _MAX_ANSWERS_TO_PAUSE = 4, 1024
 _FLAPPING_SECONDS = 60.0
 """Faults within this time after a pause show an upstream that answers now and then."""
@@ -43,7 +43,7 @@ Lane = tuple[str, str]
 
 
 class CircuitBreaker:
-    """The availability of one upstream, or of one model there. Longer than ``patience_seconds`` no pause lasts."""
+    """The availability of one upstream, or of one model of it. No pause lasts longer than ``patience_seconds``."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class CircuitBreaker:
         self._clock, self._random, self._metrics = clock, random, metrics
         self._patience_seconds = patience_seconds
         self._unavailable = 0
-        """How many answers in a row said that it is unavailable."""
+        """The number of answers in a row that said that it is unavailable."""
         self._unavailable_since = 0.0
         self._lines: deque[Hashable] = deque(maxlen=_ANSWERS_TO_PAUSE)
         self._last_fault = ("", False)
         self.paused = False
         self._paused_at = 0.0
         self._ended_at = -inf
-        """When an answer ended the last pause."""
+        """The time at which an answer ended the last pause."""
         self._answers_needed = _ANSWERS_TO_PAUSE
-        """How many answers the last pause needed."""
+        """The number of answers that the last pause needed."""
         self._since = 0
         self._reason = ""
         self._throttled = False
@@ -76,7 +76,7 @@ class CircuitBreaker:
         self._next_probe = self._last_probe = 0.0
         self._interval = _FIRST_PROBE_SECONDS
         self._probed: dict[Lane, float] = {}
-        """When each project and model was probed last in this pause."""
+        """The time of the last probe of each project and model in this pause."""
 
     @property
     def pause(self) -> Pause | None:
@@ -86,12 +86,12 @@ class CircuitBreaker:
 
     @property
     def flowing(self) -> bool:
-        """Whether it is not paused, and was not for so long that faults count again."""
+        """Whether lines run as usual: it is not paused, and no pause has ended because the patience ran out."""
         return not self.paused and not self._impatient
 
     @property
     def answers_to_pause(self) -> int:
-        """How many answers in a row must say that it is unavailable before it is paused."""
+        """The number of answers in a row that must say that it is unavailable before it is paused."""
         if self._clock.steady() - self._ended_at >= _FLAPPING_SECONDS:
             return _ANSWERS_TO_PAUSE
         return min(_MAX_ANSWERS_TO_PAUSE, _FLAPPING_FACTOR * self._answers_needed)
@@ -179,7 +179,7 @@ class CircuitBreaker:
         return max(0.0, self._next_probe - self._clock.steady())
 
     def next_lane(self, lanes: Iterable[Lane]) -> Lane | None:
-        """Return which of the waiting projects and models to probe with now: the one that waits longest for its turn.
+        """Return the waiting project and model to probe with now: the one whose last probe is longest ago.
 
         One that was not probed in this pause need not wait for the next regular probe.
         """
@@ -190,7 +190,7 @@ class CircuitBreaker:
         return lane if is_new and self._clock.steady() - self._last_probe >= _NEW_LANE_SECONDS else None
 
     def begin_probe(self, lane: Lane) -> None:
-        """Schedule the next probe, later than the last time, because one has started."""
+        """Note that a probe starts, and schedule the next one after a longer interval."""
         longest = _LONGEST_PROBE_SECONDS_IF_THROTTLED if self._throttled else _LONGEST_PROBE_SECONDS
         self._interval = min(longest, self._interval * 2)
         self._probed[lane] = self._last_probe = self._clock.steady()
@@ -238,6 +238,9 @@ class Breakers:
     def is_paused(self, model: str) -> bool:
         return self.upstream.paused or (model in self._models and self._models[model].paused)
 
+    def is_flowing(self, model: str) -> bool:
+        return self.upstream.flowing and (model not in self._models or self._models[model].flowing)
+
     def on_real_answer(self, model: str) -> None:
         """End the pauses that an answer of a model contradicts.
 
@@ -267,7 +270,7 @@ class Breakers:
         needed = _ANSWERS_TO_PAUSE if last_attempt else self.upstream.answers_to_pause
         self.upstream.pause_if_unavailable(needed)
         if self.upstream.flowing:
-            # A model alone is no reason to forget that the whole upstream answers now and then.
+            # If the whole upstream answers now and then, a pause of one model needs as many answers as one of all.
             breaker.pause_if_unavailable(needed if last_attempt else max(needed, breaker.answers_to_pause))
 
     def forgives(self, model: str, kind: str) -> bool:

@@ -1,4 +1,4 @@
-"""How a job leaves a dispatcher: with an outcome for the recorder, without one, or to another upstream."""
+"""Ends the jobs of a dispatcher with an outcome or without one, or moves them to another upstream."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,9 +24,9 @@ class Completer:
     def __init__(self, *, recorder: Recorder, tariff: Tariff, on_line_dropped: Callable[[], None]) -> None:
         self._recorder, self._tariff, self._on_line_dropped = recorder, tariff, on_line_dropped
         self.draining = False
-        """True once the process stops: jobs that are not in flight are dropped, and others will run them."""
+        """Whether the process stops. Jobs that are not in flight are dropped then, and other workers run them."""
         self.bytes_by_project: Counter[str] = Counter()
-        """Bytes of the bodies of all jobs that are held."""
+        """The bytes of the bodies of all jobs that are held, by project."""
 
     def acquire(self, job: Job) -> None:
         self.bytes_by_project[job.batch.project_id] += len(job.line.body)
@@ -42,8 +42,8 @@ class Completer:
     def end_if_stopped(self, job: Job) -> bool:
         """End a job that must not start another attempt, and return whether it was one.
 
-        Its shard is lost, its batch was stopped or is held, its key was revoked, nothing is left to pay for it, or the
-        process stops.
+        A job must not if its shard is lost, its batch was stopped or is held, its key was revoked, nothing is left to
+        pay for it, or the process stops.
         """
         if job.shard.lost or self.draining:
             self.drop(job)
@@ -62,7 +62,7 @@ class Completer:
     def end_without_attempt(self, job: Job) -> None:
         """End a job of a stopped batch: with its last fault if it was tried, else without an outcome."""
         if job.last_fault is not None:
-            self.complete(job, job.last_fault.as_failure(max(1, job.attempts)))
+            self.complete(job, job.last_fault.as_failure(max(1, job.tries)))
         else:
             self.drop_unrecorded(job)
 
@@ -77,6 +77,8 @@ class Completer:
         self.drop(job)
         if job.shard.lost:
             return
+        if job.trace is not None:
+            job.trace.on_outcome(outcome)
         line_id = ids.line_id(job.batch.id, job.line.index)
         if isinstance(outcome, Success):
             line = output_line(line_id, job.line.custom_id, outcome)

@@ -1,4 +1,4 @@
-"""How many more lines a dispatcher can use, and of which lanes; the claim loop is woken when that grows."""
+"""Tells how many more lines a dispatcher can use, and of which lanes, and wakes the claim loop when that grows."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,33 +8,33 @@ from batchline.pipeline.dispatch.completion import Completer
 from batchline.pipeline.dispatch.in_flight import InFlight
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.queues import ReadyQueue, RetryQueue
-from batchline.ports import Clock
 
 _CLAIM_SECONDS = 0.025
-"""The time a claim may take. Lines are claimed ahead for that long, since one claim costs as much as many lines."""
+"""The time that a claim may take. Enough lines for this time are claimed ahead, since a claim costs as much as many
+lines."""
 
 _MAX_WAITING_LINES = 4096
-"""Lines of one project that may wait for their next attempt before no more of them are claimed."""
+"""If so many lines of one project wait for their next attempt, no more of its lines are claimed."""
 
 _MAX_PROJECT_BYTES = 32 * 1024 * 1024
-"""Bytes of one project's lines that may be held before no more of them are claimed."""
+"""If so many bytes of one project's lines are held, no more of its lines are claimed."""
 
 _MAX_HELD_BACK_LINES = 4096
-"""Lines of one project that the limits and pauses of their models may hold back before no more of its shared lane are
-claimed, because a claim cannot leave out single models of that lane."""
+"""If the limits and pauses of models hold back so many lines of one project, no more of its shared lane are claimed. A
+claim cannot leave out single models of that lane."""
 
 _LINES_TO_PROBE = 16
-"""Lines to claim while the upstream is paused: one of each project and model, to probe with."""
+"""The number of lines to claim while the upstream is paused: one of each project and model, to probe with."""
 
 _LIMITED_SECONDS, _MIN_LIMITED_LINES = 1.0, 8
 """A model with a limited rate is claimed ahead for this time."""
 
 _EVERYTHING = Lane(model=None, project_id=None)
-"""Stands for all lanes in a set of satisfied ones, while nothing at all is wanted."""
+"""Stands for all lanes in a set of satisfied ones while no line is wanted."""
 
 
 class Demand:
-    """The demand of one dispatcher. ``on_demand`` is called when something is wanted now that was not wanted before."""
+    """The demand of one dispatcher. ``on_demand`` is called when more is wanted than before."""
 
     def __init__(
         self,
@@ -45,17 +45,16 @@ class Demand:
         limiter: Limiter,
         breakers: Breakers,
         completer: Completer,
-        clock: Clock,
         on_demand: Callable[[], None],
     ) -> None:
         self._ready, self._retries, self._in_flight = ready, retries, in_flight
         self._limiter, self._breakers, self._completer = limiter, breakers, completer
-        self._clock, self._on_demand = clock, on_demand
+        self._on_demand = on_demand
         self._last_satisfied: set[Lane] = set()
 
     @property
     def wanted_lines(self) -> int:
-        """How many more lines may be claimed."""
+        """The number of further lines that may be claimed."""
         if self._completer.draining:
             return 0
         return _LINES_TO_PROBE if self._breakers.paused else 2 * self._in_flight.lines_for(_CLAIM_SECONDS)
@@ -94,7 +93,7 @@ class Demand:
         return lanes
 
     def _satisfied_of_project(self, project_id: str, enough: int) -> set[Lane]:
-        """Return the lanes of a project that have enough: all of them, if lines that may start now are enough."""
+        """Return the lanes of a project that have enough lines: all its lanes if enough lines of it may start now."""
         lanes, free, held_back = set[Lane](), 0, 0
         for model, count in self._ready.count_by_model(project_id).items():
             needed = self._needed_of(model, enough)
@@ -109,7 +108,7 @@ class Demand:
         return {Lane(model=None, project_id=project_id)} if free >= enough else lanes
 
     def _needed_of(self, model: str, enough: int) -> int | None:
-        """Return how many lines of a limited model are enough; None if it is not limited."""
+        """Return the number of lines of a limited model that is enough; None if the model is not limited."""
         if self._breakers.is_paused(model):
             return 1
         limit = self._limiter.model(model)

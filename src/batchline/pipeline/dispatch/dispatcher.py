@@ -34,24 +34,28 @@ from batchline.pipeline.dispatch.waiting import Waiting
 from batchline.pipeline.job import HeldBatch, Job
 from batchline.pipeline.record import Recorder
 from batchline.pipeline.token_limit import TokenLimit
-from batchline.ports import Random, StoreClock, Upstream
+from batchline.ports import Random, StoreClock, Tracer, Upstream
 from batchline.telemetry.metrics import Metrics
 
 _SHORTEST_RATE_WAIT_SECONDS = 0.001
-"""Event loops count milliseconds, so a shorter wait would be none. A start that is late is made up for at once."""
+"""Event loops count milliseconds, so a shorter wait would be none. The starts that a wait delayed follow at once."""
 
 _DUE_LIFETIME_SECONDS = 0.1
-"""How long the time up to which windows have ended is reused. A look at it for every line would cost a microsecond."""
+"""The time for which the store time that decides about windows is reused. To read it for every line would cost a
+microsecond."""
 
 _SHORTEST_PROBE_WAIT_SECONDS = 0.1
-"""A probe may be due while nothing can start, and must not be waited for in a busy loop."""
+"""A probe may be due while nothing can start. This wait keeps the timers from a busy loop until then."""
 
 _LANE_CHECK_SECONDS = 1.0
-"""How often it is checked, during a pause, whether another project or model came that can be probed with."""
+"""The time between two checks, during a pause, for another project or model to probe with."""
+
+_OVERDUE_CHECK_SECONDS = 1.0
+"""The time between two checks whether overdue lines are still past their window: the clock may have been wrong."""
 
 _PROBES_IN_A_ROW = 4
-"""How often one line probes before another one of its project and model does. An upstream may want several attempts for
-each line, and a line may be one that it never answers."""
+"""The number of probes with one line before another line of its project and model is used. Some upstreams need several
+attempts for each line, and some lines are never answered."""
 
 
 class Dispatcher:
@@ -80,8 +84,9 @@ class Dispatcher:
         on_line_dropped: Callable[[], None],
         on_demand: Callable[[], None],
         find_alternative: Callable[[Job], JobTarget | None],
+        tracer: Tracer | None = None,
     ) -> None:
-        self._name = name
+        self._name, self._tracer = name, tracer
         self._recorder, self._breakers, self._limiter = recorder, breakers, limiter
         self._catalog, self._policy, self._tariff = catalog, policy, tariff
         self._clock, self._random, self._metrics = clock, random, metrics
@@ -92,15 +97,15 @@ class Dispatcher:
         self._overdue: list[Job] = []
         """Jobs past their batch's window. They do not start, and end when the store says that the batch expired."""
         self._unfunded_projects: set[str] = set()
-        """Projects whose next line waits until requests in flight settle what they hold of the same budget."""
+        """Projects whose next line waits until requests in flight release what they hold of the same budget."""
         self._unfunded_jobs: dict[str, deque[Job]] = {}
-        """Jobs of batches that wait until lines in flight settle what they hold of the batch's own limit."""
+        """Jobs, by batch, that wait until lines in flight release what they hold of the batch's own limit."""
         self._due, self._due_until = 0.0, -math.inf
         self._rate_timer: asyncio.Handle | None = None
         self._rate_timer_at = 0.0
         self._looked_at = 0.0
-        """When it was last decided which jobs may start. The timer for the others must follow from the same moment:
-        one that may start a microsecond later would otherwise not be waited for."""
+        """The time at which it was last decided which jobs may start. The timer for the others is computed for the same
+        time. Otherwise a job that may start a microsecond later would get no timer."""
         self._timers_changed = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._attempts = Attempts(upstream, name=name, token_limit=token_limit, clock=clock, group=self._group)
@@ -114,7 +119,6 @@ class Dispatcher:
             limiter=limiter,
             breakers=breakers,
             completer=self._completer,
-            clock=clock,
             on_demand=on_demand,
         )
         self._waiting = Waiting(
@@ -138,7 +142,7 @@ class Dispatcher:
 
     @property
     def wanted_lines(self) -> int:
-        """How many more lines may be claimed."""
+        """The number of further lines that may be claimed."""
         return self._demand.wanted_lines
 
     @property
@@ -162,7 +166,7 @@ class Dispatcher:
 
     @property
     def load(self) -> float:
-        """Jobs here for every slot."""
+        """The number of jobs here for each slot."""
         return (self.in_flight + self.waiting) / max(1, self._limiter.limit)
 
     @property
@@ -176,22 +180,23 @@ class Dispatcher:
 
     @property
     def limit(self) -> int:
-        """How many may be in flight now."""
+        """The number of lines that may be in flight now."""
         return self._limiter.limit
 
     @property
     def cap(self) -> int:
-        """How many may be in flight at most: this worker's share of what was set, if there are others."""
+        """The most lines that may be in flight: this worker's share of the configured cap."""
         return self._limiter.cap
 
     @property
     def rate_limit(self) -> float | None:
-        """How many may start in a second now; None while that is not limited."""
+        """The number of lines that may start in a second now; None while that is not limited."""
         return self._limiter.rate
 
     @property
     def upstream_load(self) -> UpstreamLoad:
         queues = self._waiting.queues
+        attempts, seconds = self._metrics.upstream_seconds.totals(self._name)
         return UpstreamLoad(
             in_flight=self.in_flight,
             sync_calls=self._in_flight.sync_calls,
@@ -200,19 +205,22 @@ class Dispatcher:
             hold=self._waiting.hold,
             queues=queues,
             projects=dict(self._in_flight.by_project) if queues else {},
+            rate=self.rate_limit,
+            attempts=attempts,
+            attempt_seconds=round(seconds, 3),
         )
 
     @property
     def retrying_by_batch(self) -> Counter[str]:
-        """How many lines of each batch wait for their next attempt."""
+        """The number of lines of each batch that wait for their next attempt."""
         return self._retries.by_batch
 
     def count_waiting(self, reason: WaitReason) -> int:
-        """Return how many of the lines here wait for a reason."""
+        """Return the number of lines here that wait for a reason."""
         return self._waiting.count(reason)
 
     def on_queue_length(self, length: QueueLength) -> None:
-        """Use what the engine behind the upstream says about its queue."""
+        """Pass the queue length of the engine behind the upstream to the limiter."""
         self._limiter.on_queue_length(length, self._clock.steady())
         self.pump()
 
@@ -222,6 +230,10 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
+        """The number of lines that start when a slot is free or their wait ends.
+
+        Lines without money and those of a batch past its window are not among them: they are no load of the upstream.
+        """
         return len(self._ready) + len(self._retries)
 
     @property
@@ -257,13 +269,13 @@ class Dispatcher:
             self._completer.drop_unrecorded(job)
 
     def drain(self) -> None:
-        """Start nothing more. What is in flight may finish; other workers will run the rest."""
+        """Start no further line. Lines in flight may finish. Other workers will run the rest."""
         self._completer.draining = True
         for job in self._withdraw(lambda _: True):
             self._completer.drop(job)
 
     def on_funds_changed(self) -> None:
-        """Look again at lines that waited because too little was left."""
+        """Try the lines again that wait because too little money was left."""
         if self._unfunded_projects or self._unfunded_jobs:
             self._unfunded_projects.clear()
             for batch_id in list(self._unfunded_jobs):
@@ -290,7 +302,7 @@ class Dispatcher:
         return not self._completer.draining and (bool(self._ready) or self._quarantine.occupied)
 
     def _take(self) -> list[Job]:
-        """Take jobs that may start now. While suspects are in quarantine, only they and probes may."""
+        """Take jobs that may start now. While suspects are in quarantine, only suspects and probes may start."""
         self._looked_at = self._clock.steady()
         if not self._some_could_start or self._recorder.full or self._quarantine.crash_seen:
             return []
@@ -310,8 +322,11 @@ class Dispatcher:
         return self._take_ready(1, lambda name: int(name in exceeding)) if exceeding else []
 
     def _end_overdue_pauses(self) -> None:
+        pauses = len(self._breakers.pauses)
         self._breakers.end_overdue_pauses()
-        self._paused_models = self._breakers.paused_models
+        if len(self._breakers.pauses) < pauses:
+            self._paused_models = self._breakers.paused_models
+            self._limiter.on_outage_over(self._looked_at)
 
     def _take_ready(self, limit: int, limit_of: Callable[[str], int]) -> list[Job]:
         def allowance_of(model: str) -> int:
@@ -352,7 +367,7 @@ class Dispatcher:
             self._paused_models[job.model.id].begin_probe(lane)
 
     def _set_rate_timer(self) -> None:
-        """Look again when the rate lets the next job start, if that is what the ready jobs wait for."""
+        """Set a timer for the time at which the rate lets the next job start, if ready jobs wait for that."""
         if not self._some_could_start or self._breakers.paused:
             return
         waits = [wait for model in self._ready.by_model if (wait := self._limiter.wait(model, self._looked_at)) > 0]
@@ -370,26 +385,27 @@ class Dispatcher:
         self.pump()
 
     def _read_due(self) -> float:
-        """Return the time up to which windows have ended, as of a moment ago."""
+        """Return the store time that decides about windows, at most 0.1 s old."""
         now = self._clock.steady()
         if now >= self._due_until:
             self._due, self._due_until = self._clock.due(), now + _DUE_LIFETIME_SECONDS
         return self._due
 
     def _start_or_park(self, job: Job, due: float) -> bool:
-        """Return whether a job may start. One that may not is ended, or parked because its batch is overdue."""
+        """Return whether a job may start. One that may not is ended, or waits for its batch to expire or for money."""
         if due >= job.batch.expires_at:
             self._overdue.append(job)
+            self._timers_changed.set()
         elif not self._completer.end_if_stopped(job) and (job.estimate is FREE or self._hold(job)):
             return True
         self._quarantine.finish(job)
         return False
 
     def _hold(self, job: Job) -> bool:
-        """Hold what a job may cost, and return whether it may start.
+        """Hold the estimated cost of a job against its budget, and return whether the job may start.
 
-        If too little is left, it waits for the requests that hold the rest, and fails if there are none. A probe or a
-        suspect starts in any case: it is one line, and others wait for it.
+        If too little is left, the job waits for the requests that hold the rest, and fails if there are none. A probe
+        or a suspect starts in any case: it is one line, and others wait for it.
         """
         held = job.batch.budget.hold(job.estimate)
         if isinstance(held, int) or job.suspect or self._breakers.is_paused(job.model.id):
@@ -412,7 +428,7 @@ class Dispatcher:
             self._retry_unfunded(job.batch.id)
 
     def _retry_unfunded(self, batch_id: str) -> None:
-        """Make lines ready again that wait for others of their batch: two for each that ends, or all at the end."""
+        """Make lines ready that wait for money of their batch: two of them, or all if no line of it is in flight."""
         waiting = self._unfunded_jobs.pop(batch_id)
         number = 2 if any(job.batch.id == batch_id for job in self._in_flight) else len(waiting)
         for _ in range(min(number, len(waiting))):
@@ -429,11 +445,15 @@ class Dispatcher:
             self.pump()
 
     def _finish_attempt(self, job: Job, outcome: Outcome, now: float) -> None:
-        # The answers of an unavailable upstream say nothing about how much it can take.
-        evidence = None if self._breakers.is_paused(job.model.id) else outcome
+        # The faults of an unavailable upstream say nothing about how much it can take.
+        is_evidence = isinstance(outcome, Success) or self._breakers.is_flowing(job.model.id)
+        evidence = outcome if is_evidence else None
         labels, model = self._metrics.model_labels, job.model.id
         label = labels.on_answer(model) if isinstance(outcome, Success) else labels.of(model)
-        self._metrics.upstream_seconds.observe(self._in_flight.finish(job, evidence, now), self._name, label)
+        seconds = self._in_flight.finish(job, evidence, now)
+        self._metrics.upstream_seconds.observe(seconds, self._name, label)
+        if job.trace is not None and job.within_limit:
+            job.trace.on_attempt(outcome, upstream=self._name, model=job.model, body=job.body, seconds=seconds)
         if job.held:
             self._release(job)
         if job.suspect:
@@ -458,7 +478,7 @@ class Dispatcher:
                 self._group.create_task(self._decide_breaks())
             return
         if not self._in_flight:
-            # If the upstream crashed, this line alone can be the cause.
+            # If the upstream crashed, this line is the cause, since no other was in flight.
             job.suspect = True
             self._breakers.upstream.on_crash()
         self._on_fault(job, fault)
@@ -485,7 +505,7 @@ class Dispatcher:
         self._metrics.attempts.counts[self._name, self._metrics.model_labels.of(job.model.id), result] += 1
 
     def _on_fault(self, job: Job, fault: Retryable) -> None:
-        self._count_attempt(job, "throttled" if fault.throttled else "fault")
+        self._count_attempt(job, "throttled" if job.is_refused_by(fault) else "fault")
         if fault.unavailable:
             self._on_unavailable(job, fault)
         else:
@@ -524,30 +544,34 @@ class Dispatcher:
         job.last_fault = fault
         forgiven = fault.unavailable and self._breakers.forgives(job.model.id, fault.kind)
         if not forgiven:
-            job.throttles += fault.throttled and not job.provoked
-            job.attempts += not fault.throttled
+            attempts, refusals = job.cost_of(fault)
+            job.tries += 1
+            job.attempts += attempts
+            job.throttles += refusals
         if self._completer.end_if_stopped(job):
             return
         if forgiven:
             job.probes += 1
             self._make_ready(job, first=job.probes % _PROBES_IN_A_ROW != 0)
         elif fault.final or job.throttles > self._policy.max_throttles or job.attempts >= self._policy.max_attempts:
-            self._completer.complete(job, fault.as_failure(job.attempts))
+            self._completer.complete(job, fault.as_failure(job.tries))
         else:
             self._wait_for_retry(job, fault)
 
     def _is_last_attempt(self, job: Job, fault: Retryable) -> bool:
-        if fault.throttled:
-            return job.throttles >= self._policy.max_throttles and not job.provoked
-        return job.attempts + 1 >= self._policy.max_attempts
+        attempts, refusals = job.cost_of(fault)
+        if attempts:
+            return job.attempts + attempts >= self._policy.max_attempts
+        return refusals > 0 and job.throttles + refusals > self._policy.max_throttles
 
     def _wait_for_retry(self, job: Job, fault: Retryable) -> None:
-        self._metrics.retries.labels("throttled" if fault.throttled else "fault").inc()
+        refused = job.is_refused_by(fault)
+        self._metrics.retries.labels("throttled" if refused else "fault").inc()
         wait = self._policy.wait(
-            tries=max(1, job.throttles if fault.throttled else job.attempts),
+            tries=max(1, int(job.throttles) if refused else job.attempts),
             retry_after=fault.retry_after,
             jitter=self._random.uniform(0, 1),
-            limited=fault.throttled and self._limiter.model(job.model.id).is_refused,
+            limited=refused and self._limiter.model(job.model.id).is_refused,
         )
         self._retries.add(job, until=self._clock.steady() + wait)
         self._timers_changed.set()
@@ -565,6 +589,8 @@ class Dispatcher:
         if self._tariff.metered:
             job.estimate = estimated_cost(job.body, checked, self._tariff, synchronous=False)
         job.within_limit = checked.max_tokens is None or job.batch.endpoint != CHAT
+        if self._tracer is not None:
+            job.trace = self._tracer.sample(job.batch.id, job.line.index, endpoint=job.batch.endpoint)
         self._make_ready(job)
 
     def _make_ready(self, job: Job, *, first: bool = False) -> None:
@@ -611,22 +637,34 @@ class Dispatcher:
             self._timers_changed.clear()
             now = self._clock.steady()
             for job in self._retries.take_due(now):
-                # A refused line has waited longer than those that were never tried. One with another fault waits for
-                # its turn: if each line fails at first, others must be tried before anything can be said about that.
+                # A refused line goes first, because it has waited longer than those that were never tried. A line with
+                # another fault goes last: if all lines fail, several of them must be tried before that is known.
                 self._make_ready(job, first=_last_fault(job).throttled)
+            self._retry_overdue()
             self.pump()
             self._demand.update()
             waits = [] if self._retries.next_due is None else [self._retries.next_due - now]
             if self._some_could_start:
                 waits += self._waits_for_probes()
+            if self._overdue:
+                waits.append(_OVERDUE_CHECK_SECONDS)
             try:
                 async with asyncio.timeout(min(waits, default=None)):
                     await self._timers_changed.wait()
             except TimeoutError:
                 continue
 
+    def _retry_overdue(self) -> None:
+        """Make overdue lines ready again if the clock was set back and they are within their window now."""
+        due = self._read_due()
+        in_time = [job for job in self._overdue if job.batch.expires_at > due]
+        if in_time:
+            self._overdue = [job for job in self._overdue if job.batch.expires_at <= due]
+            for job in in_time:
+                self._make_ready(job)
+
     def _waits_for_probes(self) -> list[float]:
-        """Return the seconds until each paused part of the upstream is probed next, or looked at again."""
+        """Return, for each paused part of the upstream, the seconds until it is probed next or checked again."""
         if self._breakers.paused:
             breakers = [self._breakers.upstream]
         else:

@@ -1,4 +1,4 @@
-"""The jobs in flight to one upstream: how many more may start, and how many of one project."""
+"""Keeps the jobs in flight to one upstream, and tells how many more may start, in all and of one project."""
 
 import math
 from collections import Counter
@@ -12,15 +12,17 @@ from batchline.pipeline.job import Job
 from batchline.ports import Clock
 
 _QUICK_SECONDS = 0.5
-"""A slot with answers quicker than this is free again soon enough for any project."""
+"""If answers are quicker than this, a slot is free again soon enough for any project."""
 _MIN_LATENCY_SECONDS = 0.001
 _FEW_SLOTS = 8
-"""With fewer slots than this none is left free for other projects."""
+"""If there are fewer slots than this, none is kept free for other projects."""
 _LATENCY_SMOOTHING = 0.1
 """The weight of the newest latency in the typical one."""
 _STALLED_SECONDS = 1.0
-"""A project none of whose requests ended for this time gives no slot to others."""
-_OVERLOADS = frozenset({"http_502", "http_503", "http_504", FaultKind.TIMEOUT})
+"""If none of a project's requests ended for this time, the project is stalled and frees no slot for others."""
+_UNAVAILABLE = "http_503"
+_OVERLOADS = frozenset({"http_502", "http_504", FaultKind.TIMEOUT})
+_REFUSALS = frozenset({Sign.THROTTLED, Sign.UNAVAILABLE})
 
 
 class InFlight:
@@ -33,9 +35,9 @@ class InFlight:
         self._typical_seconds = math.inf
         self.by_project: Counter[str] = Counter()
         self._last_end: dict[str, float] = {}
-        """When a request of a project ended last, or its first one started, of projects with something in flight."""
+        """The time at which a request of each project in flight ended last, or at which its first one started."""
         self._beyond: dict[str, int] = {}
-        """How many of a project may be in flight even if that is beyond the limit; 1 if it is not named here."""
+        """The number of a project's requests that may be in flight beyond the limit; 1 for projects not named here."""
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -52,13 +54,13 @@ class InFlight:
 
     @property
     def room(self) -> int:
-        """How many more may start, whatever the rate. Synchronous calls go first, but leave one slot to batches."""
+        """The number of lines that may still start, apart from the rate. Synchronous calls leave at least one slot."""
         return self._limiter.room - self._slots_of_sync_calls
 
     def limit_of(self, project_id: str) -> int:
-        """Return how many may start in all while one of a project still may.
+        """Return the number of lines, of all projects together, after which no further one of this project may start.
 
-        The last slot below the cap is left to projects that have nothing in flight, or that soon free it again.
+        The last slot below the cap is kept for projects that have nothing in flight or that free it again soon.
         """
         room = self.room
         below_cap = self._limiter.room_below_cap - self._slots_of_sync_calls
@@ -67,9 +69,9 @@ class InFlight:
         return min(room, below_cap - 1)
 
     def may_exceed(self, project_ids: Iterable[str]) -> set[str]:
-        """Return the projects of which one may start although the limit is reached.
+        """Return the projects of which one line may start although the limit is reached.
 
-        The requests of others may take any time, so a project that has nothing in flight does not wait for them. The
+        A project that has nothing in flight does not wait for the requests of others, which may take very long. The
         cap is never exceeded.
         """
         if self._limiter.room_below_cap - self._slots_of_sync_calls <= 0:
@@ -77,11 +79,11 @@ class InFlight:
         return {name for name in project_ids if self.by_project[name] < self._beyond.get(name, 1)}
 
     def may_start_one_of(self, project_id: str) -> bool:
-        """Return whether one of a project may start, below the limit or beyond it."""
+        """Return whether a line of a project may start, below the limit or beyond it."""
         return self.limit_of(project_id) > 0 or bool(self.may_exceed([project_id]))
 
     def lines_for(self, seconds: float) -> int:
-        """Return how many ready lines keep every slot busy for that time, by how long lines took lately."""
+        """Return the number of ready lines that keep every slot busy for that time, by the latency of lines lately."""
         limit = self._limiter.limit
         return max(limit, int(limit * seconds / max(self._typical_seconds, _MIN_LATENCY_SECONDS)))
 
@@ -99,9 +101,9 @@ class InFlight:
     def finish(self, job: Job, outcome: Outcome | None, now: float) -> float:
         """Remove a job whose attempt ended, and return its latency. An outcome of None does not affect the limiter."""
         start = self._starts.pop(job)
-        again = job.last_fault is not None and job.last_fault.throttled
+        again = job.last_fault is not None and _sign_of(job.last_fault) in _REFUSALS
         if isinstance(outcome, Retryable):
-            job.provoked = self._limiter.end(
+            job.refusal_cost = self._limiter.end(
                 start,
                 _sign_of(outcome),
                 now,
@@ -113,7 +115,7 @@ class InFlight:
         elif isinstance(outcome, Success):
             self._limiter.end(start, Sign.ANSWERED, now, again=again, rate_limits=outcome.rate_limits)
         else:
-            job.provoked = False
+            job.refusal_cost = None
             self._limiter.end(start, Sign.OTHER if outcome is None else Sign.ANSWERED, now, again=again)
         self._count_end(job.batch.project_id, now)
         seconds = now - start.at
@@ -133,7 +135,7 @@ class InFlight:
     def _count_end(self, project_id: str, now: float) -> None:
         share = max(1, self._limiter.limit // len(self._last_end))
         if self._limiter.room <= 0 and self._another_stalls(project_id, share, now):
-            # It was answered beyond the limit while others hang: it may have more, up to its share.
+            # The project was answered beyond the limit while others hang, so it may have more, up to its share.
             self._beyond[project_id] = min(share, 2 * self._beyond.get(project_id, 1))
         self.by_project[project_id] -= 1
         if self.by_project[project_id]:
@@ -155,4 +157,6 @@ class InFlight:
 def _sign_of(outcome: Retryable) -> Sign:
     if outcome.throttled:
         return Sign.THROTTLED
+    if outcome.kind == _UNAVAILABLE:
+        return Sign.UNAVAILABLE
     return Sign.OVERLOADED if outcome.kind in _OVERLOADS else Sign.OTHER

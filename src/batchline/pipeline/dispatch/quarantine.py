@@ -14,8 +14,8 @@ WINDOW_SECONDS = 0.25
 """Breaks within this time of the first are one event."""
 
 _GROUPS = 4
-"""How many groups a crash is split into. Two would need twice as many crashes to find one line; more would make the
-other lines wait longer."""
+"""The number of groups that the suspects of a crash are split into. Two would need twice as many crashes to find one
+line; more would make the other lines wait longer."""
 
 
 class Quarantine:
@@ -29,7 +29,7 @@ class Quarantine:
         self._broken: list[Job] = []
 
     def __len__(self) -> int:
-        """Return how many suspects wait to be tried."""
+        """Return the number of suspects that wait to be tried."""
         return len(self._group) + sum(map(len, self._groups))
 
     @property
@@ -43,7 +43,7 @@ class Quarantine:
 
     @property
     def crash_seen(self) -> bool:
-        """Whether at least half of what was in flight at the first break has broken. Then nothing may start.
+        """Whether at least half of the lines in flight at the first break have broken. Then nothing may start.
 
         Lines sent later do not count, or a fast upstream that drops one in a hundred would look like a crash.
         """

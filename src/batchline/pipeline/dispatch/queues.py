@@ -1,4 +1,4 @@
-"""The jobs that do not run: ready for a slot, or waiting for their next attempt."""
+"""Queues the jobs that do not run: those ready for a slot, and those that wait for their next attempt."""
 
 from collections import Counter, deque
 from collections.abc import Callable, KeysView, Mapping
@@ -53,8 +53,8 @@ class ReadyQueue:
     ) -> list[Job]:
         """Take the next jobs, each from the project with the fewest in flight.
 
-        ``limit_of`` returns how many may be taken in all while one of a project still may, and ``allowance_of`` how
-        many of a model.
+        ``limit_of`` returns the number of jobs, of all projects together, after which no further one of a project may
+        be taken. ``allowance_of`` returns the number of a model that may be taken.
         """
         allowances = _Allowances(allowance_of)
         if len(self._queues) == 1:
@@ -109,7 +109,7 @@ class ReadyQueue:
 
 
 class _Allowances(dict[str, int]):
-    """How many more of each model may start. A model is asked for once."""
+    """The number of jobs of each model that may still start. ``allowance_of`` is called once for each model."""
 
     def __init__(self, allowance_of: Callable[[str], int]) -> None:
         self._allowance_of = allowance_of
@@ -177,7 +177,7 @@ class _ProjectQueue:
             taken += [jobs.popleft() for _ in range(number)]
             allowances[model] -= number
             if jobs:
-                # Behind the other models, so that each of them has its turn.
+                # The model goes behind the others, so that each of them has its turn.
                 models[model] = jobs
             if len(taken) >= limit:
                 break
@@ -218,7 +218,7 @@ class RetryQueue:
 
     @property
     def next_due(self) -> float | None:
-        """When the next wait is over."""
+        """The time at which the next wait is over."""
         return self._heap[0][0] if self._heap else None
 
     def add(self, job: Job, *, until: float) -> None:

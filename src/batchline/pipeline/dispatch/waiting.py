@@ -1,4 +1,4 @@
-"""Why the lines of a dispatcher do not start, for the progress of their batches and for the metrics (D11)."""
+"""Names the reasons why lines of a dispatcher do not start, for the progress of batches and for the metrics (D11)."""
 
 from collections import Counter
 from math import ceil
@@ -14,10 +14,10 @@ from batchline.pipeline.record import Recorder
 from batchline.ports import Clock
 
 _LONGEST_RATE_WAIT_SECONDS = 2.0
-"""A shorter wait for what the headers announce is a matter of the rate. A longer one is worth to be named."""
+"""A shorter wait for what the headers announce is shown as a limited rate. A longer one is shown with its end."""
 
 DISPATCH_REASONS = tuple(reason for reason in WaitReason if reason is not WaitReason.QUEUED)
-"""The reasons for which lines wait in a dispatcher. Queued lines are in none."""
+"""The reasons for which lines wait in a dispatcher. Queued lines are not in a dispatcher yet."""
 
 
 class Waiting:
@@ -48,7 +48,10 @@ class Waiting:
 
     @property
     def queues(self) -> dict[str, ModelQueue]:
-        """The lines that wait by model, without paused models. Of many models those with limits of their own remain."""
+        """The lines that wait, by model, without paused models.
+
+        If there are too many models, those whose lines wait for slots are left out first.
+        """
         models = dict.fromkeys([*self._ready.by_model, *self._retries.by_model])
         found = {model: queue for model in models if (queue := self._queue_of(model)) is not None}
         if len(found) <= MAX_REPORTED_MODELS:
@@ -57,7 +60,7 @@ class Waiting:
         return dict(ordered[:MAX_REPORTED_MODELS])
 
     def count(self, reason: WaitReason) -> int:
-        """Return how many lines wait for a reason."""
+        """Return the number of lines that wait for a reason."""
         return self._counts[reason]
 
     @property
@@ -77,7 +80,7 @@ class Waiting:
     def _queue_of(self, model: str) -> ModelQueue | None:
         """Return the ready lines of a model with the limit that they wait for.
 
-        If the upstream said when the model may be asked again, that holds for lines that are not ready too.
+        A time at which the upstream accepts the model again is reported even if no line of it is ready.
         """
         if self._breakers.is_paused(model):
             return None

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from statistics import fmean
 from typing import NamedTuple
 
 import pytest
@@ -36,6 +37,8 @@ KINDS: dict[str, Callable[[float], Seconds]] = {
     "noisy": lambda seconds: about(seconds, noise=0.5),
     "lognormal": lambda seconds: lognormal(0.88 * seconds, 0.5, most=20 * seconds),
 }
+UNLIKE = [pytest.param(kind, marks=[] if kind in ("steady", "lognormal") else pytest.mark.proof) for kind in KINDS]
+"""The two kinds that differ most. The proof runs those between them too."""
 
 
 class Span(NamedTuple):
@@ -52,7 +55,7 @@ class Span(NamedTuple):
 class Drive:
     """A dispatcher with lines enough, or as many as a test adds, and the limits that its limiter sets."""
 
-    def __init__(self, upstream: Upstream, *, lines: int = 20_000, cap: int | None = None) -> None:
+    def __init__(self, upstream: Upstream, *, lines: int = 10_000, cap: int | None = None) -> None:
         self.world = upstream.world
         self.dispatcher = SimulatedDispatcher(self.world, upstream, cap=cap)
         self.works: list[Work] = [self.dispatcher.add(lines)] if lines else []
@@ -81,16 +84,22 @@ def check_queue(kind: str, seconds: float, seed: int, *, settling: float, measur
     span = drive.settle(settling).run(measured)
     print(f"32 at once, {seconds} s {kind}, seed {seed}: {span.rate:.1f}/s, {min(span.limits)}..{max(span.limits)}")
     assert min(span.limits) >= 24
-    assert max(span.limits) <= 64
-    assert 30 <= span.usual_limit <= 44
+    assert fmean(span.limits) <= 56
+    assert 30 <= span.usual_limit <= 48
     assert span.rate >= 0.95 * 32 / seconds
 
 
 @pytest.mark.rule("F2", "Where no cap is set, few more lines are in flight than are needed for the best throughput.")
 @pytest.mark.parametrize(("seconds", "settling"), [(0.2, 20.0), (1.0, 60.0)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", UNLIKE)
 def test_a_queue_that_nobody_tells_of_is_found_and_kept_short(kind: str, seconds: float, settling: float) -> None:
     check_queue(kind, seconds, 2, settling=settling, measured=30.0)
+
+
+def test_a_lower_limit_is_not_tried_while_latencies_are_as_low_as_ever() -> None:
+    """By Little's law fewer in flight with the same latency are slower, so a look at them would only cost time."""
+    drive = Drive(Queueing(World(1), KINDS["steady"](0.2), slots=always(32)), lines=10_000)
+    assert min(drive.settle(20.0).run(30.0).limits) >= 32
 
 
 @pytest.mark.proof
@@ -121,7 +130,7 @@ def test_a_first_limit_that_is_too_high_is_left(slots: int) -> None:
     assert span.usual_limit <= 1.5 * slots + 4
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.proof)])
 def test_of_limits_with_the_same_throughput_the_lowest_is_held(seed: int) -> None:
     """An engine of 16 slots has about 16 in flight in the end, though 128 would be as fast."""
     world = World(seed)
@@ -148,12 +157,12 @@ def test_waves_are_not_taken_for_a_change_of_throughput() -> None:
 
 
 def test_without_any_limit_it_soon_has_hundreds_in_flight_and_never_over_1024() -> None:
-    drive = Drive(Upstream(World(1), about(0.2)), lines=15_000)
-    assert min(drive.settle(2.0).run(2.0).limits) >= 300
+    drive = Drive(Upstream(World(1), about(0.2)), lines=10_000)
+    assert min(drive.settle(2.0).run(0.5).limits) >= 300
     assert max(drive.run(1.0).limits) <= 1024
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", UNLIKE)
 def test_a_cap_is_reached_quickly(kind: str) -> None:
     """If nothing but the cap limits, 95 % of what it allows is done in the first 20 s."""
     drive = Drive(Upstream(World(1), KINDS[kind](0.2)), lines=8000, cap=64)
@@ -167,7 +176,7 @@ def test_a_small_batch_does_not_crawl() -> None:
     assert drive.world.time <= 0.4
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.proof) for seed in (2, 3))])
 def test_it_follows_a_capacity_that_halves_and_one_that_doubles(seed: int) -> None:
     """20 seconds later it uses what there is, and the queue is about as long as what is processed."""
     for before, after in ((32, 16), (16, 32)):
@@ -196,7 +205,7 @@ def test_a_few_faults_are_no_overload(fault: Retryable) -> None:
         fault=fault,
         seconds=5.0,
     )
-    assert Drive(upstream).settle(20.0).run(20.0).rate >= 0.9 * 64 / 0.2
+    assert Drive(upstream, lines=13_000).settle(20.0).run(20.0).rate >= 0.9 * 64 / 0.2
 
 
 def test_with_few_lines_the_limit_stays_as_it_is() -> None:
@@ -231,7 +240,7 @@ def test_an_engine_that_tells_its_queue_is_believed() -> None:
     assert sum(waiting) / 100 <= 48
 
 
-@pytest.mark.parametrize(("steps", "seed"), [(2, 2), (4, 1), (16, 2)])
+@pytest.mark.parametrize(("steps", "seed"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.proof), (16, 2)])
 @pytest.mark.parametrize("reads", [True, False], ids=["read", "not read"])
 def test_requests_that_wait_for_the_next_step_are_no_queue(steps: int, seed: int, reads: bool) -> None:
     """An engine whose answers need few steps always has requests that wait for the next one. Its slots are used all the
@@ -303,6 +312,32 @@ def test_the_cap_bounds_the_limit_and_what_it_lowered_is_restored() -> None:
     assert max(rounds.run(20)) <= 10
     limit.set_cap(500)
     assert limit.limit == 500
+
+
+def test_a_ramp_waits_for_the_round_at_the_cap_even_if_the_engine_has_no_queue() -> None:
+    """Otherwise each reading would begin the round again, and the limit would stay at the cap for ever."""
+    limit = ConcurrencyLimit(cap=FIRST_LIMIT)
+    rounds = [limit.on_start(in_flight, 0.0) for in_flight in range(1, FIRST_LIMIT + 1)]
+    limit.on_queue_length(QueueLength(running=FIRST_LIMIT, waiting=0), in_flight=FIRST_LIMIT, now=5.0)
+    limit.on_start(FIRST_LIMIT, 5.0)
+    assert limit.on_start(FIRST_LIMIT, 5.0) is None, "the round is full"
+    assert rounds[0] is rounds[-1]
+
+
+@pytest.mark.rule("D9", "While an engine tells that nothing waits, a ramp does not wait for slow answers.")
+def test_a_ramp_does_not_wait_for_slow_answers_of_an_engine_without_a_queue() -> None:
+    limit = ConcurrencyLimit(cap=1024)
+    for in_flight in range(1, FIRST_LIMIT + 1):
+        limit.on_start(in_flight, 0.0)
+    all_run = QueueLength(running=FIRST_LIMIT, waiting=0)
+    limit.on_queue_length(all_run, in_flight=FIRST_LIMIT, now=0.5)
+    assert limit.limit == FIRST_LIMIT, "quick answers are waited for"
+    limit.on_queue_length(all_run, in_flight=FIRST_LIMIT, now=5.0)
+    assert limit.limit == 4 * FIRST_LIMIT
+    for in_flight in range(FIRST_LIMIT + 1, limit.limit + 1):
+        limit.on_start(in_flight, 5.0)
+    limit.on_queue_length(QueueLength(running=100, waiting=28), in_flight=limit.limit, now=10.0)
+    assert limit.limit == 4 * FIRST_LIMIT
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.support.zoo.upstreams import (
 )
 from tests.support.zoo.world import World
 
-ENDLESS = 20_000
+ENDLESS = 11_000
 MANY = 1000
 
 
@@ -64,14 +64,14 @@ def test_never_over_the_cap_and_never_under_one(cap: int, answered: int) -> None
     """Whatever comes back, in whatever order, and though one never does."""
     random, limiter, now = Random(cap), Limiter(cap=cap), 0.0
     starts: list[Start] = []
-    for number in range(20_000):
+    for number in range(5000):
         now += random.expovariate(100)
         while (count := min(limiter.room, limiter.allowance("m", now))) > 0:
             starts += limiter.start("m", random.randint(1, count), now)
         assert 1 <= limiter.limit <= cap
         assert len(starts) <= cap
         if len(starts) > (cap > 1):
-            (sign,) = random.choices(list(Sign), [answered, 1, 1, 1])
+            (sign,) = random.choices(list(Sign), [answered, 1, 1, 1, 1])
             limiter.end(starts.pop(random.randrange(cap > 1, len(starts))), sign, now, line=number)
 
 
@@ -238,7 +238,7 @@ class Back:
 
 @pytest.mark.rule("D9", "When a limit is lifted, its upstream's capacity is used within 15 seconds.")
 @pytest.mark.parametrize("few", [1, 8, 24])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.proof)])
 def test_a_lifted_limit_on_the_number_is_noticed_within_15_seconds(few: int, seed: int) -> None:
     """From 1, 8 or 24 at once to 100."""
     world = World(seed)
@@ -249,7 +249,7 @@ def test_a_lifted_limit_on_the_number_is_noticed_within_15_seconds(few: int, see
 
 @pytest.mark.rule("D9", "When a limit on the rate is lifted, the upstream's capacity is used within 15 seconds.")
 @pytest.mark.parametrize("rate", [2, 20, 120])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.proof)])
 def test_a_lifted_limit_on_the_rate_is_noticed_within_15_seconds(rate: int, seed: int) -> None:
     """The upstream still answers only 16 at once, which is 160 a second."""
     world = World(seed)

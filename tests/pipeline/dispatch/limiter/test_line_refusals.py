@@ -13,16 +13,19 @@ class Drive:
 
     def __init__(self) -> None:
         self.refusals, self.now = LineRefusals(), 0.0
+        self._order = 0
 
-    def answer(self, times: int = 1, *, again: bool = False) -> None:
+    def answer(self, times: int = 1, *, again: bool = False, order: int | None = None) -> None:
         for _ in range(times):
             self.now += STEP_SECONDS
-            self.refusals.on_answer(self.now, again=again, latency_seconds=LATENCY_SECONDS)
+            self._order += 1
+            self.refusals.on_answer(self.now, order=order or self._order, again=again, latency_seconds=LATENCY_SECONDS)
 
-    def refuse(self, line: object, *, again: bool = False) -> bool:
-        """Return whether it is about the line."""
+    def refuse(self, line: object, *, again: bool = False, limited: bool = False, order: int | None = None) -> bool:
+        """Return whether it is about the line. ``order`` is that of its start, if it is not the last one."""
         self.now += STEP_SECONDS
-        return self.refusals.is_about_line(line, self.now, again=again)
+        self._order += 1
+        return self.refusals.is_about_line(line, self.now, order=order or self._order, again=again, limited=limited)
 
     def refuse_first(self, seconds: float) -> None:
         """Refuse lines when they are tried first, and answer each of them when it is tried again."""
@@ -40,6 +43,13 @@ def test_the_refusal_of_a_single_line_is_about_it() -> None:
     assert drive.refuse("a", again=True)
 
 
+def test_the_refusal_of_a_single_line_is_not_about_it_if_a_limit_is_known() -> None:
+    """A limit that is all but kept refuses one now and then."""
+    drive = Drive()
+    drive.answer(10)
+    assert not drive.refuse("a", limited=True)
+
+
 def test_two_lines_that_are_refused_together_are_not_refused_for_what_they_contain() -> None:
     drive = Drive()
     assert drive.refuse("a")
@@ -53,7 +63,7 @@ def test_two_lines_that_are_refused_one_long_after_the_other_are_about_themselve
     assert drive.refuse("b")
 
 
-@pytest.mark.rule("D9", "Lines that never pass are told from a limit, if other lines pass.")
+@pytest.mark.rule("D9", "Lines that never pass are distinguished from a limit, if other lines pass.")
 def test_lines_that_never_pass_are_about_themselves_while_others_pass() -> None:
     drive = Drive()
     verdicts = []
@@ -102,10 +112,25 @@ def test_lines_that_need_several_tries_are_counted_until_it_is_decided() -> None
     for line in range(40):
         drive.refuse(line)
     for line in range(12):
-        drive.refuse(line, again=True)
+        drive.refuse(line, again=True, order=2 * line)
     assert not drive.refusals.first_are_refused
-    drive.answer(6, again=True)
+    for line in range(6):
+        drive.answer(again=True, order=2 * line + 1)
     assert drive.refusals.first_are_refused
+
+
+@pytest.mark.rule("D9", "A window that retried lines use up is distinguished from lines that are refused at first.")
+def test_lines_that_pass_one_after_the_other_until_none_does_are_refused_by_a_limit() -> None:
+    """Lines that were refused before go first in each window, so those that are tried first find it used up."""
+    drive = Drive()
+    for window in range(20):
+        drive.answer(20, again=True)
+        for line in range(15):
+            drive.refuse((window, line), again=True)
+        for line in range(5):
+            drive.refuse((window, line))
+        drive.now += 0.5
+    assert not drive.refusals.first_are_refused
 
 
 def test_what_is_undecided_for_long_is_forgotten() -> None:

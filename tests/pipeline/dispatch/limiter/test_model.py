@@ -25,7 +25,9 @@ class Drive:
         for _ in range(times):
             self.model.on_answer(self.start(in_flight), self.now + LATENCY_SECONDS, again=again)
 
-    def refuse(self, in_flight: int, line: object, *, again: bool = False, retry_after: float | None = None) -> bool:
+    def refuse(
+        self, in_flight: int, line: object, *, again: bool = False, retry_after: float | None = None
+    ) -> float | None:
         start = self.start(in_flight)
         return self.model.on_refusal(start, self.now + 0.002, line=line, again=again, retry_after=retry_after)
 
@@ -104,14 +106,25 @@ def test_lines_that_are_refused_first_lift_a_limit() -> None:
     assert not drive.model.is_limited
 
 
-def test_a_refusal_about_a_line_is_not_provoked() -> None:
-    """So it spends one of the throttles of its line."""
+def test_a_refusal_about_a_line_has_no_cost_of_its_own() -> None:
+    """Its fault decides then what it costs. A limit that is known may refuse single lines too."""
     drive = Drive()
     drive.answer(8, times=100)
-    refused = [drive.refuse(9, line) for line in range(10)]
-    assert not refused[0]
+    assert drive.refuse(9, 0) is None
+    assert [drive.refuse(9, line) for line in range(1, 4)] == [1.0, 1.0, 1.0]
+    for line in range(4, 20):
+        drive.refuse(9, line)
     drive.now += 5.0
-    assert not drive.refuse(3, "alone")
+    assert drive.model.is_refused
+    assert drive.refuse(3, "alone") is not None
+
+
+@pytest.mark.rule("D9", "A 503 that comes much sooner than answers do is a refusal.")
+def test_what_ends_much_sooner_than_answers_do_was_refused() -> None:
+    drive = Drive()
+    assert not drive.model.refuses_within(0.001)
+    drive.answer(8, times=20)
+    assert [drive.model.refuses_within(part * LATENCY_SECONDS) for part in (0.1, 0.9)] == [True, False]
 
 
 @pytest.mark.rule("D9", "Announced limits hold back a model that was never refused.")

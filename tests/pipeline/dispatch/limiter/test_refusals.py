@@ -125,17 +125,17 @@ def test_until_something_is_refused_nothing_is_held_back() -> None:
 
 
 @pytest.mark.rule("D9", "An upstream that accepts a number at once has about that number, and few are refused.")
-@pytest.mark.parametrize("slots", [1, 3, 8, 60])
+@pytest.mark.parametrize("slots", [1, 3, 8, 30])
 def test_a_number_is_learned_and_seldom_exceeded(slots: int) -> None:
     drive = Drive()
     drive.run(number(slots), until=40.0)
     settled = range(5, 40)
-    assert mean(drive.accepted, settled) >= 0.88 * slots / LATENCY_SECONDS
+    assert mean(drive.accepted, settled) >= 0.92 * slots / LATENCY_SECONDS
     assert mean(drive.refused, settled) <= 0.15 * mean(drive.accepted, settled) + 2
 
 
 @pytest.mark.rule("D9", "An upstream that accepts a rate gets about that rate, and few are refused.")
-@pytest.mark.parametrize("per_second", [4, 20, 100, 500])
+@pytest.mark.parametrize("per_second", [4, 20, 100, 250])
 def test_a_rate_is_learned_and_seldom_exceeded(per_second: int) -> None:
     drive = Drive()
     drive.run(rate(per_second), until=40.0)
@@ -202,7 +202,7 @@ def test_a_limit_that_falls_to_a_tenth_is_followed_within_seconds(kind: Callable
 
 @pytest.mark.rule("D9", "Refusals that no rate avoids do not slow anything down.")
 @pytest.mark.parametrize("part", [0.02, 0.05])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.proof) for seed in (2, 3))])
 def test_few_refusals_that_no_limit_avoids_are_tolerated(part: float, seed: int) -> None:
     drive = Drive()
     drive.run(everything, until=2.0)
@@ -210,7 +210,7 @@ def test_few_refusals_that_no_limit_avoids_are_tolerated(part: float, seed: int)
     assert mean(drive.accepted, range(3, 20)) >= 0.9 * CAPACITY * (1 - part)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.proof) for seed in (2, 3))])
 def test_many_refusals_that_no_limit_avoids_are_tolerated_after_a_test(seed: int) -> None:
     """At a lower limit the same part is refused: so the limit does not matter."""
     drive = Drive()
@@ -301,23 +301,23 @@ def test_however_much_is_refused_something_starts() -> None:
     assert min(drive.refused[second] for second in range(60)) >= 1
 
 
-@pytest.mark.rule("D3", "A refusal that the search for a limit provoked is known as such.")
-def test_refusals_while_more_is_tried_are_provoked_and_others_are_not() -> None:
-    """So are those of requests that started before the limit was set."""
+@pytest.mark.rule("D3", "A refusal that the search for a limit provoked costs a line nothing.")
+def test_refusals_while_more_is_tried_cost_nothing_and_others_do() -> None:
+    """Nor do those of requests that started before the limit was set."""
     limit = RefusalLimit()
     first = begin(limit, 20, 0.0)
     for start in first[:4]:
         limit.on_answer(start, LATENCY_SECONDS)
     early, late = first[4:9], first[9:]
-    assert not any(limit.on_refusal(start, 0.2, retry_after=None) for start in early)
+    assert all(limit.on_refusal(start, 0.2, retry_after=None) == 1.0 for start in early)
     assert limit.is_limiting
-    assert all(limit.on_refusal(start, 0.2, retry_after=None) for start in late)
+    assert all(limit.on_refusal(start, 0.2, retry_after=None) == 0.0 for start in late)
     (held,) = begin(limit, 1, 0.3)
-    assert not limit.on_refusal(held, 0.3, retry_after=None)
+    assert 0.5 <= limit.on_refusal(held, 0.3, retry_after=None) <= 1.0
     full = int(limit.limit)
     assert limit.allowance(full, 9.0) > 0
     (probe,) = begin(limit, 1, 9.0)
-    assert limit.on_refusal(probe, 9.0, retry_after=None)
+    assert limit.on_refusal(probe, 9.0, retry_after=None) == 0.0
 
 
 def test_a_refusal_that_is_about_a_line_takes_its_slot_and_changes_nothing_else() -> None:

@@ -8,10 +8,10 @@ import pytest
 from batchline.pipeline.dispatch.limiter.rounds import Measure, Round
 
 
-def complete(round_: Round, answers: list[tuple[int, float]]) -> bool:
-    """Put requests into a round and answer all of them; return whether the round is complete then."""
+def complete(round_: Round, answers: list[tuple[int, float]], *, answered: int | None = None) -> bool:
+    """Put requests into a round and answer the first of them, or all; return whether the round is complete then."""
     added = [answer for answer in answers if round_.add(answer[0])]
-    complete = [round_.end("m", *answer) for answer in added][-1]
+    complete = [round_.end("m", *answer) for answer in added[:answered]][-1]
     round_.scale({"m": 1.0})
     return complete
 
@@ -80,6 +80,15 @@ def test_of_requests_that_queued_the_last_ones_show_the_throughput() -> None:
     complete(round_, [(number, 0.2 * -(-number // 4)) for number in range(1, 33)])
     assert round_.last_measure.rate == pytest.approx(20.0, rel=0.05)
     assert round_.last_measure.load > round_.measure.load
+
+
+@pytest.mark.parametrize("limit", [32, 128])
+def test_an_engine_that_answers_in_waves_seems_as_fast_at_any_limit(limit: int) -> None:
+    """A part of a wave seems slow, and the more so the fewer waves there are: a higher limit would seem better."""
+    round_ = Round(limit, size=limit, full=False, part=0.6, since=0.0)
+    waves = [(number, 0.2 * -(-number // 16)) for number in range(1, limit + 1)]
+    assert complete(round_, waves, answered=int(0.6 * limit) + 1)
+    assert round_.last_measure.rate == pytest.approx(80.0, rel=0.02)
 
 
 def round_of(models: dict[str, tuple[int, float]], usual: dict[str, float]) -> Round:

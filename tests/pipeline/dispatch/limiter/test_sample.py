@@ -10,7 +10,7 @@ PATIENCE_SECONDS = 0.1
 def begin(count: int, now: float = 0.0, **arguments: float) -> Sample:
     """Return a sample of ten, after five earlier starts, with so many of its own."""
     sample = Sample(0.0, **{"after": 5, "size": 10, **arguments})  # type: ignore[arg-type]
-    sample.on_start(now, count, patience=PATIENCE_SECONDS)
+    sample.on_start(now, count, count, patience=PATIENCE_SECONDS)
     return sample
 
 
@@ -35,14 +35,14 @@ def test_only_its_own_starts_are_counted() -> None:
     for order in (4, 5, 16, 17):
         sample.on_refusal(order)
     assert sample.refused == 0
-    sample.on_start(1.0, 10, patience=PATIENCE_SECONDS)
+    sample.on_start(1.0, 10, 10, patience=PATIENCE_SECONDS)
     sample.on_refusal(20)
     assert sample.refused == 0
 
 
 def test_starts_are_added_until_it_has_enough() -> None:
     sample = begin(4)
-    sample.on_start(2.0, 6, patience=PATIENCE_SECONDS)
+    sample.on_start(2.0, 6, 6, patience=PATIENCE_SECONDS)
     assert sample.complete_at == 2.1
 
 
@@ -76,7 +76,7 @@ def test_a_whole_sample_is_waited_for() -> None:
 def test_it_goes_on_for_some_time_though_it_has_enough() -> None:
     """A burst that is accepted at once shows nothing about a rate."""
     sample = begin(10, seconds=3.0)
-    sample.on_start(2.0, 5, patience=PATIENCE_SECONDS)
+    sample.on_start(2.0, 5, 5, patience=PATIENCE_SECONDS)
     assert not sample.is_complete(3.0)
     assert sample.is_complete(3.1)
     sample.on_refusal(20)
@@ -87,7 +87,7 @@ def test_it_goes_on_for_some_time_though_it_has_enough() -> None:
 def test_it_ends_after_some_time_with_the_least_number() -> None:
     sample = begin(2, least=3, most_seconds=1.0)
     assert not sample.is_complete(5.0)
-    sample.on_start(6.0, 1, patience=PATIENCE_SECONDS)
+    sample.on_start(6.0, 1, 1, patience=PATIENCE_SECONDS)
     assert sample.complete_at == 6.1
     sample = begin(3, least=3, most_seconds=1.0)
     assert not sample.is_complete(1.0)
@@ -96,3 +96,33 @@ def test_it_ends_after_some_time_with_the_least_number() -> None:
 
 def test_nothing_of_an_empty_sample_is_refused() -> None:
     assert Sample(0.0, after=0, size=4).refused_part == 0.0
+
+
+def sent_in_turn(in_flight: list[int], refused: list[int]) -> Sample:
+    """Return a sample of single starts with so many in flight each, of which some are refused, counted from 0."""
+    sample = Sample(0.0, after=0, size=len(in_flight))
+    for number in in_flight:
+        sample.on_start(0.0, 1, number, patience=PATIENCE_SECONDS)
+    for each in refused:
+        sample.on_refusal(each + 1)
+    assert sample.is_complete(PATIENCE_SECONDS)
+    return sample
+
+
+def test_the_number_beyond_which_all_were_refused_is_known() -> None:
+    assert sent_in_turn([8, 9, 8, 8, 9, 7, 8, 8], [1, 4]).accepted_number == 8
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "refused"),
+    [
+        ([8, 9, 8, 8, 9, 9, 8, 8], [1, 4]),
+        ([8, 8, 8, 8, 8, 8, 8, 8], [1, 4]),
+        ([8, 9, 8, 8, 8, 7, 8, 8], [1]),
+        ([5, 6, 7, 8, 9, 10, 11, 12], [4, 5, 6, 7]),
+        ([8, 8, 8, 8], []),
+    ],
+    ids=["one beyond it was accepted", "at one number", "a single refusal", "from a moment on", "none"],
+)
+def test_there_is_no_such_number(in_flight: list[int], refused: list[int]) -> None:
+    assert sent_in_turn(in_flight, refused).accepted_number is None

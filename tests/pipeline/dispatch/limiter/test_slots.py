@@ -33,6 +33,24 @@ def test_as_many_may_start_as_slots_are_free() -> None:
     assert made.free(12, 0.0) < 0
 
 
+def test_starts_are_spaced_more_evenly_after_refusals_and_less_so_when_there_are_none() -> None:
+    """Some upstreams refuse any two that come sooner after each other than their rate allows."""
+
+    def next_start(made: Slots) -> float:
+        made.on_start(100.0, 1, 1)
+        return made.next_free(1, 100.0) - 100.0
+
+    made = slots(10)
+    usual = next_start(made)
+    assert usual == pytest.approx(LATENCY_SECONDS / 20)
+    for _ in range(10):
+        made.slow_down()
+    assert next_start(made) == pytest.approx(LATENCY_SECONDS / 10.5)
+    for _ in range(100):
+        made.speed_up()
+    assert next_start(made) == pytest.approx(usual)
+
+
 def test_a_fraction_is_kept_on_average() -> None:
     made, numbers = slots(7.3), []
     for _ in range(1000):

@@ -1,9 +1,9 @@
-"""How many requests one upstream gets at once and how fast, found out while they run.
+"""Finds, while requests run, how many of them one upstream should get at once, and how fast.
 
-`limiter.py` is what the dispatcher talks to. `load.py` counts what is in flight. `concurrency.py` finds by throughput
-how many the upstream should have in flight, from the measurements of `rounds.py`; `overload.py` lowers that number if
-requests time out. For each model, `model.py` holds back starts: by what the upstream announces in its headers
-(`announced.py`) and by what it refuses (`refusals.py`, with `sample.py` and `slots.py`), unless the refusals are about
+The dispatcher calls `limiter.py`. `load.py` counts the requests in flight. `concurrency.py` finds by throughput how
+many the upstream should have in flight, from the measurements of `rounds.py`; `overload.py` lowers that number if
+requests time out. For each model, `model.py` holds back starts: by the limits that the upstream announces in its
+headers (`announced.py`), and by its refusals (`refusals.py`, with `sample.py` and `slots.py`), unless these are about
 single lines (`line_refusals.py`).
 """
 

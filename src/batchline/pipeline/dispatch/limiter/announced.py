@@ -1,4 +1,4 @@
-"""Holds back starts by what an upstream announces in its headers: how many more it accepts, and until when.
+"""Holds back starts by the limits that an upstream announces in its headers: how many more it accepts, until when.
 
 Two kinds of limits are announced with the same headers. In a *window* the time of the reset stays and the remaining
 number falls until then. In a *bucket* the number grows all the time, and the reset is when the bucket will be full::
@@ -14,14 +14,14 @@ from batchline.domain.rate_limits import Quota, RateLimits
 from batchline.domain.retry import MAX_RETRY_AFTER_SECONDS
 from batchline.pipeline.dispatch.limiter.load import Start
 
-_TELLING_PART, _STAYED_PART = 0.1, 0.3
-"""When this part of the limit was used up, the reset of a bucket has moved by what refilling that part takes. If it
-moved by less than the second part of that, it stayed."""
+_DECIDING_PART, _STAYED_PART = 0.1, 0.3
+"""Once the first part of the limit was used up, it is known whether it is a window or a bucket. The reset of a bucket
+has moved by the time that refilling takes. If it moved by less than the second part of that time, it is a window."""
 _COST_WEIGHT = 0.2
 
 
 class Announced:
-    """Remembers what an upstream said last about the requests and tokens of a model that it still accepts."""
+    """Remembers how many requests and tokens of a model its upstream still accepts, as its last headers said."""
 
     def __init__(self) -> None:
         self._requests = _Remaining()
@@ -32,14 +32,14 @@ class Announced:
         return self._requests.known or self._tokens.known
 
     def on_announcement(self, limits: RateLimits, start: Start, *, started: int, now: float) -> None:
-        """Note what the answer to a request says, after so many of the model were started in all."""
+        """Note the limits in the answer to a request. ``started`` is the number of starts of the model so far."""
         if limits.requests is not None:
             self._requests.on_quota(limits.requests, order=start.order, started=started, now=now)
         if limits.tokens is not None:
             self._tokens.on_quota(limits.tokens, order=start.order, started=started, now=now)
 
     def allowance(self, now: float) -> float:
-        """Return how many may start now."""
+        """Return the number of requests that may start now."""
         return min(self._requests.allowance(now), self._tokens.allowance(now))
 
     def wait(self, now: float) -> float:
@@ -52,7 +52,7 @@ class Announced:
 
 
 class _Remaining:
-    """One announced limit, counted in requests. A request costs 1 of it, or what requests cost lately."""
+    """One announced limit, counted in requests. A request costs 1, or as many tokens as requests cost lately."""
 
     def __init__(self, *, cost: float | None = 1.0) -> None:
         self._cost = cost
@@ -62,11 +62,11 @@ class _Remaining:
         self._reset_at = -inf
         self._in_window = False
         self._anchor: tuple[float, float] | None = None
-        """An earlier answer said that so much remained, and that the reset would be at this time."""
+        """The remaining number and the time of the reset in an earlier answer, which later ones are compared with."""
         self._refill = 0.0
-        """How much a bucket gains in a second."""
+        """The amount that a bucket gains in a second."""
         self._left = inf
-        """How many requests may start, as of ``_counted_at``."""
+        """The number of requests that may start, as of ``_counted_at``."""
         self._counted_at = 0.0
 
     @property
@@ -79,11 +79,11 @@ class _Remaining:
         reset = quota.reset_seconds or 0.0
         self._learn_cost(quota.remaining, order)
         self._learn_kind(quota, now + reset, reset)
-        # A limit per day is asked again after the longest time that a Retry-After may hold up a line.
+        # The reset of a daily limit may be hours away. It is tried again after the longest wait for a Retry-After.
         self._order, self._remaining = order, quota.remaining
         self._reset_at = now + min(MAX_RETRY_AFTER_SECONDS, reset)
         if self._cost is not None:
-            # Those that were started after the answered request are not counted in what remains.
+            # The remaining number does not include the requests that were started after the answered one.
             self._left = quota.remaining / self._cost - (started - order)
             self._counted_at = now
 
@@ -124,7 +124,7 @@ class _Remaining:
         if self._anchor is None or quota.remaining > self._anchor[0]:
             self._anchor = quota.remaining, reset_at
         dropped = self._anchor[0] - quota.remaining
-        if refill and dropped >= _TELLING_PART * quota.limit:
+        if refill and dropped >= _DECIDING_PART * quota.limit:
             moved, expected = reset_at - self._anchor[1], dropped / refill
             self._in_window = moved < _STAYED_PART * expected
             self._anchor = quota.remaining, reset_at

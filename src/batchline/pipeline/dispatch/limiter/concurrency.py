@@ -7,55 +7,64 @@
       └──(throughput grew, or a probe was better)┘ └──(timeouts and 503s: half)     └──(fewer were enough: hold those)
 
 Every arrow but the last follows a complete round (`rounds.py`). The idea is that of gradient limiters such as Netflix's
-concurrency-limits and of BBR's probing: compare throughput at neighbouring limits, and prefer the lower one.
+concurrency-limits and of BBR's probing: compare throughput at neighbouring limits, and prefer the lower one. As in BBR,
+the lowest limit that can be enough is the throughput multiplied by the lowest latency seen.
 """
 
 from collections import deque
 from enum import Enum
-from math import log, sqrt
+from math import inf, log, sqrt
 
 from batchline.domain.engine_queue import QueueLength
 from batchline.pipeline.dispatch.limiter.rounds import Measure, Round
 
 FIRST_LIMIT = 32
-"""Enough for two measurements on a small server, and few enough to be queued by any."""
+"""It is enough for two measurements on a small server, and any server can queue so few."""
 _FIRST_FACTOR = 4.0
-"""The first step of the ramp. The next ones are shorter, the less the last one brought."""
+"""The factor of the first step of the ramp. The less a step raised the throughput, the shorter is the next one."""
 _RAMP_PART, _HOLD_PART = 0.6, 0.9
-"""The part of a round that must have ended. A ramp is in a hurry, and compares rounds with the same part missing."""
+"""The part of a round that must have ended. A ramp does not wait for as many, since it compares rounds with the same
+part missing."""
 _MIN_ROUND = 16
 _QUICK_SECONDS = 1.0
-"""If answers are quicker than this, time is spent on better measurements."""
+"""If a round takes less than this, the next rounds are longer, so that measurements are better."""
 _LEAST_ELASTICITY = 0.2
-"""A ramp ends when throughput grew by less than the limit to this power: ten times as many, 1.6 times as fast."""
+"""A ramp ends when throughput grew by less than the limit to this power: ten times the limit must bring 1.6 times the
+throughput."""
 _LONGER = 2.0
-"""When answers take so many times as long as at the start of a ramp, it goes on in small steps."""
+"""If answers take so many times as long as the quickest of a ramp, the ramp goes on in small steps."""
 _NEAR_BEST = 0.97
 """A limit with this part of the best throughput is as good as the best."""
 _CLIMB_FACTOR = 1.5
 """The first step of a ramp that starts from a limit known to work."""
 _UP_FACTOR, _DOWN_FACTOR, _FAR_DOWN_FACTOR = 1.33, 0.8, 0.6
-"""How far a probe goes. The first ones down go far if the upstream seems to queue."""
+"""The factors of a probe up, down and far down. The first probes down go far if the upstream seems to queue."""
 _QUEUES, _FEW = 1.5, 16
-"""An upstream seems to queue if answers take so many times as long as at the lowest limit. If no more than a few are in
-flight, no lower limit is looked for."""
+"""An upstream seems to queue if answers take so many times as long as the quickest of the ramp. No limit lower than a
+few is looked for."""
+_WORTH_A_PROBE = 0.9
+"""A lower limit is probed only if it is at most this part of the limit."""
 _MIN_GAIN, _TOLERATED_LOSS = 0.04, 0.02
 """The change of throughput, as a logarithm, that a higher limit must bring and a lower limit may cost."""
+_SURE = 1.5
+"""A higher limit must be better by this number of standard errors. One in fifteen seems better by chance."""
 _SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 2.0, 30.0
 """The time between probes. It doubles while they change nothing."""
 _MOVED = 0.3
-"""The change of throughput, as a logarithm and in two rounds in a row, that shows another upstream than before."""
+"""The change of throughput, as a logarithm and in two rounds in a row, that shows that the upstream has changed."""
 _MOST_ROUNDS = 6
 _RAMP_ERROR, _HOLD_ERROR = 0.1, 0.04
-"""The relative errors that rounds are made long enough for, up to so many requests for each slot."""
+"""The relative errors that rounds are made long enough for. A round has at most ``_MOST_ROUNDS`` requests for each
+slot."""
 _EVEN, _QUEUED = 0.25, 0.6
 """Latencies that vary less than this are about equal; if they correlate more than this with the number in flight, some
 requests queued behind others."""
 _QUEUE_LENGTH_SECONDS = 15.0
-"""How long the queue length that an engine tells is believed."""
+"""The time for which a queue length that an engine reports is used."""
 _READINGS = 4
 _SHORT_QUEUE, _ENOUGH_QUEUE, _LONG_QUEUE = 0.25, 0.5, 0.75
-"""The length of a queue as a part of what is processed. A short one may run empty between two steps of the engine."""
+"""The length of a queue as a part of the requests that are processed. A short one may run empty between two steps of
+the engine."""
 
 
 class _Phase(Enum):
@@ -70,7 +79,7 @@ class _Queue(Enum):
 
     SHORT = "short"
     ENOUGH = "enough"
-    """It says nothing, since it may also consist of what came since the last step."""
+    """The length says nothing, since these requests may all have come since the last step."""
     LONG = "long"
 
 
@@ -81,7 +90,7 @@ class ConcurrencyLimit:
         self._cap = cap
         self.limit = min(FIRST_LIMIT, cap)
         self._wanted = 0
-        """The limit that a lower cap replaced."""
+        """The limit that there was before a lower cap replaced it; 0 if none was replaced."""
         self._phase = _Phase.RAMP
         self._factor = _FIRST_FACTOR
         """The next step of the ramp."""
@@ -89,12 +98,14 @@ class ConcurrencyLimit:
         """The measurements of this ramp."""
         self._round: Round | None = None
         self._usual_latency: dict[str, float] = {}
-        """The mean latency of each model in its first round. All later ones are measured by it."""
+        """The mean latency of each model in its first round. All latencies are divided by it."""
         self._probe = Probe()
         self._expected: float | None = None
         """The throughput at this limit, as a logarithm."""
         self._rounds_off = 0
-        """How many rounds in a row had another throughput than expected."""
+        """The number of rounds in a row that had another throughput than expected."""
+        self._least_latency = inf
+        """The lowest mean latency of any round."""
         self._variation = 0.0
         """The variation of the latencies in the last round."""
         self._is_quick = False
@@ -102,9 +113,9 @@ class ConcurrencyLimit:
         """Whether a limit of the ramp is measured a second time, more precisely."""
         self._queue: _Queue | None = None
         self._queue_until = 0.0
-        """What the engine said of its queue counts until this time."""
+        """The time until which the queue length that the engine reported is used."""
         self._running: deque[float] = deque(maxlen=_READINGS)
-        """How many requests the engine processed, in the last readings."""
+        """The number of requests that the engine processed, in the last readings."""
 
     def set_cap(self, cap: int) -> None:
         """Set the most that the limit may be. A limit that the former cap had lowered is restored."""
@@ -118,7 +129,7 @@ class ConcurrencyLimit:
             self._wanted = 0
 
     def on_start(self, in_flight: int, now: float) -> Round | None:
-        """Return the round that a request belongs to, if it does, with so many in flight including itself."""
+        """Return the round that a request belongs to, or None. ``in_flight`` includes the request itself."""
         if self._round is None:
             self._round = self._new_round(now)
         return self._round if self._round.add(in_flight) else None
@@ -136,19 +147,19 @@ class ConcurrencyLimit:
             round_.remove()
 
     def set_limit(self, limit: int, now: float) -> None:
-        """Hold a limit that something else than throughput suggests."""
+        """Hold a limit that was not found by throughput."""
         self._hold(limit)
         self._probe.rest(now)
 
     def on_queue_length(self, length: QueueLength, *, in_flight: int, now: float) -> None:
-        """Believe an engine that tells its queue about where to look: a short one asks for more, a long one for less.
+        """Choose the direction of the next probe by the queue of the engine: up if it is short, down if it is long.
 
-        Throughput decides whether the limit moves. Requests that came during a step of the engine wait until the next
+        Throughput decides whether the limit changes. Requests that came during a step of the engine wait until the next
         one, so an engine whose answers need few steps has a queue at any limit.
         """
         if in_flight < self.limit:
             return
-        # Between two steps an engine may process fewer for a moment, so the most of the last readings counts.
+        # Between two steps an engine may process fewer for a moment, so the largest of the last readings counts.
         self._running.append(max(length.running or 0.0, in_flight - length.waiting))
         part = length.waiting / max(1.0, *self._running)
         self._queue_until = now + _QUEUE_LENGTH_SECONDS
@@ -160,6 +171,16 @@ class ConcurrencyLimit:
             self._queue = _Queue.SHORT
             if self._phase is _Phase.HOLD:
                 self._probe.schedule_up()
+            elif self._phase is _Phase.RAMP and not length.waiting:
+                self._skip_slow_round(now)
+
+    def _skip_slow_round(self, now: float) -> None:
+        """Take the next step of the ramp before its round is complete, because the engine has no queue.
+
+        If answers take a minute, a ramp by complete rounds would take several minutes.
+        """
+        if self._round is not None and self.limit < self._cap and now - self._round.since > _QUICK_SECONDS:
+            self._set_limit(int(self.limit * _FIRST_FACTOR), _Phase.RAMP)
 
     def _new_round(self, now: float) -> Round:
         limit = self.limit
@@ -174,6 +195,7 @@ class ConcurrencyLimit:
     def _consider(self, round_: Round, now: float) -> None:
         measure = round_.measure
         self._variation, self._is_quick = measure.variation, now - round_.since < _QUICK_SECONDS
+        self._least_latency = min(self._least_latency, measure.latency)
         if self._phase is _Phase.RAMP:
             self._consider_first(round_, measure, now)
         elif self._phase is _Phase.PROBE:
@@ -185,11 +207,11 @@ class ConcurrencyLimit:
             self._consider_hold(measure, now)
 
     def _consider_first(self, round_: Round, measure: Measure, now: float) -> None:
-        """Consider the first round at a limit of the ramp, whose requests started together, or the second.
+        """Consider the first round at a limit of the ramp, whose requests started together, or the second one.
 
-        If all took about equally long, or as long whether they started early or late, each had all the others beside
-        it. If those that started later took longer, some queued, and those that started last show the throughput. If
-        it takes little time, a second round is measured, whose requests start with all slots taken.
+        If the latencies are about equal, or do not depend on the order of the starts, each request ran beside all the
+        others. If requests that started later took longer, some queued, and those that started last show the
+        throughput. If rounds take little time, a second one is measured, whose requests start with all slots taken.
         """
         if not round_.is_used:
             return
@@ -201,7 +223,7 @@ class ConcurrencyLimit:
         if queued:
             measure = round_.last_measure
         elif uneven and round_.extend(_HOLD_PART):
-            # The first to end are the quickest. All would seem quicker than they are.
+            # The first to end are the quickest. By them alone, all would seem quicker than they are.
             self._round = round_
             return
         else:
@@ -232,8 +254,8 @@ class ConcurrencyLimit:
     def _end_ramp(self, now: float) -> None:
         """Hold the lowest limit that was as good as the best, and look from there for a lower one.
 
-        If the engine told that its queue is long, the limit is as high as it takes to keep all of the engine busy: one
-        round of an engine that answers in waves shows less than that.
+        If the engine reported a long queue, the limit is at least as high as keeps the whole engine busy. A round of an
+        engine that answers in waves may show a lower limit than that.
         """
         points = sorted(self._points, key=lambda point: point.limit)
         best = max(point.rate for point in points)
@@ -258,8 +280,7 @@ class ConcurrencyLimit:
         else:
             self._rounds_off = 0
             self._expected += 0.3 * change
-        # A few in flight are no burden, and a lower limit would cost more than it shows.
-        if self._probe.is_due(now) and not self._cap <= self.limit <= _FEW:
+        if self._probe.is_due(now) and (self.limit < self._cap or self._lowest(measure, now) < self.limit):
             self._begin_probe(measure, now)
 
     def _on_moved(self, measure: Measure, now: float, *, faster: bool) -> None:
@@ -275,20 +296,31 @@ class ConcurrencyLimit:
         self._set_limit(max(self.limit + 1, int(self.limit * self._factor)), _Phase.RAMP)
 
     def _begin_probe(self, measure: Measure, now: float) -> None:
-        down_to = None
+        lowest = self._lowest(measure, now)
         if self._has_queue(_Queue.SHORT, now):
             self._probe.upwards = True
         elif self._has_queue(_Queue.LONG, now):
-            self._probe.upwards, down_to = False, self._enough
-        self._probe.begin(measure, cap=self._cap, down_to=down_to)
+            self._probe.upwards = False
+        self._probe.begin(measure, cap=self._cap, lowest=lowest)
         self._set_limit(self._probe.limit, _Phase.PROBE)
+
+    def _lowest(self, measure: Measure, now: float) -> int:
+        """Return the lowest limit to probe, which is the present one if no lower one is worth a probe.
+
+        By Little's law a limit below the throughput multiplied by the lowest latency must be slower. If the engine
+        reported a long queue, its numbers are used instead. No limit below a few is probed: it would save nothing.
+        """
+        if self._has_queue(_Queue.LONG, now):
+            return min(self.limit, self._enough)
+        lowest = int(self.limit * self._least_latency / measure.latency)
+        return lowest if max(lowest, _FEW) <= _WORTH_A_PROBE * self.limit else self.limit
 
     def _end_probe(self, measure: Measure, now: float) -> None:
         probe = self._probe
         change, error = probe.change(measure)
         self._hold(probe.home)
         if probe.upwards:
-            if change > max(_MIN_GAIN, error):
+            if change > max(_MIN_GAIN, _SURE * error):
                 probe.rest(now)
                 self._climb(measure)
             elif change > 0.0 and self._has_queue(_Queue.SHORT, now):
@@ -304,7 +336,7 @@ class ConcurrencyLimit:
 
     @property
     def _enough(self) -> int:
-        """The limit at which the queue that the engine told of is neither short nor long."""
+        """The limit at which the queue of the engine would be neither short nor long."""
         return int((1 + _ENOUGH_QUEUE) * max(self._running)) + 1
 
     def _has_queue(self, queue: _Queue, now: float) -> bool:
@@ -320,12 +352,12 @@ class ConcurrencyLimit:
 
 
 class Probe:
-    """A look at another limit: a round before it, one at it, and one after it, when to look, and in which direction."""
+    """Tries another limit for one round, between two rounds at the present one, and schedules the next try."""
 
     def __init__(self) -> None:
         self.upwards = True
         self.home = self.limit = 1
-        """The limit to return to, and the one to look at."""
+        """The limit to return to, and the one to try."""
         self.during: Measure | None = None
         self._before: Measure | None = None
         self._rest_seconds = _SHORTEST_REST_SECONDS
@@ -339,24 +371,24 @@ class Probe:
         self.upwards, self._due = True, 0.0
 
     def begin_descent(self, now: float, *, far: bool) -> None:
-        """Look downwards first."""
+        """Probe lower limits first."""
         self.upwards, self._down_factor, self._due = False, _FAR_DOWN_FACTOR if far else _DOWN_FACTOR, now
         self._rest_seconds = _SHORTEST_REST_SECONDS
 
-    def begin(self, before: Measure, *, cap: int, down_to: int | None = None) -> None:
-        """Begin to look at another limit, at ``down_to`` if it is given and lies below."""
+    def begin(self, before: Measure, *, cap: int, lowest: int) -> None:
+        """Begin to try a higher limit, or a lower one that is at least ``lowest``."""
         self._before, self.home = before, before.limit
-        if self.home <= _FEW:
+        if lowest >= self.home:
             self.upwards = True
         elif self.home >= cap:
             self.upwards = False
         if self.upwards:
             self.limit = max(self.home + 1, int(self.home * _UP_FACTOR))
         else:
-            self.limit = min(self.home - 1, down_to or int(self.home * self._down_factor))
+            self.limit = min(self.home - 1, max(lowest, int(self.home * self._down_factor)))
 
     def change(self, after: Measure) -> tuple[float, float]:
-        """Return by how much the throughput differed from that before and after, as a logarithm, and its error."""
+        """Return the change of throughput during the probe, as a logarithm, and its error."""
         if self._before is None or self.during is None:
             raise RuntimeError("a probe ended that had not begun")
         usual = sqrt(self._before.rate * after.rate)
@@ -364,14 +396,14 @@ class Probe:
         return log(self.during.rate / usual), error
 
     def on_nothing_changed(self, now: float) -> None:
-        """Rest, longer after each look in both directions, and look in the other direction then."""
+        """Rest, and probe in the other direction next. After a probe in each direction the rest is twice as long."""
         if self.upwards:
             self._rest_seconds = min(_LONGEST_REST_SECONDS, 2 * self._rest_seconds)
         self.upwards, self._down_factor = not self.upwards, _DOWN_FACTOR
         self.rest(now)
 
     def on_fewer_enough(self, now: float) -> None:
-        """Look further down, soon."""
+        """Probe a still lower limit at once."""
         self._rest_seconds, self._due = _SHORTEST_REST_SECONDS, now
 
     def rest(self, now: float) -> None:
@@ -379,5 +411,5 @@ class Probe:
 
 
 def _elasticity(before: Measure, after: Measure) -> float:
-    """Return the power of the load that the throughput grew by: 1 for as much as the load, 0 for not at all."""
+    """Return the growth of throughput as a power of that of the load: 1 if it grew as much, 0 if it did not grow."""
     return log(after.rate / before.rate) / max(0.05, log(after.load / before.load)) if after.load > before.load else 1.0

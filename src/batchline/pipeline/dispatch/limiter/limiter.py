@@ -15,7 +15,7 @@ from batchline.pipeline.dispatch.limiter.sign import Sign
 
 _DEFAULT_CAP = 1024
 _MAX_MODELS = 1000
-"""Models to remember. A file may name any number of them."""
+"""The number of models at which idle ones are forgotten. A file may name any number of them."""
 
 
 class Limiter:
@@ -29,7 +29,7 @@ class Limiter:
         self._overload = Overload()
 
     def set_cap(self, cap: int) -> None:
-        """Set how many may be in flight at most. It may be 0."""
+        """Set the most requests that may be in flight. The cap may be 0."""
         if cap != self._cap:
             self._cap = cap
             self._concurrency.set_cap(max(1, cap))
@@ -40,7 +40,7 @@ class Limiter:
 
     @property
     def limit(self) -> int:
-        """How many may be in flight now."""
+        """The number of requests that may be in flight now."""
         limit, accepted = min(self._cap, self._concurrency.limit), 0
         for model in self._load.by_model:
             accepted_of_model = self._models[model].limit
@@ -51,13 +51,13 @@ class Limiter:
 
     @property
     def rate(self) -> float | None:
-        """How many may start in a second, of all models; None while that is not limited."""
+        """The number of requests, of all models, that may start in a second; None while that is not limited."""
         rates = [model.rate for model in self._models.values()]
         return None if not rates or None in rates else sum(rate for rate in rates if rate is not None)
 
     @property
     def room(self) -> int:
-        """How many more may start, whatever their model. Slow ones count for the cap alone."""
+        """The number of further requests that may start, of any model. Slow requests count only against the cap."""
         taken = self._load.in_flight
         return min(self._concurrency.limit - taken, self._cap - self._load.slow - taken)
 
@@ -79,16 +79,16 @@ class Limiter:
         }
 
     def allowance(self, model: str, now: float) -> int:
-        """Return how many of a model may start now."""
+        """Return the number of requests of a model that may start now."""
         return self.model(model).allowance(self._load.by_model[model], now)
 
     def wait(self, model: str, now: float) -> float:
-        """Return the seconds until the rate lets one of a model start; 0 if something else holds it back."""
+        """Return the seconds until the rate lets a request of a model start; 0 if something else holds it back."""
         limit = self._models.get(model)
         return limit.wait(self._load.by_model[model], now) if limit is not None and limit.is_limited else 0.0
 
     def start(self, model: str, count: int, now: float) -> list[Start]:
-        """Report that so many of a model start now. Each of the returned values is passed to ``end`` later."""
+        """Report that ``count`` requests of a model start now. Each returned value is passed to ``end`` later."""
         limit = self.model(model)
         load, concurrency, starts = self._load, self._concurrency, list[Start]()
         limit.on_start(now, count, load.by_model[model] + count)
@@ -108,12 +108,14 @@ class Limiter:
         again: bool = False,
         retry_after: float | None = None,
         rate_limits: RateLimits | None = None,
-    ) -> bool:
-        """Report that one has ended, and return whether the search for a limit provoked its refusal.
+    ) -> float | None:
+        """Report the end of a request. If a limit refused it, return the cost to its line, from 0 to 1; else None.
 
-        ``line`` identifies what it was for, and ``again`` says that it was refused before.
+        ``line`` identifies the line of the request, and ``again`` says that this line was refused before.
         """
         self._load.end(start)
+        if sign is Sign.UNAVAILABLE and self._models[start.model].refuses_within(now - start.at):
+            sign = Sign.THROTTLED
         self._note_overload(start, sign, now)
         if rate_limits is not None:
             self._models[start.model].on_announcement(rate_limits, start, now)
@@ -122,25 +124,25 @@ class Limiter:
             self._models[start.model].on_answer(start, now, again=again)
             if start.round is not None:
                 self._concurrency.on_answer(start.round, start.model, start.in_flight, now - start.at, now)
-            return False
+            return None
         if start.round is not None:
             self._concurrency.on_no_answer(start.round)
         if sign is Sign.THROTTLED:
             return self._models[start.model].on_refusal(start, now, line=line, again=again, retry_after=retry_after)
-        return False
+        return None
 
     def on_outage_over(self, now: float) -> None:
-        """Return quickly to the last good rates: the upstream is available again."""
+        """Return quickly to the rates before an outage, because the upstream is available again."""
         for model in self._models.values():
             model.on_outage_over(now)
 
     def on_queue_length(self, length: QueueLength, now: float) -> None:
-        """Report how many requests the engine says it processes and queues."""
+        """Report the numbers of requests that the engine processes and queues."""
         self._concurrency.on_queue_length(length, in_flight=self._load.in_flight, now=now)
 
     def _note_overload(self, start: Start, sign: Sign, now: float) -> None:
         limit = self._concurrency.limit
-        overloaded = sign is Sign.OVERLOADED
+        overloaded = sign in {Sign.OVERLOADED, Sign.UNAVAILABLE}
         changed = self._overload.on_end(start.at, now, overloaded=overloaded, limit=limit)
         if changed is not None:
             self._concurrency.set_limit(changed, now)

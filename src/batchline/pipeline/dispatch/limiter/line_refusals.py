@@ -1,28 +1,36 @@
 """Tells refusals that are about single lines from those that are about a limit.
 
-A limit refuses lines without regard to which they are. So it is about the lines
+A limit refuses lines regardless of their content. So refusals are about the lines
 
-- if a single line is refused: it may be for what it contains;
+- if a single line is refused and no limit is known: its content may be the reason;
 - if lines that were refused before are refused again and again, while others pass;
-- if lines are always refused when they are tried first, and pass when they are tried again.
+- if lines are always refused when they are tried first, and pass in any order when they are tried again: a limit that
+  is reached refuses many in a row, also of those that are tried again.
 """
 
 from collections.abc import Hashable
+from itertools import pairwise
 from math import inf
 
 _TOGETHER_SECONDS = 1.0
-"""If two lines are refused within this time, it is not about a single line."""
+"""If two lines are refused within this time, the refusals are not about a single line."""
 _AGAIN_WEIGHT = 0.1
-"""The weight of one more line that is tried again: about ten of them decide."""
+"""The weight of one more line that is tried again, so that about the last ten count."""
 _SELDOM, _OFTEN = 0.15, 0.2
 """The parts of lines that pass seldom and often."""
 _PERIOD_SECONDS, _PERIOD_LATENCIES = 0.5, 4
-"""A period lasts for this time, or for so many answers after each other: some of each kind must have ended."""
+"""A period lasts for this time, or for so many times the latency if that is longer, so that some lines of each kind
+have ended."""
 _MIN_FIRST, _MIN_AGAIN = 16, 4
-"""A period shows something with so many lines that were tried first, and so many that were tried again."""
+"""A period needs so many lines that were tried first, and so many that were tried again."""
+_MAX_AGAIN = 256
+"""The most lines of a period whose order is remembered."""
+_MIXED_PART = 0.5
+"""Lines passed in any order if passed and refused ones alternated at least so often, as a part of the number of the
+rarer of both."""
 _UNDECIDED_SECONDS = 2.0
-"""If none was accepted, neither first nor often enough again, the period goes on for this time: the lines may need
-several tries each."""
+"""If no line passed when tried first, and too few when tried again, the period goes on for this time: each line may
+need several tries."""
 
 
 class LineRefusals:
@@ -31,42 +39,53 @@ class LineRefusals:
     def __init__(self) -> None:
         self._refused_at = -inf
         self._refused_line: Hashable = None
-        """The line that was refused last, and when."""
+        """The line that was refused last, at ``_refused_at``."""
         self._others_pass = False
-        """Whether anything was answered since then."""
+        """Whether any line was answered since then."""
         self._accepted_again = 0.5
         """The part of the lines tried again that passed lately."""
         self._period_ends = 0.0
         self._counts = dict.fromkeys([(again, accepted) for again in (False, True) for accepted in (False, True)], 0)
         """The lines of this period, by whether they were tried again and whether they passed."""
+        self._tried_again: list[tuple[int, bool]] = []
+        """The lines of this period that were tried again: the order of their starts, and whether they passed."""
         self.first_are_refused = False
         """Whether lines tried first were refused in the last period, and lines tried again passed."""
 
-    def on_answer(self, now: float, *, again: bool, latency_seconds: float) -> None:
+    def on_answer(self, now: float, *, order: int, again: bool, latency_seconds: float) -> None:
         self._others_pass = True
         if again:
             self._accepted_again += _AGAIN_WEIGHT * (1 - self._accepted_again)
-        self._count(now, again=again, accepted=True, latency_seconds=latency_seconds)
+        self._count(now, order=order, again=again, accepted=True, latency_seconds=latency_seconds)
 
-    def is_about_line(self, line: Hashable, now: float, *, again: bool) -> bool:
-        """Count a refusal, and return whether it is about its line alone."""
+    def is_about_line(self, line: Hashable, now: float, *, order: int, again: bool, limited: bool) -> bool:
+        """Count a refusal, and return whether it is only about its line. ``limited`` says that a limit is known."""
         together = line != self._refused_line and now - self._refused_at <= _TOGETHER_SECONDS
         others_pass, self._others_pass = self._others_pass, False
         self._refused_line, self._refused_at = line, now
-        self._count(now, again=again, accepted=False)
+        self._count(now, order=order, again=again, accepted=False)
         if again:
             self._accepted_again -= _AGAIN_WEIGHT * self._accepted_again
-        if not together or self.first_are_refused:
+        if self.first_are_refused or (not together and not limited):
             return True
         return again and others_pass and self._accepted_again < _SELDOM
 
-    def _count(self, now: float, *, again: bool, accepted: bool, latency_seconds: float = 0.0) -> None:
+    def _count(self, now: float, *, order: int, again: bool, accepted: bool, latency_seconds: float = 0.0) -> None:
         counts = self._counts
         first, tried_again = counts[False, True] + counts[False, False], counts[True, True] + counts[True, False]
         if now >= self._period_ends and first >= _MIN_FIRST and tried_again >= _MIN_AGAIN:
             first_pass, others_pass = counts[False, True] > 0, counts[True, True] > _OFTEN * tried_again
             if first_pass or others_pass or now >= self._period_ends + _UNDECIDED_SECONDS:
-                self.first_are_refused = others_pass and not first_pass
-                self._counts = counts = dict.fromkeys(counts, 0)
+                self.first_are_refused = others_pass and not first_pass and self._is_mixed()
+                self._counts, self._tried_again = dict.fromkeys(counts, 0), []
+                counts = self._counts
                 self._period_ends = now + max(_PERIOD_SECONDS, _PERIOD_LATENCIES * latency_seconds)
         counts[again, accepted] += 1
+        if again and len(self._tried_again) < _MAX_AGAIN:
+            self._tried_again.append((order, accepted))
+
+    def _is_mixed(self) -> bool:
+        """Return whether lines that were tried again passed in any order."""
+        passed = [accepted for _, accepted in sorted(self._tried_again)]
+        changes = sum(first is not second for first, second in pairwise(passed))
+        return changes >= _MIXED_PART * min(passed.count(True), passed.count(False))

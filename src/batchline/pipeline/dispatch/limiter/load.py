@@ -7,7 +7,7 @@ from msgspec import Struct
 from batchline.pipeline.dispatch.limiter.rounds import Round
 
 _SLOW_ROUNDS = 10
-"""A request that outlasts so many rounds of others is slow."""
+"""A request that is still in flight after so many times the limit were answered is slow."""
 
 
 class Start(Struct, gc=False):
@@ -16,11 +16,11 @@ class Start(Struct, gc=False):
     at: float
     model: str
     in_flight: int
-    """How many were in flight when it started, including itself."""
+    """The number of requests in flight when it started, including itself."""
     model_in_flight: int
     """The same, of its model alone."""
     order: int
-    """It is the so-many-th request of its model."""
+    """Its number among all requests of its model, from 1."""
     slow_after: int
     """The number of all answers after which it no longer counts as in flight."""
     round: Round | None = None

@@ -1,4 +1,4 @@
-"""Holds back the starts of one model at one upstream, by what its answers announce and by what it refuses."""
+"""Holds back the starts of one model at one upstream, by the limits in its answers and by its refusals."""
 
 from collections.abc import Hashable
 from math import ceil, inf
@@ -10,6 +10,8 @@ from batchline.pipeline.dispatch.limiter.load import Start
 from batchline.pipeline.dispatch.limiter.refusals import RefusalLimit
 
 _UNLIMITED = 1 << 30
+_REFUSAL_PART = 0.5
+"""A refusal takes less than this part of the time that answers take."""
 
 
 class ModelLimit:
@@ -22,7 +24,7 @@ class ModelLimit:
 
     @property
     def started(self) -> int:
-        """How many were started in all."""
+        """The number of requests that were started in all."""
         return self._refusals.started
 
     @property
@@ -36,56 +38,66 @@ class ModelLimit:
 
     @property
     def limit(self) -> int | None:
-        """How many may be in flight; None while that is not limited."""
+        """The number of requests that may be in flight; None while that is not limited."""
         return ceil(self._refusals.limit) if self._refusals.is_limiting else None
 
     @property
     def rate(self) -> float | None:
-        """How many start in a second; None while that is not limited."""
+        """The number of requests that may start in a second; None while that is not limited."""
         return self._refusals.rate
 
     def allowance(self, in_flight: int, now: float) -> int:
-        """Return how many may start now beside those that are in flight."""
+        """Return the number of requests that may start now beside those in flight."""
         allowed = min(self._refusals.allowance(in_flight, now), self._announced.allowance(now))
         return _UNLIMITED if allowed == inf else int(allowed)
 
     def wait(self, in_flight: int, now: float) -> float:
-        """Return the seconds until one may start although none ends; 0 if it may now, or if one must end first."""
+        """Return the seconds until a request may start even if none ends; 0 if it may now, or if one must end first."""
         return max(self._refusals.wait(in_flight, now), self._announced.wait(now))
 
     def blocked_seconds(self, now: float) -> float:
-        """Return the seconds until one may start because the upstream said so, with Retry-After; 0 if it did not."""
+        """Return the seconds until a request may start, as the upstream said with Retry-After; 0 if it did not."""
         return max(0.0, self._refusals.blocked_until - now)
 
     def announced_wait(self, now: float) -> float:
-        """Return the seconds until the headers of the upstream let one start."""
+        """Return the seconds until a request may start by the limits in the headers of the upstream."""
         return self._announced.wait(now)
 
     def on_start(self, now: float, count: int, in_flight: int) -> None:
-        """Report so many starts, with so many in flight including them."""
+        """Report ``count`` starts. ``in_flight`` includes them."""
         self._refusals.on_start(now, count, in_flight)
         if self._announced.is_limiting:
             self._announced.on_start(count)
 
     def on_announcement(self, limits: RateLimits, start: Start, now: float) -> None:
-        """Believe what an answer says about the rate limits of the upstream."""
+        """Note the rate limits of the upstream that an answer announces."""
         self._announced.on_announcement(limits, start, started=self.started, now=now)
 
     def on_answer(self, start: Start, now: float, *, again: bool) -> None:
         """Report an answer. ``again`` says that the line was refused before."""
-        self._line_refusals.on_answer(now, again=again, latency_seconds=now - start.at)
+        self._line_refusals.on_answer(now, order=start.order, again=again, latency_seconds=now - start.at)
         self._refusals.on_answer(start, now)
 
-    def on_refusal(self, start: Start, now: float, *, line: Hashable, again: bool, retry_after: float | None) -> bool:
-        """Learn from a 429, and return whether the search for the limit provoked it."""
-        if self._line_refusals.is_about_line(line, now, again=again):
+    def refuses_within(self, seconds: float) -> bool:
+        """Return whether a request that ended without an answer after this time was refused.
+
+        If the upstream had processed it, it would have taken about as long as an answer.
+        """
+        return seconds < _REFUSAL_PART * self._refusals.latency_seconds
+
+    def on_refusal(
+        self, start: Start, now: float, *, line: Hashable, again: bool, retry_after: float | None
+    ) -> float | None:
+        """Learn from a refusal, and return its cost to the line, from 0 to 1; None if it is only about the line."""
+        limited = self._refusals.is_limiting
+        if self._line_refusals.is_about_line(line, now, order=start.order, again=again, limited=limited):
             if self._line_refusals.first_are_refused:
                 self._refusals.give_up()
             self._refusals.on_other_refusal(start)
-            return False
+            return None
         return self._refusals.on_refusal(start, now, retry_after=retry_after)
 
     def on_outage_over(self, now: float) -> None:
-        """Forget what was refused in an outage: it was neither about a limit nor about the lines."""
+        """Forget the refusals of an outage: they were neither about a limit nor about the lines."""
         self._line_refusals = LineRefusals()
         self._refusals.on_outage_over(now)

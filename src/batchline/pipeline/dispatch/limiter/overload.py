@@ -2,26 +2,26 @@
 
 ::
 
-    fine ──(a quarter of the last answers say so)──> cut in half ──┬─(fewer say so)──> fine
-                                                                   └─(as many)──> as before: it is not about the load
+    fine ──(a quarter of the last ends are overloads)──> half the limit ──┬─(fewer overloads)──> fine
+                                                                          └─(as many)──> the limit before the cut
 """
 
 _OVERLOADED_PART = 0.25
-"""The part of the last ends that makes an overload."""
+"""If this part of the last requests ended with an overload, the upstream has too much to do."""
 _MIN_ENDS = 16
 _SAME_PART = 0.7
-"""If at half the load this part of the overloads is left, they are not about the load."""
+"""If at half the limit this part of the overloads is left, the load is not their cause."""
 _TOLERANCE = 1.3
 
 
 class Overload:
-    """Counts overloads in groups of about as many ends as may be in flight."""
+    """Counts overloads among the ends of requests, in groups of about as many as may be in flight."""
 
     def __init__(self) -> None:
         self._ends = self._overloads = 0
         self._since = 0.0
         self._part_before: float | None = None
-        """The part that made the last cut, until it is known whether the cut helped."""
+        """The part of overloads that led to the last cut, until it is known whether the cut helped."""
         self._limit_before = 0
         self._tolerated = 0.0
 

@@ -1,7 +1,7 @@
-"""Learns from refusals (429) how many requests of a model its upstream accepts.
+"""Learns from refusals (429, and 503 if it comes quickly) how many requests of a model its upstream accepts.
 
 Some upstreams refuse what exceeds a number in flight, others what exceeds a rate. By Little's law both are one: a rate
-is a number in flight divided by the latency. So one number is looked for, the *limit*. It may be a fraction
+is a number in flight divided by the latency. So only one number is searched for, the *limit*. It may be a fraction
 (`slots.py`)::
 
                  many are refused               now and then
@@ -14,14 +14,15 @@ is a number in flight divided by the latency. So one number is looked for, the *
         └───────────────────────────────────────────────────────────┘
                     more than are in flight would be accepted
 
-Holding the part that was accepted is right at once, be it about a number or about a rate. If as large a part is refused
-again and again, however low the limit is, a *test* compares two limits: if the part is the same, the refusals have
-nothing to do with the limit and are tolerated. A small part is always tolerated: it shows that the upstream is full,
-and the refused lines are tried again.
+A cut keeps the part of the limit that was accepted, which is right for both kinds of upstreams. If every request beyond
+a number in flight was refused and no other, that number is held. If as large a part is refused again and again, however
+low the limit is, a *test* compares two limits: if the part is the same at both, the refusals are not about the limit
+and are tolerated. A small part is always tolerated: it shows that the upstream is full, and the refused lines are
+tried again.
 """
 
 from enum import Enum
-from math import ceil, inf
+from math import ceil, floor, inf, log2
 
 from batchline.domain.retry import MAX_RETRY_AFTER_SECONDS
 from batchline.pipeline.dispatch.limiter.load import Start
@@ -32,46 +33,49 @@ _FEW, _MANY, _ALL = 0.12, 0.25, 0.99
 """Parts of the requests. If few are refused, nothing is done. If many of the last ones are, there is a limit. If all
 are, no lower limit can be derived from them."""
 _TOLERANCE = 1.3
-"""A part that is refused at any limit may grow by this factor before it is about the limit."""
+"""A part that is refused at any limit may grow by this factor before the limit is taken as the cause."""
 _NONE = 0.02
-"""While no larger part than this is refused, the upstream may not be full."""
+"""While at most this part is refused, the upstream may not be full."""
 _RECENT_WEIGHT, _USUAL_WEIGHT, _USUAL_SAMPLE_WEIGHT = 1 / 16, 1 / 64, 0.2
 """The weights of one more request in the part that was refused lately, and of one more request or sample in the part
-that is refused at any limit. What is refused lately must be known soon, and what is usual must not follow chance."""
+that is refused at any limit. The first must follow changes soon, and the others must not follow chance."""
 _SHORTEST_PATIENCE_SECONDS, _PATIENCE_IN_REFUSALS = 0.1, 4
-"""A request was accepted if it is not refused in so many times the time that refusals take."""
+"""A request counts as accepted if it was not refused within so many times the time that refusals take."""
 _REFUSAL_SECONDS_WEIGHT = 0.9
-"""The weight of the slowest of the earlier refusals in that time: it must be forgotten some time."""
+"""The part of the longest earlier refusal time that remains after each refusal, so that it is forgotten in the end."""
 _SAMPLE_SIZE = 16
-"""The fewest starts that a part is counted of. Half of them are enough below one in flight, where they take long."""
+"""The fewest starts in a sample. Half as many are enough at a limit below 1, where they take long."""
 _FIRST_LIMIT = 32.0
-"""The limit if many are refused and nothing was ever accepted: the number in flight shows nothing then."""
+"""The first limit if many are refused and none was ever accepted: the number in flight shows nothing then."""
+_LEAST_DOUBTED = 2.0
+"""A few refusals too many may be chance if the limit is at least this. Below it, one request more is much more."""
 _LARGEST_CUT, _CUT_IF_ALL_REFUSED, _LARGEST_TEST_CUT = 1 / 4, 1 / 2, 1 / 16
-"""The least part of the limit that a cut leaves: a sample may show too many refusals by chance. A test may go
+"""The least part of the limit that a cut leaves, because a sample may show too many refusals by chance. A test may go
 lower, since it is over soon."""
 _SECONDS_IF_ALL_REFUSED = 0.5
-"""The time between two cuts if nothing is accepted. It may be an outage, in which the limit says nothing."""
+"""The time between two cuts if all are refused. It may be an outage, which has nothing to do with the limit."""
 _LEAST_RATE = 1.0
-"""The limit lets at least so many start in a second, or one be in flight if that takes longer."""
-_SAMPLES_TO_BLOCK = 2
-"""If so many samples in a row were refused whole, all requests wait until the time of Retry-After."""
+"""The limit lets at least so many start in a second, or one be in flight if answers take longer."""
+_LEAST_COST = 0.5
+"""A refusal costs its line at least this much, so that a line that is always refused fails in the end."""
 _CUTS_TO_TEST, _TEST_SECONDS = 3, 0.25
-"""This number of cuts in a row should have reached any limit. The two samples of a test take at least this time each,
-so that a burst that the upstream accepts at once does not decide."""
+"""After this number of cuts in a row, which should have reached any limit, a test begins. Each of its two samples takes
+at least this time, so that a burst that the upstream accepts at once does not decide."""
 _LEAST_TEST_STARTS, _LONGEST_TEST_SECONDS = 4, 2.0
-"""A sample of a test ends after this time if it has so many starts: at a low limit the search must go on soon."""
+"""A sample of a test ends after this time if it has so many starts, so that the search goes on soon at a low limit."""
 _GROWTH_PER_SAMPLE = 1.02
-"""While nothing at all is refused, the limit creeps up between probes."""
+"""The limit grows by this factor with each sample in which nothing is refused."""
 _FIRST_GROWTH, _GROWTH_OF_GROWTH, _LARGEST_GROWTH = 0.04, 8.0, 1.0
-"""A probe adds a little first, and more while that is accepted: an upstream that has grown is soon known."""
+"""A probe adds a little first, and more while that is accepted, so that a much higher limit is found soon."""
 _USUAL_GROWTH = 4
-"""A probe adds so many times the part that is refused anyway. Otherwise chance would decide."""
+"""A probe adds at least so many times the part that is refused at any limit. Otherwise chance would decide."""
 _SECONDS_BETWEEN_PROBES, _LONGEST_PROBE_SECONDS = 1.0, 0.5
-"""A limit that was lifted must be noticed within seconds. A probe ends after this time if what it added was started."""
+"""The end of a limit must be noticed within seconds. A probe ends after the second time if the requests that it added
+were started."""
 _LONGEST_HOLD_SECONDS = 2.0
 """A limit is held for a sample before a probe, or for this time if requests take too long for a sample."""
 _USED_PART = 0.85
-"""If a smaller part of the slots was taken, the limit did not limit anything."""
+"""If a smaller part of the slots was taken, the limit held back nothing."""
 
 
 class _Phase(Enum):
@@ -89,7 +93,7 @@ class RefusalLimit:
         self._phase = _Phase.UNLIMITED
         self._sample: Sample | None = None
         self._set_after = 0
-        """The starts up to this one were made before the limit was set, and say nothing about it."""
+        """The number of the last start before the limit was set. Starts up to it say nothing about the limit."""
         self._set_at = 0.0
         self._held = False
         """Whether the limit was held for a sample."""
@@ -99,9 +103,11 @@ class RefusalLimit:
         """The part that is refused at any limit."""
         self._most_usual = _FEW
         """The largest part that a test has shown to be refused at any limit, or few if there was no test."""
+        self._is_in_doubt = False
+        """Whether the last sample had a few refusals too many, which may be chance. The next sample decides."""
         self._refusal_seconds = 0.0
         self._cuts = 0
-        """How often in a row the limit was cut, and what it was before."""
+        """The number of cuts in a row. ``_before_cuts`` is the limit before them."""
         self._before_cuts: float | None = None
         self._part_before: float | None = None
         """The part that was refused in the first sample of a test, while the second one is counted."""
@@ -111,10 +117,8 @@ class RefusalLimit:
         self._probes = 0
         self._next_probe = 0.0
         self.blocked_until = 0.0
-        """When the next request may start, as the upstream said."""
+        """The time at which the next request may start, as the upstream said."""
         self._retry_at = 0.0
-        self._refused_samples = 0
-        """How many samples in a row were refused whole."""
 
     @property
     def is_limiting(self) -> bool:
@@ -122,23 +126,28 @@ class RefusalLimit:
 
     @property
     def limit(self) -> float:
-        """How many may be in flight on average; infinity if that is not limited."""
+        """The number of requests that may be in flight on average; infinity if that is not limited."""
         return self._slots.limit
 
     @property
     def started(self) -> int:
-        """How many were started in all."""
+        """The number of requests that were started in all."""
         return self._slots.started
 
     @property
+    def latency_seconds(self) -> float:
+        """The mean latency of the last answers; 0 while there was none."""
+        return self._slots.latency_seconds
+
+    @property
     def rate(self) -> float | None:
-        """How many start in a second at this limit; None if that is not limited."""
+        """The number of requests that start in a second at this limit; None if that is not limited."""
         return self.limit / self._slots.usual_seconds if self.is_limiting else None
 
     def allowance(self, in_flight: int, now: float) -> float:
-        """Return how many may start beside those that are in flight, and begin a probe if it is time for one.
+        """Return the number of requests that may start beside those in flight, and begin a probe if one is due.
 
-        A probe needs requests that wait for a slot, and nothing else knows whether there are any.
+        A probe needs requests that wait for a slot. They do when this is called, and nothing else shows that.
         """
         if self.is_limiting:
             self._consider_sample(now)
@@ -153,7 +162,7 @@ class RefusalLimit:
         return free
 
     def wait(self, in_flight: int, now: float) -> float:
-        """Return the seconds until this may let one start without another one ending; 0 if it lets one start now."""
+        """Return the seconds until a request may start even if none ends; 0 if it may now, or if one must end first."""
         if not self.is_limiting:
             return 0.0
         if now < self.blocked_until:
@@ -169,22 +178,24 @@ class RefusalLimit:
         return max(0.0, first - now) if first < inf else 0.0
 
     def on_start(self, now: float, count: int, in_flight: int) -> None:
-        """Report so many starts, with so many in flight including them."""
+        """Report ``count`` starts. ``in_flight`` includes them."""
         self._slots.on_start(now, count, in_flight)
         if self._sample is not None:
-            self._sample.on_start(now, count, patience=self._patience)
+            self._sample.on_start(now, count, in_flight, patience=self._patience)
 
     def on_answer(self, start: Start, now: float) -> None:
         self._slots.on_answer(now - start.at)
         self._recent -= _RECENT_WEIGHT * self._recent
-        self._refused_samples = 0
         if self.is_limiting:
             self._consider_sample(now)
         else:
             self._usual -= _USUAL_WEIGHT * self._usual
 
-    def on_refusal(self, start: Start, now: float, *, retry_after: float | None) -> bool:
-        """Learn from a refusal, and return whether the search for the limit provoked it."""
+    def on_refusal(self, start: Start, now: float, *, retry_after: float | None) -> float:
+        """Learn from a refusal, and return its cost to the line: 0 if the search for the limit provoked it, else 1.
+
+        The cost is lower if most requests are refused, so that no line fails by chance.
+        """
         self._refusal_seconds = max(_REFUSAL_SECONDS_WEIGHT * self._refusal_seconds, now - start.at)
         self._recent += _RECENT_WEIGHT * (1 - self._recent)
         if retry_after:
@@ -193,37 +204,41 @@ class RefusalLimit:
             self._learn_usual_unlimited()
             if self._recent > max(_MANY, self._tolerated):
                 self._hold(self._accepted_beside(start), now)
-            return False
+            return self.cost
         if start.order <= self._set_after:
             # Those that started before the limit was set may show that it is still too high.
             if self._phase is _Phase.HOLD and not self._cuts and self._accepted_beside(start) < self.limit:
                 self._hold(self._accepted_beside(start), now)
-            return True
-        provoked = self._phase is _Phase.PROBE
+            return 0.0
+        cost = 0.0 if self._phase is _Phase.PROBE else self.cost
         self._slots.on_refusal(start.at)
         if self._sample is not None:
             self._sample.on_refusal(start.order)
         self._consider_sample(now)
-        return provoked
+        return cost
 
     def on_other_refusal(self, start: Start) -> None:
-        """Note a refusal that is about its line alone."""
+        """Note a refusal that is only about its line."""
         if self.is_limiting and start.order > self._set_after:
             self._slots.on_refusal(start.at)
 
     def give_up(self) -> None:
-        """Limit nothing: more than are in flight would be accepted, or the refusals are about the lines."""
+        """Remove the limit: more requests than are in flight would be accepted, or the refusals are about the lines."""
         self._slots.set_limit(inf)
         self._phase, self._sample = _Phase.UNLIMITED, None
         self._end_cuts()
 
     def on_outage_over(self, now: float) -> None:
-        """Return quickly to what was accepted before an outage, in which nothing was learned."""
+        """Return quickly to the limit before an outage, and forget the refusals of the outage."""
         self.blocked_until = self._retry_at = self._recent = 0.0
-        self._refused_samples = 0
         if self.is_limiting:
             self._return_from_cuts(now)
             self._probe(_LARGEST_GROWTH, now)
+
+    @property
+    def cost(self) -> float:
+        """The cost of a refusal: 1 if at most half of the requests are refused, and less if more are."""
+        return max(_LEAST_COST, min(1.0, -log2(max(_NONE, self._recent))))
 
     @property
     def _patience(self) -> float:
@@ -244,7 +259,7 @@ class RefusalLimit:
         return self._next_probe + (0.0 if self._held else _LONGEST_HOLD_SECONDS)
 
     def _accepted_beside(self, start: Start) -> float:
-        """Return how many were in flight when a request was refused: the upstream accepted those."""
+        """Return the number that was in flight when a refused request started: the upstream had accepted those."""
         return max(1.0, start.model_in_flight - 1) if self._slots.latency_seconds else _FIRST_LIMIT
 
     def _set_limit(self, limit: float, phase: _Phase, now: float) -> None:
@@ -283,20 +298,38 @@ class RefusalLimit:
         else:
             self._held = True
             self._begin_sample(now)
-            if sample.refused > 1 and sample.refused_part > self._tolerated:
-                self._cut(sample.refused_part, now)
-            else:
-                self._end_cuts()
-                self._learn_usual(sample.refused_part)
+            self._judge(sample, now)
+
+    def _judge(self, sample: Sample, now: float) -> None:
+        """Hold the number that was accepted if there is one, cut if too many were refused, or learn what is usual."""
+        part, number = sample.refused_part, sample.accepted_number
+        was_in_doubt, self._is_in_doubt = self._is_in_doubt, False
+        too_many = sample.refused > 1 and part > self._tolerated
+        if number is not None and self.limit * (1 - part) <= number < self.limit:
+            self._end_cuts()
+            self._hold(float(number), now)
+        elif too_many and part < _MANY and self.limit >= _LEAST_DOUBTED and not was_in_doubt:
+            self._is_in_doubt = True
+        elif too_many:
+            self._cut(part, now)
+        else:
+            self._end_cuts()
+            self._learn_usual(part)
 
     def _learn_usual(self, part: float) -> None:
         self._usual += _USUAL_SAMPLE_WEIGHT * (min(max(_FEW, self._usual), part) - self._usual)
-        if part < _NONE and self._slots.most_taken + 1 >= self.limit:
+        if part >= _NONE:
+            return
+        self._slots.speed_up()
+        if self._slots.most_taken + 1 >= self.limit:
             self._slots.limit *= _GROWTH_PER_SAMPLE
             self._good = self.limit
 
     def _learn_usual_unlimited(self) -> None:
-        """Count a refusal without a limit: it may be about a limit unless a test has shown that it is not."""
+        """Count a refusal while there is no limit.
+
+        It may be about a limit, so it raises the usual part only up to few, or up to the part that a test has shown.
+        """
         most = 1.0 if self._most_usual > _FEW else _FEW
         self._usual = min(self._most_usual, self._usual + _USUAL_WEIGHT * max(0.0, most - self._usual))
 
@@ -304,8 +337,7 @@ class RefusalLimit:
         """Lower the limit to the part that was accepted."""
         kept = max(_LARGEST_CUT, 1 - part)
         if part >= _ALL:
-            self._refused_samples += 1
-            if self._refused_samples >= _SAMPLES_TO_BLOCK and self._retry_at > now:
+            if self._retry_at > now:
                 self._block(now)
                 return
             if now - self._set_at < _SECONDS_IF_ALL_REFUSED:
@@ -317,20 +349,21 @@ class RefusalLimit:
         if self._before_cuts is None:
             self._before_cuts = self.limit
         self._cuts += 1
+        self._slots.slow_down()
         self._hold(self.limit * kept, now)
 
     def _end_cuts(self) -> None:
         self._cuts, self._before_cuts = 0, None
 
     def _return_from_cuts(self, now: float) -> None:
-        """Hold the limit that there was before the last cuts."""
+        """Hold the limit from before the last cuts."""
         limit = self.limit if self._before_cuts is None else self._before_cuts
         self._end_cuts()
         self._hold(limit, now)
 
     def _block(self, now: float) -> None:
-        """Wait until the time of Retry-After. Then as many are accepted as before the refusals."""
-        self._refused_samples, self.blocked_until = 0, self._retry_at
+        """Start nothing until the time of Retry-After, and return to the limit from before the refusals."""
+        self.blocked_until = self._retry_at
         self._return_from_cuts(now)
 
     def _begin_test(self, limit: float, now: float, *, part_before: float | None = None) -> None:
@@ -339,7 +372,7 @@ class RefusalLimit:
         self._begin_sample(now, least=_LEAST_TEST_STARTS, seconds=_TEST_SECONDS, most_seconds=_LONGEST_TEST_SECONDS)
 
     def _go_on_with_test(self, part: float, now: float) -> None:
-        """After the first sample, go on with a limit at which nothing is refused if it is about the limit."""
+        """Begin the second sample of a test at a lower limit, or decide after it whether the limit is the cause."""
         before = self._part_before
         if before is None:
             self._begin_test(self.limit * max(_LARGEST_TEST_CUT, min(0.5, 1 - part)), now, part_before=part)
@@ -350,17 +383,18 @@ class RefusalLimit:
         else:
             self._cuts = 0
             self._hold(self.limit * (1 - part), now)
-            # The test has held it for a sample.
+            # The test has held the limit for a sample.
             self._held = True
 
     def _probe(self, growth: float, now: float) -> None:
         self._growth = min(_LARGEST_GROWTH, growth)
-        added = self._good * self._growth
-        self._set_limit(self._good + (max(1.0, added) if self._good >= 1 else added), _Phase.PROBE, now)
+        more = self._good * (1 + self._growth)
+        # A whole number more may be accepted where a fraction beyond it is not.
+        self._set_limit(max(floor(self._good + 1), more) if self._good >= 1 else more, _Phase.PROBE, now)
         self._begin_sample(now, least=ceil(self.limit - self._good), most_seconds=_LONGEST_PROBE_SECONDS)
 
     def _end_probe(self, part: float, now: float) -> None:
-        """Return to the limit if half of what was added is refused; else add more, or limit nothing any more."""
+        """Return to the limit if half of the added requests are refused; else add more, or remove the limit."""
         added = 1 - self._good / self.limit
         if part >= self._usual + added / 2:
             self._hold(self._good, now)

@@ -1,22 +1,27 @@
 """Measures the throughput of an upstream by rounds of requests.
 
 A round is a group of requests that start at the same limit, about as many as may be in flight. By Little's law the
-throughput is the number in flight divided by the latency, so it is the sum of what was in flight when each started,
-divided by the sum of their latencies. Engines that batch answer in waves: answers counted per second would depend on
-the part of a wave that a second happens to contain, while the latency of each request spans whole waves.
+throughput is the number in flight divided by the latency. So it is the sum of the numbers that were in flight when each
+request started, divided by the sum of their latencies. Engines that batch answer in waves: answers counted per second
+would depend on the part of a wave that a second happens to contain, while the latency of a request spans whole waves.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from math import sqrt
-from statistics import StatisticsError, correlation, fmean, pstdev
+from operator import attrgetter
+from statistics import StatisticsError, correlation, fmean, linear_regression, pstdev
 
 _USED_PART = 0.85
-"""A request that starts with less than this part of the limit in flight shows nothing about the limit."""
+"""A request that starts while less than this part of the limit is in flight shows nothing about the limit."""
 _LAST_PART = 2 / 3
-"""If requests queued, those that started with more than this part of the most in flight show the throughput."""
+"""If requests queued, those that started while at least this part of the highest number was in flight show the
+throughput."""
+_SAME_WAVE = 0.97
+"""Requests whose latencies differ by less than this factor ended in the same wave."""
 _MIN_LATENCY_SECONDS = 1e-6
 _MAX_MODELS = 1000
-"""Models to remember. A file may name any number of them."""
+"""The most models to remember. A file may name any number of them."""
 
 
 class Measure:
@@ -40,8 +45,8 @@ class Measure:
         return self.variation / sqrt(self._answers)
 
 
-Answer = tuple[int, float]
-"""How many were in flight when a request started, including itself, and its latency."""
+Answer = tuple[float, float]
+"""The number in flight when a request started, including itself, and its latency."""
 
 
 class Round:
@@ -68,7 +73,7 @@ class Round:
         return True
 
     def extend(self, part: float) -> bool:
-        """Wait for more of its requests, and return whether that was still to do."""
+        """Wait until a larger part of its requests has ended, and return whether the part is larger than before."""
         extended, self._part = part > self._part, max(part, self._part)
         return extended
 
@@ -82,7 +87,7 @@ class Round:
         return self._started >= self.size and len(self._latencies) >= self._part * self.size
 
     def scale(self, usual: dict[str, float]) -> None:
-        """Express each latency as a multiple of what is usual for its model, and add what is not known yet.
+        """Express each latency as a multiple of the usual one of its model, and add models that are not in ``usual``.
 
         Otherwise a round with more requests of a slow model than the round before would seem to be slower.
         """
@@ -99,7 +104,7 @@ class Round:
 
     @property
     def correlation(self) -> float:
-        """How much the latency of a request depends on how many were in flight before it, from -1 to 1.
+        """The correlation of the latency of requests with the number in flight when they started, from -1 to 1.
 
         It is near 1 if the upstream queues: a request that starts later waits longer. It is near 0 if the upstream
         shares its capacity among all requests, or has enough for all.
@@ -115,6 +120,40 @@ class Round:
 
     @property
     def last_measure(self) -> Measure:
-        """The measure by the requests that started last, when the upstream was busiest."""
+        """The measure by the requests that started or ended last, when the upstream was busiest.
+
+        The higher of both counts. The last to start show too little for an engine that answers in waves, and the last
+        to end show too little for an upstream whose latencies vary much.
+        """
         least = _LAST_PART * max(in_flight for in_flight, _ in self._answers)
-        return Measure(self.limit, [answer for answer in self._answers if answer[0] >= least])
+        by_start = Measure(self.limit, [answer for answer in self._answers if answer[0] >= least])
+        return max(by_start, self._measure_by_end(), key=attrgetter("rate"))
+
+    def _measure_by_end(self) -> Measure:
+        """Return the measure by the requests that ended last.
+
+        An engine that answers in waves ends a request together with some that started after it. So the load of each
+        request is the number that had ended by then, and the part of the earlier requests that was left to do. The
+        last wave may be incomplete and does not count.
+        """
+        latencies = sorted(latency for _, latency in self._answers)
+        complete = bisect_left(latencies, _SAME_WAVE * latencies[-1]) or len(latencies)
+        ended = [bisect_right(latencies, latency / _SAME_WAVE) for latency in latencies[:complete]]
+        left = self._left_before(ended, latencies[:complete])
+        least = _LAST_PART * ended[-1]
+        return Measure(
+            self.limit,
+            [(left + count, latency) for count, latency in zip(ended, latencies, strict=False) if count >= least],
+        )
+
+    def _left_before(self, ended: Sequence[int], latencies: Sequence[float]) -> float:
+        """Return the part that was left to do of the requests in flight before, as a number of whole requests.
+
+        It follows from a regression line through the numbers that had ended after each latency.
+        """
+        before = min(in_flight for in_flight, _ in self._answers) - 1
+        try:
+            seconds, first = linear_regression(ended, latencies)
+        except StatisticsError:
+            return 0.0
+        return max(0.0, min(before, first / seconds)) if seconds > 0 else 0.0

@@ -28,27 +28,31 @@ class Sample:
         self._since, self._until = now + seconds, now + most_seconds
         self._whole = whole
         self._started = self._judged = 0
-        self.refused = 0
+        self._in_flight: list[int] = []
+        """The number in flight with each of its starts."""
+        self._refused: list[int] = []
+        """The numbers of the refused starts, from 0."""
         self.complete_at = inf
-        """When the last of its starts can be taken as accepted, once it has enough of them."""
+        """The time at which its last start counts as accepted; infinity until it has enough starts."""
 
-    def on_start(self, now: float, count: int, *, patience: float) -> None:
+    def on_start(self, now: float, count: int, in_flight: int, *, patience: float) -> None:
         if self._started >= max(1, self._least) and now >= self._until:
             return
         if self._started >= self._size and now >= self._since:
             return
         self._started += count
+        self._in_flight.extend(range(in_flight - count + 1, in_flight + 1))
         if self._started >= self._size:
             self.complete_at = max(now, self._since) + patience
         elif self._started >= self._least and self._until < inf:
             self.complete_at = max(now, self._until) + patience
 
     def on_refusal(self, order: int) -> None:
-        """Count the refusal of the so-many-th start of all, if it belongs to this sample."""
+        """Count the refusal of the start with this number, if it belongs to this sample."""
         number = order - self._after
         if 0 < number <= self._started:
-            self.refused += 1
             self._judged = max(self._judged, number)
+            self._refused.append(number - 1)
 
     def is_complete(self, now: float) -> bool:
         if now >= self.complete_at:
@@ -57,6 +61,25 @@ class Sample:
         return not self._whole and self.refused >= max(_REFUSALS_TO_JUDGE, _REFUSED_PART_TO_JUDGE * self._size)
 
     @property
+    def refused(self) -> int:
+        return len(self._refused)
+
+    @property
     def refused_part(self) -> float:
-        """The part of its starts that was refused, of those that can be judged: up to the last refused one."""
+        """The part of its starts that was refused. Before it is complete, starts up to the last refused one count."""
         return self.refused / self._judged if self._judged else 0.0
+
+    @property
+    def accepted_number(self) -> int | None:
+        """The number in flight beyond which every start was refused, and no other; None if there is no such number.
+
+        As many as were refused must have been accepted after the first of them: if an upstream refuses all from some
+        moment on, these are mostly the ones with the most in flight too.
+        """
+        if self.refused <= 1:
+            return None
+        in_flight, first = self._in_flight[: self._judged], min(self._refused)
+        if len(in_flight) - first < 2 * self.refused:
+            return None
+        number = min(in_flight[refused] for refused in self._refused) - 1
+        return number if sum(each > number for each in in_flight) == self.refused else None

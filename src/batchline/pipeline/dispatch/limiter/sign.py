@@ -1,4 +1,4 @@
-"""Names what the end of a request says about how much its upstream can take."""
+"""Names the kinds of ends of requests, by what they say about the load of the upstream."""
 
 from enum import Enum
 
@@ -7,8 +7,10 @@ class Sign(Enum):
     ANSWERED = "answered"
     """The upstream processed it, whatever the answer says."""
     THROTTLED = "throttled"
-    """429."""
+    """The answer was 429."""
+    UNAVAILABLE = "unavailable"
+    """The answer was 503. If it comes quickly, it is a refusal: some servers use it for what exceeds their limits."""
     OVERLOADED = "overloaded"
-    """502, 503, 504 and timeouts. A few of them are no overload."""
+    """The answer was 502 or 504, or there was a timeout. A few of these are no overload."""
     OTHER = "other"
-    """It says nothing: a broken connection, a 500, or the request was never sent."""
+    """The end says nothing: the connection broke, the answer was 500, or the request was never sent."""

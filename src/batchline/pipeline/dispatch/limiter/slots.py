@@ -1,7 +1,7 @@
-"""Lets requests start so that as many are in flight on average as a limit says, which may be a fraction.
+"""Lets requests start so that their average number in flight is a limit, which may be a fraction.
 
-A refused request takes its slot as long as an answer would have. Otherwise its slot would be used again at once, and a
-limit on the number in flight would not limit the rate.
+A refused request keeps its slot for as long as an answer would take. Otherwise its slot would be used again at once,
+and a limit on the number in flight would not limit the rate.
 """
 
 from collections import deque
@@ -11,9 +11,12 @@ _LATENCY_WEIGHT = 1 / 32
 """The weight of one more answer in the mean latency."""
 _FIRST_LATENCY_SECONDS = 0.1
 """The latency that is assumed while nothing was answered."""
-_LARGEST_PACE = 2.0
-"""Starts follow each other at most so many times as fast as the limit has them on average. Slots that are free at once
-would otherwise make a burst, which an upstream with a limit on the rate refuses."""
+_LARGEST_PACE, _LEAST_PACE = 2.0, 1.05
+"""Starts follow each other at most so many times as fast as the limit allows on average. Otherwise slots that become
+free together would make a burst, which an upstream with a limit on the rate refuses. Some upstreams refuse any two
+requests that are closer to each other than their rate allows."""
+_PACE_GAIN = 0.02
+"""A sample without refusals adds this to the pace."""
 _ROUNDING = 1e-6
 GOLDEN_RATIO = 0.6180339887
 """Its multiples, without their whole part, are spread evenly between 0 and 1."""
@@ -24,29 +27,30 @@ class Slots:
 
     def __init__(self) -> None:
         self.limit = inf
-        """How many may be in flight on average."""
+        """The number of requests that may be in flight on average."""
         self.started = 0
-        """How many were started in all."""
+        """The number of requests that were started in all."""
         self.most_taken = 0
         """The most slots that were taken at once since the limit was set."""
         self.latency_seconds = 0.0
         """The mean latency of the last answers; 0 while there was none."""
+        self._pace = _LARGEST_PACE
         self._last_start = -inf
         self._refused_until: deque[float] = deque()
-        """When each slot that a refused request takes is free again."""
+        """The times at which the slots of refused requests are free again."""
 
     @property
     def usual_seconds(self) -> float:
-        """How long a request takes its slot."""
+        """The seconds for which a request takes its slot."""
         return self.latency_seconds or _FIRST_LATENCY_SECONDS
 
     def set_limit(self, limit: float) -> None:
-        """Set the limit. What was refused before takes no slot any more."""
+        """Set the limit. Requests that were refused before take no slot any more."""
         self.limit, self.most_taken = limit, 0
         self._refused_until.clear()
 
     def free(self, in_flight: int, now: float) -> int:
-        """Return how many may start beside those that are in flight.
+        """Return the number of requests that may start beside those in flight.
 
         With a limit of 7.3, eight may be in flight for three of ten starts, and seven for the others.
         """
@@ -58,13 +62,21 @@ class Slots:
         return self._untaken(in_flight, now) <= 0 if self.limit >= 1 else self.free(in_flight, now) <= 0
 
     def next_free(self, in_flight: int, now: float) -> float:
-        """Return when one may start even if no request ends; infinity if one must end first."""
+        """Return the time at which a request may start even if none ends; infinity if one must end first."""
         if self._untaken(in_flight, now) > 0:
             return self._last_start + self._spacing_seconds
         return self._refused_until[0] if self._refused_until else inf
 
+    def slow_down(self) -> None:
+        """Space the starts more evenly, because many were refused."""
+        self._pace = max(_LEAST_PACE, 1 + (self._pace - 1) / 2)
+
+    def speed_up(self) -> None:
+        """Allow more of a burst again, because none was refused."""
+        self._pace = min(_LARGEST_PACE, self._pace + _PACE_GAIN)
+
     def on_start(self, now: float, count: int, in_flight: int) -> None:
-        """Count so many starts, with so many in flight including them."""
+        """Count starts. ``in_flight`` includes them."""
         self.started += count
         self._last_start = now
         self.most_taken = max(self.most_taken, in_flight + len(self._refused_until))
@@ -74,7 +86,7 @@ class Slots:
         self.latency_seconds += weight * (latency_seconds - self.latency_seconds)
 
     def on_refusal(self, started: float) -> None:
-        """Let a refused request take its slot. Below one in flight, the time between two starts does that."""
+        """Let a refused request keep its slot. At a limit below 1, the time between two starts has the same effect."""
         if self.limit >= 1:
             self._refused_until.append(started + self.usual_seconds)
 
@@ -87,4 +99,4 @@ class Slots:
 
     @property
     def _spacing_seconds(self) -> float:
-        return self.usual_seconds / (self.limit if self.limit < 1 else _LARGEST_PACE * self.limit)
+        return self.usual_seconds / (self.limit if self.limit < 1 else self._pace * self.limit)
