@@ -65,7 +65,7 @@ EXAMPLES = [
     (BatchNotFound("batch_1"), 404, "invalid_request_error", "batch_not_found"),
     (MethodNotAllowed("m"), 405, "invalid_request_error", "method_not_allowed"),
     (RequestTimeout("m"), 408, "invalid_request_error", "request_timeout"),
-    (Conflict("m"), 409, "invalid_request_error", "conflict"),
+    (Conflict("m", code="batch_not_held"), 409, "invalid_request_error", "batch_not_held"),
     (ResultsUnavailable("batch_1"), 410, "invalid_request_error", "results_unavailable"),
     (TooLarge("m"), 413, "invalid_request_error", "request_too_large"),
     (StorageFull(9, scope="project"), 413, "invalid_request_error", "storage_quota_exceeded"),
@@ -173,7 +173,7 @@ def test_a_code_and_a_param_can_be_told() -> None:
 
 def test_the_sdks_do_not_retry_a_conflict() -> None:
     """A10."""
-    assert Conflict("m").headers == {"x-should-retry": "false"}
+    assert Conflict("m", code="batch_not_held").headers == {"x-should-retry": "false"}
 
 
 @pytest.mark.parametrize(("wanted", "told"), [(1, "1"), (60, "60"), (61, "60"), (9999, "60")])

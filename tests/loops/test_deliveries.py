@@ -148,8 +148,8 @@ def test_a_receiver_that_was_down_for_ten_minutes_gets_every_event(tmp_path: Pat
                 return {one.batch_id for one in found if one.state is DeliveryState.DELIVERED}
 
             while len(await delivered()) < len(batches):
-                await bench.until(batches[0], lambda seen: True)
-                await bench.engine.api_role.services.clock.sleep(10)
+                bench.skip(9)
+                await bench.engine.api_role.services.clock.sleep(1)
             assert await delivered() == {batch.id for batch in batches}
 
         bench.play(scene(), seconds=4000)

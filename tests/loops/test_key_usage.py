@@ -1,13 +1,14 @@
 """When a key was last used is known to operators a few seconds later (F3)."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from batchline.domain.errors import StoreDown
 from batchline.loops.key_usage import KeyUsage
 from tests.simulation.virtual import EPOCH
 from tests.support.clocks import SettableClock
@@ -17,8 +18,10 @@ from tests.support.engine_harness import Bench
 class Accounts:
     def __init__(self) -> None:
         self.written: list[Mapping[str, int]] = []
+        self.on_write: Callable[[], None] = lambda: None
 
     async def touch_keys(self, key_usage: Mapping[str, int]) -> None:
+        self.on_write()
         self.written.append(key_usage)
 
 
@@ -34,6 +37,28 @@ async def test_the_last_use_of_each_key_is_written_once() -> None:
     clock.advance(5)
     usage.mark("a")
     assert not await usage.step()
+    await usage.step()
+    assert accounts.written == [{"a": 105, "b": 100}]
+
+
+@pytest.mark.anyio
+async def test_uses_that_could_not_be_written_are_written_later() -> None:
+    """F3: and a use during the outage is the later one."""
+    accounts: Any = Accounts()
+    clock = SettableClock(now=100)
+    usage = KeyUsage(accounts=accounts, clock=clock)
+    usage.mark("a")
+    usage.mark("b")
+
+    def fail() -> None:
+        clock.advance(5)
+        usage.mark("a")
+        raise StoreDown("away")
+
+    accounts.on_write = fail
+    with pytest.raises(StoreDown):
+        await usage.step()
+    accounts.on_write = lambda: None
     await usage.step()
     assert accounts.written == [{"a": 105, "b": 100}]
 

@@ -25,7 +25,6 @@ def test_only_shards_of_dead_processes_are_taken_over(tmp_path: Path) -> None:
                 store=bench.rows,
                 clock=VirtualClock(bench.time),
                 owner="another",
-                lease_seconds=30,
                 live_owners=lambda: live_owners,
                 on_work_available=lambda: calls.append(None),
             )

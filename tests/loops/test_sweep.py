@@ -33,7 +33,7 @@ def test_only_what_nobody_can_ever_need_is_swept(tmp_path: Path) -> None:
             await _put_late(bench, running.id, "batch_of_nobody")
             await bench.objects.put("uploads/file-of-nobody", b"")
             await _sweep(bench)
-            await asyncio.sleep(_HOUR)
+            bench.skip(_HOUR)
             await _sweep(bench)
             mine = {f"{folder}/{running.id}/late" for folder in ("segments", "work", "results")}
             assert await _everything(bench) == before | mine
@@ -82,7 +82,7 @@ def test_an_object_without_a_row_is_seen_twice_before_it_goes(tmp_path: Path) ->
         bench.play(begin())
 
         async def sweep_after(seconds: float) -> set[str]:
-            await asyncio.sleep(seconds)
+            bench.skip(seconds)
             await _sweep(bench)
             return await _everything(bench)
 
@@ -105,7 +105,7 @@ def test_many_objects_without_a_row_are_held_back(tmp_path: Path, caplog: pytest
             for n in range(11):
                 await bench.objects.put(f"uploads/file-of-nobody-{n}", b"")
             await _sweep(bench)
-            await asyncio.sleep(_HOUR)
+            bench.skip(_HOUR)
             await _sweep(bench, metrics=metrics)
             assert len(await _everything(bench)) == 11
             assert metrics.registry.get_sample_value("batchline_sweep_held_back") == 11
@@ -133,7 +133,7 @@ def test_a_small_share_of_many_objects_goes(tmp_path: Path) -> None:
                 await bench.objects.put(f"uploads/file-of-nobody-{n}", b"")
             before = await _everything(bench)
             await _sweep(bench)
-            await asyncio.sleep(_HOUR)
+            bench.skip(_HOUR)
             await _sweep(bench, max_percent=0)
             assert await _everything(bench) == before
             await _sweep(bench)
@@ -152,7 +152,7 @@ def test_objects_of_another_database_are_not_swept(tmp_path: Path, caplog: pytes
             for n in range(3):
                 await bench.objects.put(f"uploads/file-of-nobody-{n}", b"")
             await _sweep(bench)
-            await asyncio.sleep(_HOUR)
+            bench.skip(_HOUR)
             sweeping = asyncio.ensure_future(_sweep(bench))
             await asyncio.sleep(0.5)
             await bench.objects.delete_all("identity")

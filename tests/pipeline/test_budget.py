@@ -180,17 +180,45 @@ def test_a_project_may_spend_its_budget_of_a_day_and_goes_on_the_next_day() -> N
     budgets.of("org").update_balance(1000, read_at=0)
     batches = [budgets.of_batch("org", "limited", cost_left=None) for _ in range(2)]
     costs, noon = Costs(60), 10 * 86_400 + 43_200
-    asyncio.run(budgets.refresh_days(costs, ["limited", "other"], at=noon))
+    asyncio.run(budgets.refresh_days(costs, {"limited": None, "other": None}, at=noon))
     assert costs.since == 10 * 86_400
     assert [one.refusal for one in batches] == [None, None]
     assert batches[0].hold(Estimate(40, 40)) == 40
     batches[0].release(40)
     batches[0].add_cost(40)
     assert [one.refusal for one in batches] == [DAY_BUDGET_SPENT, DAY_BUDGET_SPENT]
-    assert budgets.of_batch("org", "other", cost_left=None) is budgets.of("org")
+    assert budgets.of_batch("org", "other", cost_left=None).hold(Estimate(900, 900)) == 900
     assert budgets.of_project("org", "limited").refusal is DAY_BUDGET_SPENT
     batches[0].remove_cost(40)
     costs.cost = 0
-    asyncio.run(budgets.refresh_days(costs, ["limited"], at=noon + 86_400))
+    asyncio.run(budgets.refresh_days(costs, {"limited": None}, at=noon + 86_400))
     assert costs.since == 11 * 86_400
     assert batches[1].refusal is None
+
+
+@pytest.mark.rule("G8", "A budget that an operator sets counts for batches that run already.")
+def test_a_budget_that_is_set_later_counts_for_lines_in_flight_too() -> None:
+    budgets, organization = budget(1000)
+    one = budgets.of_batch("org", "limited", cost_left=None)
+    costs = Costs(60)
+    asyncio.run(budgets.refresh_days(costs, {"limited": None}, at=86_400))
+    assert one.hold(Estimate(30, 30)) == 30
+    asyncio.run(budgets.refresh_days(costs, {"limited": 100}, at=86_400))
+    assert isinstance(one.hold(Estimate(20, 20)), Budget), "of the 40 that are left, 30 are held"
+    one.release(30)
+    one.add_cost(30)
+    assert one.refusal is None
+    asyncio.run(budgets.refresh_days(costs, {"limited": 80}, at=86_400))
+    assert one.refusal is DAY_BUDGET_SPENT
+    asyncio.run(budgets.refresh_days(costs, {"limited": None}, at=86_400))
+    assert (one.refusal, organization.held) == (None, 0)
+
+
+def test_the_budget_of_the_store_comes_before_that_of_the_settings() -> None:
+    budgets = Budgets(metered=True, day_limits={"limited": 100})
+    budgets.of("org").update_balance(1000, read_at=0)
+    one = budgets.of_project("org", "limited")
+    asyncio.run(budgets.refresh_days(Costs(60), {"limited": 50}, at=86_400))
+    assert one.refusal is DAY_BUDGET_SPENT
+    asyncio.run(budgets.refresh_days(Costs(60), {"limited": None}, at=86_400))
+    assert one.hold(Estimate(40, 40)) == 40

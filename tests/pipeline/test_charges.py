@@ -155,7 +155,7 @@ def test_another_organizations_empty_purse_stops_nobody_else(tmp_path: Path) -> 
     with closing(Bench(tmp_path, max_concurrency=4, **ONE)) as bench:
 
         async def scene() -> None:
-            await bench.fund(10_000, project="alpha")
+            await bench.fund(100_000, project="alpha")
             await bench.fund(10**9, project="beta")
             poor = await bench.batch((f"poor {n}" for n in range(50)), project="alpha")
             rich = await bench.batch((f"rich {n}" for n in range(50)), project="beta")

@@ -1,5 +1,6 @@
 """When outcomes are recorded, in what pieces, and what happens while storage is unavailable (C12, D5)."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from batchline.domain.errors import LeaseLost, StoreDown
+from batchline.domain.errors import LeaseLost, ObjectsDown, StoreDown
 from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.records import Balances, Segment
 from batchline.domain.usage import Usage
@@ -22,6 +23,8 @@ from tests.support.virtual_loop import VirtualLoop
 
 MiB = 1024 * 1024
 LINE = b'{"custom_id":"a"}\n'
+OBJECT_LINE = bytes(64 * 1024)
+"""A segment with this line is written as an object."""
 USAGE = Usage(input_tokens=1, output_tokens=2)
 
 
@@ -34,6 +37,10 @@ class StorageStub:
         self.records: list[tuple[float, int]] = []
         """When a segment was recorded, and how many lines it had."""
         self.objects: list[str] = []
+        self.objects_down = False
+        self.put_allowed = asyncio.Event()
+        """Each write of an object waits for this."""
+        self.put_allowed.set()
         self.forgotten: list[HeldShard] = []
         self.lose: list[HeldShard] = []
 
@@ -44,6 +51,9 @@ class StorageStub:
         return Balances(funds=0)
 
     async def put(self, key: str, data: bytes) -> None:
+        await self.put_allowed.wait()
+        if self.objects_down:
+            raise ObjectsDown("no bucket")
         self.objects.append(key)
 
     async def find_lost(self, batch: HeldBatch) -> list[HeldShard]:
@@ -60,7 +70,7 @@ class Harness(VirtualLoop):
         super().__init__()
         self.storage = StorageStub(self)
         storage: Any = self.storage
-        self.shards_done = 0
+        self.shards_done = self.flushes_reported = 0
         self.held_bytes = HeldBytes(MiB)
         self.recorder = Recorder(
             store=storage,
@@ -70,13 +80,16 @@ class Harness(VirtualLoop):
             owner="me",
             held_bytes=self.held_bytes,
             metrics=Metrics(),
-            on_recorded=lambda: None,
-            on_shard_done=self._count,
+            on_recorded=self._count_flush,
+            on_shard_done=self._count_shard,
         )
         self.running = self.loop.create_task(self.recorder.run())
         self.advance(0)
 
-    def _count(self) -> None:
+    def _count_flush(self) -> None:
+        self.flushes_reported += 1
+
+    def _count_shard(self) -> None:
         self.shards_done += 1
 
     def add(self, jobs: list[Job], *, line: bytes = LINE, pending: int = 1) -> None:
@@ -155,6 +168,64 @@ def test_while_storage_is_unavailable_outcomes_are_kept_and_nothing_starts(
     assert vars(caplog.records[0])["reason"] == "disk full"
 
 
+def test_nothing_starts_while_one_batch_cannot_be_recorded(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """D5: small segments need no object store, so those of other batches do not show that storage is available."""
+    harness.storage.objects_down = True
+    harness.add(make_jobs(2)[:1], line=OBJECT_LINE, pending=0)
+    for second in range(3):
+        harness.add(make_jobs(2), pending=0)
+        assert harness.storage.records[second:] == [(float(second), 2)]
+        assert harness.recorder.full
+        harness.advance(1)
+    harness.storage.objects_down = False
+    harness.advance(1)
+    assert harness.storage.records[3:] == [(4.0, 1)]
+    assert not harness.recorder.full
+    assert len(caplog.records) == 1, "one outage was logged more than once"
+
+
+def test_lines_start_again_when_the_lines_that_could_not_be_recorded_are_lost(harness: Harness) -> None:
+    """D5, C12: another worker runs them."""
+    jobs = make_jobs(2)
+    harness.storage.objects_down = True
+    harness.add(jobs, line=OBJECT_LINE, pending=0)
+    assert harness.recorder.full
+    jobs[0].shard.lost = True
+    harness.advance(1)
+    assert (harness.recorder.full, harness.recorder.unrecorded, harness.flushes_reported) == (False, {}, 1)
+
+
+def test_a_batch_whose_object_takes_long_delays_no_other(harness: Harness) -> None:
+    slow, other = make_jobs(4), make_jobs(4)
+    harness.storage.put_allowed.clear()
+    harness.add(slow[:1], line=OBJECT_LINE, pending=0)
+    harness.add(other[:1])
+    harness.advance(1)
+    harness.add(other[1:2], pending=0)
+    assert harness.storage.records == [(1.0, 1), (1.0, 1)]
+    assert harness.flushes_reported == 2, "the dispatchers did not learn that lines were recorded"
+
+
+def test_a_batch_has_one_segment_at_a_time_on_its_way(harness: Harness) -> None:
+    """C12: a later segment is recorded on top of the lines of the earlier one."""
+    jobs = make_jobs(4)
+    harness.storage.put_allowed.clear()
+    harness.add(jobs[:1], line=OBJECT_LINE, pending=0)
+    harness.add(jobs[1:3], pending=0)
+    harness.advance(5)
+    assert harness.storage.records == []
+    harness.call(harness.storage.put_allowed.set)
+    assert harness.storage.records == [(5.0, 1), (5.0, 2)]
+
+
+def test_batches_that_are_recorded_together_are_reported_once(harness: Harness) -> None:
+    """The dispatchers look for lines to start after each report, which costs time."""
+    for jobs in (make_jobs(2), make_jobs(2), make_jobs(2)):
+        harness.add(jobs)
+    harness.advance(2)
+    assert (len(harness.storage.records), harness.flushes_reported) == (3, 1)
+
+
 def test_lines_of_a_lost_shard_are_left_out_and_the_others_recorded(harness: Harness) -> None:
     """C12: another worker records them. Their cost is no longer counted here."""
     lost, held = make_jobs(2), make_jobs(3)
@@ -167,7 +238,27 @@ def test_lines_of_a_lost_shard_are_left_out_and_the_others_recorded(harness: Har
     harness.advance(2)
     assert harness.storage.records == [(1.0, 3)]
     assert isinstance(lost[0].batch.budget, Budget)
-    assert lost[0].batch.budget._unrecorded_cost == 0
+    assert lost[0].batch.budget.unrecorded_cost == 0
+
+
+def test_while_only_the_database_is_unavailable_a_segment_is_stored_once(harness: Harness) -> None:
+    """D5: an outage of hours does not fill the storage."""
+    harness.storage.errors = [StoreDown("away")] * 20
+    harness.add(make_jobs(9)[:1], line=bytes(MiB))
+    harness.advance(30)
+    assert (len(harness.storage.records), len(harness.storage.objects)) == (1, 1)
+
+
+def test_a_segment_without_its_lost_lines_is_another_object(harness: Harness) -> None:
+    """C12: the object has exactly the lines that are recorded."""
+    lost, held = make_jobs(2), make_jobs(3)
+    for job in held:
+        job.batch = job.shard.batch = lost[0].batch
+    harness.storage.errors, harness.storage.lose = [LeaseLost("taken over")], [lost[0].shard]
+    harness.add(lost + held, line=bytes(MiB))
+    harness.advance(2)
+    assert [lines for _, lines in harness.storage.records] == [3]
+    assert len(set(harness.storage.objects)) == 2
 
 
 def test_unrecorded_lines_are_counted_by_batch_until_they_are_recorded(harness: Harness) -> None:
@@ -200,6 +291,19 @@ def test_a_recorder_that_is_closed_records_what_is_left_and_ends(harness: Harnes
     harness.call(harness.recorder.close)
     assert harness.storage.records == [(0.0, 2)]
     assert harness.running.done()
+
+
+def test_a_recorder_that_is_closed_waits_for_the_segments_on_their_way(harness: Harness) -> None:
+    """F5: also for the lines of a batch that follow them."""
+    slow = make_jobs(4)
+    harness.storage.put_allowed.clear()
+    harness.add(slow[:1], line=OBJECT_LINE, pending=0)
+    harness.add(slow[1:2])
+    harness.add(make_jobs(2))
+    harness.call(harness.recorder.close)
+    assert (harness.storage.records, harness.running.done()) == ([(0.0, 2)], False)
+    harness.call(harness.storage.put_allowed.set)
+    assert (len(harness.storage.records), harness.running.done()) == (3, True)
 
 
 def test_a_segment_counts_usage_and_cost_by_model_and_failed_lines_for_nothing() -> None:

@@ -220,6 +220,35 @@ def test_a_damaged_work_file_is_made_again_from_the_input(tmp_path: Path, damage
         assert _damage_count(bench, "shard") >= 1
 
 
+@pytest.mark.rule("C12", "A work file that was damaged is made again from the input file.")
+def test_a_work_file_of_many_models_is_made_again(tmp_path: Path) -> None:
+    """Its lines are divided as before: a configured model has its own shards also behind 64 other models."""
+    models = [f"other-{n}" for n in range(70)] + ["zeta"]
+    with closing(Bench(tmp_path, models={"zeta": {}})) as bench:
+
+        async def scene() -> None:
+            damaged = await batch_with_damaged_work_file(bench, _remove, lines=2 * len(models), models=models)
+            ended = await bench.ended(damaged)
+            records = await bench.records(ended)
+            codes = {record["error"]["code"] for record in records.values() if record["error"]}
+            assert codes == {"not_found_error"}, "no line was lost"
+            assert ended.completed == 2
+
+        bench.play(scene(), seconds=300)
+        assert bench.attempts("damaged 70") == 1
+        assert _damage_count(bench, "shard") >= 1
+
+
+def _lose_input_with_the_next_shard(bench: Bench) -> None:
+    """Remove the input file when the first shard is closed, after it was read and before a repair needs it."""
+
+    async def lose(*_: Any, **__: Any) -> None:
+        for path in (bench.folder / "objects" / "uploads").glob("*"):
+            path.unlink()
+
+    bench.store.trouble["close_shard"] = lose
+
+
 @pytest.mark.rule("C12", "Lines of a damaged work file fail with internal_error if the input file is gone.")
 @pytest.mark.parametrize("damage", [_cut, _flip, _remove])
 def test_without_the_input_file_the_lines_of_a_damaged_shard_fail(
@@ -228,12 +257,8 @@ def test_without_the_input_file_the_lines_of_a_damaged_shard_fail(
     """C12: the other shards run, and every line has one result, by its id if its custom_id cannot be read."""
     with closing(Bench(tmp_path)) as bench:
 
-        async def forget_input(*_: Any, **__: Any) -> None:
-            for path in (bench.folder / "objects" / "uploads").glob("*"):
-                path.unlink()
-
         async def scene() -> None:
-            bench.store.trouble["close_shard"] = forget_input
+            _lose_input_with_the_next_shard(bench)
             ended = await bench.ended(await batch_with_damaged_work_file(bench, damage, lines=100))
             assert ended.status is BatchStatus.COMPLETED
             output = await bench.content(ended.project_id, ended.output_file_id) if ended.output_file_id else b""
@@ -298,12 +323,12 @@ def test_a_line_that_is_in_the_segments_twice_is_written_once(tmp_path: Path) ->
         assert bench.attempts("good") == 8
 
 
-def test_thirty_batches_that_lost_an_object_all_end_and_hold_up_no_other(tmp_path: Path) -> None:
+def test_twelve_batches_that_lost_an_object_all_end_and_hold_up_no_other(tmp_path: Path) -> None:
     with closing(Bench(tmp_path, max_concurrency=64)) as bench:
         bench.store.trouble["segments"] = _lose_first_segment(bench, _remove)
 
         async def scene() -> None:
-            batches = [await bench.batch(_prompts(f"batch-{n}", 40)) for n in range(30)]
+            batches = [await bench.batch(_prompts(f"batch-{n}", 40)) for n in range(12)]
             other = await bench.ended(await bench.batch(["small"], project="beta"))
             assert other.completed == 1
             for batch in batches:
@@ -371,6 +396,44 @@ def test_reads_that_fail_for_a_moment_after_the_window_lose_nothing(tmp_path: Pa
         bench.play(scene(), seconds=1000)
         assert "stream" in failures
         assert bench.attempts("good") == 64
+
+
+@pytest.mark.rule("C12", "A line of a damaged work file has its own custom_id or null, never another one.")
+def test_a_custom_id_that_was_damaged_is_not_shown(tmp_path: Path) -> None:
+    """One bit was flipped in a name, which stays valid JSON, and the input file is gone."""
+
+    def rename(path: Path) -> None:
+        data = path.read_bytes()
+        assert b'"line-26"' in data
+        path.write_bytes(data.replace(b'"line-26"', b'"line-27"'))
+
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            _lose_input_with_the_next_shard(bench)
+            ended = await bench.ended(await batch_with_damaged_work_file(bench, rename, lines=64))
+            errors = (await bench.content(ended.project_id, ended.error_file_id)).splitlines()
+            assert 1 <= len(errors) == ended.failed < 64
+            assert {json.loads(line)["custom_id"] for line in errors} == {None}
+
+        bench.play(scene(), seconds=300)
+
+
+@pytest.mark.rule("C13", "A clock that jumped ahead does not keep a damaged work file from being made again.")
+def test_a_work_file_is_made_again_if_the_clock_has_jumped_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C12, C13: the input file has not expired before it is due, however late the clock of the machine shows."""
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            damaged = await batch_with_damaged_work_file(bench, _remove, lines=20)
+            monkeypatch.setattr(VirtualClock, "now", lambda clock: EPOCH + clock._time.now + 31 * 86_400)
+            monkeypatch.setattr(VirtualClock, "due", lambda _: 0.0)
+            ended = await bench.ended(damaged)
+            assert (ended.status, ended.completed) == (BatchStatus.COMPLETED, 20)
+
+        bench.play(scene(), seconds=300)
 
 
 @pytest.mark.rule("C13", "A clock that jumped ahead does not make lost lines fail before their window has ended.")

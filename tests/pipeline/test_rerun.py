@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,8 @@ def test_a_deleted_input_file_is_not_needed(tmp_path: Path, monkeypatch: pytest.
         bench.play(scene())
 
 
-def test_blank_lines_and_a_byte_order_mark_do_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beginning", [b"", b"\n", b" \r\n\n"])
+def test_blank_lines_and_a_byte_order_mark_do_not_count(tmp_path: Path, beginning: bytes) -> None:
     """G3, C4: a line is found by its number among those that are not blank."""
     with closing(Bench(tmp_path)) as bench:
 
@@ -141,7 +143,7 @@ def test_blank_lines_and_a_byte_order_mark_do_not_count(tmp_path: Path) -> None:
                 json.dumps({"custom_id": f"line-{n}", "method": "POST", "url": CHAT, "body": body}).encode()
                 for n, body in enumerate(_bodies(8))
             ]
-            data = b"\xef\xbb\xbf" + lines[0] + b"\r\n\n \t\r\n" + b"\n\r\n".join(lines[1:])
+            data = b"\xef\xbb\xbf" + beginning + lines[0] + b"\r\n\n \t\r\n" + b"\n\r\n".join(lines[1:])
             owner = await bench.owner("alpha")
             async with bench.engine.api_role.services.upload.begin(owner.project_id) as incoming:
                 await incoming.write(data)
@@ -292,3 +294,105 @@ def test_a_rerun_stores_nothing_of_a_project_that_is_full(tmp_path: Path) -> Non
             assert (answer.status, answer.code) == (413, "storage_quota_exceeded")
 
         bench.play(full())
+
+
+def _only(bench: Bench, pattern: str) -> Path:
+    (path,) = (bench.folder / "objects").glob(pattern)
+    return path
+
+
+def _without_last_line(data: bytes) -> bytes:
+    return data[: data[:-1].rindex(b"\n") + 1]
+
+
+_DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut inside a line": lambda data: data[:-20],
+    "without its last line": _without_last_line,
+    "another code": lambda data: data.replace(b"request_too_large", b"request_too_lArge"),
+    "no JSON": lambda data: data.replace(b'"code":', b'"code";'),
+    "no id": lambda data: data.replace(b"batch_req_", b"batch-req-"),
+}
+
+
+@pytest.mark.rule("G3", "A damaged file is an error: a rerun never has fewer lines than failed.")
+@pytest.mark.parametrize(
+    ("damage", "has_checksum"),
+    [*((damage, True) for damage in _DAMAGE), ("cut inside a line", False), ("without its last line", False)],
+)
+def test_a_damaged_error_file_is_not_run_again(tmp_path: Path, damage: str, has_checksum: bool) -> None:
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            client = Client(bench)
+            parent = await _ended(bench)
+            path = _only(bench, "results/*/*-error")
+            path.write_bytes(_DAMAGE[damage](path.read_bytes()))
+            if not has_checksum:
+                _forget_checksums(bench)
+            await _assert_refused(bench, client, parent, parent.error_file_id)
+            path.unlink()
+            await _assert_refused(bench, client, parent, parent.error_file_id)
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("G3", "A damaged file is an error: a rerun never has fewer lines than failed.")
+@pytest.mark.parametrize(
+    "change",
+    [_without_last_line, lambda data: data.replace(b"\n", b" ", 1), lambda data: data.replace(b'"body"', b'"bo', 3)],
+    ids=["without its last line", "two lines joined", "no JSON"],
+)
+def test_a_damaged_input_file_is_not_run_again(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            client = Client(bench)
+            parent = await _ended(bench)
+            path = _only(bench, "uploads/*")
+            path.write_bytes(change(path.read_bytes()))
+            await _assert_refused(bench, client, parent, parent.input_file_id)
+
+        bench.play(scene())
+
+
+def test_a_copy_of_the_input_that_is_damaged_while_it_is_read_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G3: the copy is read once for the sizes of the lines, and then once for each window."""
+    monkeypatch.setattr("batchline.pipeline.rerun._WINDOW_BYTES", 1)
+    monkeypatch.setattr("batchline.pipeline.rerun._WRITE_BYTES", 1)
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            parent = await _ended(bench)
+            await bench.rows.delete_file(parent.project_id, parent.input_file_id, at=0)
+            path = _only(bench, "work/*/*")
+
+            async def damage(*_: Any, **__: Any) -> None:
+                path.write_bytes(path.read_bytes().replace(b"prompt", b"pRompt"))
+
+            bench.objects.trouble["create"] = damage
+            client = Client(bench)
+            refused = await client.post(_rerun(parent), {})
+            assert (refused.status, refused.code) == (409, "input_unavailable")
+            assert (await client.get("/v1/files?purpose=batch")).json["data"] == []
+
+        bench.play(scene())
+
+
+def _forget_checksums(bench: Bench) -> None:
+    """Leave the rows as versions without checksums wrote them."""
+    with closing(sqlite3.connect(bench.folder / "store.sqlite")) as connection, connection:
+        connection.execute("UPDATE files SET checksum = NULL")
+
+
+async def _assert_refused(bench: Bench, client: Client, parent: Batch, file_id: str | None) -> None:
+    """Run the failed lines again: the answer names the damaged file, and neither a batch nor a file is left."""
+    before = (await client.get("/v1/files?purpose=batch")).json["data"]
+    for body in ({"patch": {"model": "other"}}, {"codes": ["request_too_large"]}):
+        refused = await client.post(_rerun(parent), body)
+        assert (refused.status, refused.code) == (500, "storage_error"), refused.body
+        assert str(file_id) in refused.json["error"]["message"]
+    assert (await client.get("/v1/files?purpose=batch")).json["data"] == before
+    assert (await client.get(f"/v1/batches/{parent.id}/progress")).json["child_batch_ids"] == []
+    assert bench.metrics.registry.get_sample_value("batchline_damage_total", {"what": "file"}) == 1

@@ -77,13 +77,13 @@ async def _lines_of_files(bench: Bench, batch: Batch) -> list[bytes]:
 async def _follow(bench: Bench, batch: Batch, reader: Reader) -> Batch:
     """Page through the results while the batch runs, to their end."""
     while not await reader.page():
-        await bench.engine.api_role.services.clock.sleep(0.01)
+        await bench.engine.api_role.services.clock.sleep(0.05)
     return await bench.seen(batch.id)
 
 
 def _prune(bench: Bench) -> None:
     """Delete the work of ended batches, as the service does a day after their end."""
-    bench.time.now += 2 * 86_400
+    bench.skip(2 * 86_400)
 
 
 def _play(bench: Bench, scene: Coroutine[Any, Any, Any], *, seconds: float = 400) -> Any:
@@ -100,7 +100,7 @@ def test_a_reader_that_follows_gets_every_line_once(tmp_path: Path) -> None:
             while not await reader.page():
                 if (await bench.seen(batch.id)).status not in TERMINAL:
                     seen_running = len(reader.lines)
-                await bench.engine.api_role.services.clock.sleep(0.01)
+                await bench.engine.api_role.services.clock.sleep(0.05)
             ended = await bench.seen(batch.id)
             assert seen_running > 0
             assert 0 < ended.failed < 64
@@ -212,7 +212,7 @@ def _damage_segments(bench: Bench, which: slice) -> None:
 @pytest.mark.rule(
     "G2", "If damage makes lines run again, no reader gets a line twice or misses one, and they keep their place."
 )
-@pytest.mark.parametrize("read_before", [0, 5, 11, 30, 56])
+@pytest.mark.parametrize("read_before", [0, 11, 20, 56])
 def test_lines_that_are_run_again_keep_their_place(tmp_path: Path, read_before: int) -> None:
     """A reader may be before the damaged segments, in the middle of one, between them, or past them."""
     with closing(Bench(tmp_path, plan=_MIXED, latency=1.1, max_concurrency=8)) as bench:
@@ -314,15 +314,15 @@ def test_a_damaged_file_is_not_shown(tmp_path: Path, damage: Callable[[bytes], b
         _play(bench, scene())
 
 
-@pytest.mark.parametrize("cursor", [Cursor(1, 3), Cursor(1, 1 << 40), Cursor(999, 0)])
-def test_a_cursor_that_was_never_given_out_is_refused(tmp_path: Path, cursor: Cursor) -> None:
+def test_a_cursor_that_was_never_given_out_is_refused(tmp_path: Path) -> None:
     with closing(Bench(tmp_path)) as bench:
 
         async def scene() -> None:
             ended = await bench.ended(await bench.batch(_prompts()))
             reader = Reader(bench, ended)
-            reader.cursor = cursor
-            with pytest.raises(InvalidRequest, match="after"):
-                await reader.page()
+            for cursor in (Cursor(1, 3), Cursor(1, 1 << 40), Cursor(999, 0)):
+                reader.cursor = cursor
+                with pytest.raises(InvalidRequest, match="after"):
+                    await reader.page()
 
         _play(bench, scene())

@@ -1,6 +1,8 @@
 """Lines that take answers which their project got before (G7)."""
 
+import asyncio
 import json
+import logging
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from batchline.domain.states import BatchStatus
 from batchline.fsck.check import Fsck
 from batchline.fsck.findings import Checked
 from batchline.pipeline.damage import DamageLog
+from tests.support.earlier_copies import bring_back, copy_of
 from tests.support.engine_harness import Bench
 
 PRICED: dict[str, Any] = {"metering": True, "models": {"m": {"input_price": "2", "output_price": "2"}}}
@@ -67,6 +70,25 @@ def test_a_batch_that_is_run_again_asks_only_for_what_was_edited(tmp_path: Path)
             third = await bench.ended(await bench.batch(prompts, reuse=True))
             assert asked(bench) - asked_first == 2
             assert await reused(bench, third) == LINES
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("G7", "Nothing is built while nobody asks for a reuse.")
+def test_nothing_is_built_while_nobody_reuses(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            prompts = [f"word number {n}" for n in range(LINES)]
+            for _ in range(2):
+                await bench.ended(await bench.batch(prompts))
+            indexes = list((tmp_path / "objects").rglob("*index*"))
+            sources = await bench.rows.reuse_sources(
+                (await bench.rows.projects())[0].id, endpoint="/v1/chat/completions", since=0, at=0, limit=10
+            )
+            assert [source.index_bytes for source in sources] == [None, None]
+            assert indexes == []
+            assert asked(bench) == 2 * LINES
 
         bench.play(scene())
 
@@ -191,7 +213,10 @@ def test_answers_are_reused_after_the_work_of_their_batch_was_deleted(tmp_path: 
         bench.play(scene())
 
 
-@pytest.mark.parametrize("steps", [5, 40, 80, 120, 160, 200, 300, 400, 600])
+@pytest.mark.parametrize(
+    "steps",
+    [5, 80, 160, 300, 600, *(pytest.param(steps, marks=pytest.mark.proof) for steps in (40, 120, 200, 400))],
+)
 def test_a_crash_during_a_reuse_loses_and_repeats_nothing(tmp_path: Path, steps: int) -> None:
     with closing(Bench(tmp_path, **PRICED)) as bench:
         prompts = [f"question {n}" for n in range(60)]
@@ -281,6 +306,36 @@ def test_fsck_finds_nothing_wrong_with_batches_that_reuse_answers(tmp_path: Path
             assert await check() == []
 
         bench.play(scene())
+
+
+@pytest.mark.rule("C12", "A batch that the database loses while its lines take answers is a lost lease.")
+@pytest.mark.parametrize("call", ["signals", "reuse_sources", "end_reuse_step"])
+def test_a_batch_that_is_lost_during_a_step_is_a_lost_lease(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    """D5: the database goes back to a state before the batch was created. That is no error of the program."""
+    database = tmp_path / "store.sqlite"
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            await bench.ended(await bench.batch(["question"]))
+            earlier, created, lost = copy_of(database), asyncio.Event(), asyncio.Event()
+
+            async def go_back(first: object, *_: Any, **__: Any) -> None:
+                if first and not lost.is_set():
+                    await created.wait()
+                    bring_back(earlier, database)
+                    lost.set()
+
+            bench.store.trouble[call] = go_back
+            await bench.batch(["question", "another"], reuse=True)
+            created.set()
+            await lost.wait()
+            again = await bench.ended(await bench.batch(["question", "another"], reuse=True))
+            assert (again.completed, await reused(bench, again)) == (2, 1)
+
+        bench.play(scene(), seconds=100)
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def _chat(prompt: str, **fields: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from batchline.domain.limits import InputLimits
+from batchline.domain.records import SHARED_LANE
 from batchline.domain.request_rules import FieldRules, RequestRules
 from tests.support.input_files import BOM, CHAT, EMBED, Bench, line, with_body
 
@@ -367,3 +368,15 @@ def test_prompts_that_begin_alike_stand_together_in_the_work_file(bench: Bench) 
     for found in kept:
         assert found.custom_id == f'"c{found.index}"'.encode()
         assert json.loads(found.body) == {"messages": chats[found.index]}
+
+
+def test_an_input_file_gives_the_same_work_file_again(bench: Bench) -> None:
+    """C12: whatever models are configured then, its lines are divided as they were."""
+    models = [f"other-{n}" for n in range(70)] + ["zeta"]
+    data = b"\n".join(line(str(n), body={"model": models[n % len(models)]}) for n in range(3 * len(models)))
+    first = bench.validate(data, limits=InputLimits(models=frozenset(["zeta"])))
+    written, own = bench.work.read_bytes(), {shard.model for shard in first.shards} - {SHARED_LANE}
+    assert len(own) == 65
+    limits = InputLimits.to_repeat(size=len(data), lines=first.lines, endpoint=CHAT, own_shards=own)
+    assert bench.validate(data, limits=limits) == first
+    assert bench.work.read_bytes() == written

@@ -87,6 +87,8 @@ def test_lines_across_reads(bench: Bench, size: int) -> None:
 def test_a_leading_byte_order_mark_is_skipped(bench: Bench) -> None:
     """C4."""
     assert len(bench.kept(BOM + line("0"), line("1"))) == 2
+    kept = bench.kept(BOM, b" \r", line("0"), line("1"))
+    assert [(one.index, one.custom_id) for one in kept] == [(0, b'"0"'), (1, b'"1"')]
 
 
 MEASURE = """

@@ -50,13 +50,14 @@ def activity_of(
     """Return what all processes do for a batch that has lines of these models left, and what these lines wait for."""
     workers = [report for report in reports if report.runs_batches]
     servers = _servers_of(models, catalog, workers)
-    upstreams = {server.upstream for server in servers}
+    upstreams = frozenset(server.upstream for server in servers)
     return Activity(
         in_flight=_in_flight(batch, reports),
         concurrency=sum(
             load.limit for worker in workers for name, load in worker.upstream_loads.items() if name in upstreams
         ),
         waiting_for=_held(batch, errors) or _wait_of(batch, servers, workers),
+        upstreams=upstreams,
     )
 
 

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 
 class QueueLength(Struct, frozen=True, kw_only=True):
-    """How many requests an engine has at one moment, from all of its clients."""
+    """The numbers of requests that an engine has at one moment, from all of its clients."""
 
     running: float | None
     """The requests that the engine processes now, or None if it does not report them."""

@@ -173,9 +173,8 @@ class RequestTimeout(ApiError):
 class Conflict(ApiError):
     status = 409
     type: ErrorType = "invalid_request_error"
-    code = "conflict"
 
-    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(self, message: str, *, code: str, param: str | None = None) -> None:
         super().__init__(message, code=code, param=param, headers={"x-should-retry": "false"})
 
 

@@ -18,9 +18,9 @@ class ModelQueue(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A WaitReason. It is text, so that an older process can read what a newer one reports."""
     lines: int
     until: int | None = None
-    """When the next one may start, in Unix seconds, for `retry_after`."""
+    """The time at which the next one may start, in Unix seconds, for `retry_after`."""
     rate: float | None = None
-    """How many start in a second, for `rate_limit`, if that is known."""
+    """The number that starts in a second, for `rate_limit`, if that is known."""
 
 
 class UpstreamLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,19 +31,25 @@ class UpstreamLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sync_calls: int = 0
     """Synchronous calls in flight."""
     limit: int = 0
-    """How many lines the process may have in flight, as its limiter measured."""
+    """The number of lines that the process may have in flight, as its limiter measured."""
     pauses: Sequence[Pause] = ()
     """The pauses of the upstream and of its models."""
     hold: str | None = None
-    """Why no line starts at all although the upstream is available: a WaitReason, or None."""
+    """The reason why no line starts at all although the upstream is available: a WaitReason, or None."""
     queues: Mapping[str, ModelQueue] = {}
     """The lines that wait by model, of at most ``MAX_REPORTED_MODELS`` models."""
     projects: Mapping[str, int] = {}
     """Lines in flight by project, if ``queues`` is not empty."""
+    rate: float | None = None
+    """The number of lines that may start in a second; None while that is not limited."""
+    attempts: int = 0
+    """Attempts that ended since the process began."""
+    attempt_seconds: float = 0.0
+    """The sum of the seconds that these took."""
 
 
 class Report(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a process reports about itself."""
+    """The report of a process about itself."""
 
     owner: str
     runs_batches: bool
@@ -69,9 +75,9 @@ class Share(Struct, frozen=True, kw_only=True):
     """A worker's part of a cap."""
 
     allowed: int
-    """How many lines may be in flight."""
+    """The number of lines that may be in flight."""
     reserved: int
-    """How many slots no other worker may use: the share, or the lines still in flight if these are more."""
+    """The number of slots that no other worker may use: the share, or the lines in flight if these are more."""
 
 
 def shares_of(report: Report, *, caps: Mapping[str, int], others: Sequence[Member]) -> dict[str, Share]:

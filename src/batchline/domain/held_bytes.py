@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 _MAX_EXCEEDING = 4
-"""How many answers may exceed the limit at once. If one of them is very slow, the others still arrive."""
+"""The number of answers that may exceed the limit at once. If one of them is very slow, the others still arrive."""
 
 
 class HeldBytes:

@@ -1,5 +1,7 @@
 """Bounds on what clients can send. The defaults are those of the contract; every one is a setting."""
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from batchline.domain.endpoints import CHAT
@@ -21,10 +23,10 @@ MAX_JSON_BODY_BYTES = 1024 * 1024
 MIN_LIFETIME_SECONDS, MAX_LIFETIME_SECONDS = 3600, 2_592_000
 """The shortest and the longest lifetime that a client can set for a file."""
 QUOTED_CHARACTERS = 200
-"""How much of a client's own text an error message repeats."""
+"""The most characters of a client's own text that an error message repeats."""
 
 STRIKES = 3
-"""Workers that may die while they run a line, before the line fails."""
+"""The number of workers that may die while they run a line before the line fails."""
 
 
 def runs_alone(strikes: int) -> bool:
@@ -44,8 +46,26 @@ class InputLimits(Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...] = (CHAT,)
     models: frozenset[str] = frozenset()
     """The ids of the configured models, whose lines always get shards of their own."""
+    others_share: bool = False
+    """Whether the lines of all other models share shards, and not only those of models that are too many."""
     rules: RequestRules | None = None
-    """Which fields the bodies of lines may have; None if that was checked before."""
+    """The rules for the fields of bodies; None if these were checked before."""
+
+    @classmethod
+    def to_repeat(cls, *, size: int, lines: int, endpoint: str, own_shards: Iterable[str]) -> "InputLimits":
+        """Return the limits by which an input file of so many bytes and lines that was valid is read once more.
+
+        They do not depend on the settings, which may have changed meanwhile. The models that have shards of their own
+        are given.
+        """
+        return cls(
+            max_bytes=size,
+            max_lines=lines,
+            max_line_bytes=size,
+            endpoints=(endpoint,),
+            models=frozenset(own_shards),
+            others_share=True,
+        )
 
 
 class StorageLimits(Struct, frozen=True, kw_only=True):
@@ -77,8 +97,8 @@ class ShardLimits(Struct, frozen=True, kw_only=True):
     min_lines: int = 8
     pieces: int = 64
     max_other_models: int = 64
-    """How many models that are not configured get shards of their own in one batch. A file can name as many models as
-    it has lines; without a limit each of them would become a shard and a lane."""
+    """The most models that are not configured and get shards of their own in one batch. A file can name as many models
+    as it has lines; without a limit each of them would become a shard and a lane."""
 
     def lines_for(self, total: int) -> int:
         """Return the lines per shard for a batch; small batches get smaller shards."""

@@ -7,15 +7,13 @@ custom_id, the length of its body), then ``custom_id`` as JSON text, then the bo
 import struct
 from collections.abc import Iterator
 
-from msgspec import DecodeError, Struct
-from msgspec.json import Decoder
+from msgspec import Struct
 
 from batchline.domain.checksum import checksum_of
 from batchline.domain.errors import Damaged
 from batchline.domain.records import Shard
 
 _HEADER = struct.Struct("<III")
-_text = Decoder(str)
 
 
 class Line(Struct, frozen=True):
@@ -55,16 +53,6 @@ def lines_of(shard: Shard, data: bytes) -> list[Line]:
     if len(lines) != shard.lines or (shard.checksum is None and sum(map(_size, lines)) != shard.length):
         raise Damaged(f"shard {shard.n} at {shard.offset}")
     return lines
-
-
-def legible_lines(data: bytes) -> Iterator[Line]:
-    """Yield those lines of a damaged shard whose header and custom_id can be read. Their bodies may be damaged."""
-    try:
-        for line in decode_lines(data):
-            _text.decode(line.custom_id)
-            yield line
-    except (struct.error, DecodeError, UnicodeDecodeError):
-        return
 
 
 def _size(line: Line) -> int:

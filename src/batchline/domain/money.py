@@ -48,7 +48,7 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 class Tariff(Struct, frozen=True, kw_only=True):
-    """What answers cost: nothing without metering, and less in a batch than in a synchronous call."""
+    """The cost of answers: nothing without metering, and less in a batch than in a synchronous call."""
 
     metered: bool
     batch_percent: int

@@ -104,7 +104,7 @@ class Retryable(Struct, frozen=True):
     retry_after: float | None = None
     rate_limits: RateLimits | None = None
     failure: Failure | None = None
-    """How the line fails after its last attempt, if not as an internal error."""
+    """The failure of the line after its last attempt; None for an internal error."""
 
     @classmethod
     def from_failure(cls, failure: Failure) -> Self:

@@ -53,17 +53,19 @@ class Pause(Struct, frozen=True, kw_only=True):
 
 
 class Activity(Struct, frozen=True, kw_only=True):
-    """What the workers do for a batch at this moment."""
+    """The work that is done for a batch at this moment."""
 
     in_flight: int
     concurrency: int
-    """How many lines the upstreams of its models take in parallel, as measured so far."""
+    """The number of lines that the upstreams of its models take in parallel, as measured so far."""
     waiting_for: Wait | None
-    """Why some of its lines wait; None if none do."""
+    """The reason why some of its lines wait; None if none do."""
+    upstreams: frozenset[str] = frozenset()
+    """The upstreams that serve the models of the lines that are left."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """How far a batch is, and how fast it goes on."""
+    """The progress of a batch, and its rate."""
 
     batch: Batch
     rate: float

@@ -31,6 +31,8 @@ class Owner(Struct, frozen=True, kw_only=True):
     """The scopes of the key."""
     funds: int = 0
     """Nano-units that the organization has left, free credits included."""
+    daily_budget: int | None = None
+    """Nano-units that the project may spend in a day, or None if the settings file decides."""
 
     def may(self, scope: str) -> bool:
         """Return whether the key has a scope."""
@@ -45,6 +47,14 @@ class Session(Struct, frozen=True, kw_only=True):
     organization: str
     key_name: str
     key_hint: str
+    expires_at: int
+
+
+class AdminSession(Struct, frozen=True, kw_only=True):
+    """The administrator, signed in to the console."""
+
+    project: Session | None
+    """The project that is open, with the administrator's key in it."""
     expires_at: int
 
 
@@ -74,6 +84,23 @@ class Project(Struct, frozen=True, kw_only=True):
     organization_id: str
     organization: str
     created_at: int
+    daily_budget: int | None = None
+    """Nano-units that it may spend in a day, or None if the settings file decides."""
+
+
+class Deletion(Struct, frozen=True, kw_only=True):
+    """The outcome of deleting a key, a project or an organization: it is done unless something stands in its way."""
+
+    open_batches: list[str] = []
+    """Batches that have not ended, the oldest first; at most a few of them."""
+    projects: list[str] = []
+    """The names of projects that were not deleted before their organization."""
+    balance: int = 0
+    """Nano-units of paid money that are left, or below zero that are owed."""
+
+    @property
+    def is_done(self) -> bool:
+        return not (self.open_batches or self.projects or self.balance)
 
 
 class QueueState(Struct, frozen=True, kw_only=True):
@@ -151,6 +178,10 @@ class UsageEntry(Struct, frozen=True, kw_only=True):
     output_tokens: int
     reasoning_tokens: int
     cost: int
+    reused: int
+    """Lines that took an earlier answer."""
+    saved: int
+    """The amount that they would have cost."""
 
 
 class ProjectUsage(Struct, frozen=True, kw_only=True):
@@ -335,7 +366,7 @@ class Lane(Struct, frozen=True, kw_only=True):
 
 
 class LeasedBatch(Struct, frozen=True, kw_only=True):
-    """What a worker needs to know about a batch to run its lines."""
+    """The facts about a batch that a worker needs to run its lines."""
 
     id: str
     project_id: str
@@ -346,6 +377,8 @@ class LeasedBatch(Struct, frozen=True, kw_only=True):
     key_revoked: bool
     funds: int
     """Nano-units that the organization has left."""
+    daily_budget: int | None = None
+    """Nano-units that the project may spend in a day, or None if the settings file decides."""
     cost_left: int | None = None
     """Nano-units that the batch may still cost, or None without a limit."""
 

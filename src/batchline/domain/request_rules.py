@@ -53,7 +53,7 @@ class Violation(Struct, frozen=True):
 
 
 class FieldRules(Struct, frozen=True, kw_only=True):
-    """Which fields the requests for one model may have."""
+    """The rules for the fields of requests for one model."""
 
     forbidden: frozenset[str] = frozenset(FORBIDDEN_FIELDS)
     tool_types: frozenset[str] | None = frozenset(TOOL_TYPES)

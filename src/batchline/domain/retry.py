@@ -13,7 +13,7 @@ _JITTER_AFTER_RETRY_AFTER = 0.25
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """How often a line is tried, and how long it waits in between."""
+    """The number of attempts of a line, and the waits between them."""
 
     max_attempts: int = 4
     max_throttles: int = 12

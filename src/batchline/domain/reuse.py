@@ -5,7 +5,7 @@ place of the answer in the output file of the batch. It is a cache: it can be ma
 """
 
 import struct
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -18,7 +18,10 @@ from batchline.domain.models import Catalog
 from batchline.domain.result_lines import after_custom_id
 
 DIGEST_BYTES = 16
+_DIGEST = struct.Struct(f"{DIGEST_BYTES}s")
 _PLACE = struct.Struct("<QIQ")
+_LINES_PER_SEARCH = 32
+"""Searching a sorted index for a digest takes as long as looking at so many of its lines."""
 _END, _REUSED_END = b'"error":null}\n', b'"error":null,"reused":true}\n'
 _rules = Decoder(dict[str, list[str | int | None]])
 
@@ -91,20 +94,44 @@ def sending_rules(catalog: Catalog, models: Iterable[str], project_id: str) -> b
     return encode_json(rules) if rules else None
 
 
+def models_with_rules(sent_as: bytes | None) -> frozenset[str]:
+    """Return the models that ``sending_rules`` names: the digests of their lines depend on their rules."""
+    return frozenset() if sent_as is None else frozenset(_rules.decode(sent_as))
+
+
 def encode_index(entries: Iterable[tuple[bytes, Place]]) -> bytes:
     """Return an index: the digests in their order, and then the places in the same order."""
     ordered = sorted(entries)
     return b"".join([digest for digest, _ in ordered]) + b"".join([_PLACE.pack(*place) for _, place in ordered])
 
 
-def find_in_index(index: bytes, wanted: Container[bytes]) -> Iterator[tuple[bytes, Place]]:
-    """Yield those of the wanted digests that an index has, with the places of their answers, in one pass."""
+def find_in_index(index: bytes, wanted: Mapping[bytes, object]) -> dict[bytes, Place]:
+    """Return those of the wanted digests that an index has, with the places of their answers."""
     lines = len(index) // (DIGEST_BYTES + _PLACE.size)
     places_at = lines * DIGEST_BYTES
-    for n, at in enumerate(range(0, places_at, DIGEST_BYTES)):
-        digest = index[at : at + DIGEST_BYTES]
-        if digest in wanted:
-            yield digest, Place(*_PLACE.unpack_from(index, places_at + n * _PLACE.size))
+    if len(wanted) * _LINES_PER_SEARCH < lines:
+        found = _search(index, lines, wanted)
+    else:
+        digests = [digest for (digest,) in _DIGEST.iter_unpack(memoryview(index)[:places_at])]
+        # Most earlier batches have none of the digests.
+        if wanted.keys().isdisjoint(digests):
+            return {}
+        found = ((n, digest) for n, digest in enumerate(digests) if digest in wanted)
+    return {digest: Place(*_PLACE.unpack_from(index, places_at + n * _PLACE.size)) for n, digest in found}
+
+
+def _search(index: bytes, lines: int, wanted: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield which lines of an index have one of a few digests."""
+    for digest in wanted:
+        low, high = 0, lines
+        while low < high:
+            middle = (low + high) // 2
+            if index[middle * DIGEST_BYTES : (middle + 1) * DIGEST_BYTES] < digest:
+                low = middle + 1
+            else:
+                high = middle
+        if low < lines and index[low * DIGEST_BYTES : (low + 1) * DIGEST_BYTES] == digest:
+            yield low, digest
 
 
 def is_reused(line: bytes) -> bool:
@@ -112,10 +139,14 @@ def is_reused(line: bytes) -> bool:
     return line.endswith(_REUSED_END)
 
 
-def copy_line(line: bytes, line_id: str, custom_id: bytes) -> bytes:
-    """Return a line of an output file as the result of another line. Raise Damaged if it is none."""
-    answer = line[after_custom_id(line) : -len(_REUSED_END if is_reused(line) else _END)]
-    return b'{"id":"%b","custom_id":%b,%b%b' % (line_id.encode(), custom_id, answer, _REUSED_END)
+def answer_of(line: bytes) -> bytes:
+    """Return the end of a line of an output file as it stands in a copy of it. Raise Damaged if it is no such line."""
+    return line[after_custom_id(line) : -len(_END if line.endswith(_END) else _REUSED_END)] + _REUSED_END
+
+
+def copied_line(batch: bytes, index: int, custom_id: bytes, answer: bytes) -> bytes:
+    """Return the result of a line of a batch with an answer of ``answer_of``. The batch is named without its prefix."""
+    return b'{"id":"batch_req_%b_%d","custom_id":%b,%b' % (batch, index, custom_id, answer)
 
 
 def place_of(line: bytes, offset: int) -> Place:

@@ -58,7 +58,7 @@ OPEN_STATUSES = tuple(status for status in BatchStatus if status not in TERMINAL
 
 
 class Stop(StrEnum):
-    """Why a batch may start no more attempts."""
+    """The reason why a batch may start no more attempts."""
 
     CANCELLED = "cancelled"
     EXPIRED = "expired"
@@ -76,7 +76,7 @@ class Hold(StrEnum):
 
 
 class Reuse(StrEnum):
-    """How far a batch that was created with ``reuse`` is: see ``pipeline/reuse.py``."""
+    """The next step of a batch that was created with ``reuse``: see ``pipeline/reuse.py``."""
 
     LOOKUP = "lookup"
     """No line may run before it was looked for among earlier answers."""

@@ -1,4 +1,4 @@
-"""Why lines of a batch wait: the objects that ``waiting_for`` in the progress of a batch may be (D11)."""
+"""Defines the reasons why lines of a batch wait, as ``waiting_for`` in its progress names them (D11)."""
 
 from enum import StrEnum
 from typing import Annotated

@@ -68,7 +68,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
     status: int | None = None
     """The status of the last answer; None if there was none."""
     detail: str | None = None
-    """Why the last attempt failed. No part of the receiver's answer is kept."""
+    """The reason why the last attempt failed. No part of the receiver's answer is kept."""
 
 
 class Message(Struct, frozen=True, kw_only=True):

@@ -284,7 +284,11 @@ class ModelCheckObject(_Object):
     input_tokens: Count
     output_tokens_at_most: Annotated[Count | None, Meta(description="Null if a line sets no limit.")]
     estimated: Annotated[
-        bool, Meta(description="Whether the tokens were estimated by size, and not counted by the model's tokenizer.")
+        bool, Meta(description="Whether not all input tokens were counted by the model's own tokenizer.")
+    ]
+    counted_lines: Annotated[
+        Count,
+        Meta(description="Lines that this tokenizer counted. The others are estimated to be like these, or by size."),
     ]
     cost_at_most: Annotated[
         OptionalMoney, Meta(description="In units; null without metering, or if a line sets no limit.")

@@ -1,4 +1,4 @@
-"""Compares the clock of the machine with the time of the store, and says so when they differ."""
+"""Compares the clock of the machine with the time of the store, and logs when they differ."""
 
 import logging
 

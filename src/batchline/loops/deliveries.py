@@ -19,12 +19,12 @@ _LEASE_SECONDS = int(TIMEOUT_SECONDS) + 5
 """The time after which an attempt of a process that died is made again."""
 _MAX_IN_FLIGHT = 16
 _KEPT_SECONDS = 7 * 86_400
-"""How long ended deliveries can be looked at."""
+"""The time for which ended deliveries are kept."""
 _CLEANUP_SECONDS = 3600.0
 
 
 class Deliveries:
-    """The deliveries that this process makes. ``every`` is the number of seconds between two looks for due ones."""
+    """The deliveries that this process makes. It looks for due ones every ``every`` seconds."""
 
     def __init__(self, *, store: Webhooks, sender: EventSender, clock: Clock, metrics: Metrics, every: float) -> None:
         self._store, self._sender, self._clock, self._metrics = store, sender, clock, metrics
@@ -39,7 +39,7 @@ class Deliveries:
         self._task.wake()
 
     async def run(self) -> None:
-        """Run until cancelled. What is in flight then is tried again by another process, or after the next start."""
+        """Run until cancelled. Deliveries in flight are tried again by another process, or after the next start."""
         async with self._group:
             await self._task.run()
 

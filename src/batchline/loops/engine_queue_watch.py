@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 READ_INTERVAL_SECONDS = 5.0
 _SEARCH_INTERVAL_SECONDS = 600.0
-"""How often an engine that reports no queue is asked again: another engine may have replaced it."""
+"""The time after which an engine that reports no queue is asked again: another engine may have replaced it."""
 _IDLE_POLL_SECONDS = 1.0
 _READS_UNTIL_SEARCH = 2
 """The reads without a queue before the search interval begins: some engines report one only after a first request."""
@@ -75,7 +75,7 @@ class EngineQueueWatch:
         return _SEARCH_INTERVAL_SECONDS
 
     def _after_failure(self, reply: Reply) -> float:
-        # An engine that is starting or overloaded is asked again soon, one that stays away less and less often.
+        # An engine that is starting or overloaded is asked again soon. The longer it fails, the less often it is asked.
         doublings = min(self._misses - 1, 10)
         wait_seconds = min(_SEARCH_INTERVAL_SECONDS, READ_INTERVAL_SECONDS * 2.0**doublings)
         if self._misses >= _FAILURES_UNTIL_LOST:

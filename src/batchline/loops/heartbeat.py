@@ -1,4 +1,4 @@
-"""Reports what this process does to the other processes of its fleet, and keeps to its share of every cap."""
+"""Reports the load of this process to the other processes of its fleet, and applies its share of every cap."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ class Heartbeat:
         self._revoke_shares()
 
     async def step(self) -> bool:
-        """Report what this process does, and apply the shares that are granted in return."""
+        """Report the load of this process, and apply the shares that are granted in return."""
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
         shares = await self._fleet.heartbeat(self._worker.report(), caps=self._caps, lease=self._lease_seconds)
@@ -49,7 +49,7 @@ class Heartbeat:
             self._worker.set_cap(name, 0)
 
     async def leave(self) -> None:
-        """Report that this process ends, so that the others get its shares at once. If that fails, they wait."""
+        """Report that this process ends, so that others get its shares at once. If that fails, the shares expire."""
         try:
             await self._fleet.leave(self._worker.report().owner)
         except StoreDown as error:

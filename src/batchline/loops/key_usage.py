@@ -1,5 +1,6 @@
-"""Records when each key was last used. Uses are collected in memory and written now and then."""
+"""Records the last use of each key. Uses are collected in memory and written every few seconds."""
 
+from batchline.domain.errors import StoreDown
 from batchline.ports import Accounts, Clock
 
 
@@ -15,8 +16,12 @@ class KeyUsage:
         self._unwritten[key_id] = int(self._clock.now())
 
     async def step(self) -> bool:
-        """Write the uses since the last step."""
+        """Write the uses since the last step. Raise StoreDown, and keep them for the next step."""
         if self._unwritten:
             key_usage, self._unwritten = self._unwritten, {}
-            await self._accounts.touch_keys(key_usage)
+            try:
+                await self._accounts.touch_keys(key_usage)
+            except StoreDown:
+                self._unwritten = key_usage | self._unwritten
+                raise
         return False

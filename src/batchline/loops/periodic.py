@@ -1,4 +1,4 @@
-"""Runs a background step again and again, through every outage."""
+"""Runs a background step again and again, also after it has failed."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ _RETRY_SECONDS = 1.0
 
 
 class PeriodicTask:
-    """Runs ``step`` every so many seconds, and at once after ``wake``.
+    """Runs ``step`` every ``every`` seconds, and at once after ``wake``.
 
     A step that returns True has more to do, and runs again at once.
     """

@@ -1,4 +1,4 @@
-"""Removes what the rows say is no longer needed: expired files, and the work of batches that ended some time ago.
+"""Removes objects that are no longer needed by their rows: expired files, and the work of batches that have ended.
 
 The work of a batch is kept for a while after its end. So if the database is put back to an earlier state, in which the
 batch still ran, the batch can go on.
@@ -12,7 +12,7 @@ from batchline.ports import Clock, Objects, Store
 
 _MAX_PER_STEP = 100
 _MAX_FAILURES_PER_STEP = 5
-"""After so many batches that could not be pruned, the step ends: the object store may be unavailable as a whole, and
+"""After this number of batches that could not be pruned, the step ends: the whole object store may be unavailable, and
 each call to it may take 15 s. The next step leaves these batches out."""
 _FIRST_RETRY_SECONDS = 60.0
 _MAX_RETRY_SECONDS = 3600.0
@@ -60,7 +60,7 @@ class Prune:
             log.warning("failed to delete an expired file, leaving it to the sweep", extra=fields)
 
     async def _prune_batches(self, batch_ids: list[str]) -> int:
-        """Prune batches until too many of them failed, and return how many were pruned."""
+        """Prune batches until too many of them failed, and return the number that were pruned."""
         pruned = failed = 0
         for batch_id in batch_ids:
             if failed == _MAX_FAILURES_PER_STEP:
@@ -100,7 +100,7 @@ class Prune:
 
 
 class _Backoff:
-    """The batches that could not be pruned, and when each is tried again: later after each failure."""
+    """The batches that could not be pruned, with the time of the next try of each, later after each failure."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -120,6 +120,6 @@ class _Backoff:
         self._retry_at.pop(batch_id, None)
 
     def waiting(self) -> list[str]:
-        """Return the batches that are not tried yet."""
+        """Return the batches whose next try is not due yet."""
         now = self._clock.steady()
         return [batch_id for batch_id, retry_at in self._retry_at.items() if retry_at > now]

@@ -1,4 +1,4 @@
-"""Takes over what a dead process held: its shards, and the batches it was validating."""
+"""Takes over from dead processes: their shards, and the batches that they were validating."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -23,17 +23,14 @@ class Rescue:
         store: ShardStore,
         clock: Clock,
         owner: str,
-        lease_seconds: float,
         live_owners: Callable[[], Sequence[str]],
         on_work_available: Callable[[], None],
     ) -> None:
         self._store, self._clock = store, clock
-        self._owner, self._lease_seconds = owner, lease_seconds
-        self._live_owners, self._on_work_available = live_owners, on_work_available
+        self._owner, self._live_owners, self._on_work_available = owner, live_owners, on_work_available
 
     async def step(self) -> bool:
         """Take over from every process that has died since the last step."""
-        await self._store.watch_leases(owner=self._owner, lease=self._lease_seconds)
         rescued = await self._store.rescue(live_owners=self._live_owners)
         interrupted = await self._store.fail_interrupted(
             owner=self._owner,

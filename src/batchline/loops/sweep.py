@@ -1,12 +1,12 @@
-"""Looks at all objects, and removes those that no row needs: what crashed processes left, and late writers wrote.
+"""Removes the objects that no row needs, which crashed processes left or late writers wrote.
 
 No object is removed because of its age. There are two cases:
 
 - Its row says that it is not needed: its file was removed, or its batch has ended and its work was deleted. No process
   can commit a row for it any more, so it is removed at once.
 - It has no row at all. Every object gets its row before it is written, so either the row was removed with it, or this
-  is not the database that the object was written for. Nobody can tell which. So it is removed only if it was seen
-  twice, an hour apart, and if there are few objects like it.
+  is not the database that the object was written for. The sweep cannot tell which. So it removes the object only if it
+  has seen it twice, an hour apart, and if there are few objects like it.
 """
 
 import logging
@@ -24,7 +24,7 @@ _PAUSE_BETWEEN_PAGES_SECONDS = 1.0
 _SIGHTING_AGE_SECONDS = 3600
 """The time between the first sighting of an object without a row and its removal."""
 _FORGET_SECONDS = 7 * 86_400
-"""Sightings that were not repeated for so long are forgotten; a service may be stopped for some days."""
+"""Sightings that were not repeated for this time are forgotten. A service may be stopped for some days."""
 _MAX_SIGHTINGS = 50_000
 """The most sightings that are kept. Further objects without a row are held back."""
 _MIN_LIMIT = 10
@@ -56,7 +56,7 @@ class Unneeded:
 class Sweep:
     """Has one step, which every worker may run at any time.
 
-    ``max_percent`` is the share of the objects seen that may be removed without a row. If there are more, none is.
+    ``max_percent`` is the share of all objects that may have no row and be removed. If there are more, none is removed.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Sweep:
         self._clock, self._metrics, self._max_percent = clock, metrics, max_percent
 
     async def step(self) -> bool:
-        """Look at all objects once, and return False."""
+        """Check all objects once, and return False."""
         counts = _Counts()
         try:
             await self._identity.check()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
@@ -29,7 +29,7 @@ from batchline.pipeline.job import HeldBatch, HeldShard, Job
 from batchline.pipeline.record import Recorder
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
-from batchline.ports import BatchSignal, EngineQueue, Objects, Random, ShardStore, StoreClock, Upstream
+from batchline.ports import BatchSignal, EngineQueue, Objects, Random, ShardStore, StoreClock, Tracer, Upstream
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
 
@@ -42,9 +42,10 @@ _DRAIN_POLL_SECONDS = 0.05
 _MIN_FINAL_FLUSH_SECONDS = 5.0
 """The least time that the recorder gets for its last flush, if the shutdown grace is shorter."""
 _MAX_HELD_BYTES = 64 * 1024 * 1024
-"""Bytes of lines that may be held to run: enough for any upstream, and little for a machine."""
+"""The most bytes of lines that are held to run: enough for any upstream, and little for a machine."""
 _MAX_LINES_PER_TURN = 32
-"""Lines that are passed to dispatchers before other tasks may run. Each is checked, and answers wait meanwhile."""
+"""The number of lines that are passed to dispatchers before other tasks may run. Each is checked, and answers wait
+meanwhile."""
 
 
 class Worker:
@@ -65,8 +66,10 @@ class Worker:
         settings: Settings,
         budgets: Budgets,
         metrics: Metrics,
+        damage_log: DamageLog,
         on_shard_done: Callable[[], None],
         engine_queues: Mapping[str, EngineQueue] = {},
+        tracer: Tracer | None = None,
     ) -> None:
         self._store, self._clock, self._random = store, clock, random
         self._owner = owner
@@ -74,7 +77,7 @@ class Worker:
         self._lease_seconds, self._grace_seconds = settings.lease_seconds, settings.shutdown_grace_seconds
         self._claim_loop_woken = asyncio.Event()
         self._work_available = asyncio.Event()
-        """Set if a claim may succeed that would not have before: the claim loop does not wait for its next poll."""
+        """Set if a claim may succeed now although the last one did not. The claim loop does not wait for its poll."""
         self._stopping = asyncio.Event()
         self._catalog = settings.catalog
         self._budgets = budgets
@@ -85,7 +88,7 @@ class Worker:
             clock=clock,
             owner=owner,
             lease_seconds=self._lease_seconds,
-            damage_log=DamageLog(metrics),
+            damage_log=damage_log,
         )
         self._recorder = Recorder(
             store=store,
@@ -122,6 +125,7 @@ class Worker:
                 on_line_dropped=self._claim_loop_woken.set,
                 on_demand=self._wake_claim_loop,
                 find_alternative=partial(self._find_alternative, name),
+                tracer=tracer,
             )
             for name, upstream in upstreams.items()
         }
@@ -145,7 +149,7 @@ class Worker:
         )
 
     async def run(self) -> None:
-        """Run until ``stop``, and then until what is in flight is recorded."""
+        """Run until ``stop``, and then until the lines in flight are recorded."""
         async with asyncio.TaskGroup() as group:
             dispatching = [group.create_task(dispatcher.run()) for dispatcher in self._dispatchers.values()]
             recording = group.create_task(self._recorder.run())
@@ -170,7 +174,7 @@ class Worker:
         self._dispatchers[upstream].on_queue_length(length)
 
     def stop(self) -> None:
-        """Claim and start nothing more; ``run`` ends when what is in flight is recorded."""
+        """Claim and start nothing more; ``run`` ends when the lines in flight are recorded."""
         self._stopping.set()
         self._wake_claim_loop()
         for dispatcher in self._dispatchers.values():
@@ -196,7 +200,7 @@ class Worker:
         return [self.report()]
 
     def report(self) -> Report:
-        """Return what this process does now."""
+        """Return the report of this process."""
         return Report(
             owner=self._owner,
             runs_batches=True,
@@ -207,7 +211,7 @@ class Worker:
         )
 
     def set_cap(self, upstream: str, cap: int) -> None:
-        """Set how many lines may be in flight to an upstream."""
+        """Set the most lines that may be in flight to an upstream."""
         self._dispatchers[upstream].set_cap(cap)
 
     @property
@@ -260,7 +264,7 @@ class Worker:
         return bool(jobs)
 
     def _satisfied_lanes(self) -> list[Lane]:
-        """Return the lanes to claim nothing of.
+        """Return the lanes from which nothing is claimed.
 
         Their lines would only wait here, while another worker could run them or this one could run others.
         """
@@ -358,7 +362,7 @@ class Worker:
             read_at = self._budgets.sequence
             try:
                 signals = await self._store.signals(list(self._claims.batches))
-                await self._claims.refresh_days(batch.project_id for batch in self._claims.batches.values())
+                await self._claims.refresh_days(self._day_limits(signals))
             except StoreDown as error:
                 log.warning("failed to poll for cancelled batches, retrying", extra={"reason": str(error)})
                 continue
@@ -369,6 +373,11 @@ class Worker:
             for dispatcher in self._dispatchers.values():
                 dispatcher.on_funds_changed()
             self._claim_loop_woken.set()
+
+    def _day_limits(self, signals: Sequence[BatchSignal]) -> dict[str, int | None]:
+        """Return the daily budgets of the projects of the held batches."""
+        held = self._claims.batches
+        return {held[signal.batch_id].project_id: signal.daily_budget for signal in signals if signal.batch_id in held}
 
     def _apply_signal(self, signal: BatchSignal, *, read_at: int) -> None:
         batch = self._claims.batches.get(signal.batch_id)
@@ -416,7 +425,7 @@ class Worker:
             await self._clock.sleep(_DRAIN_POLL_SECONDS)
 
     async def _wait_for_recorder(self, recording: "asyncio.Task[None]") -> None:
-        """Wait for the last flush, but not forever.
+        """Wait for the last flush, for a limited time.
 
         If storage is unavailable, the worker that takes the leases over runs the unrecorded lines again.
         """

@@ -62,7 +62,7 @@ class ResultWriter:
             self._writer = None
 
     async def close(self) -> None:
-        """Remove what was written and not committed."""
+        """Remove the bytes that were written and not committed."""
         if self._writer is not None:
             await self._writer.abort()
             self._writer = None
@@ -81,7 +81,7 @@ class Joined(Struct, frozen=True, kw_only=True):
 
 
 class Assembler:
-    """Writes the lines of both result files. Whatever is read is compared with its checksum."""
+    """Writes the lines of both result files. All segments that it reads are compared with their checksums."""
 
     def __init__(self, *, store: Store, objects: Objects, damage_log: DamageLog) -> None:
         self._store, self._objects, self._damage_log = store, objects, damage_log
@@ -89,7 +89,7 @@ class Assembler:
     async def join_segments(
         self, batch: Batch, output: ResultWriter, errors: ResultWriter, order: OrderBuilder
     ) -> Joined:
-        """Append all segments to the results, and return what they hold. Raise Damaged or ObjectMissing."""
+        """Append all segments to the results, and return their lines and cost. Raise Damaged or ObjectMissing."""
         last = lines = cost = 0
         while page := await self._store.segments(batch.id, after=last, limit=_SEGMENTS_PER_PAGE):
             for segment in page:
@@ -172,6 +172,6 @@ def _failure_of_unrun_lines(shard: Shard, batch: Batch) -> Failure:
     if batch.stop is Stop.FAILED:
         return ENDED_BY_OPERATOR
     if batch.stop is Stop.EXPIRED and batch.status is BatchStatus.FINALIZING:
-        # It was finalizing before: these lines had results that were lost, and did not run again in time.
+        # The batch was finalizing before. The results of these lines were lost, and they did not run again in time.
         return LOST
     return BATCH_EXPIRED if batch.stop is Stop.EXPIRED else BATCH_CANCELLED

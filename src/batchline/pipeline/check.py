@@ -1,30 +1,36 @@
-"""Checks an input file as a create would, and says what its batch would take. Nothing is stored (G5)."""
+"""Checks an input file as a create would, and foretells the tokens, cost and time of its batch (G5).
 
-from typing import Protocol
+Nothing is stored.
+"""
 
 from msgspec import Struct
 
+from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import ObjectMissing
 from batchline.domain.limits import InputLimits
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
 from batchline.domain.records import InputFault, Owner
 from batchline.domain.usage import Usage
-from batchline.pipeline.create import CreateRequest, find_input_file, missing_object
-from batchline.ports import Batches, Files, ModelSurvey, Objects, StoreClock, Validator
+from batchline.pipeline.create import CreateRequest, FilesAndBatches, find_input_file, missing_object
+from batchline.pipeline.token_sample import CountedTokens, TokenSampler
+from batchline.ports import ModelSurvey, Objects, StoreClock, Validator
 
 _HISTORY_SECONDS = 7 * 86_400
 _HISTORY_BATCHES = 5
-"""The time is foretold by so many of the last batches of a model, not older than a week."""
+"""The time is foretold by this number of the last batches of a model, not older than a week."""
 
 
 class ModelCheck(Struct, frozen=True, kw_only=True):
     """The lines of one model."""
 
     survey: ModelSurvey
+    input_tokens: int
+    counted_lines: int
+    """The number of lines that the model's own tokenizer counted. The tokens of the others are estimated."""
     enabled: bool
     cost_at_most: int | None
-    """Nano-units; None without metering, or if a line sets no limit for its output."""
+    """The most nano-units; None without metering, or if a line sets no limit for its output."""
 
 
 class CheckReport(Struct, frozen=True, kw_only=True):
@@ -36,10 +42,6 @@ class CheckReport(Struct, frozen=True, kw_only=True):
     duplicates: int = 0
     seconds: tuple[int, int] | None = None
     """The least and the most time, by the last batches of the same models; None if there are none."""
-
-
-class FilesAndBatches(Files, Batches, Protocol):
-    pass
 
 
 class InputCheck:
@@ -55,9 +57,11 @@ class InputCheck:
         limits: InputLimits,
         catalog: Catalog,
         tariff: Tariff,
+        token_sampler: TokenSampler,
     ) -> None:
         self._store, self._objects, self._validator, self._clock = store, objects, validator, clock
         self._limits, self._catalog, self._tariff = limits, catalog, tariff
+        self._token_sampler = token_sampler
 
     async def check(self, owner: Owner, request: CreateRequest) -> CheckReport:
         """Check an input file. Raises NotFound."""
@@ -76,21 +80,31 @@ class InputCheck:
                 survey = await self._validator.survey(project_id=owner.project_id, work=work, shards=verdict.shards)
         except ObjectMissing:
             raise missing_object(file) from None
+        counted: dict[str, CountedTokens] = {}
+        if request.endpoint == CHAT:
+            counted = await self._token_sampler.count(survey.models, project_id=owner.project_id)
         return CheckReport(
             faults=[],
             lines=verdict.lines,
-            models=[self._check_model(owner, found) for found in survey.models],
+            models=[self._check_model(owner, found, counted.get(found.model)) for found in survey.models],
             duplicates=survey.duplicates,
             seconds=await self._foretell(owner, survey.models),
         )
 
-    def _check_model(self, owner: Owner, survey: ModelSurvey) -> ModelCheck:
+    def _check_model(self, owner: Owner, survey: ModelSurvey, counted: CountedTokens | None) -> ModelCheck:
+        counted = counted or CountedTokens(survey.input_tokens)
         model = self._catalog.find(survey.model, owner.project_id) if survey.model else None
         cost = None
         if model is not None and self._tariff.metered and survey.output_tokens_at_most is not None:
-            usage = Usage(input_tokens=survey.input_tokens, output_tokens=survey.output_tokens_at_most)
+            usage = Usage(input_tokens=counted.tokens, output_tokens=survey.output_tokens_at_most)
             cost = self._tariff.cost(model.price, usage, synchronous=False)
-        return ModelCheck(survey=survey, enabled=model is not None, cost_at_most=cost)
+        return ModelCheck(
+            survey=survey,
+            input_tokens=counted.tokens,
+            counted_lines=counted.lines,
+            enabled=model is not None,
+            cost_at_most=cost,
+        )
 
     async def _foretell(self, owner: Owner, models: list[ModelSurvey]) -> tuple[int, int] | None:
         """Return the least and the most seconds: models run side by side at best, and one after the other at worst."""

@@ -4,7 +4,7 @@ Everything that this process holds is also in the store, as a lease under its na
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from batchline.domain.bitmap import unsettled
@@ -67,15 +67,15 @@ class Claims:
             )
             for leased in claim.batches:
                 self._budgets.of(leased.organization_id).update_balance(leased.funds, read_at=read_at)
-            await self.refresh_days(leased.project_id for leased in claim.batches)
+            await self.refresh_days({leased.project_id: leased.daily_budget for leased in claim.batches})
             return await self._load_all(claim)
         finally:
             self._claiming = False
             self._stops.clear()
 
-    async def refresh_days(self, project_ids: Iterable[str]) -> None:
+    async def refresh_days(self, day_limits: Mapping[str, int | None]) -> None:
         """Read what is left of the budgets that projects have for each day."""
-        await self._budgets.refresh_days(self._store, project_ids, at=int(self._clock.now()))
+        await self._budgets.refresh_days(self._store, day_limits, at=int(self._clock.now()))
 
     def note_stop(self, batch_id: str, stop: Stop) -> HeldBatch | None:
         """Return a stopped batch if it is held.
@@ -89,8 +89,8 @@ class Claims:
     async def renew(self) -> list[HeldShard]:
         """Renew all leases; forget and return the shards that are lost.
 
-        A lease in the store that is not held here is a stray, of a claim or a release that failed half-way, and is
-        released. During a claim it may be one that is just being read, so then none is.
+        A lease in the store that is not held here is a stray: a claim or a release failed half-way. It is released,
+        except during a claim, because that may be about to hold it.
         """
         before = self.shards
         kept = await self._store.renew_shards(owner=self._owner, lease=self._lease_seconds)
@@ -127,7 +127,7 @@ class Claims:
         await self._release_keys(keys)
 
     def forget(self, shard: HeldShard) -> None:
-        """Hold a shard no more. Its lease in the store does not change."""
+        """Remove a shard from those that are held. Its lease in the store does not change."""
         if shard.is_held:
             del shard.batch.shards[shard.n]
         if not shard.batch.shards and self.batches.get(shard.batch.id) is shard.batch:
@@ -177,7 +177,7 @@ class Claims:
             budget = self._budgets.of_batch(leased.organization_id, leased.project_id, cost_left=leased.cost_left)
             batch = self.batches[leased.id] = HeldBatch(leased, budget=budget)
         if (before := batch.shards.get(shard.n)) is not None:
-            # Leased to this process again: what it held under the former epoch no longer counts.
+            # The shard was leased to this process again, so its jobs under the former epoch no longer count.
             before.lost = True
         held = batch.shards[shard.n] = HeldShard(shard, batch)
         return held

@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 
 INTERRUPTED = InputFault("Validation was interrupted; create the batch again")
 _IDEMPOTENCY_KEY_SECONDS = 86_400
-"""How long an Idempotency-Key is remembered."""
+"""The time for which an Idempotency-Key is remembered."""
 _RETRY_WINDOW_SECONDS = 15 * 60
-"""How long after a create a retry without an Idempotency-Key gets its response."""
+"""The time after a create in which a retry without an Idempotency-Key gets its response."""
 _POLL_SECONDS = 0.05
 _LOGGED_MODELS = 10
 _MAX_COST = "batchline.max_cost"
@@ -49,7 +49,7 @@ _EPOCH = 1
 
 
 class RerunOf(Struct, frozen=True, kw_only=True):
-    """The batch whose failed lines are run again, and what a request says about them."""
+    """The batch whose failed lines are run again, with the codes and the patch of the request."""
 
     batch_id: str
     codes: list[str] | None
@@ -62,7 +62,7 @@ class CreateRequest(Struct, frozen=True, kw_only=True):
     metadata: bytes
     rerun: RerunOf | None = None
     output_lifetime: int | None = None
-    """Seconds after which the result files expire; None for as long as all files are kept."""
+    """The seconds after which the result files expire; None for the retention of all files."""
     hold: bool = False
     """Whether the batch is held if nearly all of its lines fail."""
     reuse: bool = False
@@ -215,7 +215,7 @@ class BatchCreator:
             async with renewing(lambda: self._renew(batch), every=self._lease_seconds / 3, clock=self._clock):
                 created = await self._validate(batch, file)
         except LeaseLost:
-            # Cancelled during validation, or taken over from this process: in both cases the row has a response.
+            # The batch was cancelled during validation, or another process has ended it. Its row has a response.
             return await self._stored_response(batch)
         except ObjectMissing:
             await self._store.drop_batch(batch.id, epoch=_EPOCH)
@@ -297,7 +297,7 @@ def refusal(fault: InputFault) -> bytes:
 
 
 def _creation_fields(batch: Batch, verdict: Verdict) -> dict[str, object]:
-    """Return what the log says of a new batch. Lines that name no model, or a rare one, are in the shared lane."""
+    """Return the log fields of a new batch. The models of lines in the shared lane are not among them."""
     models = sorted({shard.model for shard in verdict.shards if shard.model})
     shown = models[:_LOGGED_MODELS] + (["..."] if len(models) > _LOGGED_MODELS else [])
     return {

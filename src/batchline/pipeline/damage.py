@@ -7,7 +7,7 @@ from batchline.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 _MAX_REMEMBERED = 10_000
-"""Places that are remembered, so that their damage is logged once. After so many the log is full of them anyway."""
+"""The most places that are remembered, so that their damage is logged once. Further ones are logged each time."""
 
 
 class DamageLog:

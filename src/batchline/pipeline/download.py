@@ -1,7 +1,7 @@
 """Finds a file by its id and streams it, whole or in part.
 
-A whole file is compared with its checksum. Its last chunk is sent only if the file is what was written, so a client
-never takes a damaged file for a good one: the transfer breaks off.
+A whole file is compared with its checksum. Its last chunk is sent only if its bytes are those that were written. So the
+transfer of a damaged file breaks off, and a client never takes it for a good one.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -45,7 +45,7 @@ class Download:
         return _chain(first, chunks)
 
     async def _verified(self, file: File, start: int, length: int) -> AsyncGenerator[bytes]:
-        """Yield each chunk when the next was read, and the last one if all bytes are as they were written."""
+        """Yield each chunk after the next was read, and the last one only if all bytes are as they were written."""
         read, held = Checksum(), b""
         async with _closing(self._objects.stream(file.object_key, start, length)) as chunks:
             async for chunk in chunks:

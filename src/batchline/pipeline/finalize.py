@@ -1,8 +1,8 @@
 """Assembles the two result files of a batch that has nothing left to run, and publishes them with its terminal state.
 
-Segments are joined in one sequential pass, and lines that never ran get error lines. Whatever is read is compared with
-its checksum, and the lines of the segments with the counts of the shards. If anything disagrees, nothing is published:
-the batch is repaired (``repair.py``) and finalized again.
+Segments are joined in one sequential pass, and lines that never ran get error lines. All bytes that are read are
+compared with their checksums, and the lines of the segments with the counts of the shards. If anything disagrees,
+nothing is published: the batch is repaired (``repair.py``) and finalized again.
 
 The keys of the objects contain the epoch and the owner of the lease, so two finalizers never write the same object,
 and only the holder of the lease can publish.
@@ -24,13 +24,14 @@ from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.lease import renewing
 from batchline.pipeline.repair import Repair
 from batchline.pipeline.reuse import ReuseStep
-from batchline.ports import Clock, FinalizeLease, Objects, Random, Store
+from batchline.ports import Clock, FinalizeLease, Objects, Random, Store, Tracer
 from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 _MAX_REPAIRS = 8
-"""A batch that still disagrees with itself after so many repairs is only tried again now and then."""
+"""A batch whose counts still disagree after this number of repairs is not repaired again. It is finalized again now and
+then."""
 _MAX_BACKOFF_SECONDS = 60.0
 
 
@@ -56,8 +57,9 @@ class Finalizer:
         metrics: Metrics,
         on_batch_ended: Callable[[], None],
         on_work_available: Callable[[], None],
+        tracer: Tracer | None = None,
     ) -> None:
-        self._store, self._objects = store, objects
+        self._store, self._objects, self._tracer = store, objects, tracer
         self._repair, self._assembler = repair, Assembler(store=store, objects=objects, damage_log=damage_log)
         self._reuse_step = reuse_step
         self._clock, self._random = clock, random
@@ -91,7 +93,7 @@ class Finalizer:
     async def _finalize_or_repair(self, leased: FinalizeLease) -> BatchStatus | None:
         """Return the terminal status of the batch, or None if it is still to be finalized.
 
-        It was repaired, or its lines took answers that were there before.
+        In that case it was repaired, or its lines took earlier answers.
         """
         batch_id, seconds = leased.batch.id, self._lease_seconds
         async with renewing(
@@ -158,10 +160,12 @@ class Finalizer:
             await errors.close()
         fields = {"batch": batch.id, "status": status, "completed": completed, "failed": failed}
         log.info("batch finished", extra=fields | self._spent(batch, joined.cost))
+        if self._tracer is not None:
+            self._tracer.on_batch_ended(batch, status, completed=completed, failed=failed)
         return status
 
     def _spent(self, batch: Batch, cost: int) -> dict[str, object]:
-        """Return what a batch took: seconds since it was created, tokens, and units of money."""
+        """Return the seconds since a batch was created, its tokens, and its cost in units of money."""
         usage = batch.usage
         return {
             "seconds": int(self._clock.now()) - batch.created_at,
@@ -187,7 +191,7 @@ class Finalizer:
 
 
 def _check_counts(leased: FinalizeLease) -> None:
-    """Raise Damaged unless every line is either counted or left over, and lines are left over for a reason."""
+    """Raise Damaged unless every line is either counted or left over, and every left-over line has a reason."""
     batch = leased.batch
     left = sum(len(unsettled(shard.settled, shard.lines)) for shard in leased.leftovers)
     if batch.completed + batch.failed + left != batch.total:

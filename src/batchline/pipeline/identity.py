@@ -53,7 +53,7 @@ class IdentityCheck:
             self._refuse_foreign(identity, await self._markers())
             await self._require_fit()
         except WrongIdentity:
-            # A process that was faster may have written objects between two looks.
+            # A faster process may have bound the objects and written some between the reads above.
             bound = await self._store.identity()
             if bound.objects_id is None:
                 raise
@@ -110,7 +110,7 @@ class IdentityCheck:
         return bool(await self._store.known_keys(keys) or await self._store.known_batches(sorted(batch_ids)))
 
     async def _bind(self, identity: Identity) -> None:
-        """Write the marker first and then the row, which only one of several processes does.
+        """Write the marker first and then the row, which only one of several processes can write.
 
         Two databases that claim the same objects at once both write a marker before they look for others, so at least
         one of them finds that of the other and withdraws its own.

@@ -32,7 +32,7 @@ from batchline.domain.events import Chunk, EventReader, error_event, read_chat_e
 from batchline.domain.limits import QUOTED_CHARACTERS
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
 from batchline.domain.money import Price, Tariff
-from batchline.domain.outcomes import OUT_OF_QUOTA, Failure, Retryable, Success, classify_reply
+from batchline.domain.outcomes import OUT_OF_QUOTA, Failure, Outcome, Retryable, Success, classify_reply
 from batchline.domain.records import Balances, Charge, Owner
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.domain.request_body import parse_json_object
@@ -69,7 +69,7 @@ class Call(Struct, frozen=True, kw_only=True):
     """None if the default upstream takes any model and the request names none."""
     upstream: str
     estimate: Estimate
-    """The amount that it may cost."""
+    """The estimate of its cost."""
     streams: bool
     wants_usage: bool
     """Whether the client asked for the usage of its stream. The upstream is asked for it in any case."""
@@ -78,8 +78,8 @@ class Call(Struct, frozen=True, kw_only=True):
 class Inference:
     """Sends synchronous calls to upstreams and charges for them.
 
-    ``read_on_seconds`` and ``read_on_bytes`` bound how far a stream is read that its client left. They are those of a
-    whole answer, which is read to its end in any case.
+    If a client leaves its stream, the rest is read for at most ``read_on_seconds`` and ``read_on_bytes``. An answer
+    that is not a stream has the same bounds, and is read to its end in any case.
     """
 
     def __init__(
@@ -106,13 +106,14 @@ class Inference:
         self._read_on_seconds, self._read_on_bytes = read_on_seconds, read_on_bytes
 
     async def refresh_day(self, owner: Owner) -> None:
-        """Read what is left of the budget that a project has for each day, if it has one."""
-        await self.budgets.refresh_days(self._ledger, [owner.project_id], at=int(self.clock.now()))
+        """Read the rest of the budget that a project has for each day, if it has one."""
+        limits = {owner.project_id: owner.daily_budget}
+        await self.budgets.refresh_days(self._ledger, limits, at=int(self.clock.now()))
 
     def prepare(self, owner: Owner, path: str, body: bytes) -> Call:
         """Check a request and choose its upstream. Raises InvalidRequest or Refused, without asking the upstream."""
         fields = parse_json_object(body)
-        # If a key is repeated, the last value counts: what was checked is what is sent.
+        # If a key is repeated, the last value counts. The encoded body has only this value, which is checked below.
         body = encode(fields)
         model = self._choose_model(owner, path, body, fields)
         self._check_fields(fields, model)
@@ -147,7 +148,7 @@ class Inference:
 
     @asynccontextmanager
     async def stream(self, call: Call) -> "AsyncIterator[EventRelay | Success]":
-        """Yield the events of an answer as they arrive, or all of one that is not a stream. Raises like ``answer``."""
+        """Yield the events of an answer as they arrive, or an answer that is not a stream. Raises like ``answer``."""
         meter = None
         with self._holding(call), self._router.call(call.upstream):
             body = await self._limit_tokens(call)
@@ -162,6 +163,7 @@ class Inference:
                             opened,
                             call,
                             meter,
+                            on_broken=lambda: self._router.on_failure(call.upstream),
                             read_on_seconds=self._read_on_seconds,
                             read_on_bytes=self._read_on_bytes,
                         )
@@ -171,9 +173,9 @@ class Inference:
 
     @contextmanager
     def _holding(self, call: Call) -> Iterator[None]:
-        """Hold what a call may cost while the body runs.
+        """Hold the estimated cost of a call while the body runs.
 
-        Raises InsufficientQuota if too little is left, or RateLimited if other calls hold it for now.
+        Raises InsufficientQuota if too little is left, or RateLimited if other calls hold the rest for now.
         """
         budget = self.budgets.of_project(call.owner.organization_id, call.owner.project_id)
         amount = budget.hold(call.estimate)
@@ -218,14 +220,17 @@ class Inference:
         limited = await self._token_limit.apply(call.body, call.model, upstream=call.upstream)
         if isinstance(limited, bytes):
             return limited
-        raise _refused(limited) if isinstance(limited, Failure) else _token_count_error(limited, call.path)
+        if isinstance(limited, Failure):
+            raise _refused(limited)
+        self._avoid_if_failed(call, classify_reply(limited, endpoint=call.path))
+        raise _token_count_error(limited, call.path)
 
     async def _charge_answer(self, call: Call, body: bytes, reply: Reply) -> Success:
-        if isinstance(reply, Fault):
-            self._router.on_failure(call.upstream)
-            raise _fault_error(reply)
         kind = ModelKind.CHAT if call.model is None else call.model.kind
         outcome = classify_reply(reply, endpoint=call.path, kind=kind)
+        self._avoid_if_failed(call, outcome)
+        if isinstance(reply, Fault):
+            raise _fault_error(reply)
         if not isinstance(outcome, Success):
             raise _refusal(reply, outcome)
         self._note_answer(call)
@@ -234,6 +239,17 @@ class Inference:
             usage = estimated_usage(request=body, answer_bytes=len(reply.body))
         await self._charge(call, usage)
         return outcome if call.path == CHAT else replace(outcome, body=reply.body)
+
+    def _avoid_if_failed(self, call: Call, outcome: Outcome) -> None:
+        """Avoid the upstream for a while if it failed, and not the request.
+
+        An upstream that fails quickly has the fewest calls in progress, and would get nearly all further ones.
+        """
+        is_request_at_fault = isinstance(outcome, Failure) and not (
+            outcome.unavailable or outcome.code == OUT_OF_QUOTA.code
+        )
+        if not isinstance(outcome, Success) and not is_request_at_fault:
+            self._router.on_failure(call.upstream)
 
     def _note_answer(self, call: Call) -> None:
         model = "" if call.model is None else call.model.id
@@ -260,7 +276,7 @@ class Inference:
 
 
 class _Meter:
-    """Counts what a stream has used so far."""
+    """Counts the tokens of a stream so far."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -283,13 +299,21 @@ class _Meter:
 class EventRelay:
     """The events of a stream, as they are passed on. Iterate over it, and call ``read_on`` if the client leaves.
 
-    It is no generator, since the reading of the next event may be cancelled and must go on after that.
+    It is not a generator, because a read of the next event may be cancelled, and further reads must work after that.
     """
 
     def __init__(
-        self, stream: Stream, call: Call, meter: _Meter, *, read_on_seconds: float, read_on_bytes: int
+        self,
+        stream: Stream,
+        call: Call,
+        meter: _Meter,
+        *,
+        on_broken: Callable[[], None],
+        read_on_seconds: float,
+        read_on_bytes: int,
     ) -> None:
         self._pieces = aiter(stream)
+        self._on_broken = on_broken
         self._call, self._meter = call, meter
         self._read_on_seconds, self._read_on_bytes = read_on_seconds, read_on_bytes
         self._reader = EventReader()
@@ -324,6 +348,7 @@ class EventRelay:
                 self._note(event)
         except StreamBroken as error:
             self._ended = True
+            self._on_broken()
             log.warning(
                 "upstream stream broke, ending it with an error event",
                 extra={"upstream": self._call.upstream, "reason": str(error)},

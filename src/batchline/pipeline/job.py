@@ -1,4 +1,4 @@
-"""What a worker process holds in memory: batches, their leased shards, and one job for each line that may run."""
+"""The objects in the memory of a worker process: batches, their leased shards, and a job for each line that may run."""
 
 from batchline.domain.estimates import FREE
 from batchline.domain.limits import runs_alone
@@ -8,6 +8,7 @@ from batchline.domain.outcomes import Retryable
 from batchline.domain.records import LeasedBatch, Shard
 from batchline.domain.states import Stop
 from batchline.pipeline.budget import Budget, LimitedBudget
+from batchline.ports import LineTrace
 
 _UNCHECKED = Model(id="", name="")
 """The model of a line that was not checked yet."""
@@ -27,7 +28,7 @@ class HeldBatch:
         self.stop: Stop | None = None
         self.shards: dict[int, HeldShard] = {}
         self.pending_lines = 0
-        """Jobs of this batch that have no outcome yet and may still get one here."""
+        """The number of jobs of this batch that have no outcome yet and may still get one here."""
 
 
 class HeldShard:
@@ -43,7 +44,8 @@ class HeldShard:
         self.alone = runs_alone(shard.strikes)
         self.lost = False
         self.withheld = False
-        """Whether its batch is held: no further line of it starts here, and it is released when none is in flight."""
+        """Whether its batch is held. No further line of the shard starts then, and it is released when none is in
+        flight."""
 
     @property
     def is_held(self) -> bool:
@@ -73,10 +75,12 @@ class Job:
         "model",
         "position",
         "probes",
-        "provoked",
+        "refusal_cost",
         "shard",
         "suspect",
         "throttles",
+        "trace",
+        "tries",
         "within_limit",
     )
 
@@ -93,10 +97,26 @@ class Job:
         self.shard = shard
         self.batch = shard.batch
         self.attempts = 0
-        self.throttles = 0
+        """The number of its attempts that failed and count against the limit of attempts: refusals do not."""
+        self.tries = 0
+        """The number of its attempts that failed, also of refused ones, but without those at a paused upstream."""
+        self.throttles = 0.0
+        """The sum of the costs of its refusals."""
         self.probes = 0
-        """How often it was refused while its upstream was paused, which spends no attempt."""
-        self.provoked = False
-        """Whether its last refusal came because the limiter looked for the limit, which spends nothing."""
+        """The number of its faults that were forgiven because its upstream was paused. They spend no attempt."""
+        self.refusal_cost: float | None = None
+        """The cost of its last attempt if a limit refused it: 0 if the limiter was looking for the limit. Else None."""
         self.last_fault: Retryable | None = None
         self.suspect = False
+        self.trace: LineTrace | None = None
+        """Collects the trace of the line, if it is one of those that are traced."""
+
+    def cost_of(self, fault: Retryable) -> tuple[int, float]:
+        """Return the number of attempts and the part of a refusal that a fault costs."""
+        if self.refusal_cost is not None:
+            return 0, self.refusal_cost
+        return (0, 1.0) if fault.throttled else (1, 0.0)
+
+    def is_refused_by(self, fault: Retryable) -> bool:
+        """Return whether a fault of its last attempt was a refusal, which costs no attempt."""
+        return self.cost_of(fault)[0] == 0

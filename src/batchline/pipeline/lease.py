@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def renewing(renew: Callable[[], Awaitable[None]], *, every: float, clock: Clock) -> AsyncIterator[None]:
-    """Call ``renew`` every so many seconds while the body runs.
+    """Call ``renew`` every ``every`` seconds while the body runs.
 
     If ``renew`` raises LeaseLost because another process holds the lease, the body is cancelled and LeaseLost is raised
-    in its place. A store that is unavailable ends nothing, since it may be available again before the lease expires.
+    in its place. If the store is unavailable, the body goes on, since the store may be back before the lease expires.
     """
 
     async def keep_renewing() -> None:

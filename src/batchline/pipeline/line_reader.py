@@ -2,6 +2,9 @@
 
 from collections.abc import AsyncIterator
 
+from batchline.domain.checksum import Checksum
+from batchline.domain.errors import Damaged
+from batchline.domain.records import File
 from batchline.ports import Objects
 
 
@@ -17,3 +20,17 @@ async def read_lines(objects: Objects, key: str, size: int) -> AsyncIterator[lis
             yield [line + b"\n" for line in lines]
     if rest:
         yield [rest]
+
+
+async def read_intact_lines(objects: Objects, file: File) -> AsyncIterator[list[bytes]]:
+    """Yield the lines of a whole file as ``read_lines`` does.
+
+    Raise ObjectMissing, and behind the last line Damaged unless all bytes are those that were written.
+    """
+    read = Checksum()
+    async for lines in read_lines(objects, file.object_key, file.bytes):
+        for line in lines:
+            read.update(line)
+        yield lines
+    if read.bytes != file.bytes or file.checksum not in (None, read.value):
+        raise Damaged(file.object_key)

@@ -1,8 +1,8 @@
 """Shows the lines of a batch in the order of its input, each with its request and its answer.
 
-An input file and the results of a batch are in different orders, and neither says where line N is. So the first look
+An input file and the results of a batch are in different orders, and neither says where line N is. So the first call
 reads both once and keeps a small index in memory: where each request begins, and where each result is. The results of a
-running batch grow, and each further look reads on from where the last one ended.
+running batch grow, and each further call reads on from where the last one ended.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from msgspec import DecodeError, Struct
 from msgspec.json import Decoder
 
 from batchline.domain.errors import BatchNotFound, NotFound, ObjectMissing
+from batchline.domain.input_lines import InputLines
 from batchline.domain.records import Batch, File
 from batchline.domain.result_lines import index_of
 from batchline.domain.result_order import START, Cursor
@@ -23,8 +24,6 @@ from batchline.pipeline.line_reader import read_lines
 from batchline.pipeline.results import ResultReader
 from batchline.ports import Batches, Files, Objects, StoreClock
 
-_BLANK = b" \t\r\n"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _KEPT_BATCHES = 8
 """An index of 50,000 lines takes about 5 MB."""
 _PARALLEL_BUILDS = 2
@@ -35,7 +34,7 @@ _SHOWN_REQUEST_BYTES = 256 * 1024
 
 
 class LineState(StrEnum):
-    """What came of a line so far."""
+    """The state of a line."""
 
     WAITING = "waiting"
     SUCCEEDED = "succeeded"
@@ -60,8 +59,11 @@ class ShownLine(Struct, frozen=True, kw_only=True):
 
 
 class LinePage(Struct, frozen=True, kw_only=True):
-    """Some lines of a batch, and how many match."""
+    """Some lines of a batch, and the number of lines that match the filter."""
 
+    batch: Batch
+    codes: list[str]
+    """The codes of all lines that failed."""
     lines: list[ShownLine]
     matches: int
     page: int
@@ -71,7 +73,7 @@ class LinePage(Struct, frozen=True, kw_only=True):
 
 
 class LineFilter(Struct, frozen=True, kw_only=True):
-    """Which lines to show. A text is looked for in ``custom_id``."""
+    """The conditions that shown lines meet. The text is part of their ``custom_id``."""
 
     state: LineState | None = None
     code: str | None = None
@@ -94,8 +96,16 @@ class _ResultLine(Struct):
 _input_line, _result_line = Decoder(_InputLine).decode, Decoder(_ResultLine).decode
 
 
+class _Requests:
+    """The places and the custom_ids of the lines of one input file."""
+
+    def __init__(self) -> None:
+        self.starts, self.lengths = array("Q"), array("Q")
+        self.custom_ids: list[str] = []
+
+
 class _Index:
-    """Where the requests and the results of one batch are."""
+    """The places of the requests and the results of one batch."""
 
     def __init__(self, total: int) -> None:
         self.lock = asyncio.Lock()
@@ -103,10 +113,11 @@ class _Index:
         self.input: File | None = None
         self.starts, self.lengths = array("Q"), array("Q")
         self.custom_ids: list[str] = []
+        """Empty until the whole input was read."""
         self.states = bytearray(total)
         self.codes: dict[int, str] = {}
         self.segments, self.offsets = array("Q", bytes(8 * total)), array("Q", bytes(8 * total))
-        """For each result, a cursor from which on it is read."""
+        """For each result, the cursor from which it is read."""
         self.cursor = START
         self.complete = False
 
@@ -123,7 +134,7 @@ class _Index:
             self.custom_ids[index] = custom_id
 
     def matching(self, wanted: LineFilter) -> Sequence[int]:
-        """Return the lines that a filter lets through, in the order of the input."""
+        """Return the lines that match a filter, in the order of the input."""
         found: Sequence[int] = range(self.total)
         if wanted.state is not None:
             state = _STATES.index(wanted.state)
@@ -158,12 +169,14 @@ class LineTable:
 
     async def page(self, project_id: str, batch_id: str, wanted: LineFilter, *, page: int, size: int) -> LinePage:
         """Return a page of the lines that match. Raise BatchNotFound or ResultsUnavailable."""
-        index = await self._index(project_id, batch_id)
+        batch, index = await self._index(project_id, batch_id)
         found = index.matching(wanted)
         pages = max(1, -(-len(found) // size))
         page = max(1, min(page, pages))
         shown = found[(page - 1) * size : page * size]
         return LinePage(
+            batch=batch,
+            codes=sorted(set(index.codes.values())),
             lines=await self._lines(project_id, batch_id, index, shown),
             matches=len(found),
             page=page,
@@ -171,14 +184,15 @@ class LineTable:
             has_input=index.input is not None,
         )
 
-    async def line(self, project_id: str, batch_id: str, number: int) -> ShownLine:
-        """Return one line, counted from 1. Raise BatchNotFound, NotFound or ResultsUnavailable."""
-        index = await self._index(project_id, batch_id)
+    async def line(self, project_id: str, batch_id: str, number: int) -> tuple[Batch, ShownLine]:
+        """Return a batch and one of its lines, counted from 1. Raise BatchNotFound, NotFound or ResultsUnavailable."""
+        batch, index = await self._index(project_id, batch_id)
         if not 1 <= number <= index.total:
             raise NotFound(f"Batch {batch_id} has no line {number}")
-        return (await self._lines(project_id, batch_id, index, [number - 1]))[0]
+        [line] = await self._lines(project_id, batch_id, index, [number - 1])
+        return batch, line
 
-    async def _index(self, project_id: str, batch_id: str) -> _Index:
+    async def _index(self, project_id: str, batch_id: str) -> tuple[Batch, _Index]:
         batch = await self._batches.batch(project_id, batch_id)
         if batch is None:
             raise BatchNotFound(batch_id)
@@ -190,7 +204,7 @@ class LineTable:
             self._indexes.popitem(last=False)
         async with index.lock:
             await self._bring_up_to_date(index, batch)
-        return index
+        return batch, index
 
     async def _bring_up_to_date(self, index: _Index, batch: Batch) -> None:
         async with self._builds:
@@ -205,28 +219,32 @@ class LineTable:
         return await self._files.file(batch.project_id, batch.input_file_id, at=int(self._clock.due()))
 
     async def _read_input(self, index: _Index, batch: Batch) -> None:
-        file = await self._input_of(batch)
+        """Find the requests. The index changes only after all were found, so that a read that fails is repeated."""
+        file, requests = await self._input_of(batch), _Requests()
         if file is not None:
             try:
-                await self._divide(index, file)
+                requests = await self._divide(file, batch.total)
                 index.input = file
             except ObjectMissing:
                 index.input = None
-        index.custom_ids += [""] * (batch.total - len(index.custom_ids))
+        index.starts, index.lengths = requests.starts, requests.lengths
+        index.custom_ids = requests.custom_ids + [""] * (batch.total - len(requests.custom_ids))
 
-    async def _divide(self, index: _Index, file: File) -> None:
-        """Find the lines of an input file. Blank ones do not count (C4)."""
-        at = 0
+    async def _divide(self, file: File, total: int) -> _Requests:
+        """Return the places of the lines of an input file. Blank ones do not count (C4)."""
+        at, counted, requests = 0, InputLines(), _Requests()
         async for lines in read_lines(self._objects, file.object_key, file.bytes):
             for line in lines:
-                if line.strip(_BLANK) and len(index.custom_ids) < index.total:
-                    index.starts.append(at)
-                    index.lengths.append(len(line))
-                    index.custom_ids.append(_custom_id_of(line))
+                text = counted.take(line)
+                if text is not None and counted.count <= total:
+                    requests.starts.append(at + line.index(text))
+                    requests.lengths.append(len(text))
+                    requests.custom_ids.append(_custom_id_of(text))
                 at += len(line)
+        return requests
 
     async def _read_results(self, index: _Index, batch: Batch) -> None:
-        """Read on from where the last look ended. What was recorded after this look began may be left out."""
+        """Read on from where the last call ended. Lines that were recorded after this call began may be left out."""
         stream = await self._reader.open(batch.project_id, batch.id, after=index.cursor, status=None)
         recorded = batch.completed + batch.failed
         while lines := await stream.read():
@@ -246,26 +264,35 @@ class LineTable:
 
     async def _lines(self, project_id: str, batch_id: str, index: _Index, shown: Sequence[int]) -> list[ShownLine]:
         results = await self._results(project_id, batch_id, index, shown)
+        requests = await self._requests(index, shown)
         return [
             ShownLine(
                 number=each + 1,
                 custom_id=index.custom_ids[each],
                 state=_STATES[index.states[each]],
                 code=index.codes.get(each),
-                request=await self._request(index, each),
+                request=requests.get(each),
                 result=results.get(each),
             )
             for each in shown
         ]
 
-    async def _request(self, index: _Index, each: int) -> bytes | None:
-        if index.input is None or each >= len(index.starts):
-            return None
-        length = min(index.lengths[each], _SHOWN_REQUEST_BYTES)
-        try:
-            return (await self._objects.read(index.input.object_key, index.starts[each], length)).strip(_BLANK)
-        except ObjectMissing:
-            return None
+    async def _requests(self, index: _Index, shown: Sequence[int]) -> dict[int, bytes]:
+        """Return the requests of lines. Those that are near each other are read together."""
+        requests: dict[int, bytes] = {}
+        if index.input is None:
+            return requests
+        for group in _near([each for each in shown if each < len(index.starts)], index):
+            start, last = index.starts[group[0]], group[-1]
+            length = index.starts[last] + min(index.lengths[last], _SHOWN_REQUEST_BYTES) - start
+            try:
+                data = await self._objects.read(index.input.object_key, start, length)
+            except ObjectMissing:
+                return {}
+            for each in group:
+                at = index.starts[each] - start
+                requests[each] = data[at : at + min(index.lengths[each], _SHOWN_REQUEST_BYTES)]
+        return requests
 
     async def _results(self, project_id: str, batch_id: str, index: _Index, shown: Sequence[int]) -> dict[int, bytes]:
         """Return the results of lines. Those of one segment are read together."""
@@ -279,8 +306,19 @@ class LineTable:
         return {each: line for line in lines if (each := index_of(line)) in wanted}
 
 
+def _near(shown: Sequence[int], index: _Index) -> list[list[int]]:
+    """Divide lines into groups that are each read at once. A group has at most as many bytes as one shown request."""
+    groups: list[list[int]] = []
+    for each in shown:
+        if groups and index.starts[each] + index.lengths[each] - index.starts[groups[-1][0]] <= _SHOWN_REQUEST_BYTES:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
 def _custom_id_of(line: bytes) -> str:
     try:
-        return _input_line(line.removeprefix(_BYTE_ORDER_MARK)).custom_id[:_KEPT_ID_CHARACTERS]
+        return _input_line(line).custom_id[:_KEPT_ID_CHARACTERS]
     except (DecodeError, UnicodeDecodeError):
         return ""

@@ -10,18 +10,17 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from batchline.domain.checksum import Checksum
 from batchline.domain.errors import BatchNotFound, Conflict, Damaged, FileDamaged, ObjectMissing, ResultsUnavailable
 from batchline.domain.records import Batch, File
 from batchline.domain.result_lines import custom_id_of, index_of
 from batchline.domain.states import TERMINAL
 from batchline.pipeline.damage import DamageLog
-from batchline.pipeline.line_reader import read_lines
+from batchline.pipeline.line_reader import read_intact_lines
 from batchline.ports import Files, Objects, Results, StoreClock
 
 _WINDOW_BYTES = 8 * 1024 * 1024
 _GAP_BYTES = 64 * 1024
-"""Lines with no more than this between them are read in one go."""
+"""Lines with at most this between them are read together."""
 _READ_BYTES = 4 * 1024 * 1024
 _NOWHERE = -1
 
@@ -80,23 +79,15 @@ class Merger:
 
     async def _scan(self, number: int, found: _ResultFile, places: "_Places") -> None:
         """Note the place of each line of a file. Raise FileDamaged."""
-        file = found.file
+        file, offset = found.file, 0
         try:
-            intact = await self._note_lines(number, found, places)
-        except (Damaged, ObjectMissing):
-            intact = False
-        if not intact:
+            async for lines in read_intact_lines(self._objects, file):
+                for line in lines:
+                    places.note(line, number, offset, found)
+                    offset += len(line)
+        except (Damaged, ObjectMissing) as error:
             self._damage_log.report("file", key=file.object_key, file_id=file.id)
-            raise FileDamaged(file.id)
-
-    async def _note_lines(self, number: int, found: _ResultFile, places: "_Places") -> bool:
-        """Note the place of each line of a file, and return whether the file is what was written."""
-        file, read = found.file, Checksum()
-        async for lines in read_lines(self._objects, file.object_key, file.bytes):
-            for line in lines:
-                places.note(line, number, read.bytes, found)
-                read.update(line)
-        return read.bytes == file.bytes and file.checksum in (None, read.value)
+            raise FileDamaged(file.id) from error
 
     async def _merged(self, files: Sequence[_ResultFile], places: "_Places") -> AsyncGenerator[bytes]:
         for window in places.windows():
@@ -113,7 +104,7 @@ class Merger:
 
 
 class _Places:
-    """Where the result of each line is: about 30 bytes a line, and 100 more if lines of other batches are found."""
+    """The place of the result of each line: about 30 bytes a line, and 100 more if there are reruns."""
 
     def __init__(self, total: int, *, with_ids: bool) -> None:
         self.file = array("l", [_NOWHERE]) * total
@@ -123,7 +114,7 @@ class _Places:
         self._indexes: dict[bytes, int] | None = {} if with_ids else None
 
     def note(self, line: bytes, number: int, offset: int, found: _ResultFile) -> None:
-        """Take a line as the result of its line of the root, unless an older success is there and it failed."""
+        """Take a line as the result of its line of the root. A failure never replaces an earlier success."""
         index = self._index(line, is_root=found.is_root)
         if index is None or (found.file.is_error and self._succeeded[index]):
             return
@@ -131,7 +122,7 @@ class _Places:
         self._succeeded[index] = not found.file.is_error
 
     def _index(self, line: bytes, *, is_root: bool) -> int | None:
-        """Return which line of the root a result is about; None if damage has destroyed its custom_id."""
+        """Return the index of the line of the root that a result is about; None if damage destroyed its custom_id."""
         index = index_of(line) if is_root else None
         if self._indexes is None or (custom_id := custom_id_of(line)) is None:
             return index

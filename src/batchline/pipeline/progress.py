@@ -1,4 +1,4 @@
-"""Reports the progress of a batch, from what is recorded and from what the workers do for it now."""
+"""Reports the progress of a batch, from its recorded lines and from the reports of the workers."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,7 +18,7 @@ class Workers(Protocol):
     """The worker processes of the service."""
 
     async def reports(self) -> Sequence[Report]:
-        """Return what each worker process does now."""
+        """Return the report of each worker process."""
 
 
 class ProgressReader:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 
 from msgspec.json import encode as encode_json
@@ -28,14 +29,17 @@ log = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_SECONDS = 1.0
 FAST_FLUSH_LINES = 256
-"""With so many lines the shorter interval applies."""
+"""From this number of lines on, the shorter interval applies."""
 FAST_FLUSH_INTERVAL_SECONDS = 0.05
 """A flush costs as much as hundreds of lines, so a fast upstream must not cause one for every few lines."""
 FLUSH_BYTES = 1024 * 1024
 INLINE_SEGMENT_BYTES = 64 * 1024
 """A segment smaller than this is kept in the store; a larger one becomes an object."""
 MAX_SEGMENT_BYTES = 8 * 1024 * 1024
-"""A segment takes no further line once it is this large. Segments only grow so far while storage is unavailable."""
+"""A segment takes no further line once it is this large. It grows beyond ``FLUSH_BYTES`` only while storage is slow or
+unavailable."""
+_STORED_FOR_SECONDS = 600.0
+"""An object that no row names exists for at least this time: the sweep deletes it after an hour or later."""
 STORAGE_RETRY_SECONDS = 1.0
 
 
@@ -45,10 +49,14 @@ class SegmentBuilder:
     def __init__(self, *, since: float) -> None:
         self.since = since
         self.lines = self.bytes = self.cost = 0
+        self.stored_key: str | None = None
+        """The object that has exactly these lines; None if none was stored since the last line was added or dropped."""
+        self.stored_at = 0.0
         self._parts: dict[HeldShard, _ShardPart] = {}
 
     def add(self, job: Job, line: bytes, *, usage: Usage | None, cost: int) -> None:
         """Add the line of one job. A line that failed has no usage."""
+        self.stored_key = None
         part = self._parts.get(job.shard)
         if part is None:
             part = self._parts[job.shard] = _ShardPart()
@@ -70,6 +78,7 @@ class SegmentBuilder:
         """Remove the lines of shards that another worker holds now."""
         for shard in [shard for shard in self._parts if shard.lost]:
             lost = self._parts.pop(shard)
+            self.stored_key = None
             self.lines -= len(lost.output) + len(lost.errors)
             self.cost -= lost.costs.total()
 
@@ -151,7 +160,8 @@ class _Buffer:
         self.batch = batch
         self.segments: deque[SegmentBuilder] = deque()
         self.lines = 0
-        """The lines of all segments, with the one that is being recorded."""
+        """The number of lines in all segments, including the one that is being recorded."""
+        self.is_recording = False
 
     def seconds_to_flush(self, now: float) -> float:
         segment = self.segments[0]
@@ -164,7 +174,8 @@ class _Buffer:
 class Recorder:
     """Buffers outcomes and records them in the background.
 
-    ``on_recorded`` is called after each flush, and ``on_shard_done`` for each shard that has no line left to run.
+    ``on_recorded`` is called after segments were recorded, once for those that end together, and ``on_shard_done`` for
+    each shard that has no line left to run.
     """
 
     def __init__(
@@ -186,25 +197,30 @@ class Recorder:
         self._on_recorded, self._on_shard_done = on_recorded, on_shard_done
         self._buffers: dict[str, _Buffer] = {}
         self._segment_numbers = count(1)
-        self._storage_down = False
-        self._closing = False
+        self._failing: set[str] = set()
+        """The batches whose last attempt to record failed because storage is unavailable."""
+        self._closing = self._has_recorded = False
         self._changed = asyncio.Event()
 
     @property
     def full(self) -> bool:
-        """Whether no line may start: too many bytes are held, or storage is unavailable."""
-        return self._storage_down or self._held_bytes.full
+        """Whether no line may start: too many bytes are held, or storage is unavailable.
+
+        Storage is unavailable while it is for one batch. That others can be recorded proves nothing: a small segment
+        needs no object store. A process that ends meanwhile loses every answer that is not recorded.
+        """
+        return bool(self._failing) or self._held_bytes.full
 
     @property
     def unrecorded(self) -> Counter[str]:
-        """How many lines of each batch have an outcome that is not recorded yet."""
+        """The number of lines of each batch that have an outcome that is not recorded yet."""
         return Counter({batch_id: buffer.lines for batch_id, buffer in self._buffers.items()})
 
     def holds(self, batch: HeldBatch) -> bool:
         return batch.id in self._buffers
 
     def add(self, job: Job, line: bytes, *, usage: Usage | None, cost: int = 0) -> None:
-        """Buffer a line of the output file with the usage and cost of its answer, or of the error file without."""
+        """Buffer a line of the output file with the usage and cost of its answer, or a line of the error file."""
         buffer = self._buffers.get(job.batch.id)
         if buffer is None or not buffer.segments or buffer.segments[-1].bytes >= MAX_SEGMENT_BYTES:
             buffer = self._begin_segment(job.batch)
@@ -214,42 +230,51 @@ class Recorder:
         buffer.lines += 1
         if cost:
             job.batch.budget.add_cost(cost)
-        if job.batch.pending_lines == 0 or builder.lines == FAST_FLUSH_LINES or builder.bytes >= FLUSH_BYTES:
+        # While a segment of the batch is being recorded, no other can be, and the end of that wakes ``run`` anyway.
+        if not buffer.is_recording and (
+            job.batch.pending_lines == 0 or builder.lines == FAST_FLUSH_LINES or builder.bytes >= FLUSH_BYTES
+        ):
             self._changed.set()
 
     def wake(self) -> None:
-        """Check again what is due: a batch may have no pending line any more."""
+        """Check again which batches are due: one may have no pending line any more."""
         self._changed.set()
 
     async def run(self) -> None:
         """Record what is due until ``close``, and then everything that is left."""
-        while True:
-            self._changed.clear()
-            now = self._clock.steady()
-            waits = {batch_id: buffer.seconds_to_flush(now) for batch_id, buffer in self._buffers.items()}
-            due = [batch_id for batch_id, wait in waits.items() if wait <= 0]
-            if due or self._closing:
-                await self._flush(due if not self._closing else list(waits))
-                if self._closing and not self._buffers:
-                    return
-                continue
-            try:
-                async with asyncio.timeout(min(waits.values(), default=None)):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+        async with asyncio.TaskGroup() as flushes:
+            while self._buffers or not self._closing:
+                self._changed.clear()
+                wait_seconds = self._start_due(flushes)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_seconds):
+                        await self._changed.wait()
+                if self._has_recorded:
+                    self._has_recorded = False
+                    self._on_recorded()
 
     def close(self) -> None:
         """Let ``run`` record what is left, and end."""
         self._closing = True
         self._changed.set()
 
-    async def _flush(self, batch_ids: list[str]) -> None:
-        """Record the oldest segment of each batch, all at the same time, since the store groups their commits."""
-        async with asyncio.TaskGroup() as group:
-            for batch_id in batch_ids:
-                group.create_task(self._flush_batch(self._buffers[batch_id]))
-        self._on_recorded()
+    def _start_due(self, flushes: asyncio.TaskGroup) -> float | None:
+        """Start to record the oldest segment of each batch that is due, and return the seconds until the next is due.
+
+        Batches do not wait for each other, since one of them may take long. Only one segment of a batch is recorded at
+        a time.
+        """
+        now, waits = self._clock.steady(), []
+        for buffer in self._buffers.values():
+            if buffer.is_recording:
+                continue
+            wait = buffer.seconds_to_flush(now)
+            if wait <= 0 or self._closing:
+                buffer.is_recording = True
+                flushes.create_task(self._flush_batch(buffer))
+            else:
+                waits.append(wait)
+        return min(waits, default=None)
 
     async def _flush_batch(self, buffer: _Buffer) -> None:
         builder, budget = buffer.segments.popleft(), buffer.batch.budget
@@ -265,16 +290,19 @@ class Recorder:
         buffer.lines -= lines
         if not buffer.segments:
             del self._buffers[buffer.batch.id]
+        buffer.is_recording, self._has_recorded = False, True
+        self._changed.set()
         self._metrics.flush_seconds.observe(self._clock.steady() - started)
 
     def _begin_segment(self, batch: HeldBatch) -> _Buffer:
         buffer = self._buffers.setdefault(batch.id, _Buffer(batch))
         buffer.segments.append(SegmentBuilder(since=self._clock.steady()))
-        self._changed.set()
+        if not buffer.is_recording:
+            self._changed.set()
         return buffer
 
     async def _record_held(self, batch: HeldBatch, builder: SegmentBuilder) -> None:
-        """Record the lines whose shards are still held here, however long storage stays unavailable."""
+        """Record the lines whose shards are still held here. Retry for as long as storage is unavailable."""
         builder.drop_lost()
         while builder.lines:
             try:
@@ -282,36 +310,44 @@ class Recorder:
             except LeaseLost:
                 await self._find_lost_shards(batch)
             except (StoreDown, ObjectsDown) as error:
-                await self._wait_for_storage(error)
+                await self._wait_for_storage(batch, error)
             else:
                 break
             builder.drop_lost()
-        self._storage_down = False
+        self._failing.discard(batch.id)
 
     async def _find_lost_shards(self, batch: HeldBatch) -> None:
         try:
             lost = await self._claims.find_lost(batch)
         except StoreDown as error:
-            await self._wait_for_storage(error)
+            await self._wait_for_storage(batch, error)
         else:
             log.warning("leases lost, dropping their lines", extra={"batch": batch.id, "shards": len(lost)})
             if not lost:
                 # The lines were lost before, or the store disagrees with itself: do not try again at once.
                 await self._clock.sleep(STORAGE_RETRY_SECONDS)
 
-    async def _wait_for_storage(self, error: Exception) -> None:
-        if not self._storage_down:
+    async def _wait_for_storage(self, batch: HeldBatch, error: Exception) -> None:
+        if not self._failing:
             log.error("storage unavailable: buffering results, dispatch paused", extra={"reason": str(error)})
-        self._storage_down = True
+        self._failing.add(batch.id)
         await self._clock.sleep(STORAGE_RETRY_SECONDS)
+
+    async def _put_once(self, batch: HeldBatch, builder: SegmentBuilder, data: bytes) -> str:
+        """Store a segment as an object and return its key. While only the database fails, it is seldom stored again."""
+        now = self._clock.steady()
+        if builder.stored_key is None or now - builder.stored_at > _STORED_FOR_SECONDS:
+            key = f"segments/{batch.id}/{self._owner}-{next(self._segment_numbers)}"
+            await self._objects.put(key, data)
+            builder.stored_key, builder.stored_at = key, now
+        return builder.stored_key
 
     async def _write_segment(self, batch: HeldBatch, builder: SegmentBuilder) -> None:
         output_lines, error_lines = builder.output, builder.errors
         output, errors = b"".join(output_lines), b"".join(error_lines)
         data, key = output + errors, None
         if len(data) >= INLINE_SEGMENT_BYTES:
-            key = f"segments/{batch.id}/{self._owner}-{next(self._segment_numbers)}"
-            await self._objects.put(key, data)
+            key = await self._put_once(batch, builder, data)
         charges = builder.charges
         segment = Segment(
             output_bytes=len(output),

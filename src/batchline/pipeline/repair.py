@@ -1,11 +1,11 @@
 """Repairs a batch whose stored data is damaged, so that it can be finalized.
 
-The lines that can still be read from the segments are what counts. The shards are set to them: their bitmaps, counts
-and tokens. What else the input had is *lost*:
+The lines that can still be read from the segments count. The bitmaps, counts and tokens of the shards are set to these
+lines. All other lines of the input that had a result are *lost*:
 
-- A lost line runs again, as long as its batch has not been stopped, its window has not ended, and it did not help
-  three times already.
-- Else it is recorded as failed, with the code ``internal_error``. So every line is in the files once.
+- A lost line runs again if its batch was not stopped, its window has not ended, and the batch was repaired less than
+  three times before.
+- Otherwise it is recorded as failed, with the code ``internal_error``. So every line is in the files once.
 - A line that is in the segments twice is kept once.
 
 A work file that cannot be read is made again from the input file, if that still exists. The finalizer holds the batch's
@@ -23,10 +23,10 @@ from batchline.domain.checksum import Checksum, checksum_of
 from batchline.domain.errors import Damaged, ObjectMissing, ObjectsDown
 from batchline.domain.estimates import estimated_usage
 from batchline.domain.limits import STRIKES, InputLimits
-from batchline.domain.lines import Line, legible_lines, lines_of
+from batchline.domain.lines import Line, lines_of
 from batchline.domain.outcomes import LOST, error_line
 from batchline.domain.progress import LineErrors, count_errors
-from batchline.domain.records import Batch, MendedShard, Segment, Shard
+from batchline.domain.records import SHARED_LANE, Batch, MendedShard, Segment, Shard
 from batchline.domain.result_lines import ResultLine, read_result_line, split_lines
 from batchline.domain.result_order import decode_layout, encode_layout, keep_places
 from batchline.domain.states import ShardState, Stop
@@ -38,9 +38,9 @@ from batchline.ports import FinalizeLease, Mending, Objects, Store, StoreClock, 
 log = logging.getLogger(__name__)
 
 _MAX_RERUNS = 3
-"""Repairs after which lost lines run no more: each time costs an answer of the upstream."""
+"""After this number of repairs, lost lines do not run again, because each time costs an answer of the upstream."""
 _FAILURES_TO_GIVE_UP = 6
-"""How often a batch past its window must have failed, about a minute in all, before an object counts as lost: a single
+"""The number of failures, in about a minute, after which an object of a batch past its window counts as lost. A single
 call to an object store may fail at any time."""
 _SEGMENTS_PER_PAGE = 32
 _UNKNOWN_ID = b"null"
@@ -78,7 +78,7 @@ class _Group:
     """The shards of one part of the work file: one, or the pieces that it was split into. They share its lines."""
 
     def __init__(self, pieces: list[Shard], data: bytes) -> None:
-        self.pieces, self.data = pieces, data
+        self.pieces = pieces
         self.lines: list[Line] | None
         try:
             self.lines = lines_of(pieces[0], data)
@@ -90,8 +90,8 @@ class _Group:
     def divide(self, found: Mapping[int, Usage | None], *, runs_again: bool, stopped: bool) -> dict[int, bytes]:
         """Decide which lines without a result stay open, and return the index and custom_id of those that fail.
 
-        Lines that never ran stay with their piece: they run, or the finalizer says why they did not. A line that had a
-        result goes to the first piece that may run.
+        Lines that never ran stay with their piece: they run, or the finalizer writes why they did not. A line whose
+        result was lost goes to the first piece that may run.
         """
         lines = self.lines or []
         missing = {position for position, line in enumerate(lines) if line.index not in found}
@@ -130,7 +130,7 @@ class Repair:
         self._damage_log, self._clock = damage_log, clock
 
     async def run(self, leased: FinalizeLease) -> None:
-        """Make the rows of a batch agree with what can be read of it, and end the lease. Raise LeaseLost."""
+        """Make the rows of a batch agree with its readable lines, and end the lease. Raise LeaseLost."""
         batch = leased.batch
         results = await self._read_results(leased)
         groups = await self._read_work(leased)
@@ -170,7 +170,7 @@ class Repair:
     async def gives_up_unreadable(self, leased: FinalizeLease) -> bool:
         """Return whether an object that cannot be read counts as lost, because the batch must end now.
 
-        It does not before several tries, nor while the whole object store is unavailable.
+        It counts as lost only after several tries, and only if the object store itself is available.
         """
         must_end = leased.batch.stop is Stop.FAILED or self._clock.due() >= leased.batch.expires_at
         if not must_end or leased.failures < _FAILURES_TO_GIVE_UP:
@@ -235,7 +235,7 @@ class Repair:
         indexes: list[int],
         of: Segment | None = None,
     ) -> Segment:
-        """Store lines as a segment, with the charges of another or in addition to all."""
+        """Store lines as a segment, with the charges of the segment that it replaces, if there is one."""
         output_bytes, data = sum(map(len, output)), b"".join([*output, *errors])
         key = None
         if len(data) >= INLINE_SEGMENT_BYTES:
@@ -279,13 +279,16 @@ class Repair:
             raise
 
     async def _make_work_file(self, leased: FinalizeLease, shards: list[Shard]) -> bool:
-        """Make the work file again from the input file, and return whether it is the one that the shards are of."""
+        """Make the work file again from the input file, and return whether it fits the shards of the batch."""
         batch = leased.batch
-        file = await self._store.file(batch.project_id, batch.input_file_id, at=int(self._clock.now()))
+        file = await self._store.file(batch.project_id, batch.input_file_id, at=int(self._clock.due()))
         if file is None:
             return False
-        limits = InputLimits(
-            max_bytes=file.bytes, max_lines=batch.total, max_line_bytes=file.bytes, endpoints=(batch.endpoint,)
+        limits = InputLimits.to_repeat(
+            size=file.bytes,
+            lines=batch.total,
+            endpoint=batch.endpoint,
+            own_shards={shard.model for shard in shards} - {SHARED_LANE},
         )
         try:
             async with self._objects.local(file.object_key) as source, self._objects.scratch() as work:
@@ -301,7 +304,7 @@ class Repair:
 
 
 def _parse_lines(data: bytes) -> list[tuple[ResultLine, bytes]]:
-    """Return what each line says, and its bytes. Raise Damaged."""
+    """Return each line, parsed and as bytes. Raise Damaged."""
     return [(read_result_line(line), line) for line in split_lines(data)]
 
 
@@ -339,16 +342,12 @@ def _is_work_of(verdict: Verdict, shards: list[Shard]) -> bool:
 
 
 def _lines_of_unreadable(batch: Batch, groups: Iterable[_Group], found: Mapping[int, Usage | None]) -> dict[int, bytes]:
-    """Return the index and custom_id of lines that are in no readable shard and have no result.
+    """Return the index of lines that are in no readable shard and have no result, each with a custom_id of null.
 
-    A custom_id is null if it cannot be read either.
+    The readable part of a damaged shard is not used: a custom_id with a flipped bit may be that of another line.
     """
     known = found.keys() | {line.index for group in groups for line in group.lines or []}
-    failing = dict.fromkeys((index for index in range(batch.total) if index not in known), _UNKNOWN_ID)
-    for group in groups:
-        if group.lines is None:
-            failing |= {line.index: line.custom_id for line in legible_lines(group.data) if line.index in failing}
-    return failing
+    return dict.fromkeys((index for index in range(batch.total) if index not in known), _UNKNOWN_ID)
 
 
 def _count_rest(

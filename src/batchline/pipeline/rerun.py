@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
-from msgspec import Raw, Struct
+from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
@@ -16,26 +16,27 @@ from batchline.domain.errors import (
     BatchNotFound,
     Conflict,
     Damaged,
+    FileDamaged,
     InvalidRequest,
     ObjectMissing,
     ObjectsDown,
     ResultsUnavailable,
     StoreDown,
 )
+from batchline.domain.input_lines import InputLines
 from batchline.domain.lines import Line, lines_of
 from batchline.domain.merge_patch import MergePatch
 from batchline.domain.records import Batch, File, Owner, Shard
 from batchline.domain.result_lines import index_of
 from batchline.domain.states import TERMINAL
 from batchline.pipeline.create import BatchCreator, CreateAnswer, CreateRequest, RerunOf
-from batchline.pipeline.line_reader import read_lines
+from batchline.pipeline.damage import DamageLog
+from batchline.pipeline.line_reader import read_intact_lines
 from batchline.pipeline.upload import Upload
 from batchline.ports import Batches, Files, Objects, Results, StoreClock, Work
 
 log = logging.getLogger(__name__)
 
-_BLANK = b" \t\r\n"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _WRITE_BYTES = 256 * 1024
 _WINDOW_BYTES = 32 * 1024 * 1024
 """A work file is not in the order of the input. Its lines are sorted in windows of this size, each in one pass."""
@@ -62,9 +63,16 @@ class Rerun:
     """Creates batches of the failed lines of others."""
 
     def __init__(
-        self, *, store: _Store, objects: Objects, upload: Upload, creator: BatchCreator, clock: StoreClock
+        self,
+        *,
+        store: _Store,
+        objects: Objects,
+        upload: Upload,
+        creator: BatchCreator,
+        clock: StoreClock,
+        damage_log: DamageLog,
     ) -> None:
-        self._store, self._objects, self._clock = store, objects, clock
+        self._store, self._objects, self._clock, self._damage_log = store, objects, clock, damage_log
         self._upload, self._creator = upload, creator
 
     async def create(
@@ -81,7 +89,7 @@ class Rerun:
     ) -> CreateAnswer:
         """Create a batch of the lines that failed, with one of the codes if some are given, or replay a response.
 
-        Raise BatchNotFound, Conflict, InvalidRequest or ResultsUnavailable.
+        Raise BatchNotFound, Conflict, InvalidRequest, ResultsUnavailable or FileDamaged.
         """
         parent = await self._store.batch(owner.project_id, parent_id)
         if parent is None:
@@ -139,20 +147,28 @@ class Rerun:
             return await incoming.finish(filename=f"{parent.id}_rerun.jsonl", expires_after=None)
 
     async def _failed_lines(self, parent: Batch, codes: frozenset[str] | None) -> frozenset[int]:
-        """Return which lines failed, with one of the codes."""
+        """Return the indexes of lines that failed with one of the codes. Raise ResultsUnavailable or FileDamaged."""
         if parent.error_file_id is None:
             return frozenset()
-        file = await self._file(parent, parent.error_file_id)
+        file = await self._store.file(parent.project_id, parent.error_file_id, at=int(self._clock.due()))
         if file is None:
             raise ResultsUnavailable(parent.id)
         failed: set[int] = set()
-        async for lines in read_lines(self._objects, file.object_key, file.bytes):
-            failed.update(index_of(line) for line in lines if codes is None or _error_line(line).error.code in codes)
+        try:
+            async for lines in read_intact_lines(self._objects, file):
+                failed.update(index_of(line) for line in lines if codes is None or _code_of(line) in codes)
+        except (Damaged, ObjectMissing) as error:
+            raise self._damaged(file) from error
         return frozenset(failed)
 
-    async def _file(self, parent: Batch, file_id: str) -> File | None:
-        """Return a file of the batch that still exists, with its object."""
-        file = await self._store.file(parent.project_id, file_id, at=int(self._clock.due()))
+    def _damaged(self, file: File) -> FileDamaged:
+        """Report a damaged file, and return the error that names it."""
+        self._damage_log.report("file", key=file.object_key, file_id=file.id)
+        return FileDamaged(file.id)
+
+    async def _input_file(self, parent: Batch) -> File | None:
+        """Return the input file of the batch, or None if the file or its object does not exist any more."""
+        file = await self._store.file(parent.project_id, parent.input_file_id, at=int(self._clock.due()))
         if file is None:
             return None
         try:
@@ -164,31 +180,55 @@ class Rerun:
     async def _input_lines(
         self, parent: Batch, wanted: frozenset[int], patch: MergePatch | None
     ) -> AsyncIterator[bytes]:
-        file = await self._file(parent, parent.input_file_id)
+        file = await self._input_file(parent)
         if file is not None:
-            return _lines_of_input(self._objects, file, wanted, patch)
+            return self._lines_of_input(file, wanted, patch)
         work = await self._store.work_of(parent.id)
+        if work is None:
+            raise _input_unavailable(parent)
+        return self._lines_of_work(parent, work, wanted, patch)
+
+    async def _lines_of_input(
+        self, file: File, wanted: frozenset[int], patch: MergePatch | None
+    ) -> AsyncIterator[bytes]:
+        """Yield the wanted lines of an input file. Blank lines do not count (C4). Raise FileDamaged."""
+        counted, found = InputLines(), 0
         try:
-            if work is not None:
-                sizes = await self._sizes_in_work(work, wanted)
-                return self._lines_of_work(work, sizes, patch, url=parent.endpoint)
+            async for lines in read_intact_lines(self._objects, file):
+                for line in lines:
+                    text = counted.take(line)
+                    if text is not None and counted.count - 1 in wanted:
+                        found += 1
+                        yield _patched(text, patch) + b"\n"
+        except (Damaged, ObjectMissing) as error:
+            raise self._damaged(file) from error
+        if found != len(wanted):
+            raise self._damaged(file)
+
+    async def _lines_of_work(
+        self, parent: Batch, work: Work, wanted: frozenset[int], patch: MergePatch | None
+    ) -> AsyncIterator[bytes]:
+        """Yield the wanted lines from the batch's own copy, in the order of the input. Raise Conflict."""
+        try:
+            sizes = await self._sizes_in_work(work, wanted)
+            async for line in self._sorted_lines(work, sizes, patch, url=parent.endpoint):
+                yield line
         except (ObjectMissing, Damaged) as error:
             log.warning("the lines of a batch cannot be read again", extra={"batch": parent.id, "reason": repr(error)})
-        raise Conflict(
-            f"The input file of batch {parent.id} was deleted, and the batch's own copy of it too",
-            code="input_unavailable",
-        )
+            raise _input_unavailable(parent) from error
 
     async def _sizes_in_work(self, work: Work, wanted: frozenset[int]) -> dict[int, int]:
-        """Return the size of each wanted line, by its index and in the order of the input."""
+        """Return the size of each wanted line, by its index and in the order of the input. Raise Damaged."""
         sizes: dict[int, int] = {}
         for shard in _distinct(work.shards):
             sizes |= {
                 line.index: len(line.body) for line in await self._read_shard(work, shard) if line.index in wanted
             }
+        if len(sizes) != len(wanted):
+            raise Damaged(work.key)
         return dict(sorted(sizes.items()))
 
-    async def _lines_of_work(
+    async def _sorted_lines(
         self, work: Work, sizes: dict[int, int], patch: MergePatch | None, *, url: str
     ) -> AsyncIterator[bytes]:
         """Yield lines in the order of the input: all that fit into a window, then those of the next one."""
@@ -205,28 +245,30 @@ class Rerun:
         return lines_of(shard, await self._objects.read(work.key, shard.offset, shard.length))
 
 
-async def _lines_of_input(
-    objects: Objects, file: File, wanted: frozenset[int], patch: MergePatch | None
-) -> AsyncIterator[bytes]:
-    """Yield the wanted lines of an input file. Blank lines do not count (C4)."""
-    index, is_first = 0, True
-    async for lines in read_lines(objects, file.object_key, file.bytes):
-        for piece in lines:
-            line = piece.removeprefix(_BYTE_ORDER_MARK) if is_first else piece
-            is_first = False
-            line = line.strip(_BLANK)
-            if not line:
-                continue
-            if index in wanted:
-                yield _patched(line, patch) + b"\n"
-            index += 1
+def _code_of(line: bytes) -> str:
+    """Return the code of a line of an error file. Raise Damaged."""
+    try:
+        return _error_line(line).error.code
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise Damaged("a line without an error") from error
+
+
+def _input_unavailable(parent: Batch) -> Conflict:
+    return Conflict(
+        f"The input file of batch {parent.id} was deleted, and the batch's own copy of it too",
+        code="input_unavailable",
+    )
 
 
 def _patched(line: bytes, patch: MergePatch | None) -> bytes:
+    """Return a line of an input file with a patched body. Raise Damaged if it is not as it was validated."""
     if patch is None:
         return line
-    fields = _fields(line)
-    return encode_json(fields | {"body": Raw(patch.apply(bytes(fields["body"])))})
+    try:
+        fields = _fields(line)
+        return encode_json(fields | {"body": Raw(patch.apply(bytes(fields["body"])))})
+    except (DecodeError, UnicodeDecodeError, KeyError) as error:
+        raise Damaged("a line without a body") from error
 
 
 def _request_of(line: Line, patch: MergePatch | None, *, url: str) -> bytes:

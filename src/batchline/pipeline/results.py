@@ -2,7 +2,7 @@
 
 While the batch runs, its lines are read from its segments, and afterwards from its two files, by the order that was
 stored with them (``domain/result_order.py``). A cursor that was given out for a segment stays valid: the order names
-the segment that each part of the files came from. What is read is compared with its checksum.
+the segment that each part of the files came from. All bytes that are read are compared with their checksum.
 """
 
 from collections import deque
@@ -38,9 +38,9 @@ from batchline.ports import Objects, Results, ResultsSnapshot, StoreClock
 
 _SEGMENTS_PER_PAGE = 32
 _PART_BYTES = 1024 * 1024
-"""The size of the parts that the files of an earlier version are divided into. A part is held in memory whole."""
+"""The size of the parts that files written by an earlier version are divided into. Memory holds one part at a time."""
 _FIRST_ERROR_PART = 1 << 40
-"""The number of the first part of such an error file. It is the same if the output file does not exist any more."""
+"""The number of the first part of such an error file. It does not depend on the output file, which may be deleted."""
 
 _UNKNOWN_SIZE = 1 << 60
 """Stands for the size of an emptied segment that an earlier version recorded, without a layout."""
@@ -76,7 +76,7 @@ class ResultReader:
         return ResultStream(source, found, after=after, damage_log=self._damage_log)
 
     async def read_segments(self, project_id: str, batch_id: str, offsets: Mapping[int, int]) -> list[bytes]:
-        """Return the lines of some segments, each from an offset on. What a repair has lost is left out.
+        """Return the lines of some segments, each from an offset on. Lines that a repair has lost are left out.
 
         Raise BatchNotFound, ResultsUnavailable or FileDamaged.
         """
@@ -119,7 +119,7 @@ class ResultStream:
         """The last segment that has no line behind the cursor."""
         self._parts = deque(found.parts)
         self.batch = found.batch
-        """The batch as it was when it was last looked at."""
+        """The batch as it was last read from the store."""
         self.ended = found.is_end
         """Whether the batch is terminal and all its lines were returned."""
 
@@ -135,7 +135,7 @@ class ResultStream:
                 lines = await part.read(self._cursor.offset if part.id == self._cursor.segment else 0)
             except (ObjectMissing, Damaged) as error:
                 self._parts.clear()
-                # The batch may have ended meanwhile, or its files may have been deleted: look again, once.
+                # The batch may have ended meanwhile, or its files may have been deleted, so load the parts again, once.
                 if unreadable == part.id:
                     return self._on_damage(part, error)
                 unreadable = part.id
@@ -393,7 +393,7 @@ def _wanted(output_bytes: int, error_bytes: int, status: LineStatus | None) -> t
 def _placed_lines(
     segment: int, data: bytes, offset: int, moved: Collection[int], *, before: bytes
 ) -> Iterator[PlacedResult]:
-    """Yield the lines of a segment from an offset on, except those that have their place elsewhere."""
+    """Yield the lines of a segment from an offset on, except those whose place is in another segment."""
     if before and not before.endswith(b"\n"):
         raise _unknown_cursor()
     for line in split_lines(data):

@@ -13,18 +13,19 @@ moment leaves nothing to undo, and another process takes the step again.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.json import encode as encode_json
 
-from batchline.domain import ids
 from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.chat import named_model
 from batchline.domain.checksum import Checksum, checksum_of
-from batchline.domain.errors import Damaged, ObjectMissing
+from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing
 from batchline.domain.estimates import estimated_usage
 from batchline.domain.limits import InputLimits
 from batchline.domain.lines import lines_of
@@ -38,10 +39,12 @@ from batchline.domain.reuse import (
     Place,
     Source,
     StoredIndex,
-    copy_line,
+    answer_of,
+    copied_line,
     encode_index,
     find_in_index,
     is_reused,
+    models_with_rules,
     place_of,
     sending_rules,
 )
@@ -59,13 +62,15 @@ _MAX_GAP_BYTES = 64 * 1024
 """Answers that are no further apart are read at once."""
 _INLINE_INDEX_BYTES = 16 * 1024
 _MAX_SOURCES = 256
-"""Batches that one lookup looks at. Each may need a read of an index and one of its answers."""
+"""The most batches that one lookup searches. Each may need a read of its index and one of its answers."""
 _MAX_TRIES = 3
-"""How often a lookup is made if results are deleted meanwhile; after that, the lines run."""
+"""The number of tries if results are deleted during a lookup. In the last one nothing is looked up: the lines run."""
 _SEGMENTS_PER_PAGE = 32
+_LINES_PER_COPY = 256
+"""The number of equal lines that take an answer before the size of the segment is checked."""
 
 
-class _Line(Struct, frozen=True):
+class _Line(Struct, frozen=True, gc=False):
     """A line that waits for an answer."""
 
     shard: int
@@ -86,10 +91,11 @@ class _Copies:
         self._lines: list[bytes] = []
         self._indexes: list[int] = []
         self._bytes = 0
-        self._charges: dict[str, list[int]] = {}
+        self._batch_name = leased.batch.id.removeprefix("batch_").encode()
+        self._charges: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.segments: list[Segment] = []
         self.charges: list[Charge] = []
-        self.settled: dict[int, set[int]] = {}
+        self.settled: defaultdict[int, set[int]] = defaultdict(set)
         """The positions of the lines that took an answer, by shard."""
 
     @property
@@ -97,19 +103,21 @@ class _Copies:
         """Whether there is enough for a segment."""
         return self._bytes >= _SEGMENT_BYTES
 
-    def add(self, line: _Line, answer: bytes, *, saved: int) -> None:
-        """Add a copy of an answer as the result of a line."""
-        copy = copy_line(answer, ids.line_id(self._batch.id, line.index), line.custom_id)
-        self._lines.append(copy)
-        self._indexes.append(line.index)
-        self._bytes += len(copy)
-        counts = self._charges.setdefault(line.model, [0, 0])
-        counts[0] += 1
-        counts[1] += saved
-        self.settled.setdefault(line.shard, set()).add(line.position)
+    def add(self, lines: Iterable[_Line], answer: bytes, *, saved: int) -> None:
+        """Add copies of an answer as the results of equal lines."""
+        end = answer_of(answer)
+        for line in lines:
+            copy = copied_line(self._batch_name, line.index, line.custom_id, end)
+            self._lines.append(copy)
+            self._indexes.append(line.index)
+            self._bytes += len(copy)
+            charged = self._charges[line.model]
+            charged[0] += 1
+            charged[1] += saved
+            self.settled[line.shard].add(line.position)
 
     async def flush(self) -> None:
-        """Write a segment of what was added since the last one."""
+        """Write a segment of the copies that were added since the last one."""
         if not self._lines:
             return
         data, key = b"".join(self._lines), None
@@ -133,13 +141,14 @@ class _Copies:
                 layout=encode_layout(self._indexes, self._lines),
             )
         )
-        self._lines, self._indexes, self._bytes, self._charges = [], [], 0, {}
+        self._lines, self._indexes, self._bytes = [], [], 0
+        self._charges.clear()
 
 
 class ReuseStep:
     """Takes the next step of a batch that was created with ``reuse``.
 
-    Answers are not older than ``max_age_seconds``, and at most ``max_lines`` of them are looked through.
+    Answers older than ``max_age_seconds`` are not used, and at most ``max_lines`` of them are searched.
     """
 
     def __init__(
@@ -190,10 +199,15 @@ class ReuseStep:
         log.info("answers reused", extra={"batch": batch.id, "lines": reused, "step": batch.reuse})
 
     async def _read_waiting(self, leased: FinalizeLease) -> list[_Line]:
-        """Return the lines that wait, without those that must be refused and those that cannot be read: they run."""
+        """Return the lines that wait, except those that must be refused or cannot be read. These run.
+
+        Raise LeaseLost if the database has lost the batch.
+        """
         batch = leased.batch
-        (signal,) = await self._store.signals([batch.id])
-        if signal.key_revoked:
+        signals = await self._store.signals([batch.id])
+        if not signals:
+            raise LeaseLost(batch.id)
+        if signals[0].key_revoked:
             return []
         rules = sending_rules(self._catalog, {shard.model for shard in leased.following}, batch.project_id)
         digests = LineDigests(batch.project_id, batch.endpoint, rules)
@@ -236,7 +250,7 @@ class ReuseStep:
             if not wanted or searched > self._max_lines:
                 break
             try:
-                places = dict(find_in_index(await self._index_of(batch, source), wanted))
+                places = find_in_index(await self._index_of(batch, source), wanted)
                 if await self._copy_places(source, places, wanted, copies):
                     used.append(source.output_file_id)
             except (Damaged, ObjectMissing) as error:
@@ -252,23 +266,25 @@ class ReuseStep:
         self, source: Source, places: dict[bytes, Place], wanted: dict[bytes, list[_Line]], copies: _Copies
     ) -> bool:
         """Copy answers from an output file, in the order of the file, and return whether there were any."""
-        ordered = sorted(places.items(), key=lambda found: found[1].offset)
+        ordered = sorted(places.items(), key=itemgetter(1))
         for group in _adjacent(ordered):
             start = group[0][1].offset
             end = group[-1][1].offset + group[-1][1].length
             data = await self._objects.read(source.output_key, start, end - start)
-            for digest, place in group:
-                answer = data[place.offset - start : place.offset - start + place.length]
-                if checksum_of(answer) != place.checksum:
+            for digest, (offset, length, checksum) in group:
+                answer = data[offset - start : offset - start + length]
+                if checksum_of(answer) != checksum:
                     raise Damaged(source.output_key)
-                for line in wanted.pop(digest):
-                    copies.add(line, answer, saved=self._saved(line, answer))
+                lines = wanted.pop(digest)
+                saved = self._saved(lines[0], answer)
+                for part in _parts(lines):
+                    copies.add(part, answer, saved=saved)
                     if copies.is_full:
                         await copies.flush()
         return bool(places)
 
     def _saved(self, line: _Line, answer: bytes) -> int:
-        """Return what an answer would have cost."""
+        """Return the cost that an answer would have had."""
         if not self._tariff.metered or line.price.is_zero:
             return 0
         read = read_result_line(answer)
@@ -308,7 +324,7 @@ class ReuseStep:
         return data
 
     async def _answers(self, source: Source) -> AsyncIterator[tuple[int, Place]]:
-        """Yield the index and the place of each line of an output file that ran. Raise Damaged."""
+        """Yield the index and the place of each line of an output file that was not reused itself. Raise Damaged."""
         read, rest, offset = Checksum(), b"", 0
         async for chunk in self._objects.stream(source.output_key, 0, source.output_bytes):
             read.update(chunk)
@@ -335,8 +351,11 @@ class ReuseStep:
         file = await self._store.file(batch.project_id, source.input_file_id, at=int(self._clock.due()))
         if file is None:
             return None
-        limits = InputLimits(
-            max_bytes=file.bytes, max_lines=source.total, max_line_bytes=file.bytes, endpoints=(source.endpoint,)
+        limits = InputLimits.to_repeat(
+            size=file.bytes,
+            lines=source.total,
+            endpoint=source.endpoint,
+            own_shards=models_with_rules(source.sent_as),
         )
         async with self._objects.local(file.object_key) as local, self._objects.scratch() as work:
             verdict = await self._validator.validate(
@@ -359,16 +378,19 @@ class ReuseStep:
         while wanted and (page := await self._store.segments(leased.batch.id, after=last, limit=_SEGMENTS_PER_PAGE)):
             for segment in page:
                 for answer in await self._output_of(segment):
-                    digest = leaders.get(index_of(answer), b"")
-                    for line in wanted.pop(digest, ()):
-                        copies.add(line, answer, saved=self._saved(line, answer))
+                    lines = wanted.pop(leaders.get(index_of(answer), b""), [])
+                    if not lines:
+                        continue
+                    saved = self._saved(lines[0], answer)
+                    for part in _parts(lines):
+                        copies.add(part, answer, saved=saved)
                         if copies.is_full:
                             await copies.flush()
                 await self._clock.sleep(0)
             last = page[-1].id
 
     async def _find_leaders(self, leased: FinalizeLease, lines: Sequence[_Line]) -> dict[int, bytes]:
-        """Return the digests that lines wait for, by the index of each line that does not wait and has one of them."""
+        """Return the lines that do not wait and that others wait for: their digests, by index."""
         batch = leased.batch
         waiting, wanted = {line.index for line in lines}, {line.digest for line in lines}
         shards = {shard.offset: shard for shard in await self._store.batch_shards(batch.id)}
@@ -407,6 +429,13 @@ def _by_digest(lines: Iterable[_Line]) -> dict[bytes, list[_Line]]:
     return found
 
 
+def _parts(lines: list[_Line]) -> list[list[_Line]]:
+    """Return equal lines in parts that are small enough to be copied at once."""
+    if len(lines) <= _LINES_PER_COPY:
+        return [lines]
+    return [lines[at : at + _LINES_PER_COPY] for at in range(0, len(lines), _LINES_PER_COPY)]
+
+
 def _new_shards(shards: Iterable[Shard]) -> list[NewShard]:
     return [
         NewShard(
@@ -421,18 +450,18 @@ def _adjacent(places: Sequence[tuple[bytes, Place]]) -> list[list[tuple[bytes, P
     groups: list[list[tuple[bytes, Place]]] = []
     start = end = 0
     for found in places:
-        place = found[1]
-        if groups and place.offset <= end + _MAX_GAP_BYTES and place.offset + place.length - start <= _READ_BYTES:
+        offset, length, _ = found[1]
+        if groups and offset <= end + _MAX_GAP_BYTES and offset + length - start <= _READ_BYTES:
             groups[-1].append(found)
         else:
             groups.append([found])
-            start = place.offset
-        end = place.offset + place.length
+            start = offset
+        end = offset + length
     return groups
 
 
 def _divide(shards: Sequence[Shard], lines: Sequence[_Line], copies: _Copies, *, follows: bool) -> list[DividedShard]:
-    """Return what becomes of each shard. If ``follows``, of equal lines without an answer only the first may run."""
+    """Return the new state of each shard. If ``follows``, of equal lines without an answer only the first may run."""
     following: dict[int, set[int]] = {}
     seen: set[bytes] = set()
     for line in lines if follows else ():

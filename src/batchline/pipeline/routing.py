@@ -1,4 +1,4 @@
-"""Routes synchronous calls: which upstream takes the next one, and how many slots they take from batches."""
+"""Routes synchronous calls: chooses the upstream of each, and counts the slots that they take from batches."""
 
 import math
 from collections import Counter
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from batchline.ports import Clock
 
 _EJECTION_SECONDS = 10.0
-"""How long an upstream that failed a call is avoided if the model has others."""
+"""The time for which an upstream that failed a call is avoided if the model has others."""
 
 
 class SyncRouter:
@@ -22,7 +22,7 @@ class SyncRouter:
         self._answer_watchers: dict[str, Callable[[str], None]] = {}
 
     def calls(self, upstream: str) -> int:
-        """Return how many calls to an upstream are in progress."""
+        """Return the number of calls to an upstream that are in progress."""
         return self._calls[upstream]
 
     def watch(self, upstream: str, *, on_call_ended: Callable[[], None], on_answer: Callable[[str], None]) -> None:
@@ -33,7 +33,7 @@ class SyncRouter:
         self._watchers[upstream], self._answer_watchers[upstream] = on_call_ended, on_answer
 
     def choose(self, upstreams: Sequence[str]) -> str:
-        """Return the upstream with the fewest calls, and one that failed lately only if all did."""
+        """Return the upstream with the fewest calls. One that failed lately is chosen only if all did."""
         now = self._clock.steady()
 
         def rank(name: str) -> tuple[bool, int]:
@@ -42,7 +42,7 @@ class SyncRouter:
         return min(upstreams, key=rank)
 
     def on_answer(self, upstream: str, model: str) -> None:
-        """Tell who watches an upstream that it answered a call of a model."""
+        """Notify the watcher of an upstream that it answered a call of a model."""
         if (on_answer := self._answer_watchers.get(upstream)) is not None:
             on_answer(model)
 

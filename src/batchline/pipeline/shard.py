@@ -1,8 +1,8 @@
 """Writes the work file of a batch and divides it into shards.
 
 Lines of one model stand together, and among them those whose prompts begin alike, so that an inference engine can reuse
-its prefix cache. Where that leaves a choice, lines that may have the longest output come first: a batch shall not end
-with a few long ones. This is a single pass in bounded memory: prompts are compared within the last 16 MiB of lines.
+its prefix cache. Apart from that, lines that may have the longest output come first, so that a batch does not end with
+a few long ones. This is a single pass in bounded memory: prompts are compared within the last 16 MiB of lines.
 
 A configured model always has its own shards. Of all other names, the first 64 of a file have their own, and the lines
 of the rest share theirs. So a file that names 50,000 models has hardly more shards than one that names a few.
@@ -39,7 +39,7 @@ _read_text = Decoder(str).decode
 
 
 def grouping_key(body: Mapping[str, Raw]) -> str:
-    """Return what lines must share to be in one shard: the model they name, or an empty text.
+    """Return the key that the lines of a shard share: the model that they name, or an empty text.
 
     The name is stored once per shard, and a file can hold 200 MB of names that are too long for any model. Lines with
     such a name are grouped as if they named none; their bodies keep it.
@@ -52,10 +52,10 @@ def grouping_key(body: Mapping[str, Raw]) -> str:
 
 
 def prompt_prefix(body: Mapping[str, Raw]) -> Prefix:
-    """Return hashes of ever longer beginnings of the prompt, as far as it reaches.
+    """Return hashes of the first 128, 1024 and 8192 bytes of the prompt, or of fewer of them if it is shorter.
 
     The messages are compared as raw JSON: parsing 4 KB of them would make validation a third slower. If hashes collide,
-    a line stands in a less useful place, and nothing else happens.
+    a line gets a less useful place, which has no other effect.
     """
     text = bytes(body.get("messages", b""))
     short, middle, long = PREFIX_BYTES
@@ -92,10 +92,10 @@ class _Block:
         self.size += len(record)
 
     def records(self) -> list[bytes]:
-        """Return the lines, grouped by prefix in the order of first occurrence, and else in their order of arrival.
+        """Return the lines, grouped by prefix in the order of first occurrence, and otherwise in order of arrival.
 
-        If the limits of their outputs differ, the longest come first: of groups with the same beginning that with the
-        longest output, and in each prefix the lines with the longest.
+        If the limits of their outputs differ, the longest come first. Groups with the same beginning are sorted by
+        their longest output, and so are the lines of each prefix.
         """
         same_limits = min(self._limits) == max(self._limits)
         if len(self._prefixes) == 1 and same_limits:
@@ -119,7 +119,7 @@ class _Block:
         ]
 
     def _places(self) -> Sequence[Any]:
-        """Return the sort key of each prefix: when each of its steps was first seen."""
+        """Return the sort key of each prefix: the order in which its hashes were first seen."""
         # Most prompts are short. Their prefixes are in that order already.
         if all(len(prefix) == 1 for prefix in self._prefixes):
             return range(len(self._prefixes))
@@ -128,9 +128,9 @@ class _Block:
 
 
 class ShardWriter:
-    """Writes a work file block by block. Shards are divided at the end, when the number of lines is known.
+    """Writes a work file block by block. It is divided into shards at the end, when the number of lines is known.
 
-    So their checksums are computed from the file, which must be open for reading too.
+    The checksums of the shards are read from the file then, so it must be open for reading too.
     """
 
     def __init__(self, out: BinaryIO, limits: ShardLimits, *, models: AbstractSet[str] = frozenset()) -> None:
@@ -200,7 +200,7 @@ class ShardWriter:
             first += lines
 
     def _runs(self, start: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield ranges of as many lines as a shard may have. A line that is larger than any shard gets its own."""
+        """Yield ranges of as many lines as a shard may have. A line that is too large for any range gets its own."""
         while start < last:
             end_by_bytes = bisect_right(self._bounds, self._bounds[start] + self._limits.max_bytes) - 1
             end = min(last, start + self._limits.max_lines, max(end_by_bytes, start + 1))

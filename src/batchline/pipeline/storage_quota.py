@@ -12,25 +12,25 @@ from batchline.ports import Files
 
 
 class Room(NamedTuple):
-    """The bytes that are left within a limit, and the error for what needs more."""
+    """The bytes that are left within a limit, and the error for an upload that needs more."""
 
     bytes: int
     error: StorageFull
 
 
 class StorageQuota:
-    """The quotas of all projects and organizations; without a limit nothing is asked of the store.
+    """The quotas of all projects and organizations. Without a limit the store is not read.
 
-    Inputs and results count. Uploads that are under way in this process count as well; those of other processes count
-    once they are stored, so several nodes can exceed a quota by what they receive at the same time. Results are never
-    refused.
+    Inputs and results count. Uploads in progress in this process count as well. Those of other processes count once
+    they are stored, so several nodes can exceed a quota by the uploads that they receive at the same time. Results are
+    never refused.
     """
 
     def __init__(self, limits: StorageLimits, *, files: Files, max_file_bytes: int) -> None:
         self._limits, self._files = limits, files
         self._max_file_bytes = max_file_bytes
         self._arriving: Counter[str] = Counter()
-        """The bytes of uploads that are under way, by the id of their project and of their organization."""
+        """The bytes of uploads in progress, by the id of their project and of their organization."""
 
     async def exhausted(self, owner: Owner) -> StorageFull | None:
         """Return the error if the project or its organization has nothing left."""
@@ -39,9 +39,9 @@ class StorageQuota:
 
     @asynccontextmanager
     async def reserve(self, owner: Owner, size: int | None) -> AsyncIterator[Room | None]:
-        """Hold room for an upload until it has ended, and yield how many bytes it may have; None is any number.
+        """Reserve room for an upload until it has ended, and yield the bytes that it may have; None without a limit.
 
-        Raise StorageFull if there is no room. If the size is not known, it may be as large as the room that is left.
+        Raise StorageFull if there is no room. An upload of unknown size may be as large as the room that is left.
         """
         room = await self._room(owner)
         if room is None:
@@ -66,7 +66,7 @@ class StorageQuota:
         if limit := self._limits.of_organization(owner.organization_id):
             used = await self._files.stored_bytes_of_organization(owner.organization_id)
             stored.append(("organization", owner.organization_id, limit, used))
-        # Uploads may have begun while the store was asked, so they are counted last.
+        # Uploads may have begun while the store was read, so they are counted last.
         rooms = [
             Room(limit - used - self._arriving[key], StorageFull(limit, scope=scope))
             for scope, key, limit, used in stored

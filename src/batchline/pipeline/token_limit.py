@@ -16,25 +16,25 @@ from batchline.domain.replies import Reply
 from batchline.ports import Tokens
 
 _TEMPLATE_TOKENS = 1024
-"""More tokens than any chat template adds. Every other token stands for at least one byte of the body, so a body that
-is shorter than the limit by this much need not be counted."""
+"""The number is larger than that of the tokens that any chat template adds. Every other token stands for at least one
+byte of the body, so a body that is shorter than the limit by this number need not be counted."""
 
 
 class TokenLimit:
     """Applies the token limits of models. ``tokens`` has the token counter of each upstream, by its name."""
 
     def __init__(self, *, tokens: Mapping[str, Tokens]) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
 
     async def apply(self, body: bytes, model: Model, *, upstream: str) -> bytes | Failure | Reply:
         """Return the chat to send, or a Failure if it is too long.
 
-        A Reply is what the upstream answered in place of a token count.
+        If the upstream answered something else than a token count, that Reply is returned.
         """
         limit = model.max_tokens
         if limit is None or len(body) + _TEMPLATE_TOKENS <= limit:
             return body
-        tokens = self._tokens[upstream]
+        tokens = self.tokens[upstream]
         count = await tokens.count(body)
         if not isinstance(count, int):
             return count
@@ -47,8 +47,8 @@ class TokenLimit:
 async def _shorten(body: bytes, limit: int, tokens: Tokens) -> bytes | Reply | None:
     """Return the chat with as much of its last user text as fits, or None if it is too long even without that text.
 
-    The returned chat itself was counted. A longer text can have fewer tokens, so the count of one length says nothing
-    certain about another.
+    The tokens of the returned chat were counted. They cannot be derived from the count of another length, since a
+    longer text can have fewer tokens.
     """
     text = _last_user_text(body)
     if text is None:
@@ -79,7 +79,7 @@ class _Text:
         self.whole = whole
 
     def shortened(self, length: int) -> bytes:
-        """Return the request with only so many characters of the text."""
+        """Return the request with only the first ``length`` characters of the text."""
         self._holder[self._field] = self.whole[:length]
         return encode(self._request)
 

@@ -1,8 +1,9 @@
-"""Takes a file in: a row first, then its bytes, then both become visible at once; or nothing remains."""
+"""Stores an uploaded file: writes its row, then its bytes, then makes both visible at once, or removes both."""
 
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 from batchline.domain import ids
 from batchline.domain.errors import InvalidRequest, LeaseLost, ObjectsDown, StorageFailed, StoreDown, TooLarge
@@ -76,19 +77,25 @@ class IncomingFile:
         """Append a chunk. Raises TooLarge if the file is larger than allowed."""
         if not chunk:
             return
-        self._size += len(chunk)
-        if self._size > self._max_bytes:
-            raise TooLarge(f"File exceeds maximum size of {self._max_bytes} bytes", code="file_too_large", param="file")
+        self._add_size(len(chunk))
         writer = self._writer or await self._open()
         await writer.write(chunk)
 
+    async def accept(self, path: Path, size: int) -> None:
+        """Take a file of ``Objects.scratch`` as the whole file. Raises TooLarge if it is larger than allowed."""
+        self._add_size(size)
+        await self._begin_row()
+        self._committing = True
+        await self._objects.accept(path, self._row.object_key)
+
     async def finish(self, *, filename: str | None, expires_after: int | None) -> File:
         """Make the bytes durable and then the file visible, created now. Raises InvalidRequest if it is empty."""
-        if self._writer is None:
+        if not self._size:
             raise InvalidRequest("The uploaded file is empty", code="empty_file", param="file")
         self._committing = True
-        await self._writer.commit()
-        self._writer = None
+        if self._writer is not None:
+            await self._writer.commit()
+            self._writer = None
         file = self._file(filename=filename, lifetime_seconds=expires_after or self._retention_seconds)
         await self._row.finish(file)
         return file
@@ -106,8 +113,16 @@ class IncomingFile:
                 extra={"file": self._row.file_id, "reason": str(error)},
             )
 
-    async def _open(self) -> Writer:
+    def _add_size(self, size: int) -> None:
+        self._size += size
+        if self._size > self._max_bytes:
+            raise TooLarge(f"File exceeds maximum size of {self._max_bytes} bytes", code="file_too_large", param="file")
+
+    async def _begin_row(self) -> None:
         await self._row.begin(self._file(filename=None, lifetime_seconds=self._retention_seconds))
+
+    async def _open(self) -> Writer:
+        await self._begin_row()
         self._writer = await self._objects.create(self._row.object_key, spooled=True)
         return self._writer
 

@@ -1,6 +1,6 @@
 """Validates an input file in one streaming pass that checks every line and writes the batch's own work file.
 
-Memory is bounded by one line, the open blocks of the work file and 40 bytes for each custom_id, however large the file.
+Memory is bounded by one line, the open blocks of the work file and 40 bytes for each custom_id, for a file of any size.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,9 @@ from typing import BinaryIO
 from msgspec import DecodeError, Raw, Struct, ValidationError
 from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
+from msgspec.structs import replace
 
+from batchline.domain.input_lines import is_blank, skip_byte_order_mark
 from batchline.domain.limits import MAX_FAULTS, QUOTED_CHARACTERS, InputLimits, ShardLimits
 from batchline.domain.lines import encode_line
 from batchline.domain.records import InputFault, json_text
@@ -21,8 +23,6 @@ from batchline.pipeline.shard import ShardWriter, grouping_key, output_limit_of,
 from batchline.ports import Verdict
 
 _CHUNK_BYTES = 256 * 1024
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_BLANK = b" \t\r"
 _MAX_PLAIN_ID_CHARACTERS = 40
 _DEFAULT_SHARDS = ShardLimits()
 
@@ -43,7 +43,7 @@ _read_text = Decoder(str).decode
 
 
 class _Offence(Exception):
-    """What is wrong with a line, as the text that follows ``Line N``."""
+    """A fault of a line, as the text that follows ``Line N``."""
 
 
 def validate_file(
@@ -53,6 +53,8 @@ def validate_file(
     if source.stat().st_size > limits.max_bytes:
         return _refusal([InputFault(f"Input file exceeds maximum size of {limits.max_bytes} bytes")])
     with source.open("rb", buffering=_CHUNK_BYTES) as file, work.open("w+b", buffering=_CHUNK_BYTES) as out:
+        if limits.others_share:
+            shards = replace(shards, max_other_models=0)
         shard_writer = ShardWriter(out, shards, models=limits.models)
         check = _Check(limits, shard_writer)
         faults = list(islice(check.faults(_non_blank_lines(file, limits.max_line_bytes)), MAX_FAULTS))
@@ -71,8 +73,7 @@ def _non_blank_lines(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes 
     A line that is too long is never held in memory as a whole. Nearly all lines keep their line ends, which are white
     space to a JSON parser too.
     """
-    if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
-        file.seek(0)
+    skip_byte_order_mark(file)
     most = longest + len(b"\r\n")
     number = 0
     while piece := file.readline(most):
@@ -81,7 +82,7 @@ def _non_blank_lines(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes 
             yield number, piece
             continue
         line = _without_end(piece)
-        blank = not line.strip(_BLANK)
+        blank = is_blank(line)
         if len(piece) == most and not piece.endswith(b"\n"):
             blank = _rest_is_blank(file) and blank
         if not blank:
@@ -96,14 +97,14 @@ def _rest_is_blank(file: BinaryIO) -> bool:
     """Skip to the end of a line, and return whether the rest of it is blank."""
     blank = True
     while piece := file.readline(_CHUNK_BYTES):
-        blank = blank and not piece.strip(_BLANK + b"\n")
+        blank = blank and is_blank(piece)
         if piece.endswith(b"\n"):
             break
     return blank
 
 
 class _Check:
-    """The rules for lines, and what is remembered from one line to the next."""
+    """The rules for lines, with the custom_ids and the url of the lines so far."""
 
     def __init__(self, limits: InputLimits, shard_writer: ShardWriter) -> None:
         self._limits = limits
@@ -129,7 +130,7 @@ class _Check:
             self.lines += 1
 
     def _keep(self, request: _Request) -> None:
-        # Encoded anew from what was checked: if a key is repeated, exactly the value that was checked goes upstream.
+        # The body is encoded again from the checked values. If a key is repeated, only the checked value goes upstream.
         record = encode_line(self.lines, json_text(request.custom_id), encode_json(request.body))
         body = request.body
         self._shard_writer.add(grouping_key(body), prompt_prefix(body), record, limit=output_limit_of(body))
@@ -174,7 +175,7 @@ class _Check:
 
 
 def _remembered_id(custom_id: str) -> str | bytes:
-    """Return what is remembered of a custom_id: a short one, such as a UUID, as it is; a longer one as its digest."""
+    """Return a short custom_id, such as a UUID, as it is, and the digest of a longer one."""
     if len(custom_id) <= _MAX_PLAIN_ID_CHARACTERS and custom_id.isascii():
         return custom_id
     return blake2b(custom_id.encode(), digest_size=16).digest()

@@ -1,6 +1,6 @@
 """Validates input files in child processes.
 
-One file takes most of a second, for which the event loop would stand still.
+One file takes most of a second, during which the event loop would be blocked.
 A child imports this module too, so it imports nothing that validation does not need.
 """
 
@@ -26,9 +26,10 @@ from msgspec import msgpack
 from batchline.domain.errors import ObjectMissing, ObjectsDown
 from batchline.domain.limits import InputLimits
 from batchline.domain.records import NewShard
+from batchline.pipeline.rows.requests import write_requests
 from batchline.pipeline.survey import digests_in_file, survey_file
 from batchline.pipeline.validate import validate_file
-from batchline.ports import Survey, Verdict
+from batchline.ports import Survey, TableForm, TableVerdict, Verdict
 
 _SAFE_PATH = "PYTHONSAFEPATH"
 
@@ -59,9 +60,16 @@ class ValidationPool:
         return msgpack.decode(await self._run(project_id, call, source=source), type=Verdict)
 
     async def survey(self, *, project_id: str, work: Path, shards: list[NewShard]) -> Survey:
-        """Return what the lines of a work file would take. Raises ObjectsDown if the disk fails, and ValidationDied."""
+        """Return the survey of a work file. Raises ObjectsDown if the disk fails, and ValidationDied."""
         call = partial(_survey, work, msgpack.encode(shards))
         return msgpack.decode(await self._run(project_id, call, source=work), type=Survey)
+
+    async def write_requests(
+        self, *, project_id: str, source: Path, target: Path, form: TableForm, max_rows: int
+    ) -> TableVerdict:
+        """Write a request for each row of a table. Raises ObjectMissing, ObjectsDown and ValidationDied."""
+        call = partial(_write_requests, source, target, msgpack.encode(form), max_rows)
+        return msgpack.decode(await self._run(project_id, call, source=source), type=TableVerdict)
 
     async def digests(
         self, *, project_id: str, work: Path, shards: list[NewShard], endpoint: str, sent_as: bytes | None
@@ -87,12 +95,12 @@ class ValidationPool:
 
 
 class _Turns:
-    """Gives a fixed number of places to those who wait, one project after the other."""
+    """Gives a fixed number of places to waiting tasks, one project after the other."""
 
     def __init__(self, places: int) -> None:
         self._free = places
         self._waiting: dict[str, deque[Waiter[None]]] = {}
-        """Those who wait, by project. The project whose turn is next comes first; none of the queues is empty."""
+        """The waiting tasks, by project. The project whose turn is next comes first. No queue is empty."""
 
     @asynccontextmanager
     async def turn(self, project_id: str) -> AsyncIterator[None]:
@@ -166,7 +174,7 @@ class _Child:
         try:
             return self._pool.submit(call)
         except BrokenProcessPool:
-            # It died earlier, over another file or while idle. That spends none of the two tries of this file.
+            # The child died earlier, over another file or while idle. This file still has both of its tries.
             self._pool = _new_pool()
             return self._pool.submit(call)
 
@@ -223,6 +231,10 @@ def _exit_with_parent() -> None:
 def _validate(source: Path, work: Path, endpoint: str, limits: InputLimits) -> bytes:
     # Thousands of shards are returned as one bytes object and not as thousands of pickled ones.
     return msgpack.encode(validate_file(source=source, work=work, endpoint=endpoint, limits=limits))
+
+
+def _write_requests(source: Path, target: Path, form: bytes, max_rows: int) -> bytes:
+    return msgpack.encode(write_requests(source, target, msgpack.decode(form, type=TableForm), max_rows=max_rows))
 
 
 def _digests(work: Path, shards: bytes, project_id: str, endpoint: str, sent_as: bytes | None) -> bytes:

@@ -1,0 +1,148 @@
+"""Finds the lines with a custom_id in the recent batches of a project.
+
+There is no row per line, so the input files are read, newest batch first. One search reads at most a fixed number of
+bytes and of batches; then it says where the next one goes on.
+"""
+
+import asyncio
+import re
+
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder
+
+from batchline.domain.errors import ObjectMissing
+from batchline.domain.input_lines import InputLines
+from batchline.domain.records import Batch, File
+from batchline.pipeline.line_reader import read_lines
+from batchline.ports import Batches, Files, Objects, StoreClock
+
+MAX_SEARCHED_BYTES = 64 * 1024 * 1024
+"""A disk reads these in a fraction of a second, and a bucket in about one second."""
+MAX_SEARCHED_BATCHES = 50
+_MAX_MATCHES = 50
+_PARALLEL_SEARCHES = 2
+_PATTERN_CHARACTERS = 64
+"""The characters of a custom_id that are looked for in the bytes of a file. All of them are compared with the lines in
+which these were found."""
+_MAX_SPELLING_BYTES = len(rb"\ud83d\ude00")
+_MAX_MATCH_BYTES = len('""') + _PATTERN_CHARACTERS * _MAX_SPELLING_BYTES
+_SHORT_ESCAPES = {'"': b'"', "\\": b"\\", "/": b"/", "\b": b"b", "\f": b"f", "\n": b"n", "\r": b"r", "\t": b"t"}
+
+
+class FoundLine(Struct, frozen=True, kw_only=True):
+    """A line with the custom_id; ``number`` is counted from 1."""
+
+    batch: Batch
+    number: int
+
+
+class LineSearchResult(Struct, frozen=True, kw_only=True):
+    """The lines that were found, and the extent of the search."""
+
+    lines: list[FoundLine]
+    batches: int
+    """The batches whose input was searched."""
+    bytes: int
+    deleted: int
+    """The batches whose input file does not exist any more."""
+    next: str | None
+    """The batch behind which a further search goes on, or None if all batches were searched."""
+
+
+class _InputLine(Struct):
+    custom_id: str = ""
+
+
+_input_line = Decoder(_InputLine).decode
+
+
+class LineSearch:
+    """Searches the input files of batches."""
+
+    def __init__(self, *, files: Files, batches: Batches, objects: Objects, clock: StoreClock) -> None:
+        self._files, self._batches, self._objects, self._clock = files, batches, objects, clock
+        self._searches = asyncio.Semaphore(_PARALLEL_SEARCHES)
+
+    async def find(self, project_id: str, custom_id: str, *, after: str | None) -> LineSearchResult | None:
+        """Search the batches that are older than ``after``, newest first; None if the project has no such batch."""
+        page = await self._batches.batches(project_id, after=after, limit=MAX_SEARCHED_BATCHES + 1)
+        if page is None:
+            return None
+        async with self._searches:
+            return await self._search(page, custom_id)
+
+    async def _search(self, page: list[Batch], custom_id: str) -> LineSearchResult:
+        lines: list[FoundLine] = []
+        searched = size = deleted = 0
+        last: str | None = None
+        for batch in page[:MAX_SEARCHED_BATCHES]:
+            file = await self._files.file(batch.project_id, batch.input_file_id, at=int(self._clock.due()))
+            # The first file is always searched. Otherwise a search that begins with a large one would never end.
+            if len(lines) >= _MAX_MATCHES or (file and searched and size + file.bytes > MAX_SEARCHED_BYTES):
+                break
+            last = batch.id
+            numbers = None if file is None else await self._numbers(file, custom_id)
+            if file is None or numbers is None:
+                deleted += 1
+                continue
+            searched, size = searched + 1, size + file.bytes
+            lines += [FoundLine(batch=batch, number=number) for number in numbers]
+        return LineSearchResult(
+            lines=lines,
+            batches=searched,
+            bytes=size,
+            deleted=deleted,
+            next=last if page and last != page[-1].id else None,
+        )
+
+    async def _numbers(self, file: File, custom_id: str) -> list[int] | None:
+        """Return the numbers of the lines with a custom_id; None if the file is gone. Blank lines do not count (C4)."""
+        pattern, numbers, counted = _pattern_of(custom_id), list[int](), InputLines()
+        try:
+            if not await self._mentions(file, pattern):
+                return []
+            async for lines in read_lines(self._objects, file.object_key, file.bytes):
+                for line in lines:
+                    text = counted.take(line)
+                    if text is not None and pattern.search(text) and _has_custom_id(text, custom_id):
+                        numbers.append(counted.count)
+        except ObjectMissing:
+            return None
+        return numbers[:_MAX_MATCHES]
+
+    async def _mentions(self, file: File, pattern: re.Pattern[bytes]) -> bool:
+        """Return whether a file contains a match. That is cheaper than to look at each line."""
+        rest = b""
+        async for chunk in self._objects.stream(file.object_key, 0, file.bytes):
+            window = rest + chunk
+            if pattern.search(window):
+                return True
+            rest = window[-_MAX_MATCH_BYTES:]
+        return False
+
+
+def _pattern_of(custom_id: str) -> re.Pattern[bytes]:
+    """Return a pattern that finds a custom_id in JSON, however its characters are escaped.
+
+    It is linear in the bytes, because two spellings of a character differ in their first two bytes.
+    """
+    spelled = b"".join(map(_spellings, custom_id[:_PATTERN_CHARACTERS]))
+    return re.compile(b'"' + spelled + (b'"' if len(custom_id) <= _PATTERN_CHARACTERS else b""))
+
+
+def _spellings(character: str) -> bytes:
+    """Return a pattern of all spellings of a character in JSON: as it is, with a short escape, or by its number."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    spellings = [b"".join(rb"\\u(?i:%04x)" % int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2))]
+    if character in _SHORT_ESCAPES:
+        spellings.insert(0, re.escape(b"\\" + _SHORT_ESCAPES[character]))
+    if character not in '"\\':
+        spellings.insert(0, re.escape(character.encode("utf-8", "replace")))
+    return b"(?:" + b"|".join(spellings) + b")"
+
+
+def _has_custom_id(line: bytes, custom_id: str) -> bool:
+    try:
+        return _input_line(line).custom_id == custom_id
+    except (DecodeError, UnicodeDecodeError):
+        return False

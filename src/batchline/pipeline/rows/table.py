@@ -1,0 +1,139 @@
+"""Reads tables: CSV, TSV, JSONL with one object per row, and Parquet if its library is installed."""
+
+import csv
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec import DecodeError
+from msgspec.json import Decoder
+
+from batchline.pipeline.rows.fault import RowsFault
+
+Row = dict[str, Any]
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""The character between two values, by the suffix of a file."""
+_PARQUET = ".parquet"
+_JSONL = ".jsonl"
+SUFFIXES = (*DELIMITERS, _JSONL, _PARQUET)
+_MAX_CELL_CHARACTERS = 1024 * 1024
+"""A line of a batch may be as large as this."""
+_BATCH_ROWS = 1000
+_object = Decoder(dict[str, Any])
+
+
+class Rows(Protocol):
+    """The rows of a table, which can be read more than once."""
+
+    columns: list[str]
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows in order. Raise RowsFault."""
+
+
+def open_table(path: Path) -> Rows:
+    """Return the rows of a file, by its suffix. Raise RowsFault if it cannot be read as a table."""
+    suffix = path.suffix.lower()
+    if suffix in DELIMITERS:
+        return DelimitedRows(path, name=path.name)
+    if suffix == _PARQUET:
+        return _ParquetRows(path)
+    if suffix == _JSONL:
+        return _ObjectRows(path)
+    raise RowsFault(f"{path.name}: a template needs a table: {', '.join(SUFFIXES)}")
+
+
+class DelimitedRows:
+    """The rows of a CSV or TSV file, as the suffix of its name says. The first line names the columns."""
+
+    def __init__(self, path: Path, *, name: str) -> None:
+        self._path, self._name, self._delimiter = path, name, DELIMITERS[Path(name).suffix.lower()]
+        _, self.columns = next(self._lines(), (0, list[str]()))
+        if not self.columns:
+            raise RowsFault(f"{name} is empty")
+        if len(set(self.columns)) < len(self.columns):
+            raise RowsFault(f"{name}: two columns have the same name")
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self.with_faults():
+            if isinstance(row, RowsFault):
+                raise row
+            yield row
+
+    def with_faults(self) -> Iterator[Row | RowsFault]:
+        """Yield the rows in order, and a fault in place of each that cannot be used.
+
+        Nothing follows a fault after which it is unknown where the next row begins.
+        """
+        try:
+            for number, values in islice(self._lines(), 1, None):
+                yield self._row(values, number)
+        except RowsFault as fault:
+            yield fault
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the lines that are not empty, each with its number. Raise RowsFault."""
+        csv.field_size_limit(_MAX_CELL_CHARACTERS)
+        with self._path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=self._delimiter, strict=True)
+            try:
+                for values in reader:
+                    if values:
+                        yield reader.line_num, values
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise self._broken(reader.line_num, error) from None
+
+    def _row(self, values: list[str], line: int) -> Row | RowsFault:
+        if len(values) != len(self.columns):
+            text = f"{len(values)} {'value' if len(values) == 1 else 'values'} for {len(self.columns)} columns"
+            return RowsFault(text, place=f"{self._name}, line {line}", line=line)
+        return dict(zip(self.columns, values, strict=True))
+
+    def _broken(self, line: int, error: Exception) -> RowsFault:
+        what = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else "has quotes that do not match"
+        return RowsFault(f"the text {what}", place=f"{self._name}, near line {line}", line=line)
+
+
+class _ObjectRows:
+    """The rows of a JSONL file: one object per line. The columns are those of the first object."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        first = next(iter(self), None)
+        if first is None:
+            raise RowsFault(f"{path.name} is empty")
+        self.columns = list(first)
+
+    def __iter__(self) -> Iterator[Row]:
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    yield _object.decode(line)
+                except (DecodeError, UnicodeDecodeError):
+                    raise RowsFault(f"{self._path.name}, line {number}: expected a JSON object") from None
+
+
+class _ParquetRows:
+    """The rows of a Parquet file, read in groups."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            library = import_module("pyarrow.parquet")  # an extra, which may not be installed
+        except ImportError:
+            raise RowsFault(
+                f"{path.name}: reading Parquet needs a library; install it with: pip install 'batchline[parquet]'"
+            ) from None
+        try:
+            self._file = library.ParquetFile(path)
+        except ValueError:  # the base of the library's error for what it cannot read
+            raise RowsFault(f"{path.name} is not a Parquet file") from None
+        self.columns: list[str] = list(self._file.schema_arrow.names)
+
+    def __iter__(self) -> Iterator[Row]:
+        for group in self._file.iter_batches(batch_size=_BATCH_ROWS):
+            yield from group.to_pylist()

@@ -1,0 +1,58 @@
+"""Fills prompts with columns in braces, such as ``Classify: {review}``. Two braces stand for one."""
+
+from collections.abc import Collection, Mapping
+from string import Formatter
+from typing import Any
+
+from msgspec import Struct
+from msgspec.json import encode as encode_json
+
+from batchline.pipeline.rows.fault import RowsFault
+
+_MAX_SHOWN_COLUMNS = 20
+
+
+class Template(Struct, frozen=True):
+    """A text with places for the values of a row."""
+
+    label: str
+    """The option or field that gave the text, for messages."""
+    parts: tuple[tuple[str, str | None], ...]
+    """Pieces of text, each with the column that follows it, if one does."""
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns that the text names."""
+        return {column for _, column in self.parts if column is not None}
+
+    def fill(self, row: Mapping[str, Any]) -> str:
+        """Return the text for a row."""
+        return "".join(text + ("" if column is None else as_text(row[column])) for text, column in self.parts)
+
+    def require_columns(self, known: Collection[str]) -> None:
+        """Raise RowsFault if the table lacks a column that the text names."""
+        missing = sorted(self.columns - set(known))
+        if missing:
+            shown = ", ".join(list(known)[:_MAX_SHOWN_COLUMNS])
+            raise RowsFault(f"{self.label}: the table has no column {', '.join(map(repr, missing))}; it has: {shown}")
+
+
+def parse_template(label: str, text: str) -> Template:
+    """Return the template of a text. Raise RowsFault if it is empty or cannot be read."""
+    if not text.strip():
+        raise RowsFault(f"{label}: the text is empty")
+    try:
+        pieces = list(Formatter().parse(text))
+    except ValueError:
+        raise RowsFault(f"{label}: a brace has no partner; write {{{{ for one brace") from None
+    for _, column, form, conversion in pieces:
+        if form or conversion or column == "":
+            raise RowsFault(f"{label}: write the name of a column in braces, and nothing else")
+    return Template(label, tuple((literal, column) for literal, column, _, _ in pieces))
+
+
+def as_text(value: Any) -> str:
+    """Return a value of a row as text: a text as it is, nothing as an empty text, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else encode_json(value).decode()

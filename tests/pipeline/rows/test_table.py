@@ -1,0 +1,80 @@
+"""Tables: CSV, TSV, JSONL, Parquet."""
+
+import sys
+from datetime import date
+from pathlib import Path
+
+import pyarrow  # type: ignore[import-untyped]
+import pytest
+from pyarrow import parquet
+
+from batchline.pipeline.rows.fault import RowsFault
+from batchline.pipeline.rows.table import DelimitedRows, open_table
+
+
+def _table(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def test_a_csv_has_its_columns_in_the_first_line(tmp_path: Path) -> None:
+    content = '\ufeffid,text\r\n1,"a ""b"", c"\r\n\r\n2,"two\nlines"\r\n'.encode()
+    rows = open_table(_table(tmp_path, "in.CSV", content))
+    assert rows.columns == ["id", "text"]
+    assert list(rows) == list(rows) == [{"id": "1", "text": 'a "b", c'}, {"id": "2", "text": "two\nlines"}]
+
+
+def test_tsv_and_objects_are_tables_too(tmp_path: Path) -> None:
+    assert list(open_table(_table(tmp_path, "a.tsv", b"a\tb\n1\t2\n"))) == [{"a": "1", "b": "2"}]
+    rows = open_table(_table(tmp_path, "a.jsonl", b'{"a": 1, "b": null}\n\n{"a": 2}\n'))
+    assert rows.columns == ["a", "b"]
+    assert list(rows) == [{"a": 1, "b": None}, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.csv", b"", "a.csv is empty"),
+        ("a.csv", b"a,a\n1,2\n", "two columns have the same name"),
+        ("a.csv", b"a,b\n1\n", "line 2: 1 value for 2 columns"),
+        ("a.csv", b'a,b\n1,"2\n', "near line 2: the text has quotes that do not match"),
+        ("a.csv", b"a,b\n1,\xff\n", "the text is not UTF-8"),
+        ("a.jsonl", b"", "a.jsonl is empty"),
+        ("a.jsonl", b'{"a": 1}\n[1]\n', "line 2: expected a JSON object"),
+        ("a.xlsx", b"", "a template needs a table: .csv, .tsv, .jsonl, .parquet"),
+    ],
+)
+def test_what_is_no_table_is_refused_in_words(tmp_path: Path, name: str, content: bytes, text: str) -> None:
+    with pytest.raises(RowsFault, match=text):
+        list(open_table(_table(tmp_path, name, content)))
+
+
+def test_without_its_library_parquet_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(RowsFault, match=r"pip install 'batchline\[parquet\]'"):
+        open_table(_table(tmp_path, "a.parquet", b""))
+
+
+def test_a_parquet_file_is_a_table(tmp_path: Path) -> None:
+    """Its values are those of JSON; a value that JSON does not know becomes text."""
+    path = tmp_path / "rows.parquet"
+    columns = {"id": [1, 2, 3], "review": ["good, or so", None, "bad"], "at": [date(2026, 11, 1), None, None]}
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
+    rows = open_table(path)
+    assert list(rows.columns) == ["id", "review", "at"]
+    for _ in range(2):
+        assert [row["id"] for row in rows] == [1, 2, 3], "it can be read again"
+    first, second, _ = rows
+    assert (first["review"], second["review"]) == ("good, or so", None)
+    assert str(first["at"]) == "2026-11-01"
+
+
+def test_a_fault_stands_in_place_of_its_row(tmp_path: Path) -> None:
+    path = _table(tmp_path, "upload", b'a,b\n1,2\n3\n4,5\n6,"7\n')
+    first, second, third, last = DelimitedRows(path, name="rows.csv").with_faults()
+    assert [first, third] == [{"a": "1", "b": "2"}, {"a": "4", "b": "5"}]
+    assert (str(second), str(last)) == (
+        "rows.csv, line 3: 1 value for 2 columns",
+        "rows.csv, near line 5: the text has quotes that do not match",
+    )

@@ -1,0 +1,41 @@
+"""Prompts with columns in braces."""
+
+import pytest
+
+from batchline.pipeline.rows.fault import RowsFault
+from batchline.pipeline.rows.template import as_text, parse_template
+
+
+def test_columns_are_filled_in() -> None:
+    template = parse_template("--prompt", "Classify {my review} as {{json}}: {n}")
+    assert template.columns == {"my review", "n"}
+    assert template.fill({"my review": "good {n}", "n": 3}) == "Classify good {n} as {json}: 3"
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_an_empty_text_is_refused(text: str) -> None:
+    with pytest.raises(RowsFault, match="--prompt: the text is empty"):
+        parse_template("--prompt", text)
+
+
+@pytest.mark.parametrize("text", ["a {b", "a } b"])
+def test_a_brace_without_a_partner_is_refused(text: str) -> None:
+    with pytest.raises(RowsFault, match="a brace has no partner"):
+        parse_template("--prompt", text)
+
+
+@pytest.mark.parametrize("text", ["{}", "{a!r}", "{a:>3}"])
+def test_only_names_stand_in_braces(text: str) -> None:
+    with pytest.raises(RowsFault, match="write the name of a column in braces"):
+        parse_template("--prompt", text)
+
+
+def test_a_missing_column_is_named_with_those_that_exist() -> None:
+    template = parse_template("--prompt", "{reviw}")
+    with pytest.raises(RowsFault, match="no column 'reviw'; it has: id, review"):
+        template.require_columns(["id", "review"])
+
+
+@pytest.mark.parametrize(("value", "text"), [("a", "a"), (None, ""), (True, "true"), ([1, "b"], '[1,"b"]')])
+def test_values_that_are_no_text_are_json(value: object, text: str) -> None:
+    assert as_text(value) == text
