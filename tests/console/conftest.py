@@ -1,5 +1,5 @@
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -10,43 +10,54 @@ from tests.support.s3_server import Seaweed
 from tests.support.service import Account, Service, await_end, chat_lines, running_mock, running_service, submit
 
 BROKEN = "[[status=400]]"
+ADMIN_TOKEN = "token-of-the-administrator"
 
 
 class Console(NamedTuple):
-    """A running service with an account that has a batch with failures, and another account."""
+    """A running service with an account that has a batch with failures, one with a webhook, and one without a batch."""
 
     service: Service
     batch_id: str
     stranger: Account
+    newcomer: Account
 
     @property
     def port(self) -> int:
         return self.service.port
 
     @property
+    def admin_token(self) -> str:
+        return ADMIN_TOKEN
+
+    @property
     def key(self) -> str:
         return self.service.account["api_key"]
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.proof)])
 def console(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    """Return a console on each backend: a data folder, and PostgreSQL with a bucket."""
+    """Return a console on a data folder, and in the proof one on PostgreSQL with a bucket."""
     folder = tmp_path_factory.mktemp("console")
     with running_mock() as mock:
         if request.param == "sqlite":
-            with running_service(folder, mock.url) as service:
+            with running_service(folder, mock.url, admin_token=ADMIN_TOKEN) as service:
                 yield _filled(service)
         else:
             postgres: Postgres = request.getfixturevalue("postgres")
             seaweed: Seaweed = request.getfixturevalue("seaweed")
-            with running_fleet(folder, "serve", postgres=postgres, seaweed=seaweed, upstream_url=mock.url) as fleet:
+            settings: dict[str, Any] = {"upstream_url": mock.url, "admin_token": ADMIN_TOKEN}
+            with running_fleet(folder, "serve", postgres=postgres, seaweed=seaweed, **settings) as fleet:
                 yield _filled(fleet.nodes[0])
 
 
 def _filled(service: Service) -> Console:
     client = service.client()
     batch = submit(client, chat_lines([*(f"question {n}" for n in range(60)), BROKEN, BROKEN]))
-    return Console(service, await_end(client, batch.id).id, service.new_account("stranger"))
+    stranger, newcomer = (service.new_account(name) for name in ("stranger", "newcomer"))
+    service.command("webhooks", "create", "https://hooks.example.invalid/batchline", "--project", "stranger")
+    other = service.client(stranger)
+    await_end(other, submit(other, chat_lines(["one"])).id)
+    return Console(service, await_end(client, batch.id).id, stranger, newcomer)
 
 
 @pytest.fixture

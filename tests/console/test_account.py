@@ -1,6 +1,8 @@
 """Files, usage, keys and webhooks of a project."""
 
+import json
 import re
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,8 @@ from batchline.console.account import _usage_chart
 from batchline.domain.records import ProjectUsage
 from tests.console.conftest import Console
 from tests.support.console import Visitor, shown, visitor
-from tests.support.service import chat_lines
+from tests.support.service import await_end, chat_lines, submit, wait_until
+from tests.support.webhook_receivers import running_receiver
 
 
 def test_files_are_listed_downloaded_and_deleted(console: Console) -> None:
@@ -77,3 +80,65 @@ def test_a_chart_has_a_bar_for_each_day_and_model() -> None:
         (0, 0, 40, 1),
         (30, 80, 80, 0),
     ]
+
+
+def _new_key(console: Console, *options: str) -> tuple[str, str]:
+    """Make a key, and return its id and the key itself."""
+    made = json.loads(console.service.keys("create", "--json", *options))
+    return made["key_id"], made["api_key"]
+
+
+@pytest.mark.rule("F7", "A key is renamed and limited in the console, and only the administrator extends it.")
+def test_a_key_is_renamed_and_limited_and_only_the_administrator_extends_it(console: Console) -> None:
+    account = console.service.new_account("limiting")
+    key_id, key = _new_key(console, "--project", "limiting", "--scope", "read", "--scope", "inference")
+    path = f"/console/keys/{key_id}"
+    with visitor(console.port, account["api_key"]) as person, visitor(console.port, console.admin_token) as admin:
+        form = {"name": "report <b>", "scopes": ["read"], "expires": "2999-12-31"}
+        assert person.post(path, form).headers["location"] == "/console/keys"
+        page = person.page("/console/keys")
+        assert "report &lt;b&gt;" in page
+        assert 'value="2999-12-31"' in page
+        for wider in ({"scopes": ["read", "batch"]}, {"expires": ""}, {"expires": "3000-01-01"}):
+            assert person.post(path, form | wider).status_code == 400, wider
+        wrong: dict[str, Any]
+        for wrong in ({"scopes": []}, {"expires": "yesterday"}, {"expires": "1999-01-01"}):
+            assert person.post(path, form | wrong).status_code == 400, wrong
+        admin.open_project("limiting")
+        assert admin.post(path, form | {"scopes": ["read", "batch"], "expires": ""}).status_code == 303
+        assert "2999-12-31" not in person.page("/console/keys")
+    with visitor(console.port, key) as reader:
+        assert reader.get("/console/keys").status_code == 200
+
+
+@pytest.mark.rule("F7", "A key changes and revokes only keys that may do no more than itself.")
+def test_a_key_changes_only_keys_that_may_do_no_more_than_itself(console: Console) -> None:
+    account = console.service.new_account("revoking")
+    weak_id, weak = _new_key(console, "--project", "revoking", "--scope", "read", "--scope", "batch")
+    with visitor(console.port, weak) as person:
+        assert person.post(f"/console/keys/{account['key_id']}/revoke").status_code == 403
+        assert person.post(f"/console/keys/{console.service.account['key_id']}/revoke").status_code == 404
+        assert f"/console/keys/{account['key_id']}/revoke" not in person.page("/console/keys")
+    with visitor(console.port, account["api_key"]) as person:
+        assert person.post(f"/console/keys/{weak_id}/revoke").status_code == 303
+        assert person.post(f"/console/keys/{weak_id}/revoke").status_code == 404
+    with visitor(console.port) as stranger:
+        assert stranger.sign_in(weak).status_code == 403
+
+
+@pytest.mark.rule("G10", "An ended delivery can be sent again.")
+def test_an_event_is_sent_again(console: Console) -> None:
+    account = console.service.new_account("resending")
+    with running_receiver() as receiver, visitor(console.port, account["api_key"]) as person:
+        console.service.command("webhooks", "create", receiver.url, "--project", "resending")
+        client = console.service.client(account)
+        await_end(client, submit(client, chat_lines(["one"])).id)
+        receiver.wait_for(lambda received: len(received) == 1)
+        wait_until(lambda: "/resend" in person.page("/console/webhooks"), what="the end of the delivery")
+        [path] = re.findall(r'action="(/console/webhooks/\w+/deliveries/\d+/resend)"', person.page("/console/webhooks"))
+        with visitor(console.port, console.stranger["api_key"]) as stranger:
+            assert stranger.post(path).status_code == 404
+        assert person.post(f"{path.rpartition('/deliveries')[0]}/deliveries/999999/resend").status_code == 400
+        assert person.post(path).status_code == 303
+        first, again = receiver.wait_for(lambda received: len(received) == 2)
+        assert first.headers["webhook-id"] == again.headers["webhook-id"]

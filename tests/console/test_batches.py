@@ -69,7 +69,7 @@ def test_a_page_shows_counts_errors_and_what_to_do(console: Console, person: Vis
     assert "62 of 62 lines" in text
     assert "2 failed" in text
     assert "invalid_request_error" in text
-    assert "rerun with a patch" in text
+    assert "with a patch of the rerun" in text
     for step in ("created", "in progress", "finalizing", "completed"):
         assert step in text
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
@@ -10,6 +11,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.console.conftest import Console
 from tests.console.test_pages import pages_of
+from tests.support.console import ADMIN_PAGES
 from tests.support.service import chat_lines, submit
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -18,6 +20,12 @@ _FLAGS = (
     *("--no-first-run", "--disable-dev-shm-usage"),
 )
 _DESKTOP, _PHONE, _WALL = (1280, 800), (360, 740), (2560, 1300)
+_LOOKS = (("light", _WALL), ("light", _DESKTOP), ("dark", _PHONE))
+_TOO_WIDE = """[...document.querySelectorAll("body *")]
+    .filter(each => !each.closest("nav") && each.getBoundingClientRect().right > innerWidth + 1)
+    .map(each => each.outerHTML.slice(0, 200))"""
+_AXE_SCRIPT: str = Axe().axe_script
+_RUN_AXE = "axe.run({resultTypes: ['violations']}).then(results => results.violations)"
 _TIMEOUT_MILLISECONDS = 120_000
 """It only ends a hang: no test depends on its length."""
 
@@ -53,9 +61,11 @@ class Window:
         self.page.on("console", lambda message: self.messages.append(message.text))
         self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.goto(f"{self.base}/")
-        self.page.fill("#key", console.key)
+
+    def sign_in(self, key: str, *, to: str = "/console/batches") -> None:
+        self.page.fill("#key", key)
         self.page.press("#key", "Enter")
-        self.page.wait_for_url("**/console/batches")
+        self.page.wait_for_url(f"**{to}")
 
     def open(self, path: str) -> Page:
         self.page.goto(f"{self.base}{path}")
@@ -65,33 +75,116 @@ class Window:
         return {url for url in self.requests if not url.startswith(self.base)}
 
 
-def _window(chromium: Browser, console: Console, **options: object) -> Window:
-    size = options.pop("size", _DESKTOP)
-    assert isinstance(size, tuple)
-    context = chromium.new_context(viewport={"width": size[0], "height": size[1]}, **options)  # type: ignore[arg-type]
-    return Window(context, console)
+def _window(chromium: Browser, console: Console, *, is_signed_in: bool = True, **options: Any) -> Window:
+    context = chromium.new_context(**options)
+    window = Window(context, console)
+    if is_signed_in:
+        window.sign_in(console.key)
+    return window
+
+
+def _faults(page: Page) -> list[tuple[str, list[str]]]:
+    """Return the widths that a page does not fit in, and what axe-core says about it in light and in dark."""
+    faults = list[tuple[str, list[str]]]()
+    for scheme, size in _LOOKS:
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        if page.evaluate("document.documentElement.scrollWidth") > size[0]:
+            faults.append((f"wider than {size[0]}", page.evaluate(_TOO_WIDE)))
+        if size != _WALL:
+            faults += [(each["id"], [node["html"][:200] for node in each["nodes"]][:3]) for each in _violations(page)]
+    return faults
+
+
+def _violations(page: Page) -> list[dict[str, Any]]:
+    """Return the violations that axe-core finds. It is sent to a page once: each time takes as long as many rules."""
+    if page.evaluate("!window.axe"):
+        page.evaluate(_AXE_SCRIPT)
+    found: list[dict[str, Any]] = page.evaluate(_RUN_AXE)
+    return found
 
 
 @pytest.mark.rule("F7", "Pages ask no other host.")
 @pytest.mark.parametrize("console", ["sqlite"], indirect=True)
-@pytest.mark.parametrize(
-    ("scheme", "size"), [("light", _DESKTOP), ("dark", _DESKTOP), ("light", _PHONE), ("dark", _PHONE), ("light", _WALL)]
-)
-def test_every_page_fits_is_accessible_and_asks_no_other_host(
-    chromium: Browser, console: Console, scheme: str, size: tuple[int, int]
-) -> None:
-    window = _window(chromium, console, size=size, color_scheme=scheme)
-    found = {}
-    for path in [*pages_of(console)][:-1]:
-        page = window.open(path)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], path
-        violations = Axe().run(page).response["violations"]
-        if violations:
-            found[path] = [(each["id"], [node["html"][:200] for node in each["nodes"]][:3]) for each in violations]
-    assert found == {}
+def test_every_page_fits_is_accessible_and_asks_no_other_host(chromium: Browser, console: Console) -> None:
+    window = _window(chromium, console)
+    found = {path: _faults(window.open(path)) for path in [*pages_of(console)][:-1]}
+    assert {path: faults for path, faults in found.items() if faults} == {}
     assert window.foreign_hosts() == set()
     assert [text for text in window.messages if "username" not in text] == []
     window.page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_the_pages_before_a_first_batch_and_those_of_errors_are_accessible(chromium: Browser, console: Console) -> None:
+    """Sign-in, a refused sign-in, first run, the review of a file, the faults of one, and errors."""
+    window = _window(chromium, console, is_signed_in=False)
+    page, found = window.page, {}
+
+    def look(name: str) -> None:
+        if faults := _faults(page):
+            found[name] = faults
+
+    def check(name: str, data: bytes, **fields: str) -> None:
+        window.open("/console/new")
+        for field, text in fields.items():
+            page.evaluate("document.getElementById('table').open = true")
+            page.fill(f"#{field}", text)
+        page.set_input_files("#file", {"name": name, "mimeType": "text/plain", "buffer": data})
+        page.click("text=Check the file")
+
+    look("sign-in")
+    page.fill("#key", "bl-wrong")
+    page.press("#key", "Enter")
+    page.wait_for_selector(".notice.bad")
+    look("refused")
+    window.sign_in(console.newcomer["api_key"])
+    page.wait_for_selector("text=Your first batch")
+    look("first run")
+    check("in.jsonl", b"not json\n")
+    page.wait_for_selector("text=has faults")
+    look("faults")
+    check("rows.csv", b"word\none\ntwo\n", prompt="Say {word}", model="m")
+    page.wait_for_selector("text=is valid")
+    look("review")
+    window.open("/console/batches/batch_x")
+    look("error")
+    page.click("text=Sign out")
+    window.sign_in(console.stranger["api_key"])
+    window.open("/console/webhooks")
+    page.wait_for_selector("text=batch.completed")
+    look("deliveries")
+    assert found == {}
+    assert window.foreign_hosts() == set()
+    page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_the_pages_of_the_administrator_fit_and_are_accessible(chromium: Browser, console: Console) -> None:
+    batch_id = submit(console.service.client(), chat_lines(["[[hang]]"])).id
+    window = _window(chromium, console, is_signed_in=False)
+    window.sign_in(console.admin_token, to="/console/admin")
+    found = {path: _faults(window.open(path)) for path in ADMIN_PAGES}
+    assert {path: faults for path, faults in found.items() if faults} == {}
+    page = window.open("/console/admin")
+    page.click(f"#row-{batch_id} .row-link")
+    page.wait_for_url(f"**/console/batches/{batch_id}")
+    assert _faults(page) == []
+    assert window.foreign_hosts() == set()
+    assert [text for text in window.messages if "username" not in text] == []
+    console.service.client().batches.cancel(batch_id)
+    page.context.close()
+
+
+def test_the_columns_of_a_table_are_shown_before_it_is_sent(chromium: Browser, console: Console) -> None:
+    window = _window(chromium, console)
+    page = window.open("/console/new")
+    data = b'\xef\xbb\xbfname,"<b>age"\nx,1\n'
+    page.set_input_files("#file", {"name": "rows.csv", "mimeType": "text/csv", "buffer": data})
+    page.wait_for_selector("#columns:not([hidden])")
+    assert page.inner_text("#columns") == "Columns: {name} {<b>age}"
+    assert page.is_visible("#prompt")
+    page.context.close()
 
 
 def test_a_batch_is_watched_to_its_end(console: Console, chromium: Browser) -> None:

@@ -1,5 +1,6 @@
 """The table of lines and the page of one line."""
 
+import json
 import re
 
 import pytest
@@ -89,3 +90,37 @@ def test_parts_of_a_message_are_joined() -> None:
     line = b'{"body":{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}]}]}}'
     found = view_of(ShownLine(number=1, custom_id="", state=LineState.WAITING, code=None, request=line, result=None))
     assert [(each.role, each.text) for each in found.messages] == [("user", "a\n[image_url]")]
+
+
+def _line(custom_id: str) -> dict[str, object]:
+    body = {"model": "m", "messages": [{"role": "user", "content": f"not {custom_id}x"}]}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+@pytest.mark.rule("F7", "A line is found by its custom_id in the input files of recent batches, of the project alone.")
+def test_a_line_is_found_by_its_custom_id_in_all_batches(console: Console) -> None:
+    account = console.service.new_account("finding")
+    client = console.service.client(account)
+    odd = 'ü/"x\u2028\\'
+    inputs = [
+        chat_lines(["a", "b"]) + b"\n\n" + json.dumps(_line(odd)).encode() + b"\n",
+        b"\xef\xbb\xbf" + json.dumps(_line(odd), ensure_ascii=False).replace("/", "\\/").encode() + b"\n",
+        json.dumps(_line(f"{odd}x")).encode() + b"\n",
+    ]
+    made = [await_end(client, submit(client, data).id) for data in inputs]
+    with visitor(console.port, account["api_key"]) as person:
+        page = person.get("/console/search", params={"custom_id": odd}).text
+        paths = re.findall(r"/console/batches/(batch_\w+)/lines/(\d+)", page)
+        assert paths == [(made[1].id, "1"), (made[0].id, "3")]
+        assert "These are all batches" in page
+        assert "of 3 batches were read" in shown(page)
+        client.files.delete(str(made[0].input_file_id))
+        page = person.get("/console/search", params={"custom_id": odd}).text
+        assert "1 more have no input file" in shown(page)
+        older = person.get("/console/search", params={"custom_id": odd, "after": made[1].id})
+        assert "No line has this custom_id" in older.text
+        assert person.get("/console/search", params={"custom_id": odd, "after": "batch_x"}).status_code == 404
+    with visitor(console.port, console.stranger["api_key"]) as stranger:
+        assert "No line has" in stranger.get("/console/search", params={"custom_id": odd}).text
+        params = {"custom_id": odd, "after": made[1].id}
+        assert stranger.get("/console/search", params=params).status_code == 404

@@ -3,6 +3,7 @@
 import re
 
 import httpx
+import pytest
 
 from tests.console.conftest import Console
 from tests.support.console import Visitor, shown, visitor
@@ -11,9 +12,9 @@ from tests.support.service import await_end, chat_lines
 CHAT = "/v1/chat/completions"
 
 
-def _check(person: Visitor, data: bytes, **fields: str) -> httpx.Response:
+def _check(person: Visitor, data: bytes, *, filename: str = "in <b>.jsonl", **fields: str) -> httpx.Response:
     form = {"csrf": person.csrf(), "endpoint": CHAT, "name": "by hand", **fields}
-    return person.http.post("/console/new", data=form, files={"file": ("in <b>.jsonl", data)})
+    return person.http.post("/console/new", data=form, files={"file": (filename, data)})
 
 
 def test_a_file_is_checked_and_then_started(console: Console, person: Visitor) -> None:
@@ -47,3 +48,46 @@ def test_what_is_no_file_or_no_endpoint_is_refused(console: Console, person: Vis
     assert _check(person, b"").status_code == 400
     assert _check(person, chat_lines(["one"]), endpoint="/v1/other").status_code == 400
     assert person.http.post("/console/new", data={"csrf": person.csrf()}).status_code == 400
+
+
+TABLE = b"word,n\none,1\n<b>two,2\nthree,3\nfour,4\n"
+
+
+@pytest.mark.rule("F7", "A table becomes requests by a template, and the first three are shown before anything runs.")
+def test_the_rows_of_a_table_become_requests(console: Console) -> None:
+    account = console.service.new_account("tables")
+    with visitor(console.port, account["api_key"]) as person:
+        fields = {"prompt": "Say {word} & {n}", "system": "Be {{brief}}", "model": "m"}
+        answer = _check(person, TABLE, filename="rows.csv", **fields)
+        assert answer.status_code == 200, answer.text
+        text = shown(answer.text)
+        assert "rows.csv.jsonl is valid" in text
+        for words in ("Say one & 1", "Say <b>two & 2", "Say three & 3", "Be {brief}"):
+            assert words in text
+        assert "Say four" not in text
+        assert len(re.findall(r"<code>file-\w+</code>", person.page("/console/files"))) == 1, "the table is not kept"
+        form = dict(re.findall(r'name="(file_id|once|endpoint|name)" value="([^"]*)"', answer.text))
+        started = person.post("/console/batches", form).headers["location"]
+        await_end(console.service.client(account), started.rpartition("/")[2])
+        assert "4 of 4 lines" in shown(person.page(started))
+        assert "row-4" in person.page(f"{started}/lines")
+
+
+@pytest.mark.rule("F7", "Every fault of a table is shown with its line, and nothing of it is kept.")
+def test_every_fault_of_a_table_is_shown_and_nothing_is_kept(console: Console) -> None:
+    account = console.service.new_account("tables-with-faults")
+    with visitor(console.port, account["api_key"]) as person:
+        for data, fields, words in (
+            (b"a,b\n1\n2,3\n4,5,6\n", {"prompt": "{a}"}, ["Line 2", "1 value for 2", "Line 4", "3 values for 2"]),
+            (TABLE, {"prompt": "{wrd}"}, ["no column 'wrd'; it has: word, n"]),
+            (TABLE, {"prompt": " "}, ["the text is empty"]),
+            (TABLE, {"prompt": "{word", "system": "kept <i>"}, ["a brace has no partner", "kept <i>"]),
+            (TABLE, {"prompt": "{word}", "model": ""}, ["Name the model"]),
+            (b"word\n\xff\n", {"prompt": "{word}"}, ["not UTF-8"]),
+            (b"word\n", {"prompt": "{word}"}, ["has no rows"]),
+        ):
+            answer = _check(person, data, filename="rows.csv", **({"model": "m"} | fields))
+            assert answer.status_code == 400
+            for each in words:
+                assert each in shown(answer.text), each
+        assert "No files." in person.page("/console/files")

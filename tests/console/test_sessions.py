@@ -100,6 +100,20 @@ def test_a_form_without_the_token_of_its_session_does_nothing(console: Console, 
     assert len(re.findall("/delete", person.page("/console/files"))) == files
 
 
+def test_refusals_are_counted_by_their_reason(console: Console, person: Visitor) -> None:
+    def counted(reason: str) -> float:
+        text = console.service.call("GET", "/metrics").body.decode()
+        [value] = re.findall(rf'^batchline_console_refusals_total{{reason="{reason}"}} (\S+)', text, re.MULTILINE)
+        return float(value)
+
+    before = {reason: counted(reason) for reason in ("forged_form", "wrong_key", "not_found")}
+    person.post("/console/demo", csrf="0" * 64)
+    person.get("/console/batches/batch_x")
+    with visitor(console.port) as stranger:
+        stranger.sign_in("bl-wrong")
+    assert {reason: counted(reason) - count for reason, count in before.items()} == dict.fromkeys(before, 1)
+
+
 def test_the_sign_in_form_needs_its_own_token(console: Console) -> None:
     with visitor(console.port) as person:
         person.get("/console/sign-in")
@@ -122,14 +136,14 @@ def test_a_read_only_key_sees_pages_without_buttons_and_changes_nothing(console:
         assert "/rerun" not in person.page("/console/batches")
         token = person.csrf("/console/batches")
         assert person.post("/console/demo", csrf=token).status_code == 403
+        assert person.post("/console/sign-out", csrf=token).headers["location"] == "/console/sign-in"
 
 
 @pytest.mark.rule("F7", "The database holds only the hash of a session.")
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
 def test_the_database_holds_no_secret_of_a_session(console: Console, person: Visitor) -> None:
     """A copy of the database signs nobody in."""
     folder = console.service.data_dir
-    if not (folder / "batchline.sqlite").exists():
-        pytest.skip("the file of SQLite is searched")
     secret = person.http.cookies["batchline_session"]
     stored = b"".join(path.read_bytes() for path in folder.iterdir() if path.name.startswith("batchline.sqlite"))
     assert sha256(secret.encode()).digest() in stored

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,14 +12,14 @@ from starlette.types import ASGIApp
 from batchline.api.files import FileRoutes
 from batchline.api.paging import page
 from batchline.api.services import ApiServices
+from batchline.console.charts import ChartBar
 from batchline.console.guard import see_other
 from batchline.console.pages import Pages
 from batchline.console.sessions import Visit
 from batchline.console.text import day
-from batchline.console.views import ChartBar
-from batchline.domain.errors import InvalidRequest, NotFound
+from batchline.domain.errors import InvalidRequest, MissingScope, NotFound
 from batchline.domain.ids import canonical_file_id
-from batchline.domain.records import BATCH, BATCH_OUTPUT, ProjectUsage
+from batchline.domain.records import ALL_SCOPES, BATCH, BATCH_OUTPUT, BATCH_SCOPE, Key, ProjectUsage
 from batchline.domain.webhooks import EVENTS, Webhook, check_url, new_secret
 
 _PAGE_ROWS = 50
@@ -27,6 +28,7 @@ _DAY_SECONDS = 86_400
 _MAX_USAGE_ROWS = 10_000
 _SHOWN_DELIVERIES = 20
 _MAX_WEBHOOKS = 20
+_MAX_NAME_CHARACTERS = 100
 CHART_WIDTH, CHART_HEIGHT = 900, 160
 _SERIES = 5
 """Models with a colour of their own in a chart; the others share the last one."""
@@ -96,10 +98,49 @@ class AccountPages:
         return self._pages.render("usage.html", values)
 
     async def keys(self, request: Request, visit: Visit) -> ASGIApp:
-        """Show the keys of the project. The operator's command makes and revokes them."""
-        keys = [key for key in await self._services.store.keys() if key.project_id == visit.project_id]
-        values = visit.values | {"keys": list(reversed(keys)), "now": int(self._services.clock.now())}
+        """Show the keys of the project. The operator's command makes them."""
+        keys = list(reversed(await self._own_keys(visit)))
+        values = visit.values | {
+            "keys": keys,
+            "changeable": {key.id for key in keys if _may_change(visit, key)},
+            "scopes": ALL_SCOPES.split(","),
+            "now": int(self._services.clock.now()),
+        }
         return self._pages.render("keys.html", values)
+
+    async def change_key(self, request: Request, visit: Visit) -> ASGIApp:
+        """Change the name, the scopes and the end of a key. Only the administrator may let it do more than before."""
+        key = await self._changeable_key(request, visit)
+        scopes = ",".join(scope for scope in ALL_SCOPES.split(",") if scope in visit.form.get("scopes", "").split("\n"))
+        expires_at = _end_of_day(visit.form.get("expires", ""), key, now=self._services.clock.now())
+        if not scopes:
+            raise InvalidRequest("Leave the key at least one scope, or revoke it", param="scopes")
+        if not visit.is_admin and not _is_narrower(key, scopes=scopes, expires_at=expires_at):
+            raise InvalidRequest("A project can take scopes and time from a key. The administrator can give them")
+        name = visit.form.get("name", "").strip()[:_MAX_NAME_CHARACTERS]
+        if not await self._services.store.change_key(key, name=name, scopes=scopes, expires_at=expires_at):
+            raise InvalidRequest("The key was changed meanwhile; look at it again")
+        return see_other("/console/keys")
+
+    async def revoke_key(self, request: Request, visit: Visit) -> ASGIApp:
+        """Revoke a key of the project."""
+        key = await self._changeable_key(request, visit)
+        await self._services.store.revoke_key(key.id, at=int(self._services.clock.now()))
+        return see_other("/console/keys")
+
+    async def _own_keys(self, visit: Visit) -> list[Key]:
+        return [key for key in await self._services.store.keys() if key.project_id == visit.project_id]
+
+    async def _changeable_key(self, request: Request, visit: Visit) -> Key:
+        """Return a key of the project that a person may change. Raise NotFound or MissingScope."""
+        key_id = request.path_params["key_id"]
+        for key in await self._own_keys(visit):
+            if key.id == key_id:
+                if not _may_change(visit, key):
+                    missing = [scope for scope in key.scopes.split(",") if not visit.owner.may(scope)]
+                    raise MissingScope(missing[0]) if missing else NotFound(f"Key {key_id} is revoked")
+                return key
+        raise NotFound(f"Key {key_id} not found")
 
     async def webhooks(self, request: Request, visit: Visit) -> ASGIApp:
         """Show the webhooks of the project and their last deliveries."""
@@ -140,6 +181,15 @@ class AccountPages:
         await self._services.store.delete_webhook(webhook_id)
         return see_other("/console/webhooks")
 
+    async def resend(self, request: Request, visit: Visit) -> ASGIApp:
+        """Send an event to a webhook of the project again."""
+        webhook_id, delivery_id = request.path_params["webhook_id"], request.path_params["delivery_id"]
+        if webhook_id not in {webhook.id for webhook in await self._own_webhooks(visit)}:
+            raise NotFound(f"Webhook {webhook_id} not found")
+        if not await self._services.store.resend_delivery(webhook_id, delivery_id):
+            raise InvalidRequest("The event is on its way already, or its webhook is disabled")
+        return see_other("/console/webhooks")
+
     async def _own_webhooks(self, visit: Visit) -> list[Webhook]:
         return [webhook for webhook in await self._services.store.webhooks() if webhook.project_id == visit.project_id]
 
@@ -150,6 +200,35 @@ class AccountPages:
             found.append({"webhook": webhook, "deliveries": deliveries})
         values = visit.values | {"found": found, "events": EVENTS, "created": created}
         return self._pages.render("webhooks.html", values)
+
+
+def _may_change(visit: Visit, key: Key) -> bool:
+    """Return whether a person may change a key: one that is not revoked and may do nothing that their own may not."""
+    return key.revoked_at is None and all(visit.owner.may(scope) for scope in (BATCH_SCOPE, *key.scopes.split(",")))
+
+
+def _is_narrower(key: Key, *, scopes: str, expires_at: int | None) -> bool:
+    """Return whether a key would have no scope and no time that it does not have already."""
+    ends_later = key.expires_at is not None and (expires_at is None or expires_at > key.expires_at)
+    return set(scopes.split(",")) <= set(key.scopes.split(",")) and not ends_later
+
+
+def _end_of_day(text: str, key: Key, *, now: float) -> int | None:
+    """Return when a key ends that is valid through a day; None without a day. Raise InvalidRequest.
+
+    The day on which a key ends anyway leaves its end as it is.
+    """
+    if not text.strip():
+        return None
+    if key.expires_at is not None and text.strip() == day(key.expires_at - 1):
+        return key.expires_at
+    try:
+        end = datetime.strptime(text.strip(), "%Y-%m-%d").replace(tzinfo=UTC) + timedelta(days=1)
+    except (ValueError, OverflowError):
+        raise InvalidRequest("Write the day as YYYY-MM-DD", param="expires") from None
+    if end.timestamp() <= now:
+        raise InvalidRequest("That day is over; revoke the key to end it now", param="expires")
+    return int(end.timestamp())
 
 
 def _days(rows: Sequence[ProjectUsage]) -> set[int]:

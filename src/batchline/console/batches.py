@@ -24,6 +24,7 @@ from batchline.console.sessions import SessionAuth, Visit
 from batchline.console.views import BatchView, BatchViews, error_groups, timeline
 from batchline.domain.errors import InsufficientQuota, InvalidRequest, StorageFull, StoreDown
 from batchline.domain.merge_patch import MergePatch
+from batchline.domain.progress import Progress
 from batchline.domain.records import Batch, Owner
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.domain.wire import BatchErrors
@@ -35,7 +36,7 @@ _PAGE_ROWS = 25
 _FOLLOWED_BATCHES = 10
 """The running batches of a page whose rate and time left are read, the newest first."""
 _POLL_SECONDS = 1.0
-"""How often an open page of a running batch gets its progress."""
+"""The time between two updates of the progress on an open page of a running batch."""
 _COMMENT_SECONDS = 15.0
 _MAX_SHOWN_CHILDREN = 20
 _AGES = {"hour": 3600, "day": 86_400, "week": 7 * 86_400, "month": 30 * 86_400}
@@ -98,7 +99,7 @@ class BatchPages:
             found = None if file_id is None else await self._file(visit, file_id)
             files[kind] = found
         return visit.values | {
-            "view": self._views.of_progress(progress, now=self._services.clock.now()),
+            "view": self._view(progress),
             "batch": batch,
             "steps": timeline(batch),
             "errors": error_groups(progress.errors),
@@ -108,6 +109,10 @@ class BatchPages:
             "now": self._services.clock.now(),
             "base_url": _base_url(request),
         }
+
+    def _view(self, progress: Progress) -> BatchView:
+        loads = self._services.load_history.batch(progress.batch.id, progress.activity.upstreams)
+        return self._views.of_progress(progress, now=self._services.clock.now(), loads=loads)
 
     async def _file(self, visit: Visit, file_id: str) -> Any:
         return await self._services.store.file(visit.project_id, file_id, at=int(self._services.clock.due()))
@@ -153,8 +158,7 @@ class BatchPages:
         except StoreDown as error:
             log.warning("failed to read progress for a page, retrying", extra={"reason": str(error)})
             return None
-        view = self._views.of_progress(progress, now=self._services.clock.now())
-        values = {"view": view, "batch": progress.batch, "errors": error_groups(progress.errors)}
+        values = {"view": self._view(progress), "batch": progress.batch, "errors": error_groups(progress.errors)}
         return self._pages.fragment("batch_live.html", values), progress.batch.status in TERMINAL
 
     async def cancel(self, request: Request, visit: Visit) -> ASGIApp:
@@ -221,7 +225,7 @@ class BatchPages:
 
 
 _, _DISCONNECTED, _ = range(3)
-"""How the sending of events ended: the coroutine that ended first."""
+"""The coroutine that ended first, which is the reason why no more events are sent."""
 
 
 def batch_path(batch_id: str) -> str:

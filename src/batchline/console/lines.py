@@ -9,10 +9,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from batchline.api.services import ApiServices
+from batchline.api.throttle import Throttle
 from batchline.console.pages import Pages
 from batchline.console.sessions import Visit
 from batchline.console.text import cut
 from batchline.domain.errors import BatchNotFound, NotFound
+from batchline.domain.line_errors import without_legacy
+from batchline.pipeline.line_search import MAX_SEARCHED_BATCHES, MAX_SEARCHED_BYTES
 from batchline.pipeline.line_table import LineFilter, LineState, ShownLine
 
 _PAGE_LINES = 25
@@ -20,6 +23,7 @@ _PREVIEW_CHARACTERS = 160
 _SHOWN_CHARACTERS = 200_000
 """A text that is longer is shown cut: a page with all of it would be too large for a browser."""
 _MAX_DIGITS = 9
+_MAX_SEARCHED_CHARACTERS = 1000
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -29,6 +33,15 @@ class Message(Struct, frozen=True, kw_only=True):
     text: str
 
 
+class LinePreview(Struct, frozen=True, kw_only=True):
+    """The beginning of a line's request and answer, as the table of lines shows it."""
+
+    line: ShownLine
+    request: str
+    answer: str
+    """The text of the answer, the result as it is if it has none, or why the line failed."""
+
+
 class LineView(Struct, frozen=True, kw_only=True):
     """A line as a page shows it."""
 
@@ -36,8 +49,7 @@ class LineView(Struct, frozen=True, kw_only=True):
     messages: list[Message]
     answer: str
     message: str
-    """Why it failed."""
-    prompt: str
+    """The reason why it failed."""
     request_json: str
     result_json: str
     request_raw: str
@@ -50,13 +62,12 @@ class LinePages:
 
     def __init__(self, services: ApiServices, *, pages: Pages) -> None:
         self._services, self._pages = services, pages
+        limit = services.settings.max_project_requests
+        self._searches = Throttle(limit, of="reads of results", bound="project_result_reads")
 
     async def list(self, request: Request, visit: Visit) -> ASGIApp:
         """Show a page of the lines that match a filter."""
         batch_id, query = request.path_params["batch_id"], request.query_params
-        batch = await self._services.store.batch(visit.project_id, batch_id)
-        if batch is None:
-            raise BatchNotFound(batch_id)
         state = query.get("status", "")
         wanted = LineFilter(
             state=LineState(state) if state in tuple(LineState) else None,
@@ -67,27 +78,43 @@ class LinePages:
         found = await self._services.line_table.page(
             visit.project_id, batch_id, wanted, page=self._page_number(request, given), size=_PAGE_LINES
         )
-        progress = await self._services.progress_reader.progress(visit.project_id, batch_id)
         values = visit.values | {
-            "batch": batch,
+            "batch": found.batch,
             "found": found,
-            "lines": [view_of(line) for line in found.lines],
+            "lines": [preview_of(line) for line in found.lines],
             "filters": {"status": state, "code": query.get("code", ""), "search": query.get("search", "")},
             "states": list(LineState),
-            "codes": [errors.code for errors in progress.errors],
+            "codes": found.codes,
             "link": lambda number: f"?{urlencode({**given, 'page': number})}",
         }
         return self._pages.render("lines.html", values)
+
+    async def search(self, request: Request, visit: Visit) -> ASGIApp:
+        """Show the lines of recent batches that have a custom_id."""
+        query = request.query_params
+        custom_id, found = query.get("custom_id", "").strip()[:_MAX_SEARCHED_CHARACTERS], None
+        if custom_id:
+            with self._searches.slot(visit.project_id):
+                after = query.get("after") or None
+                found = await self._services.line_search.find(visit.project_id, custom_id, after=after)
+            if found is None:
+                raise BatchNotFound(query["after"])
+        values = visit.values | {
+            "custom_id": custom_id,
+            "found": found,
+            "older": f"?{urlencode({'custom_id': custom_id, 'after': found.next})}" if found and found.next else None,
+            "max_bytes": MAX_SEARCHED_BYTES,
+            "max_batches": MAX_SEARCHED_BATCHES,
+            "now": self._services.clock.now(),
+        }
+        return self._pages.render("search.html", values)
 
     async def show(self, request: Request, visit: Visit) -> ASGIApp:
         """Show one line."""
         batch_id, number = request.path_params["batch_id"], request.path_params["number"]
         if not number.isdecimal() or not number.isascii() or len(number) > _MAX_DIGITS:
             raise NotFound("There is no such line")
-        line = await self._services.line_table.line(visit.project_id, batch_id, int(number))
-        batch = await self._services.store.batch(visit.project_id, batch_id)
-        if batch is None:
-            raise BatchNotFound(batch_id)
+        batch, line = await self._services.line_table.line(visit.project_id, batch_id, int(number))
         return self._pages.render("line.html", visit.values | {"batch": batch, "view": view_of(line)})
 
     @staticmethod
@@ -101,6 +128,16 @@ class LinePages:
         return int(number) if _is_number(number) else 1
 
 
+def preview_of(line: ShownLine) -> LinePreview:
+    """Return what the table shows of a line. It makes none of the texts that only the page of a line shows."""
+    request, result = _parse(line.request), _parse(line.result)
+    body = _field(request, "body")
+    messages = _list(_field(body, "messages"))
+    asked = _text(_field(messages[-1], "content")) if messages else _text(_field(body, "input"))
+    answer = _failure(result) or _answer_text(_field(_field(result, "response"), "body")) or _raw(line.result)
+    return LinePreview(line=line, request=cut(asked, _PREVIEW_CHARACTERS), answer=cut(answer, _PREVIEW_CHARACTERS))
+
+
 def view_of(line: ShownLine) -> LineView:
     """Return what a page shows of a line. What cannot be parsed is shown as it is."""
     request, result = _parse(line.request), _parse(line.result)
@@ -111,8 +148,7 @@ def view_of(line: ShownLine) -> LineView:
         line=line,
         messages=messages,
         answer=_answer_text(answer),
-        message=_text(_field(_field(result, "error"), "message")),
-        prompt=cut(messages[-1].text if messages else _text(_field(body, "input")), _PREVIEW_CHARACTERS),
+        message=_failure(result),
         request_json=_pretty(request),
         result_json=_pretty(result),
         request_raw=_raw(line.request),
@@ -161,6 +197,10 @@ def _answer_text(answer: Any) -> str:
     if choices:
         return _text(_field(_field(choices[0], "message"), "content"))
     return "\n".join(_text(_field(item, "content")) for item in _list(_field(answer, "output")))
+
+
+def _failure(result: Any) -> str:
+    return without_legacy(_text(_field(_field(result, "error"), "message")))
 
 
 def _tokens(answer: Any) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The pages that make a batch: upload a file, read what is wrong with it or what it will take, and start."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -18,9 +19,13 @@ from batchline.console.sessions import CSRF_FIELD, Visit
 from batchline.domain.embedded_model import EMBEDDED_MODEL
 from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import InsufficientQuota, InvalidRequest, ObjectsDown
-from batchline.domain.records import File
+from batchline.domain.input_lines import InputLines
+from batchline.domain.limits import MAX_FAULTS
+from batchline.domain.records import File, InputFault
 from batchline.pipeline.create import CreateRequest
 from batchline.pipeline.line_table import LineState, ShownLine
+from batchline.pipeline.rows.table import DELIMITERS
+from batchline.ports import TableForm
 
 _PREVIEW_LINES = 3
 _PREVIEW_BYTES = 256 * 1024
@@ -34,6 +39,10 @@ class _Chosen(Struct, frozen=True, kw_only=True):
     endpoint: str
     name: str
     hold: bool
+    prompt: str = ""
+    """The template for the rows of a table."""
+    system: str = ""
+    model: str = ""
 
 
 class NewBatchPages:
@@ -72,7 +81,10 @@ class NewBatchPages:
             lifetime=lambda _form: None,
         )
         try:
-            return await self._review(visit, file, self._chosen(form))
+            chosen = self._chosen(form, visit.project_id)
+            if Path(file.filename).suffix.lower() in DELIMITERS:
+                return await self._review_table(visit, file, chosen)
+            return await self._review(visit, file, chosen)
         except BaseException:
             await self._discard(file)
             raise
@@ -96,26 +108,59 @@ class NewBatchPages:
             visit.owner,
             CreateRequest(input_file_id=file.id, endpoint=chosen.endpoint, metadata=metadata_with_name(chosen.name)),
         )
-        values = self._values(visit) | {"file": file, "chosen": chosen, "report": report}
         if report.faults:
             await self._discard(file)
-            return self._pages.render("new_batch.html", values, status=400)
+            return self._show_faults(visit, file, chosen, report.faults)
+        values = self._values(visit) | {"file": file, "chosen": chosen, "report": report}
         return self._pages.render("review.html", values | {"preview": await self._preview(file)})
+
+    async def _review_table(self, visit: Visit, table: File, chosen: _Chosen) -> ASGIApp:
+        """Make requests of the rows of a table and check these. The table itself is not kept."""
+        form = TableForm(filename=table.filename, prompt=chosen.prompt, system=chosen.system, model=chosen.model)
+        made: File | list[InputFault] = [InputFault("Name the model for the rows of the table.")]
+        if form.model:
+            made = await self._services.table_conversion.convert(visit.owner, table, form)
+        await self._discard(table)
+        if isinstance(made, list):
+            return self._show_faults(visit, table, chosen, made)
+        try:
+            return await self._review(visit, made, chosen)
+        except BaseException:
+            await self._discard(made)
+            raise
+
+    def _show_faults(self, visit: Visit, file: File, chosen: _Chosen, faults: list[InputFault]) -> ASGIApp:
+        values = self._values(visit) | {"file": file, "chosen": chosen, "faults": faults}
+        return self._pages.render("new_batch.html", values, status=400)
 
     async def _preview(self, file: File) -> list[Any]:
         head = await self._services.objects.read(file.object_key, 0, min(file.bytes, _PREVIEW_BYTES))
-        lines = [line for line in head.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()][:_PREVIEW_LINES]
+        counted = InputLines()
+        lines = [text for line in head.split(b"\n") if (text := counted.take(line)) is not None][:_PREVIEW_LINES]
         shown = [
             ShownLine(number=n, custom_id="", state=LineState.WAITING, code=None, request=line, result=None)
             for n, line in enumerate(lines, 1)
         ]
         return [view_of(line) for line in shown]
 
-    def _chosen(self, form: Form) -> _Chosen:
-        endpoint = form.fields.get("endpoint", CHAT)
+    def _chosen(self, form: Form, project_id: str) -> _Chosen:
+        fields = form.fields
+        endpoint = fields.get("endpoint", CHAT)
         if endpoint not in self._endpoints:
             raise InvalidRequest("Choose one of the endpoints", param="endpoint")
-        return _Chosen(endpoint=endpoint, name=form.fields.get("name", "").strip()[:200], hold="hold" in form.fields)
+        models = self._models(project_id)
+        return _Chosen(
+            endpoint=endpoint,
+            name=fields.get("name", "").strip()[:200],
+            hold="hold" in fields,
+            prompt=fields.get("prompt", ""),
+            system=fields.get("system", ""),
+            model=fields.get("model", "").strip() or (models[0] if len(models) == 1 else ""),
+        )
+
+    def _models(self, project_id: str) -> list[str]:
+        """Return the models that a project may use; none if any name is accepted."""
+        return [model.id for model in self._services.settings.catalog.enabled(project_id)]
 
     async def _discard(self, file: File) -> None:
         """Delete a file that no batch is made of. If its object cannot be deleted now, the pruner does it."""
@@ -126,8 +171,7 @@ class NewBatchPages:
             return
 
     def _demo_lines(self, project_id: str) -> bytes:
-        models = self._services.settings.catalog.enabled(project_id)
-        model = models[0].id if models else EMBEDDED_MODEL
+        model = next(iter(self._models(project_id)), EMBEDDED_MODEL)
         lines = [
             {
                 "custom_id": f"capital-of-{country}",
@@ -151,8 +195,10 @@ class NewBatchPages:
     def _values(self, visit: Visit) -> dict[str, Any]:
         return visit.values | {
             "endpoints": self._endpoints,
+            "models": self._models(visit.project_id),
             "max_bytes": self._services.settings.max_file_bytes,
-            "report": None,
+            "faults": [],
+            "max_faults": MAX_FAULTS,
             "chosen": None,
             "file": None,
         }

@@ -33,6 +33,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "rate": text.rate,
     "size": text.size,
     "span": text.span,
+    "span_of": text.span_of,
     "stamp": text.stamp,
 }
 
@@ -51,7 +52,7 @@ class Pages:
             auto_reload=False,
         )
         self._templates.filters |= _FILTERS
-        self._templates.globals["version"] = __version__
+        self._templates.globals |= {"version": __version__, "is_admin": False}
         folder = files("batchline.console") / "assets"
         self._assets = {name: (folder / name).read_bytes() for name in ASSETS}
 

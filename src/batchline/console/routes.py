@@ -11,8 +11,9 @@ from batchline.api.results import ResultRoutes
 from batchline.api.services import ApiServices
 from batchline.api.throttle import Throttle
 from batchline.console.account import AccountPages
+from batchline.console.admin import AdminPages
 from batchline.console.batches import BatchPages
-from batchline.console.guard import Guard
+from batchline.console.guard import ADMIN_HOME, Guard
 from batchline.console.lines import LinePages
 from batchline.console.new_batch import NewBatchPages
 from batchline.console.pages import Pages
@@ -26,12 +27,13 @@ def console_routes(services: ApiServices, links: OneTimeLinks | None = None) -> 
     settings, pages = services.settings, Pages()
     sessions = Sessions(services, links=links)
     auth = SessionAuth(sessions, accounts=services.store, metered=settings.metering)
-    guard = Guard(sessions=sessions, pages=pages)
+    guard = Guard(sessions=sessions, pages=pages, metrics=services.metrics)
     batches = BatchPages(services, pages=pages, auth=auth)
     return [
-        *_sign_in_routes(guard, SignInPages(sessions=sessions, pages=pages), pages),
+        *_sign_in_routes(guard, SignInPages(sessions=sessions, pages=pages, on_refusal=guard.count_refusal), pages),
         *_batch_routes(guard, services, batches, pages, auth),
         *_account_routes(guard, services, pages, auth),
+        *_admin_routes(guard, AdminPages(services, pages=pages, sessions=sessions)),
     ]
 
 
@@ -40,7 +42,7 @@ def _sign_in_routes(guard: Guard, sign_in: SignInPages, pages: Pages) -> list[Ro
         Route("/", Methods(GET=sign_in.home)),
         Route("/console", Methods(GET=sign_in.home)),
         Route("/console/sign-in", Methods(GET=sign_in.show, POST=sign_in.sign_in)),
-        Route("/console/sign-out", Methods(POST=guard.action(sign_in.sign_out))),
+        Route("/console/sign-out", Methods(POST=guard.action_of_anyone(sign_in.sign_out))),
         Route("/console/assets/{name}", Methods(GET=_assets(pages))),
     ]
 
@@ -72,6 +74,7 @@ def _batch_routes(
     return [
         Route("/console/batches", Methods(GET=guard.page(batches.list), POST=guard.action(batches.create))),
         Route("/console/new", Methods(GET=guard.page(new.show), POST=guard.page(new.check))),
+        Route("/console/search", Methods(GET=guard.page(lines.search))),
         Route("/console/demo", Methods(POST=guard.action(new.demo))),
         Route(one, Methods(GET=guard.page(batches.show))),
         Route(f"{one}/events", Methods(GET=guard.page(batches.events))),
@@ -105,10 +108,26 @@ def _account_routes(guard: Guard, services: ApiServices, pages: Pages, auth: Ses
         Route("/console/files/{file_id}/delete", Methods(POST=guard.action(account.delete_file))),
         Route("/console/usage", Methods(GET=guard.page(account.usage))),
         Route("/console/keys", Methods(GET=guard.page(account.keys))),
+        Route("/console/keys/{key_id}", Methods(POST=guard.action(account.change_key))),
+        Route("/console/keys/{key_id}/revoke", Methods(POST=guard.action(account.revoke_key))),
         Route(
             "/console/webhooks", Methods(GET=guard.page(account.webhooks), POST=guard.action(account.create_webhook))
         ),
         Route("/console/webhooks/{webhook_id}/delete", Methods(POST=guard.action(account.delete_webhook))),
+        Route(
+            "/console/webhooks/{webhook_id}/deliveries/{delivery_id:int}/resend",
+            Methods(POST=guard.action(account.resend)),
+        ),
+    ]
+
+
+def _admin_routes(guard: Guard, admin: AdminPages) -> list[Route]:
+    return [
+        Route(ADMIN_HOME, Methods(GET=guard.admin_page(admin.overview))),
+        Route(f"{ADMIN_HOME}/projects", Methods(GET=guard.admin_page(admin.projects))),
+        Route(f"{ADMIN_HOME}/upstreams", Methods(GET=guard.admin_page(admin.upstreams))),
+        Route(f"{ADMIN_HOME}/projects/{{project_id}}/open", Methods(POST=guard.admin_action(admin.open_project))),
+        Route(f"{ADMIN_HOME}/close", Methods(POST=guard.admin_action(admin.close_project))),
     ]
 
 

@@ -4,6 +4,10 @@ A person signs in with a key, and gets a session: a random secret in a cookie. T
 and the key it was opened with, so that every process of a fleet knows the session, and it ends with the key: when that
 is revoked, expires or gets a new secret.
 
+The administrator signs in with the administrator's token. Such a session is found by an HMAC of its secret with that
+token, so it ends when the token is changed, and the database tells nothing about the token. It opens all projects, one
+at a time: by a key in that project, which nobody knows the secret of and which its owners see in their list of keys.
+
 Each form carries a token against forged requests (CSRF): a hash of the cookie, which no other site can read. Beside it,
 the cookie is SameSite=Strict, and a request that the browser says to come from another site is refused.
 """
@@ -11,6 +15,7 @@ the cookie is SameSite=Strict, and a request that the browser says to come from 
 from collections.abc import Mapping
 from hashlib import sha256
 from hmac import compare_digest
+from hmac import digest as hmac_digest
 from typing import Any
 from uuid import UUID
 
@@ -21,8 +26,8 @@ from batchline.api.auth import Auth
 from batchline.api.read_rate import ReadRate
 from batchline.api.services import ApiServices
 from batchline.domain import ids
-from batchline.domain.errors import ForgedRequest, InvalidCredentials, MissingScope, RateLimited
-from batchline.domain.records import BATCH_SCOPE, READ_SCOPE, Owner, Session
+from batchline.domain.errors import ForgedRequest, InvalidCredentials, MissingScope, NotFound, RateLimited
+from batchline.domain.records import BATCH_SCOPE, READ_SCOPE, AdminSession, Owner, Project, Session
 from batchline.ports import Accounts, Clock, NewKey, Random
 
 SESSION_COOKIE, FORM_COOKIE = "batchline_session", "batchline_form"
@@ -30,7 +35,7 @@ CSRF_FIELD = "csrf"
 SESSION_SECONDS = 12 * 3600
 """A working day. After that a person signs in again."""
 LINK_SECONDS = 3600
-"""How long the link that ``serve`` prints is valid. It works once."""
+"""The time for which the link that ``serve`` prints is valid. It works once."""
 _MAX_FAILURES = 20
 _FAILURE_SECONDS = 60.0
 """The failed attempts to sign in that are allowed in this time from one address. A key has 192 random bits, so this is
@@ -38,6 +43,9 @@ not what keeps it secret: it keeps the database from being asked in a loop."""
 _MAX_ADDRESSES = 10_000
 _SECRET_BYTES = 32
 _LINK_KEY_NAME = "console on this machine"
+_ADMIN_KEY_NAME = "console of the administrator"
+_ADMIN_READS = "administrator"
+"""The name under which reads of the administrator are counted, as others are by their key."""
 _OWN_SITE = frozenset({"same-origin", "none"})
 _READING = frozenset({"GET", "HEAD"})
 
@@ -46,19 +54,18 @@ class SignInNeeded(Exception):
     """The request has no session, or one that has ended."""
 
 
-class Visit:
-    """A request of a person who is signed in."""
+class ProjectNeeded(Exception):
+    """The administrator is signed in and has no project open."""
 
-    def __init__(self, session: Session, secret: str) -> None:
-        self.session = session
-        self.owner: Owner = session.owner
+
+class SignedIn:
+    """A request of a person who is signed in. ``is_admin`` says that it is the administrator."""
+
+    def __init__(self, secret: str, *, is_admin: bool) -> None:
         self.csrf = csrf_token(secret)
+        self.is_admin = is_admin
         self.form: Mapping[str, str] = {}
         """The fields of a form that was sent."""
-
-    @property
-    def project_id(self) -> str:
-        return self.owner.project_id
 
     def check_csrf(self, token: str | None) -> None:
         """Raise ForgedRequest unless a form carries the token of this session."""
@@ -68,7 +75,36 @@ class Visit:
     @property
     def values(self) -> dict[str, Any]:
         """The values that every page of this person shows."""
-        return {"session": self.session, "csrf": self.csrf, "may_write": self.owner.may(BATCH_SCOPE)}
+        return {"session": None, "csrf": self.csrf, "is_admin": self.is_admin}
+
+
+class Visit(SignedIn):
+    """A request about one project."""
+
+    def __init__(self, session: Session, secret: str, *, is_admin: bool = False) -> None:
+        super().__init__(secret, is_admin=is_admin)
+        self.session = session
+        self.owner: Owner = session.owner
+
+    @property
+    def project_id(self) -> str:
+        return self.owner.project_id
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return super().values | {"session": self.session, "may_write": self.owner.may(BATCH_SCOPE)}
+
+
+class AdminVisit(SignedIn):
+    """A request of the administrator about all projects. ``project`` is the one that is open, if one is."""
+
+    def __init__(self, session: AdminSession, secret: str) -> None:
+        super().__init__(secret, is_admin=True)
+        self.project = session.project
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return super().values | {"session": self.project}
 
 
 class OneTimeLinks:
@@ -98,11 +134,21 @@ class Sessions:
         self._on_key_used = services.on_key_used
         self._reads = ReadRate(services.settings.max_key_reads_per_second, clock=services.clock)
         self._failures = FailureLimit(clock=services.clock)
+        token = services.settings.admin_token
+        self._admin_token = None if token is None else token.get_secret_value().encode() or None
 
     async def visit(self, request: Request) -> Visit:
-        """Return who makes a request. Raise SignInNeeded, MissingScope, ForgedRequest or RateLimited."""
+        """Return who makes a request about a project.
+
+        Raise SignInNeeded, ProjectNeeded, MissingScope, ForgedRequest or RateLimited.
+        """
         secret = request.cookies.get(SESSION_COOKIE, "")
         session = await self._store.session(_digest(secret)) if secret else None
+        admin = await self._admin_session(secret) if session is None else None
+        if admin is not None:
+            session = admin.project
+            if session is None:
+                raise ProjectNeeded
         if session is None:
             raise SignInNeeded
         check_site(request)
@@ -113,17 +159,56 @@ class Sessions:
             raise MissingScope(scope)
         if request.method in _READING:
             self._reads.take(session.owner.key_id)
-        return Visit(session, secret)
+        return Visit(session, secret, is_admin=admin is not None)
 
-    async def is_signed_in(self, request: Request) -> bool:
-        """Return whether a request has a session that has not ended."""
+    async def admin_visit(self, request: Request) -> AdminVisit:
+        """Return the administrator who makes a request about all projects.
+
+        Raise SignInNeeded, ForgedRequest or RateLimited, and NotFound for everyone else who is signed in.
+        """
         secret = request.cookies.get(SESSION_COOKIE, "")
-        return bool(secret) and await self._store.session(_digest(secret)) is not None
+        session = await self._admin_session(secret)
+        if session is None:
+            if secret and await self._store.session(_digest(secret)) is not None:
+                raise NotFound(f"Unknown route: {request.method} {request.url.path}")
+            raise SignInNeeded
+        check_site(request)
+        if request.method in _READING:
+            self._reads.take(_ADMIN_READS)
+        return AdminVisit(session, secret)
+
+    async def open_project(self, request: Request, project: Project | None) -> None:
+        """Open a project for the administrator who makes a request, or close the one that is open."""
+        key_id = None if project is None else await self._own_key(_ADMIN_KEY_NAME, project)
+        digest = self._admin_digest(request.cookies.get(SESSION_COOKIE, ""))
+        await self._store.open_in_admin_session(digest, key_id=key_id)
+
+    async def _admin_session(self, secret: str) -> AdminSession | None:
+        if not secret or self._admin_token is None:
+            return None
+        return await self._store.admin_session(self._admin_digest(secret))
+
+    def _admin_digest(self, secret: str) -> bytes:
+        return hmac_digest(self._admin_token or b"", secret.encode("utf-8", "replace"), "sha256")
+
+    async def signed_in(self, request: Request) -> SignedIn:
+        """Return who makes a request that every session may make. Raise SignInNeeded or ForgedRequest."""
+        secret = request.cookies.get(SESSION_COOKIE, "")
+        is_admin = await self._admin_session(secret) is not None
+        if not is_admin and (not secret or await self._store.session(_digest(secret)) is None):
+            raise SignInNeeded
+        check_site(request)
+        return SignedIn(secret, is_admin=is_admin)
 
     async def sign_in(self, request: Request, key: str) -> str:
-        """Open a session of a key and return its secret. Raise InvalidCredentials, MissingScope or RateLimited."""
+        """Open a session of a key, or of the administrator for the administrator's token, and return its secret.
+
+        Raise InvalidCredentials, MissingScope or RateLimited.
+        """
         address = request.client.host if request.client else ""
         self._failures.check(address)
+        if self._admin_token is not None and compare_digest(key.encode("utf-8", "replace"), self._admin_token):
+            return await self._open_for_admin()
         owner = await self._store.owner_of(ids.key_digest(key), None)
         if owner is None:
             self._failures.count(address)
@@ -140,7 +225,15 @@ class Sessions:
 
     async def sign_out(self, request: Request) -> None:
         """End the session of a request."""
-        await self._store.close_session(_digest(request.cookies.get(SESSION_COOKIE, "")))
+        secret = request.cookies.get(SESSION_COOKIE, "")
+        await self._store.close_session(_digest(secret))
+        await self._store.close_admin_session(self._admin_digest(secret))
+
+    async def _open_for_admin(self) -> str:
+        secret = self._random.bytes(_SECRET_BYTES).hex()
+        expires_at = int(self._clock.now()) + SESSION_SECONDS
+        await self._store.open_admin_session(self._admin_digest(secret), expires_at=expires_at)
+        return secret
 
     async def _open(self, key_id: str) -> str:
         secret = self._random.bytes(_SECRET_BYTES).hex()
@@ -159,10 +252,16 @@ class Sessions:
             if key.name == _LINK_KEY_NAME:
                 return key.id
         names = (valid[0].project, valid[0].organization) if valid else ("default", "default")
-        owner = await self._store.create_key(self._new_link_key(*names))
-        return owner.key_id
+        return (await self._store.create_key(self._new_key(_LINK_KEY_NAME, *names))).key_id
 
-    def _new_link_key(self, project: str, organization: str) -> NewKey:
+    async def _own_key(self, name: str, project: Project) -> str:
+        """Return a valid key of a project with this name, and make it if there is none."""
+        for key in await self._store.keys():
+            if (key.project_id, key.name) == (project.id, name) and await self._store.is_valid_key(key.id):
+                return key.id
+        return (await self._store.create_key(self._new_key(name, project.name, project.organization))).key_id
+
+    def _new_key(self, name: str, project: str, organization: str) -> NewKey:
         return NewKey(
             key_id=f"key_{self._random.bytes(12).hex()}",
             digest=ids.key_digest(ids.api_key(self._random.bytes(24))),
@@ -172,7 +271,7 @@ class Sessions:
             organization=organization,
             organization_id=str(UUID(bytes=self._random.bytes(16), version=4)),
             at=int(self._clock.now()),
-            name=_LINK_KEY_NAME,
+            name=name,
         )
 
     def new_form_secret(self) -> str:

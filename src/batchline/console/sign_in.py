@@ -1,6 +1,7 @@
 """The pages that sign people in and out."""
 
 import re
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +15,8 @@ from batchline.console.sessions import (
     SESSION_COOKIE,
     SESSION_SECONDS,
     Sessions,
-    Visit,
+    SignedIn,
+    SignInNeeded,
     check_site,
     clear_cookie,
     csrf_token,
@@ -32,8 +34,8 @@ _OWN_PATH = re.compile(r"/console/[A-Za-z0-9_/-]{0,200}")
 class SignInPages:
     """Signs in and out."""
 
-    def __init__(self, *, sessions: Sessions, pages: Pages) -> None:
-        self._sessions, self._pages = sessions, pages
+    def __init__(self, *, sessions: Sessions, pages: Pages, on_refusal: Callable[[ApiError], None]) -> None:
+        self._sessions, self._pages, self._on_refusal = sessions, pages, on_refusal
 
     async def home(self, request: Request) -> ASGIApp:
         """Send a person to the console, which sends them on to sign in if they have not."""
@@ -44,11 +46,12 @@ class SignInPages:
         try:
             if once := request.query_params.get("once"):
                 return await self._use_link(request, once)
-            if await self._sessions.is_signed_in(request):
-                return see_other(HOME)
+            await self._sessions.signed_in(request)
+            return see_other(HOME)
+        except SignInNeeded:
+            return self._form(request)
         except StoreDown:
             return self._pages.error(Unavailable(), {"session": None})
-        return self._form(request)
 
     async def sign_in(self, request: Request) -> ASGIApp:
         """Open a session for a key."""
@@ -58,15 +61,16 @@ class SignInPages:
             if form.get(CSRF_FIELD) != csrf_token(request.cookies.get(FORM_COOKIE, "")):
                 raise ForgedRequest
             secret = await self._sessions.sign_in(request, form.get("key", "").strip()[:_MAX_KEY_CHARACTERS])
-        except InvalidCredentials as error:
-            return self._form(request, message="This is no valid key.", status=error.status)
         except ApiError as error:
-            return self._form(request, message=error.message, status=error.status)
+            self._on_refusal(error)
+            is_wrong_key = isinstance(error, InvalidCredentials)
+            message = "This is no valid key." if is_wrong_key else error.message
+            return self._form(request, message=message, status=error.status)
         except StoreDown:
             return self._pages.error(Unavailable(), {"session": None})
         return self._signed_in(request, secret, to=form.get("next", ""))
 
-    async def sign_out(self, request: Request, visit: Visit) -> ASGIApp:
+    async def sign_out(self, request: Request, visit: SignedIn) -> ASGIApp:
         """End the session."""
         await self._sessions.sign_out(request)
         response = see_other("/console/sign-in")
@@ -80,7 +84,7 @@ class SignInPages:
         return self._signed_in(request, secret, to="")
 
     def _signed_in(self, request: Request, secret: str, *, to: str) -> Response:
-        response = see_other(to if _OWN_PATH.fullmatch(to) else HOME)
+        response = see_other(own_path(to) or HOME)
         set_cookie(response, request, SESSION_COOKIE, secret, seconds=SESSION_SECONDS)
         clear_cookie(response, request, FORM_COOKIE)
         return response
@@ -96,3 +100,8 @@ class SignInPages:
         response = self._pages.render("sign_in.html", values, status=status)
         set_cookie(response, request, FORM_COOKIE, secret, seconds=_FORM_SECONDS)
         return response
+
+
+def own_path(path: str) -> str | None:
+    """Return a path of the console, or None if the path could lead elsewhere."""
+    return path if _OWN_PATH.fullmatch(path) else None

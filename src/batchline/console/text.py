@@ -46,6 +46,11 @@ def cut(text: str, length: int) -> str:
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
+def sentence(text: str) -> str:
+    """Return a text with a capital first letter and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
 def count(number: int) -> str:
     """Return a whole number with commas."""
     return f"{number:,}"
@@ -74,6 +79,18 @@ def span(seconds: float) -> str:
     if whole < _DAY:
         return f"{whole // _HOUR} h" + (f" {whole % _HOUR // _MINUTE} min" if whole % _HOUR >= _MINUTE else "")
     return f"{whole // _DAY} d" + (f" {whole % _DAY // _HOUR} h" if whole % _DAY >= _HOUR else "")
+
+
+def span_of(seconds: float) -> str:
+    """Return a length of time that may be shorter than a second."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 10 else span(seconds)
+
+
+def clock_time(at: int) -> str:
+    """Return the time of day, in UTC."""
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M}"
 
 
 def moment(at: int) -> str:

@@ -5,17 +5,20 @@ from collections.abc import Sequence
 from msgspec import DecodeError, Struct
 from msgspec.json import decode as decode_json
 
-from batchline.console.text import metadata_of, name_of
-from batchline.console.words import remedy_for, wait_text
+from batchline.console.charts import CHART_HEIGHT, CHART_WIDTH, ChartBar, LoadChart, load_chart
+from batchline.console.text import metadata_of, moment, name_of, sentence
+from batchline.domain.line_errors import remedy_for, without_legacy
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
 from batchline.domain.progress import BUCKET_SECONDS, KEPT_SECONDS, Eta, LineErrors, Progress, Sample, bucket_of
 from batchline.domain.records import Batch
 from batchline.domain.states import TERMINAL, BatchStatus
+from batchline.domain.wait_text import any_wait, describe_wait
+from batchline.domain.waiting import HeldWait, Wait
+from batchline.pipeline.load_history import BatchSample
 
 BAR_WIDTH = 1000
 """The width of a bar in units of its own drawing."""
-CHART_WIDTH, CHART_HEIGHT = 600, 80
 
 
 class Bar(Struct, frozen=True, kw_only=True):
@@ -43,17 +46,6 @@ class ErrorGroup(Struct, frozen=True, kw_only=True):
     remedy: str
 
 
-class ChartBar(Struct, frozen=True, kw_only=True):
-    """A bar of a chart. ``label`` says what it stands for."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    label: str
-    series: int = 0
-
-
 class BatchView(Struct, frozen=True, kw_only=True):
     """A batch as a page shows it."""
 
@@ -73,6 +65,7 @@ class BatchView(Struct, frozen=True, kw_only=True):
     wait: str = ""
     chart: list[ChartBar] = []
     peak: float = 0.0
+    load: LoadChart | None = None
 
     @property
     def can_cancel(self) -> bool:
@@ -103,8 +96,8 @@ class BatchViews:
             cost=self._cost(batch),
         )
 
-    def of_progress(self, progress: Progress, *, now: float) -> BatchView:
-        """Return what a page shows of a batch that may run."""
+    def of_progress(self, progress: Progress, *, now: float, loads: Sequence[BatchSample] = ()) -> BatchView:
+        """Return what a page shows of a batch that may run. ``loads`` are its lines in flight over time."""
         view, activity = self.of_batch(progress.batch), progress.activity
         chart, peak = _chart(progress.samples, now=now) if view.active else ([], 0.0)
         return BatchView(
@@ -113,9 +106,10 @@ class BatchViews:
             eta=progress.eta,
             in_flight=activity.in_flight,
             concurrency=activity.concurrency,
-            wait="" if activity.waiting_for is None or not view.active else wait_text(activity.waiting_for),
+            wait=wait_sentence(activity.waiting_for) if view.active else "",
             chart=chart,
             peak=peak,
+            load=load_chart(loads, since=_chart_start(now), until=now) if view.active else None,
         )
 
     def _cost(self, batch: Batch) -> int | None:
@@ -133,6 +127,14 @@ def _bar(batch: Batch) -> Bar:
         return Bar(done=0, failed=0)
     unit = BAR_WIDTH / batch.total
     return Bar(done=round(unit * batch.completed, 1), failed=round(unit * batch.failed, 1))
+
+
+def wait_sentence(wait: Wait | None) -> str:
+    """Return why lines wait, as a sentence; empty if none do."""
+    if wait is None:
+        return ""
+    text = sentence(describe_wait(any_wait(wait), moment=moment))
+    return f"{text} Release it or cancel it." if isinstance(wait, HeldWait) else text
 
 
 def timeline(batch: Batch) -> list[Step]:
@@ -163,7 +165,7 @@ def error_groups(errors: Sequence[LineErrors]) -> list[ErrorGroup]:
                 code=each.code,
                 count=each.count,
                 custom_id=sample.get("custom_id", ""),
-                message=sample.get("message", ""),
+                message=without_legacy(sample.get("message", "")),
                 remedy=remedy_for(each.code),
             )
         )
@@ -178,9 +180,14 @@ def _sample(raw: bytes) -> dict[str, str]:
     return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
+def _chart_start(now: float) -> int:
+    """Return the time at which a chart of the last five minutes begins."""
+    return bucket_of(now) - KEPT_SECONDS + BUCKET_SECONDS
+
+
 def _chart(samples: Sequence[Sample], *, now: float) -> tuple[list[ChartBar], float]:
     """Return the lines per second of the last five minutes as bars, and the highest of them."""
-    first = bucket_of(now) - KEPT_SECONDS + BUCKET_SECONDS
+    first = _chart_start(now)
     lines = {sample.at: sample.lines for sample in samples if sample.at >= first}
     peak = max(lines.values(), default=0)
     if not peak:

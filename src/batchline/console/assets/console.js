@@ -75,5 +75,18 @@ for (const input of document.querySelectorAll("[data-drop]")) {
   }
 }
 
+// The rows of a table need a prompt: show the fields for it, and the columns that it can name.
+document.getElementById("file")?.addEventListener("change", async (event) => {
+  const [file] = event.target.files;
+  const delimiter = { csv: ",", tsv: "\t" }[file?.name.split(".").pop().toLowerCase()];
+  const hint = document.getElementById("columns");
+  if (!delimiter || !hint) return;
+  document.getElementById("table").open = true;
+  const [head] = (await file.slice(0, 65536).text()).replace(/^\ufeff/, "").split(/\r?\n/, 1);
+  hint.textContent = `Columns: ${head.split(delimiter).map((name) => `{${name.replace(/^"|"$/g, "")}}`).join(" ")}`;
+  hint.hidden = false;
+});
+
+document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 for (const element of document.querySelectorAll("[data-events]")) followBatch(element);
 for (const element of document.querySelectorAll("[data-refresh]")) refreshTable(element);
