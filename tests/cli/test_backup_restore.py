@@ -14,7 +14,7 @@ def test_a_backup_is_restored_into_another_folder(tmp_path: Path) -> None:
     made = old.json("keys", "create", "--project", "search")
     file = str(tmp_path / "backup")
     assert old.text("backup", file).startswith(f"Backed up to {file}: ")
-    assert "Start it with: batchline serve" in new.text("restore", file)
+    assert "Start it with the same settings: batchline serve" in new.text("restore", file)
     assert [key["key_id"] for key in new.json("keys", "list")] == [made["key_id"]]
 
 

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from batchline.cli import main
+from tests.support.run_process import Tenant
 from tests.support.scripted_server import Asked, answering, reply
-from tests.support.service import chat_lines
+from tests.support.service import chat_lines, running_service
 
 _MODEL = {
     "model": "small",
@@ -58,7 +61,7 @@ def test_a_valid_file_is_0_with_tokens_cost_and_time(tmp_path: Path) -> None:
     assert duplicates == "  1 line repeats the request of another line"
     assert heads.split("  ")[0] == "model"
     assert row.split() == ["small", "2", "yes", "~1,200", "-", "0.5"]
-    assert note == "Tokens are estimates, marked with ~."
+    assert note == "Tokens marked with ~ are estimated from the size of the requests."
     assert [each.head.splitlines()[0].rsplit(" ", 1)[0] for each in asked] == [
         "POST /v1/files",
         "POST /v1/batches/check",
@@ -94,3 +97,43 @@ def test_the_file_is_deleted_also_if_the_check_fails(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert f"{server.url} says: No." in result.stderr
     assert server.asked[-1].head.startswith("DELETE /v1/files/file-1 ")
+
+
+def test_a_service_checks_a_file_and_keeps_nothing(tenant: Tenant, source: Path) -> None:
+    runner = CliRunner(env=tenant.environment())
+    result = runner.invoke(main, ["check", str(source)])
+    assert result.exit_code == 0, result.output
+    verdict, heads, row, note = result.stdout.splitlines()
+    assert verdict == f"{source}: valid; 20 lines"
+    assert heads.split("  ")[0] == "model"
+    assert row.split()[:3] == ["m", "20", "yes"]
+    assert note == "Tokens marked with ~ are estimated from the size of the requests."
+    source.write_bytes(source.read_bytes() + b"{nope\n")
+    broken = runner.invoke(main, ["check", str(source)])
+    assert (broken.exit_code, broken.stdout.splitlines()[1]) == (1, "  line 21: is not valid JSON")
+    assert not json.loads(runner.invoke(main, ["check", str(source), "--json"]).stdout)["valid"]
+    assert tenant.batches() == []
+    assert tenant.service.client(tenant.account).files.list().data == []
+
+
+@pytest.mark.rule("G5", "Tokens are counted by the tokenizer of an upstream that has one.")
+def test_a_llama_server_counts_the_tokens(tmp_path: Path, llama_url: str) -> None:
+    """All of a few lines, and a sample of many."""
+    path = tmp_path / "in.jsonl"
+    with running_service(tmp_path, llama_url) as service:
+        environment = Tenant(service, service.account).environment()
+
+        def found(lines: int) -> Any:
+            path.write_bytes(chat_lines(f"How many tokens has line {n}?" for n in range(lines)))
+            result = CliRunner(env=environment).invoke(main, ["check", str(path), "--json"])
+            assert result.exit_code == 0, result.output
+            [model] = json.loads(result.stdout)["models"]
+            return model
+
+        few, many = found(20), found(200)
+        assert (few["estimated"], few["counted_lines"]) == (False, 20)
+        assert (many["estimated"], 16 <= many["counted_lines"] <= 32) == (True, True)
+        assert many["input_tokens"] == pytest.approx(few["input_tokens"] * 10, rel=0.1)
+        shown = CliRunner(env=environment).invoke(main, ["check", str(path)]).stdout
+        assert f"estimated from {many['counted_lines']} lines that the model's tokenizer counted" in shown
+        assert json.loads(service.command("usage", "--json", "--by", "model")) == [], "nothing ran"

@@ -89,6 +89,7 @@ def test_projects_are_listed_with_their_organization(shell: Shell) -> None:
         "organization": "acme",
         "organization_id": made["organization_id"],
         "created_at": row["created_at"],
+        "daily_budget": None,
     }
     head, line = cells(shell.text("projects", "list"))
     assert dict(zip(head, line, strict=True)).items() >= {"name": "search", "project_id": made["project_id"]}.items()

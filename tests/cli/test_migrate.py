@@ -34,3 +34,7 @@ def test_migrate_upgrades_a_folder_that_nobody_uses(shell: Shell) -> None:
         assert "Stop that one" in shell.refusal("migrate")[1]
     assert "Up to date" in shell.text("migrate")
     assert len(shell.json("keys", "list")) == 1
+
+
+def test_a_folder_has_no_migration_of_another_process_to_wait_for(shell: Shell) -> None:
+    assert "--wait is for PostgreSQL" in shell.refusal("migrate", "--wait")[1]

@@ -1,8 +1,21 @@
 """Numbers, sizes and times as people read them."""
 
-import pytest
+import sys
 
-from batchline.cli.text import counted, format_age, format_duration, format_rate, format_size, printable, shortened
+import pytest
+from click.testing import CliRunner
+
+from batchline.cli import main
+from batchline.cli.text import (
+    counted,
+    format_age,
+    format_duration,
+    format_rate,
+    format_size,
+    printable,
+    shortened,
+    wrapped,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +52,7 @@ def test_rates_have_few_digits(rate: float, text: str) -> None:
 
 def test_one_thing_is_singular() -> None:
     assert [counted(number, "line") for number in (0, 1, 2000)] == ["0 lines", "1 line", "2,000 lines"]
+    assert counted(2, "batch") == "2 batches"
 
 
 @pytest.mark.parametrize("char", ["\x1b", "\n", "\r", "\x07", "\x9b", "\u202e", "\u2066", "\u200b", "\ud800"])
@@ -47,3 +61,26 @@ def test_text_of_strangers_is_inert(char: str) -> None:
     assert char not in printable(f"a{char}b")
     assert printable(f"a{char}b").isprintable()
     assert shortened(char * 300, length=3).isprintable()
+
+
+def test_a_text_is_wrapped_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a text of several words"
+    assert wrapped(text, indent=2) == text
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "12")
+    assert wrapped(text, indent=2) == "a text of\n  several\n  words"
+    assert wrapped(text, indent=2, begun=7) == "a\n  text of\n  several\n  words"
+
+
+def test_errors_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_terminal(_: object) -> bool:
+        return True
+
+    runner = CliRunner()
+    with runner.isolation():
+        stream = type(sys.stderr)
+    monkeypatch.setattr(stream, "isatty", is_terminal, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    result = runner.invoke(main, ["usage", "--since", "2026-11-02", "--until", "2026-11-01"])
+    assert result.exit_code == 2
+    assert result.stderr.endswith("Error: --until must be later than\n  --since\n")

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from batchline.cli import main
 from batchline.cli.store import now
 from batchline.domain.records import Charge, Owner
 from batchline.domain.usage import Usage
 from tests.support.command_line import Shell, cells
+from tests.support.run_process import Tenant
 from tests.support.service import CHAT, await_end, chat_lines, running_mock, running_service, submit, wait_until
 
 _HOUR = 3600
@@ -75,6 +78,9 @@ def test_a_row_has_every_number_and_the_cost_in_both_writings(shell: Shell, book
             "reasoning_tokens": 110,
             "cost_nano": 123_456_789_000_000_001,
             "cost": "123456789.000000001",
+            "reused": 0,
+            "saved_nano": 0,
+            "saved": "0",
         }
     ]
 
@@ -231,3 +237,36 @@ def test_batches_and_synchronous_calls_of_a_service_are_told_apart(tmp_path: Pat
         assert row["input_tokens"] > 0
         assert row["cost_nano"] == (row["input_tokens"] * 2000 + row["output_tokens"] * 4000) * 1000 * percent // 100
     assert org["credits_nano"] == 5_000_000_000 - call["cost_nano"] - lines["cost_nano"]
+
+
+@pytest.mark.rule("G9", "The command shows the usage of a project at a server.")
+def test_a_server_tells_the_usage_of_the_keys_project(tenant: Tenant) -> None:
+    client = tenant.service.client(tenant.account)
+    await_end(client, submit(client, chat_lines(f"question {n}" for n in range(5))).id)
+    runner = CliRunner(env=tenant.environment())
+    [row] = json.loads(runner.invoke(main, ["usage", "--json"]).stdout)
+    assert (row["model"], row["requests"], row["reused"], row["cost"]) == ("m", 5, 0, "0")
+    assert row["output_tokens"] > 0
+    head, line, total = cells(runner.invoke(main, ["usage", "--by", "day", "--by", "model"]).stdout)
+    assert head == ["day", "model", "requests", "input", "cached", "output", "cost"]
+    assert (line[1:3], total[:2]) == (["m", "5"], ["total", "5"])
+    by_hour = json.loads(runner.invoke(main, ["usage", "--by", "hour", "--json"]).stdout)
+    assert sum(row["requests"] for row in by_hour) == 5
+
+
+def test_what_a_server_does_not_know_is_refused(tenant: Tenant) -> None:
+    runner = CliRunner(env=tenant.environment())
+    for arguments in (["--by", "batch"], ["--project", "default"]):
+        result = runner.invoke(main, ["usage", *arguments])
+        assert result.exit_code == 2
+        assert "a server tells only the usage of the key's own project" in " ".join(result.stderr.split())
+    both = runner.invoke(main, ["usage", "--base-url", "http://127.0.0.1:1", "--data-dir", "x"])
+    assert both.exit_code == 2
+
+
+def test_a_folder_that_is_named_wins_over_a_server_of_the_environment(tenant: Tenant) -> None:
+    client = tenant.service.client(tenant.account)
+    await_end(client, submit(client, chat_lines(["question"])).id)
+    folder = ["--data-dir", str(tenant.service.data_dir), "--project", tenant.account["project_id"]]
+    [row] = json.loads(CliRunner(env=tenant.environment()).invoke(main, ["usage", "--json", *folder]).stdout)
+    assert (row["project_id"], row["requests"]) == (tenant.account["project_id"], 1)

@@ -5,6 +5,7 @@ from importlib import import_module
 import click
 
 from batchline import __version__
+from batchline.cli.text import wrapped
 
 _COMMANDS = {
     "Jobs": ("run", "check", "batches", "results", "errors", "rerun", "files", "models"),
@@ -13,6 +14,8 @@ _COMMANDS = {
     "Tools": ("mock", "completion"),
 }
 """The commands, as ``--help`` groups them."""
+_ERROR = "Error: "
+"""The text that click prints before the message of an error."""
 _MODULES = {"api": "roles", "serve": "roles", "worker": "roles"}
 """The modules of commands that do not have a module of their own name."""
 
@@ -29,6 +32,19 @@ class _LazyGroup(click.Group):
         module = import_module(f"{__name__}.{_MODULES.get(cmd_name, cmd_name)}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command. Wrap the message of its error between words."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            first, *others = error.message.split("\n")
+            lines = [
+                wrapped(first, indent=2, begun=len(_ERROR), err=True),
+                *(wrapped(line, indent=2, err=True) for line in others),
+            ]
+            vars(error)["message"] = "\n".join(lines)
+            raise
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

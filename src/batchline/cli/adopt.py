@@ -8,6 +8,7 @@ import click
 from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
+from batchline.cli.output import ask, say
 
 
 @click.command(short_help="Make a database and its objects belong together.", cls=Command)
@@ -25,10 +26,10 @@ def adopt(*, yes: bool, **flags: Any) -> None:
     from batchline.app.backends import database_name, objects_name  # noqa: PLC0415
 
     pair = f"{database_name(settings)} and {objects_name(settings)}"
-    if not yes:
-        click.confirm(f"Make {pair} belong together?", abort=True)
+    if not yes and not ask(f"Make {pair} belong together?"):
+        raise click.Abort
     try:
         asyncio.run(adopt_objects(settings))
     except StartupError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"These belong together now: {pair}")
+    say(f"These belong together now: {pair}", indent=2)

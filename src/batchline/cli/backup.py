@@ -8,7 +8,8 @@ import click
 from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
-from batchline.cli.output import show_bytes
+from batchline.cli.output import byte_progress, say
+from batchline.cli.text import describe_backup
 from batchline.system import SystemClock
 
 
@@ -32,14 +33,14 @@ def backup(*, file: Path, force: bool, **flags: Any) -> None:
     from batchline.backup.manifest import TransferError  # noqa: PLC0415
 
     try:
-        manifest = back_up(
-            settings.data_dir, file, overwrite=force, clock=SystemClock(), progress=show_bytes("Backing up")
-        )
+        with byte_progress("Backing up") as progress:
+            manifest = back_up(settings.data_dir, file, overwrite=force, clock=SystemClock(), progress=progress)
     except TransferError as error:
         raise click.ClickException(str(error)) from None
     for key in manifest.lost:
-        click.echo(
+        say(
             f"Warning: the object {key} was already missing before the backup; the database still refers to it",
+            indent=2,
             err=True,
         )
-    click.echo(f"Backed up to {file}: {manifest.summary}.")
+    say(f"Backed up to {file}: {describe_backup(manifest)}.", indent=2)

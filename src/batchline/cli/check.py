@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batchline.cli.help import Command
-from batchline.cli.output import client_options, exit_codes, show_object
+from batchline.cli.output import client_options, exit_codes, say, show_object
 from batchline.cli.text import counted, format_count, format_duration, printable
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _show(name: str, found: "RemoteCheck") -> None:
 
     faults = found.errors.data if found.errors else []
     verdict = "valid" if found.valid else f"not valid, {counted(len(faults), 'fault')}"
-    click.echo(f"{printable(name)}: {verdict}; {counted(found.lines, 'line')}{_time(found)}")
+    say(f"{printable(name)}: {verdict}; {counted(found.lines, 'line')}{_time(found)}")
     for line in fault_lines(faults):
         click.echo(f"  {line}")
     if found.duplicates:
@@ -73,7 +73,14 @@ def _show(name: str, found: "RemoteCheck") -> None:
         heads = ("model", "lines", "enabled", "input tokens", "output at most", "cost at most")
         show(table(heads, [_row(model) for model in found.models], right=heads[1:]))
         if any(model.estimated for model in found.models) or found.estimated:
-            click.echo("Tokens are estimates, marked with ~.")
+            click.echo(_describe_estimate(found))
+
+
+def _describe_estimate(found: "RemoteCheck") -> str:
+    lines = sum(model.counted_lines for model in found.models)
+    if not lines:
+        return "Tokens marked with ~ are estimated from the size of the requests."
+    return f"Tokens marked with ~ are estimated from {counted(lines, 'line')} that the model's tokenizer counted."
 
 
 def _time(found: "RemoteCheck") -> str:

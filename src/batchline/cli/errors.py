@@ -6,24 +6,11 @@ import click
 
 from batchline.cli.help import Command
 from batchline.cli.output import client_options, exit_codes, say, show_object
-from batchline.cli.text import counted, format_count, shortened, without_legacy
+from batchline.cli.text import counted, format_count, shortened
+from batchline.domain.line_errors import remedy_for, without_legacy
 
 if TYPE_CHECKING:
     from batchline.client.models import ErrorCount, RemoteProgress
-
-_ADVICE = {
-    "authentication_error": "Check the API key of the upstream, or the key of the batch if it was revoked.",
-    "batch_cancelled": "These lines never ran, because the batch was cancelled.",
-    "batch_expired": "These lines never ran, because the batch expired.",
-    "context_length_exceeded": "Shorten the input, or choose a model that takes more tokens: --set model=NAME.",
-    "insufficient_quota": "Add money with `batchline orgs add-balance ORG AMOUNT`, or at the upstream's provider.",
-    "internal_error": "The upstream failed on these lines again and again; look into its log.",
-    "invalid_request_error": "The upstream refuses these requests; correct them, for example with --set.",
-    "not_found_error": "List the models with `batchline models list`, and choose one: --set model=NAME.",
-    "rate_limit_exceeded": "The upstream refused these lines for too long; try again later.",
-    "request_too_large": "These requests are too large for the upstream; shorten them.",
-}
-"""The remedy for each code of a failed line (D2)."""
 
 
 @click.command(
@@ -50,7 +37,7 @@ def errors(*, batch_id: str, base_url: str | None, as_json: bool, **flags: Any) 
 def _show(batch_id: str, progress: "RemoteProgress") -> None:
     failed, total = progress.request_counts.failed, progress.request_counts.total
     if not progress.errors:
-        click.echo(f"No line of {batch_id} failed ({progress.status}, {counted(total, 'line')}).")
+        say(f"No line of {batch_id} failed ({progress.status}, {counted(total, 'line')}).")
         return
     click.echo(f"{format_count(failed)} of {counted(total, 'line')} failed.")
     for error in progress.errors:
@@ -63,9 +50,8 @@ def _show(batch_id: str, progress: "RemoteProgress") -> None:
 
 
 def _lines(error: "ErrorCount") -> list[str]:
-    advice = _ADVICE.get(error.code)
     return [
         f"{shortened(error.code)}: {counted(error.count, 'line')}",
         f"  for example  {shortened(error.sample.custom_id)}: {shortened(without_legacy(error.sample.message))}",
-        *([f"  what to do   {advice}"] if advice else []),
+        f"  what to do   {remedy_for(error.code)}",
     ]

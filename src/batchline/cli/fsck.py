@@ -1,8 +1,6 @@
 """``batchline fsck``: checks that everything that is stored agrees. The service may run meanwhile."""
 
 import asyncio
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,11 +9,10 @@ from msgspec.structs import asdict
 from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
-from batchline.cli.output import json_flag, show_json
-from batchline.cli.text import printable
+from batchline.cli.output import json_flag, progress_line, say, show_json
+from batchline.cli.text import counted, format_size, printable
 from batchline.fsck.findings import TITLES, Checked, CheckReport, Finding, Fix, Kind, RepairStatus
 
-_MB = 1_000_000
 _AMOUNTS = ("batches", "segments", "files", "objects", "organizations", "bytes")
 """The numbers of ``Checked``, in the order in which they are shown."""
 _DONE = {
@@ -49,15 +46,15 @@ def fsck(context: click.Context, /, *, repair: bool, as_json: bool, **flags: Any
     is wrong, 1 if something is or remains wrong, and 2 if it could not be checked.
     """
     settings = load_settings(**flags)
-    from batchline.app import StartupError, check_stored_data  # noqa: PLC0415 (all of the service: not for --help)
+    from batchline.app import StartupError  # noqa: PLC0415 (all of the service: not for --help)
+    from batchline.app.maintenance import check_stored_data  # noqa: PLC0415
 
-    checked = Checked(on_progress=_progress())
     try:
-        report = asyncio.run(check_stored_data(settings, checked, repair=repair))
+        with progress_line() as show:
+            checked = Checked(on_progress=lambda checked: show(_progress(checked)))
+            report = asyncio.run(check_stored_data(settings, checked, repair=repair))
     except StartupError as error:
         raise _CannotCheck(str(error)) from None
-    finally:
-        _end_progress(checked)
     if as_json:
         show_json(_document(report, repair=repair))
     else:
@@ -65,29 +62,14 @@ def fsck(context: click.Context, /, *, repair: bool, as_json: bool, **flags: Any
     context.exit(0 if report.is_clean else 1)
 
 
-def _progress() -> Callable[[Checked], None]:
-    """Return a callback that redraws one line on a terminal and prints nothing elsewhere."""
-    shown = (-1, -1)
-
-    def show(checked: Checked) -> None:
-        nonlocal shown
-        now = (checked.batches, checked.bytes // _MB)
-        if sys.stderr.isatty() and now != shown:
-            shown = now
-            click.echo(f"\rChecking: {checked.batches} batches, {checked.bytes // _MB} MB", err=True, nl=False)
-
-    return show
-
-
-def _end_progress(checked: Checked) -> None:
-    if sys.stderr.isatty() and checked.bytes:
-        click.echo(err=True)
+def _progress(checked: Checked) -> str:
+    return f"Checking: {counted(checked.batches, 'batch')}, {format_size(checked.bytes)}"
 
 
 def _show(report: CheckReport, *, repair: bool) -> None:
     checked = report.checked
     amounts = ", ".join(f"{name}: {getattr(checked, name)}" for name in _AMOUNTS if name != "bytes")
-    click.echo(f"Checked {amounts}; {checked.bytes / _MB:.1f} MB were read.")
+    say(f"Checked {amounts}; {format_size(checked.bytes)} were read.", indent=2)
     for kind in Kind:
         if report.found[kind]:
             _show_kind(report, kind)
@@ -99,8 +81,8 @@ def _show_kind(report: CheckReport, kind: Kind) -> None:
     click.echo(f"\n{TITLES[kind]} ({report.found[kind]})")
     for finding in named:
         name = finding.batch or finding.organization
-        click.echo(printable(f"  {f'{name}: ' if name else ''}{_sentence(finding.problem, name is None)}"))
-        click.echo(printable(f"    {_next(finding)}"))
+        say(printable(f"  {f'{name}: ' if name else ''}{_sentence(finding.problem, name is None)}"), indent=4)
+        say(printable(f"    {_next(finding)}"), indent=4)
     if more := report.found[kind] - len(named):
         click.echo(f"  and {more} more")
 
@@ -125,7 +107,7 @@ def _summary(report: CheckReport, *, repair: bool) -> str:
     wrong = report.repaired + report.remaining
     if not wrong:
         return "Nothing is wrong."
-    problems = "1 problem" if wrong == 1 else f"{wrong} problems"
+    problems = counted(wrong, "problem")
     if not repair:
         return f"{problems} found."
     return f"{problems} found, {report.repaired} repaired, {report.remaining} left."

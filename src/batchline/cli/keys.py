@@ -12,8 +12,8 @@ from batchline.cli.help import Group
 from batchline.cli.loading import RUN_VARIABLES
 from batchline.cli.new_key import hint as hint_of
 from batchline.cli.new_key import new_key, new_secret
-from batchline.cli.output import Row, json_flag, moment, show_fields, show_json, show_table
-from batchline.cli.store import Name, in_store, now, store_options
+from batchline.cli.output import Row, json_flag, moment, say, show_fields, show_json, show_table
+from batchline.cli.store import Name, describe_batches, in_store, now, store_options
 from batchline.domain import ids
 from batchline.domain.records import ALL_SCOPES, Key
 from batchline.ports import Store
@@ -39,7 +39,7 @@ class _Lifetime(click.ParamType[int]):
 
 @click.group(cls=Group)
 def keys() -> None:
-    """Create, list, rename, revoke and rotate API keys.
+    """Create, list, rename, rotate, revoke and delete API keys.
 
     KEY is a key's id (key_...) or the key itself. Prefer the id: the key would be stored in your shell's history.
     """
@@ -145,6 +145,30 @@ def revoke(key: str, as_json: bool, **flags: Any) -> None:
 
 @keys.command()
 @click.argument("key")
+@json_flag
+@store_options
+def delete(key: str, as_json: bool, **flags: Any) -> None:
+    """Delete a key that has no open batch. It is refused within 5 s and listed no more.
+
+    Its batches and files stay with the project, and what it used stays in the ledger. To end a key at once, revoke it.
+    """
+
+    async def change(store: Store) -> Key:
+        found = await _find(store, key)
+        deletion = await store.delete_key(found.id, at=now())
+        if deletion.open_batches:
+            raise click.ClickException(f"{found.id} has {describe_batches(deletion.open_batches)}")
+        return found
+
+    deleted = in_store(flags, change)
+    if as_json:
+        show_json({"key_id": deleted.id, "deleted": True})
+    else:
+        click.echo(f"{deleted.id} is deleted")
+
+
+@keys.command()
+@click.argument("key")
 @click.argument("name", type=Name())
 @json_flag
 @store_options
@@ -208,7 +232,7 @@ def _show_secret(fields: dict[str, str], *, as_json: bool) -> None:
         show_json(fields)
         return
     show_fields(fields)
-    click.echo("The key is shown only once and is stored only as a hash. Save it now.", err=True)
+    say("The key is shown only once and is stored only as a hash. Save it now.", err=True)
 
 
 def _show_ready_lines(secret: str, flags: dict[str, Any]) -> None:
@@ -228,9 +252,10 @@ def _warn_of_another_service(flags: dict[str, Any]) -> None:
 
     settings = Settings(**{name: value for name, value in flags.items() if value is not None})
     if (url := url_of_another_folder(settings)) is not None:
-        click.echo(
+        say(
             f"Warning: the service at {url} uses another data folder than {settings.data_dir.resolve()} and does not "
             "know this key. Name its folder with --data-dir.",
+            indent=2,
             err=True,
         )
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from batchline.cli.help import Group
-from batchline.cli.output import client_options, exit_codes, show_objects
+from batchline.cli.output import client_options, exit_codes, say, show_objects
 
 
 @click.group(cls=Group)
@@ -31,4 +31,4 @@ def list_models(*, base_url: str | None, as_json: bool, **flags: Any) -> None:
     if rows:
         show(table(("model", "owned by"), rows))
     else:
-        click.echo("The server lists no models. It may accept every model id.", err=True)
+        say("The server lists no models. It may accept every model id.", err=True)

@@ -3,34 +3,19 @@
 from typing import Any
 
 import click
-from pydantic import TypeAdapter, ValidationError
 
 from batchline.cli.help import Group
 from batchline.cli.output import Row, json_flag, moment, show_fields, show_json, show_table
-from batchline.cli.store import Name, find_organization, in_store, now, store_options
-from batchline.domain.money import nano, units
+from batchline.cli.store import Money, Name, find_organization, in_store, now, store_options
+from batchline.cli.text import counted
+from batchline.domain.money import units
 from batchline.domain.records import LedgerEntry, Organization
 from batchline.ports import Store
-from batchline.settings import Amount
-
-_amount = TypeAdapter(Amount)
 
 
-class _Amount(click.ParamType[int]):
-    """An amount that is written in units and converted to nano-units."""
-
-    name = "amount"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return nano(_amount.validate_python(value))
-        except ValidationError:
-            self.fail(f"{value!r} is not an amount from 0 to 999999999 with at most nine decimals", param, ctx)
-
-
-@click.group(short_help="List and rename organizations, and set their balances.", cls=Group)
+@click.group(short_help="List, rename and delete organizations, and set their balances.", cls=Group)
 def orgs() -> None:
-    """List and rename organizations, set their balances, and show what they spent.
+    """List, rename and delete organizations, set their balances, and show what they spent.
 
     To create an organization, run: batchline keys create --org NAME
     """
@@ -69,13 +54,43 @@ def rename(org: str, name: str, as_json: bool, **flags: Any) -> None:
     _show_state(in_store(flags, change), as_json=as_json)
 
 
+@orgs.command()
+@click.argument("org")
+@json_flag
+@store_options
+def delete(org: str, as_json: bool, **flags: Any) -> None:
+    """Delete an organization that has no project and no balance. ORG is its id or name.
+
+    Free credits that are left are lost. Its ledger and its usage stay stored, and its name is free again.
+    """
+
+    async def change(store: Store) -> Organization:
+        found = await find_organization(store, org)
+        deletion = await store.delete_organization(found.id, at=now())
+        if deletion.projects:
+            raise click.ClickException(
+                f"{found.name} has {counted(len(deletion.projects), 'project')}: {', '.join(deletion.projects)}. "
+                "Delete every project first: batchline projects delete PROJECT"
+            )
+        if deletion.balance:
+            raise click.ClickException(
+                f"{found.name} has a balance of {units(deletion.balance)}. Pay it back or collect it, then run: "
+                f"batchline orgs set-balance {found.id} 0"
+            )
+        return found
+
+    deleted = in_store(flags, change)
+    if as_json:
+        show_json({"organization_id": deleted.id, "deleted": True})
+    else:
+        click.echo(f"{deleted.name} ({deleted.id}) is deleted")
+
+
 # A negative amount looks like an option, but must be refused as an amount.
 @orgs.command("set-balance", context_settings={"ignore_unknown_options": True})
 @click.argument("org")
-@click.argument("amount", type=_Amount())
-@click.option(
-    "--credits", "free", type=_Amount(), metavar="N", help="Also set the free credits, which are spent first."
-)
+@click.argument("amount", type=Money())
+@click.option("--credits", "free", type=Money(), metavar="N", help="Also set the free credits, which are spent first.")
 @json_flag
 @store_options
 def set_balance(org: str, amount: int, free: int | None, as_json: bool, **flags: Any) -> None:
@@ -95,8 +110,8 @@ def set_balance(org: str, amount: int, free: int | None, as_json: bool, **flags:
 # A negative amount looks like an option, but must be refused as an amount.
 @orgs.command("add-balance", context_settings={"ignore_unknown_options": True})
 @click.argument("org")
-@click.argument("amount", type=_Amount())
-@click.option("--credits", "free", type=_Amount(), metavar="N", default="0", help="Also add free credits.")
+@click.argument("amount", type=Money())
+@click.option("--credits", "free", type=Money(), metavar="N", default="0", help="Also add free credits.")
 @json_flag
 @store_options
 def add_balance(org: str, amount: int, free: int, as_json: bool, **flags: Any) -> None:
@@ -108,7 +123,7 @@ def add_balance(org: str, amount: int, free: int, as_json: bool, **flags: Any) -
     async def change(store: Store) -> Organization:
         found = await find_organization(store, org)
         changed = await store.grant(found.id, balance=amount, credits=free, at=now())
-        return changed or found
+        return changed or await find_organization(store, found.id)
 
     _show_state(in_store(flags, change), as_json=as_json)
 

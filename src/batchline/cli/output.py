@@ -3,8 +3,8 @@
 import json
 import shutil
 import sys
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from batchline.cli.options import settings_options
-from batchline.cli.text import printable
+from batchline.cli.text import format_size, printable, wrapped
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -34,7 +34,6 @@ def client_options(command: _Command) -> _Command:
 
 _EXIT_CODES = {"0": "0 success", "1": "1 failure", "2": "2 wrong usage", "4": "4 wrong credentials"}
 _MAX_CELL_WIDTH = 80
-_MB = 1_000_000
 
 
 def exit_codes(*codes: str) -> str:
@@ -47,19 +46,14 @@ def say(text: str, *, indent: int = 0, begun: int = 0, err: bool = False) -> Non
 
     ``begun`` is the number of columns that its first line has already.
     """
-    stream = sys.stderr if err else sys.stdout
-    if stream.isatty():
-        width = shutil.get_terminal_size().columns
-        text = textwrap.fill(
-            text,
-            width,
-            initial_indent=" " * begun,
-            subsequent_indent=" " * indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        text = text[begun:]
-    click.echo(text, err=err)
+    click.echo(wrapped(text, indent=indent, begun=begun, err=err), err=err)
+
+
+def ask(question: str, *, err: bool = False) -> bool:
+    """Ask a person, who has to answer yes."""
+    return click.confirm(
+        wrapped(f"{question} [y/N]:", indent=2, err=err), prompt_suffix=" ", show_default=False, err=err
+    )
 
 
 def show_json(value: object) -> None:
@@ -85,9 +79,15 @@ def show_fields(fields: Mapping[str, str]) -> None:
 
 
 def show_table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, numbers: int = 0) -> None:
-    """Print a table. The last ``numbers`` columns are aligned to the right."""
+    """Print a table. The last ``numbers`` columns are aligned to the right.
+
+    A table that is wider than the terminal is printed as one block of fields per row.
+    """
     cells = [[printable(text[:_MAX_CELL_WIDTH]) for text in line] for line in (heads, *lines)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if sys.stdout.isatty() and sum(widths) + 2 * (len(widths) - 1) > shutil.get_terminal_size().columns:
+        _show_blocks(cells)
+        return
     text_columns = len(heads) - numbers
     for line in cells:
         padded = [
@@ -97,19 +97,43 @@ def show_table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, numbers:
         click.echo("  ".join(padded).rstrip())
 
 
+def _show_blocks(cells: Sequence[Sequence[str]]) -> None:
+    """Print each row as a block, with the heads in front of its cells. Empty cells are left out."""
+    heads, *rows = cells
+    for number, row in enumerate(rows):
+        if number:
+            click.echo("")
+        show_fields({head: cell for head, cell in zip(heads, row, strict=True) if cell})
+
+
 def moment(at: int | None, *, without: str = "-") -> str:
     """Return a time in ISO 8601, or ``without`` if there is none."""
     return without if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def show_bytes(what: str) -> Callable[[int, int], None]:
-    """Return a callback for progress in bytes. It redraws one line on a terminal and prints nothing elsewhere."""
-    shown = -1
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """Provide a callback that shows how far something is. It redraws one line on a terminal, which ends at last.
 
-    def show(done: int, total: int) -> None:
+    Elsewhere it prints nothing, because a log would get a line for each step.
+    """
+    shown = ""
+
+    def show(text: str) -> None:
         nonlocal shown
-        if sys.stderr.isatty() and (done // _MB != shown or done == total):
-            shown = done // _MB
-            click.echo(f"\r{what}: {done // _MB} of {total // _MB} MB", err=True, nl=done == total)
+        if text != shown and sys.stderr.isatty():
+            click.echo(f"\r{text.ljust(len(shown))}", err=True, nl=False)
+            shown = text
 
-    return show
+    try:
+        yield show
+    finally:
+        if shown:
+            click.echo(err=True)
+
+
+@contextmanager
+def byte_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Provide a callback for progress in bytes, which is shown in one line."""
+    with progress_line() as show:
+        yield lambda done, total: show(f"{what}: {format_size(done)} of {format_size(total)}")

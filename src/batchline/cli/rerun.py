@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from batchline.cli.help import Command
-from batchline.cli.output import client_options, exit_codes, show_object
+from batchline.cli.output import client_options, exit_codes, say, show_object
 from batchline.cli.patch import metadata_option, patch_of, set_option
 from batchline.cli.text import counted
 from batchline.system import SystemRandom
@@ -50,6 +50,6 @@ def rerun(
         return
     batch = batch_decoder.decode(raw)
     click.echo(batch.id)
-    click.echo(f"{counted(batch.request_counts.total, 'line')} of {batch_id} run again as {batch.id}.", err=True)
+    say(f"{counted(batch.request_counts.total, 'line')} of {batch_id} run again as {batch.id}.", indent=2, err=True)
     if not has_worker:
-        click.echo("No service runs on the data folder. The batch starts with the next: batchline serve", err=True)
+        say("No service runs on the data folder. The batch starts with the next: batchline serve", err=True)

@@ -1,6 +1,7 @@
 """``batchline restore``: restores a service from its backup, into any of the backends."""
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import click
 from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
-from batchline.cli.output import show_bytes
+from batchline.cli.output import byte_progress, say
+from batchline.cli.text import describe_backup
 
 
 @click.command(short_help="Restore a backup.", cls=Command)
@@ -23,15 +25,18 @@ def restore(*, file: Path, **flags: Any) -> None:
     """
     settings = load_settings(**flags)
     from batchline.app import StartupError  # noqa: PLC0415 (all of the service: not for --help)
-    from batchline.app.backends import restore_backup  # noqa: PLC0415
+    from batchline.app.maintenance import restore_backup  # noqa: PLC0415
     from batchline.backup.archive import open_archive  # noqa: PLC0415
     from batchline.backup.manifest import TransferError  # noqa: PLC0415
 
     try:
-        with open_archive(file, show_bytes("Checking")) as archive:
-            asyncio.run(restore_backup(settings, archive, show_bytes("Restoring")))
+        with ExitStack() as stack:
+            with byte_progress("Checking") as progress:
+                archive = stack.enter_context(open_archive(file, progress))
+            with byte_progress("Restoring") as progress:
+                asyncio.run(restore_backup(settings, archive, progress))
     except (StartupError, TransferError) as error:
         raise click.ClickException(str(error)) from None
     shared = settings.database_url is not None and settings.storage_url is not None
     roles = "batchline serve, or batchline api and batchline worker" if shared else "batchline serve"
-    click.echo(f"Restored: {archive.manifest.summary}. Start it with: {roles}")
+    say(f"Restored: {describe_backup(archive.manifest)}. Start it with the same settings: {roles}", indent=2)

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batchline.cli.help import Command
-from batchline.cli.output import client_options, exit_codes
+from batchline.cli.output import client_options, exit_codes, say
 from batchline.cli.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from batchline.cli.connection.session import Session
-    from batchline.client.events import ServerEvent
 
 _PAGE_LINES = 1000
 
@@ -67,13 +66,14 @@ def _print_recorded(session: "Session", batch_id: str, status: str | None) -> No
             lambda after=cursor: client.results(batch_id, after=after, limit=_PAGE_LINES, status=status)  # type: ignore[misc]
         )
         _write(bytes(line) for line in page.data)
-        if len(page.data) < _PAGE_LINES:
+        # A page of large lines is shorter than the limit, and has_more is true as long as the batch runs.
+        if not page.data or not page.has_more:
             break
         cursor = page.last_id
     batch = session.retrier.few_times(lambda: client.batch(batch_id))
     if not batch.is_terminal:
         counts = batch.request_counts
-        click.echo(
+        say(
             f"{batch_id} is {batch.status}, {counts.done} of {counted(counts.total, 'line')} recorded; --follow waits "
             "for the others",
             err=True,
@@ -99,17 +99,14 @@ class Follower:
         self._session.retrier.forever(self._read_stream)
 
     def _read_stream(self) -> None:
-        for event in self._session.client.follow_results(self._batch_id, after=self._cursor, status=self._status):
-            self._on_event(event)
-
-    def _on_event(self, event: "ServerEvent") -> None:
-        if event.kind == "line":
-            _write([event.data.encode()])
-            self._cursor = event.id or self._cursor
+        for events in self._session.client.follow_results(self._batch_id, after=self._cursor, status=self._status):
+            lines = [event for event in events if event.kind == "line"]
+            _write(event.data for event in lines)
+            if lines:
+                self._cursor = lines[-1].id or self._cursor
 
 
 def _write(lines: "Iterable[bytes]") -> None:
     out = sys.stdout.buffer
-    for line in lines:
-        out.write(line.rstrip(b"\n") + b"\n")
+    out.writelines(line.rstrip(b"\n") + b"\n" for line in lines)
     out.flush()

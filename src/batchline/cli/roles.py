@@ -14,7 +14,9 @@ from batchline.settings import Settings
 FOLDER_TAKEN = 75
 """The exit code if another process serves the data folder: EX_TEMPFAIL of sysexits.h."""
 
-Role = Callable[[Settings, Callable[[int, int], None]], Coroutine[Any, Any, None]]
+Progress = Callable[[int, int], None]
+"""Called with the bytes of the embedded model that are downloaded so far, and the bytes in total."""
+Role = Callable[[Settings, Progress], Coroutine[Any, Any, None]]
 
 
 @click.command(short_help="Run the whole service on one machine.", cls=Command)
@@ -48,31 +50,26 @@ class _FolderTaken(click.ClickException):
     exit_code = FOLDER_TAKEN
 
 
-def run_role(name: str, flags: dict[str, Any]) -> None:
-    """Run the role of this name in ``batchline.app`` with these flags. Raise ClickException if it cannot start."""
+def run_role(name: str, flags: dict[str, Any], *, progress: Progress | None = None) -> None:
+    """Run the role of this name in ``batchline.app`` with these flags. Raise ClickException if it cannot start.
+
+    Without ``progress``, a download is shown on the terminal, if there is one.
+    """
     settings = load_settings(**flags)
     from batchline import app  # noqa: PLC0415 (all of the service: not for --help)
 
     role: Role = getattr(app, name)
     try:
         app.configure_logs(level=settings.log_level, form=settings.log_format)
-        app.run(role(settings, _DownloadDisplay()))
+        app.run(role(settings, progress or _show_download))
     except app.FolderTaken as error:
         raise _FolderTaken(str(error)) from None
     except app.StartupError as error:
         raise click.ClickException(str(error)) from None
 
 
-class _DownloadDisplay:
-    """Shows the download of the model: on a terminal one line that is redrawn, else a line at the start and the end."""
-
-    def __init__(self) -> None:
-        self._said: set[int] = set()
-
-    def __call__(self, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            text = f"\rDownloading the embedded model (only once): {done // 1_000_000} of {total // 1_000_000} MB"
-            click.echo(text, err=True, nl=done == total)
-        elif done in (0, total) and done not in self._said:
-            self._said.add(done)
-            click.echo(f"Embedded model: {done // 1_000_000} of {total // 1_000_000} MB downloaded", err=True)
+def _show_download(done: int, total: int) -> None:
+    """Show the download of the model on a terminal, in one line that is redrawn. The log says it in any case."""
+    if sys.stderr.isatty():
+        text = f"\rDownloading the embedded model (only once): {done // 1_000_000} of {total // 1_000_000} MB"
+        click.echo(text, err=True, nl=done == total)

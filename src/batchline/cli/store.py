@@ -1,20 +1,24 @@
 """Opens the store that a command uses. The service may run meanwhile."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
 from batchline.domain.errors import StoreDown
+from batchline.domain.money import nano
 from batchline.domain.records import Organization, Project
 from batchline.ports import Accounts, Store
-from batchline.settings import Settings
+from batchline.settings import Amount, Settings
 from batchline.system import SystemClock
 
 T = TypeVar("T")
+
+_amount = TypeAdapter(Amount)
 
 store_options = settings_options("data_dir", "database_url", "database_pooler", "config")
 
@@ -28,6 +32,18 @@ class Name(click.ParamType[str]):
         if not value.strip() or not value.isprintable():
             self.fail("expected a name of printable characters", param, ctx)
         return value
+
+
+class Money(click.ParamType[int]):
+    """An amount that is written in units and converted to nano-units."""
+
+    name = "amount"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return nano(_amount.validate_python(value))
+        except ValidationError:
+            self.fail(f"{value!r} is not an amount from 0 to 999999999 with at most nine decimals", param, ctx)
 
 
 def in_store(flags: dict[str, Any], action: Callable[[Store], Awaitable[T]], *, creates: bool = False) -> T:
@@ -84,6 +100,13 @@ async def find_project(accounts: Accounts, wanted: str) -> Project:
     if len(found) > 1:
         raise click.ClickException(f"Several projects are called {wanted!r}. Use an id from: batchline projects list")
     return found[0]
+
+
+def describe_batches(batch_ids: Sequence[str]) -> str:
+    """Return which open batches stand in the way of a deletion, and what to do about them."""
+    shown = "a batch that has" if len(batch_ids) == 1 else "batches that have"
+    named = ", ".join(batch_ids)
+    return f"{shown} not ended: {named}. Wait until they end, or cancel each: batchline batches cancel BATCH"
 
 
 def now() -> int:

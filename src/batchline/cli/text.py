@@ -1,5 +1,13 @@
 """Writes numbers, sizes and times as people read them, and makes the text of strangers harmless for a terminal."""
 
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batchline.backup.manifest import Manifest
+
 _MAX_TEXT_LENGTH = 200
 _SIZE_UNITS = ("KB", "MB", "GB", "TB")
 _AGE_UNITS = ((86_400, "d"), (3600, "h"), (60, "m"))
@@ -16,19 +24,15 @@ def shortened(text: str, *, length: int = _MAX_TEXT_LENGTH) -> str:
     return shown if len(text) <= length else f"{shown}..."
 
 
-def without_legacy(message: str) -> str:
-    """Return the message of a failed line without the legacy code in front of it, which only programs use."""
-    return message.partition("] ")[2] if message.startswith("[legacy:") else message
-
-
 def format_count(number: int) -> str:
     """Return a number with separators between thousands."""
     return f"{number:,}"
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 line``, ``2 lines``."""
-    return f"{format_count(number)} {noun if number == 1 else noun + 's'}"
+    """Return a number with its noun: ``1 line``, ``2 lines``, ``2 batches``."""
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{format_count(number)} {noun}{ending}"
 
 
 def format_size(size: int) -> str:
@@ -39,6 +43,15 @@ def format_size(size: int) -> str:
     while power < len(_SIZE_UNITS) and size / 1000**power >= 999.5:
         power += 1
     return f"{size / 1000**power:.3g} {_SIZE_UNITS[power - 1]}"
+
+
+def describe_backup(manifest: "Manifest") -> str:
+    """Return what a backup holds: ``6 batches, 5 of them open; 3 files; 8 objects of 1.2 MB``."""
+    open_batches = f", {format_count(manifest.open_batches)} of them open" if manifest.batches else ""
+    return (
+        f"{counted(manifest.batches, 'batch')}{open_batches}; {counted(manifest.files, 'file')}; "
+        f"{counted(manifest.objects, 'object')} of {format_size(manifest.object_bytes)}"
+    )
 
 
 def format_rate(per_second: float) -> str:
@@ -63,3 +76,22 @@ def format_age(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
     return f"{max(0, int(seconds))}s"
+
+
+def wrapped(text: str, *, indent: int = 0, begun: int = 0, err: bool = False) -> str:
+    """Return a text as it is printed. On a terminal it is wrapped between words, and its further lines are indented.
+
+    ``begun`` is the number of columns that its first line has already.
+    """
+    if not (sys.stderr if err else sys.stdout).isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    text = textwrap.fill(
+        text,
+        width,
+        initial_indent=" " * begun,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return text[begun:]

@@ -8,7 +8,7 @@ import click
 from batchline.cli.help import Group
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
-from batchline.cli.output import json_flag, moment, show_fields, show_json, show_table
+from batchline.cli.output import json_flag, moment, say, show_fields, show_json, show_table
 from batchline.cli.store import find_project, in_store, now, store_options
 from batchline.domain import ids
 from batchline.domain.webhooks import (
@@ -105,7 +105,7 @@ def create(url: str, project: str, events: str, as_json: bool, **flags: Any) -> 
         show_json(shown)
     else:
         show_fields(shown)
-        click.echo("Keep the secret: it is not shown again. `batchline webhooks rotate` makes a new one.", err=True)
+        say("Keep the secret: it is not shown again. `batchline webhooks rotate` makes a new one.", err=True)
 
 
 @webhooks.command("list")

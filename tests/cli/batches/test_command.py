@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 from batchline.cli import main
 from tests.support.run_process import Tenant
 from tests.support.scripted_server import answering, reply
-from tests.support.service import await_end, chat_lines, submit
+from tests.support.service import CHAT, await_end, chat_lines, counts_of, submit, wait_until
 
 
 def _call(tenant: Tenant, *arguments: str) -> Result:
@@ -52,6 +52,24 @@ def test_a_held_batch_is_released() -> None:
         result = runner.invoke(main, ["batches", "release", "batch_1"])
     assert result.stderr == "batch_1 is in_progress\n"
     assert server.asked[0].head.startswith("POST /v1/batches/batch_1/release ")
+
+
+def test_a_service_holds_a_batch_and_releases_it(tenant: Tenant) -> None:
+    """G6."""
+    client = tenant.service.client(tenant.account)
+    uploaded = client.files.create(file=chat_lines(f"[[status=400]] {n}" for n in range(300)), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=uploaded.id,
+        endpoint=CHAT,
+        completion_window="24h",
+        extra_body={"batchline": {"hold": True}},
+    )
+    early = _call(tenant, "release", batch.id)
+    assert (early.exit_code, "says: " in early.stderr) == (1, True)
+    wait_until(lambda: "held since" in _call(tenant, "show", batch.id).stdout, what="the hold")
+    released = _call(tenant, "release", batch.id)
+    assert (released.exit_code, released.stderr) == (0, f"{batch.id} is in_progress\n")
+    assert counts_of(await_end(client, batch.id)) == (300, 0, 300)
 
 
 def test_watching_ends_with_the_batch_and_its_exit_code(tenant: Tenant) -> None:

@@ -8,7 +8,8 @@ from rich.console import Console, RenderableType
 
 from batchline.cli.batches.views import BatchState, batch_table, detail_view, name_of
 from batchline.cli.store import now
-from batchline.client.models import Counts, ErrorCount, ErrorSample, RemoteBatch, RemoteEta, RemoteProgress, RemoteWait
+from batchline.client.models import Counts, ErrorCount, ErrorSample, RemoteBatch, RemoteEta, RemoteProgress
+from batchline.domain.wait_text import AnyWait
 
 _ID = "batch_01K9ZQ3V8M4T2X6R0B7N5C1D9F"
 
@@ -19,7 +20,7 @@ def _drawn(view: RenderableType, width: int = 80) -> list[str]:
     return written.getvalue().splitlines()
 
 
-def _state(wait: RemoteWait | None = None, **more: object) -> BatchState:
+def _state(wait: AnyWait | None = None, **more: object) -> BatchState:
     batch = RemoteBatch(
         id=_ID,
         status="in_progress",
@@ -52,7 +53,7 @@ def test_a_wide_terminal_shows_more() -> None:
 
 @pytest.mark.parametrize("reason", ["upstream_paused", "storage", "held"])
 def test_no_end_is_foretold_while_paused(reason: str) -> None:
-    paused = _state(RemoteWait(reason=reason, upstream="default", detail="refused"))
+    paused = _state(AnyWait(reason=reason, upstream="default", detail="refused"))
     row = _drawn(batch_table([paused], width=80))[1]
     assert row.split()[2] == ("held" if reason == "held" else "paused")
     assert row.split()[-1] == "-"
@@ -60,7 +61,7 @@ def test_no_end_is_foretold_while_paused(reason: str) -> None:
 
 
 def test_everything_about_a_batch_fits_80_columns_and_is_inert() -> None:
-    lines = _drawn(detail_view(_state(RemoteWait(reason="slots", limit=32, in_flight=32))))
+    lines = _drawn(detail_view(_state(AnyWait(reason="slots", limit=32, in_flight=32))))
     text = "\n".join(line.rstrip() for line in lines)
     assert max(map(len, lines)) <= 80
     assert "waiting   for a slot: all 32 are taken" in text

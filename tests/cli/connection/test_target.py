@@ -7,7 +7,7 @@ from batchline.cli.connection.target import ServerTarget, Target, WrongCredentia
 
 
 def _target(base_url: str, **flags: str) -> Target:
-    return target_for(base_url, flags, pause=lambda _: None, on_wait=lambda _: None)
+    return target_for(base_url, flags, pause=lambda _: None, on_wait=lambda text, *, fraction=None: None)
 
 
 @pytest.fixture(autouse=True)

@@ -77,6 +77,31 @@ def test_failed_lines_are_3_and_told_by_code(tenant: Tenant, tmp_path: Path) -> 
     assert re.search(r"not_found_error +1  scripted status 404", result.stderr)
 
 
+@pytest.mark.rule("F4", "Exit code 5 says that the batch is held; the same command resumes it after a release.")
+def test_a_held_run_is_5_and_goes_on_after_a_release(tenant: Tenant, mock: Mock, tmp_path: Path) -> None:
+    source, asked = tmp_path / "in.jsonl", mock.stats()["requests"]
+    source.write_bytes(chat_lines(f"[[status=400]] {n}" for n in range(1_000)))
+    held = _call(source, "--hold", "--json", environment=tenant.environment())
+    assert held.exit_code == 5
+    [batch] = tenant.batches()
+    assert f"{batch['id']} is held since " in held.stderr
+    assert "because nearly all lines fail with invalid_request_error" in held.stderr
+    assert json.loads(held.stdout)["error"]["exit_code"] == 5
+    assert mock.stats()["requests"] - asked < 200
+    release = ["batches", "release", batch["id"]]
+    assert CliRunner(env=tenant.environment()).invoke(main, release).exit_code == 0
+    ended = _call(source, "--hold", environment=tenant.environment())
+    assert ended.exit_code == 3
+    assert "0 of 1,000 lines succeeded, 1,000 failed" in ended.stderr
+    assert len(tenant.batches()) == 1
+
+
+def test_a_run_without_hold_goes_on(tenant: Tenant, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(chat_lines(f"[[status=400]] {n}" for n in range(300)))
+    assert _call(source, "--no-hold", environment=tenant.environment()).exit_code == 3
+
+
 def test_files_of_an_earlier_run_do_not_outlive_it(tenant: Tenant, source: Path) -> None:
     """F4: an errors file means that lines of this run failed, and an output file that some succeeded."""
     output, errors = source.with_name("in.output.jsonl"), source.with_name("in.errors.jsonl")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from batchline.cli.run.steps import WaitMonitor, digest_of, endpoint_of
-from batchline.client.models import Counts, RemoteWait
+from batchline.client.models import Counts
+from batchline.domain.wait_text import AnyWait
 from tests.support.clocks import SettableClock
 
 
@@ -42,10 +43,10 @@ class _ClientStub:
     """Gives the same reason each time, and counts how often it is asked."""
 
     def __init__(self) -> None:
-        self.wait: RemoteWait | None = None
+        self.wait: AnyWait | None = None
         self.asked = 0
 
-    def waiting_for(self, batch_id: str) -> RemoteWait | None:
+    def waiting_for(self, batch_id: str) -> AnyWait | None:
         self.asked += 1
         return self.wait
 
@@ -60,11 +61,11 @@ def test_a_run_says_why_lines_wait_if_nothing_moves() -> None:
         clock.advance(after)
         return monitor.problem(Counts(total=100, completed=done))
 
-    client.wait = RemoteWait(reason="slots", limit=4, in_flight=4)
+    client.wait = AnyWait(reason="slots", limit=4, in_flight=4)
     assert [problem(done, after=1) for done in range(1, 11)] == [None] * 10
     assert client.asked == 5
     assert problem(10, after=6) == "waiting for a slot: all 4 are taken"
-    client.wait = RemoteWait(reason="rate_limit", upstream="default", model="m", rate=5)
+    client.wait = AnyWait(reason="rate_limit", upstream="default", model="m", rate=5)
     assert problem(11, after=3) == "waiting: the upstream accepts 5 lines a second of model m"
     assert problem(100, after=1) is None
     client.wait = None

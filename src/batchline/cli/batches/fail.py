@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from batchline.cli.help import Command
-from batchline.cli.output import Row, json_flag, show_fields, show_json
+from batchline.cli.output import Row, json_flag, say, show_fields, show_json
 from batchline.cli.store import in_store, store_options
 from batchline.domain.records import Batch
 from batchline.domain.states import TERMINAL, BatchStatus
@@ -39,7 +39,7 @@ def fail(batch_id: str, as_json: bool, **flags: Any) -> None:
         show_json(_row(batch))
         return
     show_fields({name: str(value) for name, value in _row(batch).items()})
-    click.echo("A running service ends the batch now; lines without a result fail with internal_error.", err=True)
+    say("A running service ends the batch now; lines without a result fail with internal_error.", err=True)
 
 
 def _row(batch: Batch) -> Row:

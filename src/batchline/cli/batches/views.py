@@ -1,4 +1,4 @@
-"""How batches are shown: a table with a row for each, and everything about one."""
+"""Shows batches: a table with a row for each, and everything about one."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,26 +14,13 @@ from batchline.cli.output import moment
 from batchline.cli.run.report import describe_bill
 from batchline.cli.run.waiting import describe_wait, is_held, is_pause
 from batchline.cli.store import now
-from batchline.cli.text import (
-    counted,
-    format_age,
-    format_count,
-    format_duration,
-    format_rate,
-    printable,
-    shortened,
-    without_legacy,
-)
+from batchline.cli.text import counted, format_age, format_count, format_duration, format_rate, printable, shortened
 from batchline.cli.views import bar_text, status_text, table
 from batchline.client.client import Client
 from batchline.client.errors import ClientError
-from batchline.client.models import (
-    RemoteBatch,
-    RemoteProgress,
-    RemoteWait,
-    batch_decoder,
-    progress_decoder,
-)
+from batchline.client.models import RemoteBatch, RemoteProgress, batch_decoder, progress_decoder
+from batchline.domain.line_errors import without_legacy
+from batchline.domain.wait_text import AnyWait
 
 _BAR_WIDTH, _WIDE_BAR_WIDTH = 8, 30
 _WIDE_COLUMNS = 110
@@ -54,8 +41,8 @@ class BatchState(Struct, frozen=True, kw_only=True):
         return cls(batch=batch_decoder.decode(batch), progress=progress_decoder.decode(progress))
 
     @property
-    def waits_for(self) -> RemoteWait | None:
-        """Why lines wait, if the batch may start lines."""
+    def waits_for(self) -> AnyWait | None:
+        """The reason why lines wait, if the batch may start lines."""
         return self.progress.waiting_for if self.batch.status in _RUNNING else None
 
     @property
@@ -156,8 +143,11 @@ def _facts(state: BatchState) -> Iterator[tuple[str, Text | str]]:
         yield "expires", moment(batch.expires_at)
     yield "model", batch.model or "several"
     yield "tokens", f"{format_count(batch.tokens.input_tokens)} in, {format_count(batch.tokens.output_tokens)} out"
-    if bill := describe_bill(progress):
-        yield "bill", bill if progress.max_cost is None else f"{bill}; may cost {progress.max_cost:.6g}"
+    bill = describe_bill(progress)
+    if progress.max_cost is not None:
+        bill = f"{bill or 'cost 0'}; may cost {progress.max_cost:.6g}"
+    if bill:
+        yield "bill", bill
     yield "metadata", shortened(bytes(batch.metadata).decode("utf-8", "replace"))
     yield "input", batch.input_file_id
     yield "output", batch.output_file_id or "-"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import DecodeError, Struct
 from msgspec.json import decode as decode_json
@@ -20,15 +21,24 @@ from batchline.settings import Settings
 
 WITHOUT_WORKER = "--without-worker"
 """The argument of a service that answers requests but runs no line."""
+PROGRESS_FD = "--progress-fd="
+"""The argument before the descriptor to which a service writes how much of the embedded model is downloaded."""
 
 _POLL_SECONDS = 0.05
 _HEALTH_TIMEOUT_SECONDS = 5.0
 _LOG_TAIL_BYTES = 4096
 _MAX_LOG_BYTES = 10 * 1024 * 1024
+_PIPE_BYTES = 64 * 1024
 
 
 class ServiceEnded(Exception):
     """The service ended or did not start. The message gives the reason and the remedy, for the user."""
+
+
+class OnWait(Protocol):
+    """Gets what is waited for, and how much of it is done if that is known."""
+
+    def __call__(self, text: str, *, fraction: float | None = None) -> None: ...
 
 
 class LockHolder(Struct, frozen=True):
@@ -51,7 +61,7 @@ class LocalService:
         environment: Mapping[str, str],
         runs_lines: bool,
         pause: Callable[[float], None],
-        on_wait: Callable[[str], None],
+        on_wait: OnWait,
         on_found: Callable[[LockHolder], None],
     ) -> None:
         """``environment`` has the settings for a service that this command starts, and ``runs_lines`` says if it works.
@@ -109,15 +119,28 @@ class LocalService:
 
     def _start(self) -> bool:
         """Start a service. Return False if another process took the folder first. Raise ServiceEnded."""
-        child, begin = self._spawn()
-        self._child = child
+        progress, write_end = os.pipe()
+        os.set_blocking(progress, False)
+        try:
+            try:
+                child, begin = self._spawn(write_end)
+            finally:
+                os.close(write_end)
+            self._child = child
+            return self._await_start(child, begin, progress)
+        finally:
+            os.close(progress)
+
+    def _await_start(self, child: subprocess.Popen[bytes], begin: int, progress: int) -> bool:
+        wait: tuple[str, float | None] = ("Starting the service", None)
         while child.poll() is None:
             # Only read the file: to test the lock would take it, and the child could fail to get it.
             holder = _read_holder(self._path / "lock")
             if holder is not None and holder.pid == child.pid and holder.url is not None:
                 self._child_url = holder.url
                 return True
-            self._on_wait(_last_message(_read_tail(self.log, begin)) or "Starting the service")
+            wait = _read_download(progress) or wait
+            self._on_wait(wait[0], fraction=wait[1])
             self._pause(_POLL_SECONDS)
         self.close()
         self._child = None
@@ -128,7 +151,7 @@ class LocalService:
             )
         return False
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], int]:
+    def _spawn(self, progress: int) -> tuple[subprocess.Popen[bytes], int]:
         """Return the process, and the offset at which its part of the log begins.
 
         It has its own process group: Ctrl-C on the terminal must reach only this process, which stops the service.
@@ -140,19 +163,26 @@ class LocalService:
             begin = os.fstat(log).st_size
             child = subprocess.Popen(  # noqa: S603 (no argument comes from a user)
                 # Without -P, a file in the current folder could be imported in place of a module.
-                [sys.executable, "-P", "-m", "batchline.cli.connection.service_child", *self._child_arguments()],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "batchline.cli.connection.service_child",
+                    *self._child_arguments(progress),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env=self._environment,
                 start_new_session=True,
+                pass_fds=(progress,),
             )
         finally:
             os.close(log)
         return child, begin
 
-    def _child_arguments(self) -> list[str]:
-        return [] if self._runs_lines else [WITHOUT_WORKER]
+    def _child_arguments(self, progress: int) -> list[str]:
+        return [f"{PROGRESS_FD}{progress}", *([] if self._runs_lines else [WITHOUT_WORKER])]
 
     def _see_log(self) -> str:
         return f"its log is {self.log}. Run the same command again to resume"
@@ -225,7 +255,13 @@ def _last_error(tail: str) -> str | None:
     return tail.rpartition("Error: ")[2].strip() or None
 
 
-def _last_message(tail: str) -> str | None:
-    """Return the message of the last log line, if there is one."""
-    _, found, text = tail.rstrip().rpartition('msg="')
-    return text.partition('"')[0] if found else None
+def _read_download(pipe: int) -> tuple[str, float | None] | None:
+    """Return what to say about a download of which the service reported more, else None."""
+    try:
+        reports = os.read(pipe, _PIPE_BYTES).split(b"\n")
+    except BlockingIOError:
+        return None
+    if len(reports) < 2:
+        return None
+    done, total = map(int, reports[-2].split())
+    return f"Downloading the embedded model, {total // 1_000_000} MB, only once", done / total

@@ -6,11 +6,12 @@ That process holds the other end of our standard input, and no other process doe
 import os
 import signal
 import sys
+from contextlib import suppress
 from threading import Thread
 
 import click
 
-from batchline.cli.connection.local_service import WITHOUT_WORKER
+from batchline.cli.connection.local_service import PROGRESS_FD, WITHOUT_WORKER
 from batchline.cli.roles import run_role
 
 _STDIN = 0
@@ -25,11 +26,24 @@ def _stop_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+class _ProgressPipe:
+    """Tells the process that started us how much of the embedded model is downloaded, if it still listens."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        os.set_blocking(pipe, False)
+
+    def __call__(self, done: int, total: int) -> None:
+        with suppress(OSError):
+            os.write(self._pipe, b"%d %d\n" % (done, total))
+
+
 def _serve() -> None:
     """Run the service on a free port of the loopback address, with the settings of the environment."""
     role = "api_on_folder" if WITHOUT_WORKER in sys.argv else "serve"
+    [pipe] = [int(argument.removeprefix(PROGRESS_FD)) for argument in sys.argv if argument.startswith(PROGRESS_FD)]
     try:
-        run_role(role, {"host": "127.0.0.1", "port": "0"})
+        run_role(role, {"host": "127.0.0.1", "port": "0"}, progress=_ProgressPipe(pipe))
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

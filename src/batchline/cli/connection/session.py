@@ -42,9 +42,9 @@ def connect(base_url: str | None, flags: Mapping[str, Any], *, needs_worker: boo
     clock = SystemClock()
     line = TerminalLine(sys.stderr, steady=clock.steady) if can_redraw(sys.stderr) else None
 
-    def stage(text: str) -> None:
+    def stage(text: str, *, fraction: float | None = None) -> None:
         if line is not None:
-            line.stage(text)
+            line.stage(text, fraction=fraction)
 
     def clear() -> None:
         if line is not None:

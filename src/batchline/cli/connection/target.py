@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import click
 
 from batchline.cli.connection.credentials import Credentials, local_credentials
-from batchline.cli.connection.local_service import LocalService, LockHolder
+from batchline.cli.connection.local_service import LocalService, LockHolder, OnWait
 from batchline.cli.loading import BASE_URL_VARIABLES, KEY_VARIABLES, RUN_VARIABLES, load_settings, source_of
 from batchline.cli.options import flag, variable
 from batchline.cli.store import require_store
@@ -136,7 +136,7 @@ def target_for(
     flags: Mapping[str, Any],
     *,
     pause: Callable[[float], None],
-    on_wait: Callable[[str], None],
+    on_wait: OnWait,
     runs_lines: bool = True,
 ) -> Target:
     """Return the server if one is named, else the data folder of the settings.
@@ -167,7 +167,7 @@ def named_server(base_url: str | None) -> tuple[str, str | None]:
 
 
 def _local_target(
-    given: Mapping[str, str], *, pause: Callable[[float], None], on_wait: Callable[[str], None], runs_lines: bool
+    given: Mapping[str, str], *, pause: Callable[[float], None], on_wait: OnWait, runs_lines: bool
 ) -> LocalTarget:
     settings = load_settings(**given)
     if not runs_lines:

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.json import Decoder
 
 from batchline import durable
+from batchline.domain.input_lines import InputLines
 
 if TYPE_CHECKING:
     from batchline.cli.run.steps import Steps
@@ -59,11 +60,11 @@ def _sort(path: Path, places: dict[str, int]) -> None:
 
 def _lines(path: Path) -> list[tuple[str, int, int]]:
     """Return the custom_id, the offset and the length of each line."""
-    found, begin = [], 0
+    found, begin, counted = [], 0, InputLines()
     with path.open("rb") as file:
         for line in file:
-            text = line.removeprefix(b"\xef\xbb\xbf")
-            if text.strip():
+            text = counted.take(line)
+            if text is not None:
                 found.append((_named.decode(text).custom_id, begin, len(line)))
             begin += len(line)
     return found

@@ -11,13 +11,15 @@ import click
 from batchline.cli.connection.stopping import stop_on_signals
 from batchline.cli.help import Command
 from batchline.cli.options import FLAGS, settings_options
-from batchline.cli.output import base_url_option, exit_codes, json_flag, show_json
+from batchline.cli.output import ask, base_url_option, exit_codes, json_flag, show_json
 from batchline.cli.patch import metadata_option, patch_of, set_option
 
 _SETTINGS = tuple(name for name in FLAGS if name not in {"host", "port"})
 """Settings of the service that a run starts. The run itself chooses where that service listens."""
 
 _EXIT_SOME_FAILED = 3
+_LARGE_JOB_LINES = 10_000
+"""A larger job takes hours at an answer a second, and costs money that is worth a question at a usual price."""
 
 
 @click.command(
@@ -52,6 +54,14 @@ _EXIT_SOME_FAILED = 3
     "--max-cost", type=click.FloatRange(min=0), metavar="AMOUNT", help="Start no line once the batch costs so much."
 )
 @click.option(
+    "--ask-over",
+    type=click.IntRange(min=0),
+    metavar="LINES",
+    default=_LARGE_JOB_LINES,
+    show_default=True,
+    help="Before a job with more lines, show its tokens, cost and time, and ask on a terminal.",
+)
+@click.option(
     "--prompt",
     metavar="TEMPLATE",
     help="Run a table (.csv, .tsv, .jsonl, .parquet): one request per row, with {column} for its values. The answers "
@@ -83,6 +93,7 @@ def run(
     hold: bool,
     reuse: bool,
     max_cost: float | None,
+    ask_over: int,
     prompt: str | None,
     system: str | None,
     model: str | None,
@@ -104,6 +115,7 @@ def run(
         raise click.UsageError("--follow prints answers to stdout, so it takes neither --json nor --output -")
     labels = dict(metadata) | ({"name": name} if name is not None else {})
     # The client imports httpx: not for --help.
+    from batchline.cli.run.estimate import Threshold  # noqa: PLC0415
     from batchline.cli.run.lines import LinesRequest  # noqa: PLC0415
     from batchline.cli.run.rows.command import RowsRequest  # noqa: PLC0415
     from batchline.cli.run.runner import RunOptions  # noqa: PLC0415
@@ -117,6 +129,7 @@ def run(
         in_input_order=order is not None,
         prints_answers=follow,
         confirms=confirm,
+        threshold=Threshold(lines=ask_over, asks=confirm if _has_terminal() else None),
     )
     request: LinesRequest | RowsRequest
     if prompt is None:
@@ -141,7 +154,11 @@ def run(
 
 def confirm(question: str) -> bool:
     """Ask the user, and return False if there is no terminal to ask on."""
-    return sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)
+    return _has_terminal() and ask(question, err=True)
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _refuse_table_options(source: str, **options: object) -> None:

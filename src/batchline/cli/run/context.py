@@ -90,7 +90,7 @@ def _clear_before_errors(target: Target, display: Display) -> Iterator[None]:
     except (Stopped, click.ClickException) as error:
         display.clear()
         if isinstance(error, Stopped) and (notice := target.closing_notice()) is not None:
-            click.echo(notice, err=True)
+            say(notice, err=True)
         raise
 
 
@@ -100,5 +100,5 @@ def _advise_when_stopped(target: Target) -> Iterator[None]:
     try:
         yield
     except Stopped:
-        click.echo(target.if_interrupted, err=True)
+        say(target.if_interrupted, err=True)
         raise

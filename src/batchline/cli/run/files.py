@@ -19,6 +19,7 @@ from batchline.cli.output import moment
 from batchline.cli.patch import merge_patch
 from batchline.cli.run.steps import digest_of
 from batchline.cli.text import printable
+from batchline.domain.input_lines import InputLines
 
 STANDARD = "-"
 _DIGEST_CHARACTERS = 12
@@ -66,16 +67,17 @@ def confirm_again(output: Path, errors: Path, source: Path, *, ask: Callable[[st
 
 def _patched(source: Path, patch: dict[str, Any], folder: Path) -> Path:
     """Return a copy of the input with the patch merged into every body. Lines that cannot be read stay as they are."""
-    path = folder / "patched.jsonl"
+    path, counted = folder / "patched.jsonl", InputLines()
     with source.open("rb") as lines, path.open("wb") as file:
         for line in lines:
-            file.write(_patched_line(line, patch))
+            text = counted.take(line)
+            file.write(line if text is None else _patched_line(line, text, patch))
     return path
 
 
-def _patched_line(line: bytes, patch: dict[str, Any]) -> bytes:
+def _patched_line(line: bytes, text: bytes, patch: dict[str, Any]) -> bytes:
     try:
-        request = _object.decode(line.removeprefix(b"\xef\xbb\xbf"))
+        request = _object.decode(text)
         return encode_json(request | {"body": merge_patch(decode_json(request["body"]), patch)}) + b"\n"
     except (DecodeError, UnicodeDecodeError, KeyError):
         return line

@@ -9,10 +9,12 @@ from msgspec import Struct
 from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
+from batchline.cli.output import say
 from batchline.cli.run.files import STANDARD
-from batchline.cli.text import counted, format_count, format_duration, printable, shortened, without_legacy
+from batchline.cli.text import counted, format_count, format_duration, printable, shortened
 from batchline.client.models import Counts, LineFault, RemoteBatch, RemoteProgress
 from batchline.domain.limits import MAX_FAULTS
+from batchline.domain.line_errors import without_legacy
 
 _MAX_CODES = 20
 
@@ -85,17 +87,43 @@ def fault_lines(faults: list[LineFault]) -> list[str]:
 
 
 def _print(text: str) -> None:
-    click.echo(text, err=True)
+    say(text, indent=2, err=True)
 
 
 def _summary(results: Results) -> str:
-    counts, tokens = results.batch.request_counts, results.batch.tokens
+    counts = results.batch.request_counts
     parts = [f"{results.batch.status.capitalize()}: {_outcome(counts)} in {format_duration(results.seconds)}"]
-    if tokens.total_tokens:
-        parts.append(f"{format_count(tokens.input_tokens)} tokens in, {format_count(tokens.output_tokens)} out")
-    if bill := describe_bill(results.progress):
-        parts.append(bill)
-    return "; ".join(parts)
+    bill = Bill()
+    bill.add(results)
+    return "; ".join([*parts, *bill.describe()])
+
+
+class Bill:
+    """The tokens and the cost of the batches of a job, and what they reused."""
+
+    def __init__(self) -> None:
+        self._input_tokens = self._output_tokens = self._reused = 0
+        self._cost = self._saved = 0.0
+
+    def add(self, results: Results) -> None:
+        """Add a batch."""
+        tokens, progress = results.batch.tokens, results.progress
+        self._input_tokens += tokens.input_tokens
+        self._output_tokens += tokens.output_tokens
+        self._cost, self._saved = self._cost + progress.cost, self._saved + progress.saved
+        self._reused += progress.reused
+
+    def describe(self) -> list[str]:
+        """Return the bill in words; nothing for what is zero."""
+        tokens = f"{format_count(self._input_tokens)} tokens in, {format_count(self._output_tokens)} out"
+        progress = RemoteProgress(cost=self._cost, reused=self._reused, saved=self._saved)
+        used = self._input_tokens or self._output_tokens
+        return [part for part in (tokens if used else "", describe_bill(progress)) if part]
+
+    def fields(self) -> dict[str, int | float]:
+        """Return the bill for programs."""
+        tokens = {"input_tokens": self._input_tokens, "output_tokens": self._output_tokens}
+        return {**tokens, "cost": self._cost, "reused": self._reused, "saved": self._saved}
 
 
 def describe_bill(progress: RemoteProgress) -> str:

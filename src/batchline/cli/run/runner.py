@@ -9,8 +9,10 @@ from msgspec import Struct, field
 
 from batchline.cli.connection.explain import RESUME, explain_errors
 from batchline.cli.connection.target import Target
+from batchline.cli.output import say
 from batchline.cli.run.answers import AnswerPrinter, put_in_order
 from batchline.cli.run.display import Display
+from batchline.cli.run.estimate import Threshold, describe, foretell
 from batchline.cli.run.files import RunFiles
 from batchline.cli.run.journal import Journal, JournalEntry
 from batchline.cli.run.report import Results, fault_lines
@@ -19,13 +21,14 @@ from batchline.cli.run.waiting import describe_wait
 from batchline.cli.text import printable
 from batchline.client.client import Client
 from batchline.client.errors import ClientError, Denied, OutOfFunds, RequestRefused, ServerTrouble, Throttled
-from batchline.client.models import LineFault, RemoteBatch, RemoteProgress, RemoteWait, progress_decoder
+from batchline.client.models import LineFault, RemoteBatch, RemoteProgress, progress_decoder
 from batchline.client.retry import Retrier
+from batchline.domain.wait_text import AnyWait
 from batchline.ports import Clock, Random
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
-    """How a run is made."""
+    """The options of a run."""
 
     restart: bool
     """Whether an earlier job for the same output is given up."""
@@ -43,6 +46,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Whether answers are printed as they come."""
     confirms: Callable[[str], bool] = lambda _: False
     """Asks the user whether a held batch goes on."""
+    threshold: Threshold | None = None
+    """The threshold of large jobs, whose estimate is shown first; None if no job is large."""
 
 
 class BatchHeld(click.ClickException):
@@ -69,9 +74,10 @@ class BatchRun:
         self._files, self._options, self._target, self._journal = files, options, target, journal
         self._display, self._clock = display, clock
         self._client = Client(locate=target.url, headers=target.credentials.headers)
+        self._retrier = Retrier(pause=pause, on_retry=display.retrying, await_server=target.may_be_starting)
         self._steps = Steps(
             client=self._client,
-            retrier=Retrier(pause=pause, on_retry=display.retrying, await_server=target.may_be_starting),
+            retrier=self._retrier,
             journal=journal,
             display=display,
             clock=clock,
@@ -114,7 +120,7 @@ class BatchRun:
             return progress_decoder.decode(self._client.progress(batch_id))
         return RemoteProgress()
 
-    def _go_on_or_end(self, batch_id: str, held: RemoteWait) -> None:
+    def _go_on_or_end(self, batch_id: str, held: AnyWait) -> None:
         """Release a held batch if the user says so, else end the run. Raise BatchHeld."""
         self._display.clear()
         reason = printable(describe_wait(held))
@@ -128,7 +134,7 @@ class BatchRun:
     def _say(self, *lines: str) -> None:
         self._display.clear()
         for line in lines:
-            click.echo(printable(line), err=True)
+            say(printable(line), indent=2, err=True)
 
     def _resume_or_begin(self) -> JournalEntry:
         digest, earlier = digest_of(self._files.source), self._journal.entry
@@ -175,7 +181,7 @@ class BatchRun:
 
     def _submit(self, entry: JournalEntry) -> str:
         try:
-            return self._steps.submit(entry, self._files.source)
+            return self._steps.submit(entry, self._files.source, before_create=self._foretell)
         except (Denied, OutOfFunds, Throttled, ServerTrouble):
             raise
         except RequestRefused as error:
@@ -184,6 +190,23 @@ class BatchRun:
             if error.batch_id is None:
                 raise
             raise self._input_refused(self._client.batch(error.batch_id)) from None
+
+    def _foretell(self, entry: JournalEntry) -> None:
+        """Say what a large job will take, and ask whether to run it. Raise ClickException if the user says no."""
+        threshold = self._options.threshold
+        if threshold is None or not threshold.is_exceeded_by(self._files.source) or not self._target.is_batchline():
+            return
+        self._display.stage("Estimating tokens, cost and time")
+        file_id = str(entry.file_id)
+        found = foretell(self._client, self._retrier, file_id, endpoint=entry.endpoint)
+        if found is None:
+            return
+        self._say(*describe(found, job_lines=threshold.job_lines))
+        if threshold.asks is not None and not threshold.asks("Run it?"):
+            self._journal.remove()
+            with suppress(ClientError):
+                self._client.delete_file(file_id)
+            raise click.ClickException("Nothing was run.")
 
     def _refuse_without_results(self, batch: RemoteBatch) -> None:
         if batch.request_counts.total:

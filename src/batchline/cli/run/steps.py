@@ -16,9 +16,11 @@ from batchline.cli.run.waiting import describe_wait, is_held, is_pause, is_unusu
 from batchline.cli.text import format_size
 from batchline.client.client import Client
 from batchline.client.errors import RequestRefused
-from batchline.client.models import Counts, RemoteBatch, RemotePage, RemoteWait
+from batchline.client.models import Counts, RemoteBatch, RemotePage
 from batchline.client.retry import TRANSIENT, Retrier
 from batchline.domain.endpoints import CHAT
+from batchline.domain.input_lines import is_blank, skip_byte_order_mark
+from batchline.domain.wait_text import AnyWait
 from batchline.pipeline.create import INTERRUPTED
 from batchline.ports import Clock, Random
 
@@ -28,7 +30,6 @@ _STALL_SECONDS = 5.0
 _ASK_SECONDS = 2.0
 _PAGE_LINES = 1000
 _MAX_LINE_BYTES = 1024 * 1024
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Steps:
@@ -61,20 +62,20 @@ class Steps:
         self._journal.write(entry)
         return entry
 
-    def submit(self, entry: JournalEntry, source: Path) -> str:
+    def submit(self, entry: JournalEntry, source: Path, *, before_create: Callable[[JournalEntry], None]) -> str:
         """Return the id of the job's batch; create it if needed. Repeated calls create one batch.
 
-        Raise RequestRefused.
+        ``before_create`` is called when the input is uploaded and no line has run yet. Raise RequestRefused.
         """
         earlier_file = entry.file_id
         while entry.batch_id is None:
-            entry = self._create(self._upload(entry, source), earlier_file=earlier_file)
+            entry = self._upload(entry, source)
+            before_create(entry)
+            entry = self._create(entry, earlier_file=earlier_file)
             self._journal.write(entry)
         return entry.batch_id
 
-    def follow(
-        self, batch_id: str, *, on_look: Callable[[], None], on_held: Callable[[RemoteWait], None]
-    ) -> RemoteBatch:
+    def follow(self, batch_id: str, *, on_look: Callable[[], None], on_held: Callable[[AnyWait], None]) -> RemoteBatch:
         """Wait until the batch has ended, also while the server cannot be reached.
 
         ``on_look`` is called after each look at the batch, and ``on_held`` when it is held.
@@ -168,7 +169,7 @@ class WaitMonitor:
         self._client, self._clock, self._batch_id = client, clock, batch_id
         self._done, self._changed_at = 0, clock.steady()
         self._asked_at = clock.steady()
-        self._wait: RemoteWait | None = None
+        self._wait: AnyWait | None = None
 
     def problem(self, counts: Counts) -> str | None:
         """Return why lines wait, in words; None if nothing is unusual. That a batch makes no progress is unusual."""
@@ -182,7 +183,7 @@ class WaitMonitor:
         stalled = now - self._changed_at >= _STALL_SECONDS
         return describe_wait(self._wait) if stalled or is_unusual(self._wait) else None
 
-    def take_held(self) -> RemoteWait | None:
+    def take_held(self) -> AnyWait | None:
         """Return why the batch is held, once for each answer of the server; None if it is not."""
         wait = self._wait
         if wait is None or not is_held(wait):
@@ -203,9 +204,9 @@ class _FirstLine(Struct):
 def endpoint_of(source: Path) -> str:
     """Return the endpoint of the first line. If it cannot be read, use any: the server will report the fault."""
     with source.open("rb") as file:
-        file.seek(len(_BYTE_ORDER_MARK) if file.read(len(_BYTE_ORDER_MARK)) == _BYTE_ORDER_MARK else 0)
+        skip_byte_order_mark(file)
         lines = iter(lambda: file.readline(_MAX_LINE_BYTES + 2), b"")
-        first = next((line for line in lines if line.strip(b" \t\r\n")), b"")
+        first = next((line for line in lines if not is_blank(line)), b"")
     try:
         return decode_json(first, type=_FirstLine).url or CHAT
     except (DecodeError, UnicodeDecodeError, RecursionError):

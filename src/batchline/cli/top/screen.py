@@ -26,16 +26,15 @@ from batchline.cli.views import bar_text, console, show, table
 from batchline.client.models import Counts
 from batchline.domain.errors import StoreDown
 from batchline.domain.records import Batch, Project
-from batchline.domain.states import TERMINAL, BatchStatus
+from batchline.pipeline.overview import open_batches
 from batchline.ports import Store
 from batchline.settings import Settings
 from batchline.system import SystemClock
 
 _INTERVAL_SECONDS = 2.0
 _TIMEOUT_SECONDS = 5.0
-_LISTED_BATCHES = 20
-"""The most batches of each project and state that are listed."""
-_OPEN = tuple(status for status in BatchStatus if status not in TERMINAL)
+_LISTED_BATCHES = 200
+"""The most batches that are listed, the oldest of those that are open."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -94,7 +93,8 @@ async def _look(
     rate = None
     if service is not None and before is not None and seconds > 0:
         rate = max(0, service.recorded_lines - before.recorded_lines) / seconds
-    return Snapshot(url=address, service=service, batches=await _open_batches(store), rate=rate)
+    batches = await open_batches(store, limit=_LISTED_BATCHES)
+    return Snapshot(url=address, service=service, batches=batches, rate=rate)
 
 
 async def _metrics(url: str, settings: Settings) -> ServiceState | None:
@@ -108,15 +108,6 @@ async def _metrics(url: str, settings: Settings) -> ServiceState | None:
     if answer.status_code in {401, 403}:
         raise click.ClickException(f"{url}/metrics needs the administrator's token: set BATCHLINE_ADMIN_TOKEN")
     return read_metrics(answer.text) if answer.is_success else None
-
-
-async def _open_batches(store: Store) -> list[tuple[Project, Batch]]:
-    found = []
-    for project in await store.projects():
-        for status in _OPEN:
-            batches = await store.batches(project.id, after=None, limit=_LISTED_BATCHES, status=status) or []
-            found += [(project, batch) for batch in batches]
-    return sorted(found, key=lambda each: each[1].created_at)
 
 
 def _view(snapshot: Snapshot) -> RenderableType:

@@ -4,8 +4,10 @@ import csv
 import json
 from pathlib import Path
 
+import pyarrow  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner, Result
+from pyarrow import parquet
 
 from batchline.cli import main
 from batchline.cli.loading import BASE_URL_VARIABLES, KEY_VARIABLES
@@ -106,3 +108,13 @@ def test_a_table_can_be_piped_on(tenant: Tenant, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert [row["id"] for row in csv.DictReader(result.stdout.splitlines())] == ["0", "1"]
     assert {path.name for path in tmp_path.iterdir()} == {"rows.csv"}
+
+
+def test_a_parquet_table_becomes_joined_rows(tenant: Tenant, tmp_path: Path) -> None:
+    source = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"id": list(range(40)), "review": [f"review {n}" for n in range(40)]}), source)
+    result = _call(tenant.environment(), source, "--prompt", "Classify: {review}", "--model", "m")
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (tmp_path / "rows.output.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == list(range(40))
+    assert all(row["answer"] for row in rows)

@@ -7,8 +7,9 @@ from typing import Any
 import click
 import pytest
 
-from batchline.cli.run.rows.requests import Outcome, Prompts, answer_columns, load_schema, read_outcomes
-from batchline.cli.run.rows.template import parse_template
+from batchline.cli.run.rows.requests import Outcome, RowRequests, answer_columns, load_schema, read_outcomes
+from batchline.pipeline.rows.requests import Prompts
+from batchline.pipeline.rows.template import parse_template
 
 _SCHEMA: dict[str, Any] = {"type": "object", "properties": {"label": {}, "id": {}}}
 
@@ -19,9 +20,9 @@ def test_a_row_becomes_a_line() -> None:
         system=parse_template("--system", "You are {role}"),
         model="m",
         schema=_SCHEMA,
-        patch={"temperature": 0},
     )
-    assert json.loads(prompts.line(7, {"text": "a", "role": "kind"})) == {
+    requests = RowRequests(prompts=prompts, patch={"temperature": 0})
+    assert json.loads(requests.line(7, {"text": "a", "role": "kind"})) == {
         "custom_id": "row-7",
         "method": "POST",
         "url": "/v1/chat/completions",

@@ -10,17 +10,21 @@ from typing import Any
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
-from batchline.cli.output import show_json
+from batchline.cli.output import say, show_json
 from batchline.cli.run.context import RunContext, open_context
-from batchline.cli.run.files import STANDARD, confirm_again
+from batchline.cli.run.files import STANDARD, RunFiles, confirm_again
+from batchline.cli.run.report import Bill
 from batchline.cli.run.rows.job import RowsJob
-from batchline.cli.run.rows.requests import Prompts, load_schema
-from batchline.cli.run.rows.table import open_table
-from batchline.cli.run.rows.template import parse_template
+from batchline.cli.run.rows.requests import RowRequests, load_schema
 from batchline.cli.run.runner import RunOptions
 from batchline.cli.text import counted, format_duration, printable
 from batchline.client.models import Counts
+from batchline.pipeline.rows.fault import RowsFault
+from batchline.pipeline.rows.requests import Prompts
+from batchline.pipeline.rows.table import open_table
+from batchline.pipeline.rows.template import parse_template
 
 _PARQUET = ".parquet"
 _MAX_SHOWN_MODELS = 10
@@ -43,6 +47,12 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
         """Run the table, show the outcome, and return the number of failed rows. Raise ClickException."""
         if not self.source.is_file():
             raise click.UsageError(f"There is no file {str(self.source)!r}")
+        try:
+            return self._run_table(options, base_url, flags, as_json=as_json)
+        except RowsFault as fault:
+            raise click.UsageError(str(fault)) from None
+
+    def _run_table(self, options: RunOptions, base_url: str | None, flags: Mapping[str, Any], *, as_json: bool) -> int:
         rows = open_table(self.source)
         prompt = parse_template("--prompt", self.prompt)
         system = None if self.system is None else parse_template("--system", self.system)
@@ -51,8 +61,8 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
         schema = None if self.schema is None else load_schema(self.schema)
         with self._output_file() as output, open_context(base_url, flags) as context:
             model = self.model or _only_model(context)
-            prompts = Prompts(prompt=prompt, system=system, model=model, schema=schema, patch=self.patch)
-            job = RowsJob(self.source, rows, prompts, output)
+            prompts = Prompts(prompt=prompt, system=system, model=model, schema=schema)
+            job = RowsJob(self.source, rows, RowRequests(prompts=prompts, patch=self.patch), output)
             if options.restart:
                 job.give_up()
             elif not self.again and not job.is_begun and self.output != STANDARD:
@@ -63,14 +73,24 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
         begun_at, batch_ids = context.clock.now(), list[str]()
         context.display.stage("Writing the requests")
         parts = job.prepare()
-        counts = job.run(parts, lambda files: batch_ids.append(context.run_batch(files, options).batch.id))
+        bill = Bill()
+        chosen = iter([_with_rows(options, sum(part.rows for part in parts))])
+
+        def run_part(files: RunFiles) -> None:
+            results = context.run_batch(files, next(chosen, replace(options, threshold=None)))
+            batch_ids.append(results.batch.id)
+            bill.add(results)
+
+        counts = job.run(parts, run_part)
         context.display.clear()
         seconds = context.clock.now() - begun_at
         name = STANDARD if self.output == STANDARD else str(output)
-        click.echo(f"{_outcome(counts)} in {format_duration(seconds)}\n  output  {printable(name)}", err=True)
+        say("; ".join([f"{_outcome(counts)} in {format_duration(seconds)}", *bill.describe()]), indent=2, err=True)
+        click.echo(f"  output  {printable(name)}", err=True)
         if as_json:
             summary = {"rows": counts.total, "completed": counts.completed, "failed": counts.failed}
-            show_json(summary | {"output": name, "batch_ids": batch_ids, "seconds": round(seconds, 3)})
+            files = {"output": name, "batch_ids": batch_ids, "seconds": round(seconds, 3)}
+            show_json(summary | files | bill.fields())
         elif self.output == STANDARD:
             with output.open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
@@ -90,6 +110,13 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
         if not output.parent.is_dir():
             raise click.UsageError(f"there is no folder {output.parent}; create it first")
         yield output
+
+
+def _with_rows(options: RunOptions, rows: int) -> RunOptions:
+    """Return the options of the first batch: what is said before it, and asked, is about all rows."""
+    if options.threshold is None:
+        return options
+    return replace(options, threshold=replace(options.threshold, job_lines=rows))
 
 
 def _outcome(counts: Counts) -> str:

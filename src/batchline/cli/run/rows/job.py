@@ -16,10 +16,12 @@ from msgspec.json import encode as encode_json
 
 from batchline import durable
 from batchline.cli.run.files import RunFiles
-from batchline.cli.run.rows.requests import AnswerColumns, Prompts, answer_columns, read_outcomes, row_id
-from batchline.cli.run.rows.table import Row, Rows, row_writer
+from batchline.cli.run.rows.requests import AnswerColumns, RowRequests, answer_columns, read_outcomes
+from batchline.cli.run.rows.writer import row_writer
 from batchline.cli.run.steps import digest_of
 from batchline.client.models import Counts
+from batchline.pipeline.rows.requests import row_id
+from batchline.pipeline.rows.table import Row, Rows
 
 _MAX_PART_LINES = 50_000
 _MAX_PART_BYTES = 90 * 1024 * 1024
@@ -43,10 +45,10 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class RowsJob:
-    """A table, its prompts, and the output that they become."""
+    """A table, its requests, and the output that they become."""
 
-    def __init__(self, source: Path, rows: Rows, prompts: Prompts, output: Path) -> None:
-        self._source, self._rows, self._prompts, self._output = source, rows, prompts, output
+    def __init__(self, source: Path, rows: Rows, requests: RowRequests, output: Path) -> None:
+        self._source, self._rows, self._requests, self._output = source, rows, requests, output
         self._folder = output.with_name(f"{output.name}.batchline")
 
     @property
@@ -88,11 +90,11 @@ class RowsJob:
 
     def _key(self) -> str:
         """Return a digest of everything that the requests are made from."""
-        made_from = encode_json([digest_of(self._source), self._prompts])
+        made_from = encode_json([digest_of(self._source), self._requests])
         return hashlib.sha256(made_from).hexdigest()
 
     def _write_parts(self) -> Iterator[Part]:
-        lines = ((number, self._prompts.line(number, row)) for number, row in enumerate(self._rows, 1))
+        lines = ((number, self._requests.line(number, row)) for number, row in enumerate(self._rows, 1))
         for index, (number, line) in enumerate(_starts(lines), 1):
             path = self._folder / f"part-{index}.jsonl"
             with path.open("wb") as file:
@@ -113,7 +115,7 @@ class RowsJob:
         )
 
     def _join(self, parts: list[Part]) -> Counts:
-        columns = answer_columns(self._rows.columns, self._prompts.schema)
+        columns = answer_columns(self._rows.columns, self._requests.prompts.schema)
         part_file = self._output.with_name(f"{self._output.name}.part")
         rows, failed = iter(self._rows), 0
         with row_writer(part_file, [*self._rows.columns, *columns.names], suffix=self._output.suffix) as write:

@@ -8,42 +8,23 @@ import click
 from msgspec import DecodeError, Struct, field
 from msgspec.json import Decoder
 from msgspec.json import decode as decode_json
-from msgspec.json import encode as encode_json
 
 from batchline.cli.patch import merge_patch
-from batchline.cli.run.rows.table import Row
-from batchline.cli.run.rows.template import Template
-from batchline.domain.endpoints import CHAT
+from batchline.pipeline.rows.requests import Prompts, request_line
+from batchline.pipeline.rows.table import Row
 
 _ANSWER, _ERROR = "answer", "error"
 
 
-class Prompts(Struct, frozen=True, kw_only=True):
+class RowRequests(Struct, frozen=True, kw_only=True):
     """The options by which a row becomes a request."""
 
-    prompt: Template
-    system: Template | None
-    model: str
-    schema: dict[str, Any] | None
-    """The JSON schema of the answers, or None if they are texts."""
+    prompts: Prompts
     patch: dict[str, Any]
 
     def line(self, number: int, row: Row) -> bytes:
         """Return the line of a batch for a row."""
-        messages = [{"role": "user", "content": self.prompt.fill(row)}]
-        if self.system is not None:
-            messages.insert(0, {"role": "system", "content": self.system.fill(row)})
-        body: dict[str, Any] = {"model": self.model, "messages": messages}
-        if self.schema is not None:
-            form = {"name": "answer", "schema": self.schema, "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": form}
-        line = {"custom_id": row_id(number), "method": "POST", "url": CHAT, "body": merge_patch(body, self.patch)}
-        return encode_json(line) + b"\n"
-
-
-def row_id(number: int) -> str:
-    """Return the custom_id of a row, counted from 1."""
-    return f"row-{number}"
+        return request_line(number, merge_patch(self.prompts.body(row), self.patch))
 
 
 def load_schema(path: Path) -> dict[str, Any]:
