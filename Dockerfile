@@ -1,4 +1,7 @@
-FROM python:3.11.14-slim-bookworm AS build
+# Another base of the same version of Python can be named: docker build --build-arg PYTHON_IMAGE=...
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
 
 WORKDIR /build
 COPY requirements.lock requirements-build.lock ./
@@ -12,7 +15,7 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
     && /opt/batchline/bin/pip install --no-cache-dir --no-index --no-deps dist/*.whl
 
 
-FROM python:3.11.14-slim-bookworm
+FROM ${PYTHON_IMAGE}
 
 # The engine of the embedded model needs libgomp1. Debian removes old versions from its mirrors, so none is pinned.
 # hadolint ignore=DL3008

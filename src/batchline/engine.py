@@ -18,6 +18,7 @@ from batchline.loops.deliveries import Deliveries
 from batchline.loops.expire import Expire
 from batchline.loops.heartbeat import Heartbeat, SyncCallHeartbeat
 from batchline.loops.key_usage import KeyUsage
+from batchline.loops.lease_watch import NOTES_PER_LEASE, LeaseWatch
 from batchline.loops.periodic import PeriodicTask
 from batchline.loops.prune import Prune
 from batchline.loops.rescue import Rescue
@@ -32,8 +33,11 @@ from batchline.pipeline.download import Download
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
+from batchline.pipeline.line_search import LineSearch
 from batchline.pipeline.line_table import LineTable
+from batchline.pipeline.load_history import SAMPLE_SECONDS, LoadHistory
 from batchline.pipeline.merge import Merger
+from batchline.pipeline.overview import UpstreamsReader
 from batchline.pipeline.progress import ProgressReader, Workers
 from batchline.pipeline.release import HoldRelease
 from batchline.pipeline.repair import Repair
@@ -41,8 +45,10 @@ from batchline.pipeline.rerun import Rerun
 from batchline.pipeline.results import ResultReader
 from batchline.pipeline.reuse import ReuseStep
 from batchline.pipeline.routing import SyncRouter
+from batchline.pipeline.rows.conversion import TableConversion
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.token_limit import TokenLimit
+from batchline.pipeline.token_sample import TokenSampler
 from batchline.pipeline.upload import Upload
 from batchline.ports import (
     EngineQueue,
@@ -52,6 +58,7 @@ from batchline.ports import (
     Random,
     Store,
     SyncUpstream,
+    Tracer,
     Validator,
     WatchedClock,
 )
@@ -83,7 +90,8 @@ class Context:
 
     ``owner`` is the name of the process in leases. ``engine_queues`` has, by name, a reader for each upstream whose
     engine may report its queue length. ``held_bytes`` bounds the bytes of answers that the process holds. ``budgets``
-    has what lines and synchronous calls may spend.
+    has the money that lines and synchronous calls may spend. ``damage_log`` is one for all parts, so that each damaged
+    place is reported once. ``tracer`` is None unless batches are traced.
     """
 
     settings: Settings
@@ -98,8 +106,10 @@ class Context:
     clock: WatchedClock
     random: Random
     metrics: Metrics
+    damage_log: DamageLog
     owner: str
     event_sender: EventSender
+    tracer: Tracer | None = None
     engine_queues: Mapping[str, EngineQueue] = field(default_factory=dict)
     intervals: Intervals = Intervals()
 
@@ -149,7 +159,7 @@ class WorkerRole:
             max_percent=settings.sweep_max_percent,
         )
         prune_task = PeriodicTask("prune", prune.step, every=intervals.prune_seconds, clock=clock)
-        damage_log = DamageLog(context.metrics)
+        damage_log = context.damage_log
         finalizer = Finalizer(
             store=store,
             objects=context.objects,
@@ -176,6 +186,7 @@ class WorkerRole:
             metrics=context.metrics,
             on_batch_ended=self._on_batch_ended,
             on_work_available=self.worker.on_work_available,
+            tracer=context.tracer,
         )
         self._finalize_task = PeriodicTask(
             "finalize", finalizer.step, every=factor * intervals.finalize_seconds, clock=clock
@@ -184,16 +195,17 @@ class WorkerRole:
             store=store,
             clock=clock,
             owner=owner,
-            lease_seconds=settings.lease_seconds,
             live_owners=lambda: [owner, *(local_fleet.live_owners() if local_fleet is not None else ())],
             on_work_available=self.worker.on_work_available,
         )
         self._rescue_task = PeriodicTask("rescue", rescue.step, every=settings.lease_seconds / 3, clock=clock)
+        lease_watch = LeaseWatch(store=store, owner=owner, lease_seconds=settings.lease_seconds)
         expire = Expire(store=store, on_batch_stopped=self.on_batch_stopped)
         self._deliveries = new_deliveries(context)
         self._prune_task = prune_task
         self._tasks: list[BackgroundTask] = [
             clock_task(context),
+            PeriodicTask("lease watch", lease_watch.step, every=settings.lease_seconds / NOTES_PER_LEASE, clock=clock),
             self._rescue_task,
             PeriodicTask("expire", expire.step, every=factor * intervals.expire_seconds, clock=clock),
             PeriodicTask("sweep", sweep.step, every=intervals.sweep_seconds, clock=clock),
@@ -237,7 +249,7 @@ class WorkerRole:
         self._finalize_task.wake()
 
     def on_worker_exit(self) -> None:
-        """Take over what a worker process held when it ended."""
+        """Take over the shards and batches of a worker process that ended."""
         self._rescue_task.wake()
         self._finalize_task.wake()
         self.worker.on_work_available()
@@ -283,16 +295,18 @@ def new_worker(context: Context, *, on_shard_done: Callable[[], None]) -> Worker
         settings=context.settings,
         budgets=context.budgets,
         metrics=context.metrics,
+        damage_log=context.damage_log,
         on_shard_done=on_shard_done,
         engine_queues=context.engine_queues,
+        tracer=context.tracer,
     )
 
 
 class ApiRole:
     """Takes batches in and hands results out, through the services that the routes call.
 
-    ``on_work_available`` and ``on_batch_stopped`` are called at once for what a worker in this process would otherwise
-    find by polling. ``delivers_events`` says that no worker in this process sends events to webhooks.
+    ``on_work_available`` and ``on_batch_stopped`` are called at once, so that a worker in this process need not wait
+    for its next poll. ``delivers_events`` says that no worker in this process sends events to webhooks.
     """
 
     def __init__(
@@ -325,6 +339,11 @@ class ApiRole:
             on_key_used=key_usage.mark,
         )
 
+    def keep_load_history(self) -> None:
+        """Take samples of the load while this runs, for the charts of the console."""
+        step, clock = self.services.load_history.step, self.services.clock
+        self._tasks.append(PeriodicTask("load history", step, every=SAMPLE_SECONDS, clock=clock))
+
     async def run(self) -> None:
         """Run the background tasks until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -342,7 +361,7 @@ def _services(
     on_key_used: Callable[[str], None],
 ) -> ApiServices:
     settings, store, objects, clock = context.settings, context.store, context.objects, context.clock
-    damage_log = DamageLog(context.metrics)
+    damage_log = context.damage_log
     upload = Upload(
         files=store,
         objects=objects,
@@ -367,6 +386,7 @@ def _services(
         tariff=settings.tariff,
         on_work_available=on_work_available,
     )
+    storage_quota = StorageQuota(settings.storage_limits, files=store, max_file_bytes=settings.max_file_bytes)
     results = ResultReader(store=store, objects=objects, clock=clock, damage_log=damage_log)
     return ApiServices(
         settings=settings,
@@ -374,13 +394,21 @@ def _services(
         objects=objects,
         identity=context.identity,
         upload=upload,
-        storage_quota=StorageQuota(settings.storage_limits, files=store, max_file_bytes=settings.max_file_bytes),
+        storage_quota=storage_quota,
         download=Download(files=store, objects=objects, clock=clock, damage_log=damage_log),
         creator=creator,
-        rerun=Rerun(store=store, objects=objects, upload=upload, creator=creator, clock=clock),
+        rerun=Rerun(store=store, objects=objects, upload=upload, creator=creator, clock=clock, damage_log=damage_log),
         results=results,
         line_table=LineTable(files=store, batches=store, objects=objects, reader=results, clock=clock),
+        line_search=LineSearch(files=store, batches=store, objects=objects, clock=clock),
         merger=Merger(store=store, objects=objects, clock=clock, damage_log=damage_log),
+        table_conversion=TableConversion(
+            objects=objects,
+            upload=upload,
+            storage_quota=storage_quota,
+            validator=validator,
+            max_rows=settings.max_batch_lines,
+        ),
         input_check=InputCheck(
             store=store,
             objects=objects,
@@ -389,10 +417,13 @@ def _services(
             limits=settings.input_limits,
             catalog=settings.catalog,
             tariff=settings.tariff,
+            token_sampler=TokenSampler(tokens=context.token_limit.tokens, catalog=settings.catalog),
         ),
         cancellation=Cancellation(batches=store, clock=clock, on_batch_stopped=on_batch_stopped),
         hold_release=HoldRelease(batches=store, on_work_available=on_work_available),
         progress_reader=ProgressReader(batches=store, workers=workers, catalog=settings.catalog, clock=clock),
+        load_history=LoadHistory(workers=workers, clock=clock),
+        upstreams_reader=UpstreamsReader(workers=workers, names=context.upstreams),
         inference=Inference(
             upstreams=context.upstreams,
             catalog=settings.catalog,

@@ -1,7 +1,7 @@
 """Locks files between processes.
 
-A lock belongs to an open descriptor and ends with it, and so with its process, however that ends. The file itself stays
-and says nothing. Locks exclude one another, but not readers or writers that take none.
+A lock belongs to an open descriptor and ends with it, and so with its process, however that ends. The file stays, and
+its existence means nothing. Locks exclude one another, but not readers or writers that take none.
 """
 
 import fcntl

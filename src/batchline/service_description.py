@@ -25,7 +25,7 @@ _MAX_MODELS = 8
 
 
 class ServiceDescription(Struct, frozen=True, kw_only=True):
-    """What a service says about itself."""
+    """The description that a service gives of itself."""
 
     version: str
     answers: list[str]

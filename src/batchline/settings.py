@@ -181,7 +181,8 @@ class Settings(BaseSettings):
         default={}, description="Limits of single organizations, by id."
     )
     admin_token: SecretStr | None = Field(
-        default=None, description="Bearer token that gives other machines access to /metrics."
+        default=None,
+        description="Bearer token that gives other machines access to /metrics, and opens all projects in the console.",
     )
     bearer: bool = Field(default=True, description="Accept `Authorization: Bearer KEY` instead of the two headers.")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -194,6 +195,14 @@ class Settings(BaseSettings):
     )
     log_format: Literal["logfmt", "json"] = Field(
         default="logfmt", description="Form of the log lines: key=value pairs, or one JSON object on each line."
+    )
+    traces: bool = Field(
+        default=False,
+        description="Send OpenTelemetry traces to the receiver that OTEL_EXPORTER_OTLP_ENDPOINT names. Needs "
+        "batchline[otel].",
+    )
+    trace_line_share: float = Field(
+        default=0.01, ge=0, le=1, description="Share of the lines of a batch that are traced, beside its first line."
     )
 
     metering: bool = Field(
@@ -447,7 +456,7 @@ class Settings(BaseSettings):
 
     @property
     def request_rules(self) -> RequestRules:
-        """Which fields of requests may reach the upstreams."""
+        """The rules for the fields of requests that may reach the upstreams."""
         rules = {name: self._rules_of(upstream) for name, upstream in self.upstreams.items()}
         default = self._rules_of(None)
         by_model = {
@@ -473,12 +482,12 @@ class Settings(BaseSettings):
 
     @property
     def tariff(self) -> Tariff:
-        """How answers are charged."""
+        """The tariff by which answers are charged."""
         return Tariff(metered=self.metering, batch_percent=self.batch_price_percent)
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        """When a line is attempted again."""
+        """The policy by which a line is attempted again."""
         return RetryPolicy(
             max_attempts=self.max_attempts, max_throttles=self.max_throttles, base_seconds=self.retry_base_seconds
         )

@@ -1,4 +1,4 @@
-"""The clock, randomness and threads of the machine. Only this module uses them directly."""
+"""Provides the clock, randomness and threads of the machine. Only this module uses them directly."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 _UPTIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The clock that goes on while the machine is suspended: on Linux its own, on macOS the monotonic one."""
+"""The clock that goes on while the machine is suspended: a separate one on Linux, the monotonic one on macOS."""
 
 
 class SystemClock:
@@ -31,7 +31,7 @@ class SystemClock:
 
 
 class CommandClock(SystemClock):
-    """The clock of a command, which writes times of the machine and ends nothing because of its age."""
+    """The clock of a command. It has the time of the machine, and nothing expires by it."""
 
     def due(self) -> float:
         """Return 0: nothing is due."""

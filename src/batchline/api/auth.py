@@ -23,7 +23,7 @@ _BATCH_PATHS = ("/v1/files", "/v1/batches", "/v1/usage")
 _MODELS_PATH = "/v1/models"
 
 _KEY_CHECK_SECONDS = 2.0
-"""How often the key of an open stream is checked. A stream must end within 5 s of the end of its key."""
+"""The time between two checks of the key of an open stream. A stream must end within 5 s of the end of its key."""
 
 log = logging.getLogger(__name__)
 

@@ -42,8 +42,9 @@ def _model_object(model: ModelCheck) -> ModelCheckObject:
         model=model.survey.model,
         lines=model.survey.lines,
         enabled=model.enabled,
-        input_tokens=model.survey.input_tokens,
+        input_tokens=model.input_tokens,
         output_tokens_at_most=model.survey.output_tokens_at_most,
-        estimated=True,
+        estimated=model.counted_lines < model.survey.lines,
+        counted_lines=model.counted_lines,
         cost_at_most=optional_money(model.cost_at_most),
     )

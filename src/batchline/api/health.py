@@ -23,8 +23,8 @@ from batchline.telemetry.metrics import Metrics
 
 CHECK_TIMEOUT_SECONDS = 5.0
 _READY_SECONDS, _NOT_READY_SECONDS = 5.0, 1.0
-"""How long the result of the checks is given to everyone who asks. They write to the database and the storage, and
-anyone may ask."""
+"""The time for which the result of the checks is reused. They write to the database and the storage, and anyone may
+ask for them."""
 COUNT_INTERVAL_SECONDS = 10.0
 _COUNT_TIME_SHARE = 0.01
 """The most time that counting the queued lines may take, as a share of all time. It grows with their number, and on

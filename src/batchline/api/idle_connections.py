@@ -4,7 +4,7 @@ from itertools import islice
 from typing import Protocol
 
 _MAX_LOOKED_AT = 64
-"""How many connections are asked whether they can give way, which bounds the time that one newcomer takes."""
+"""The most connections that are asked whether they can be closed, which bounds the time that a new one takes."""
 
 
 class IdleConnection(Protocol):

@@ -84,7 +84,7 @@ class InferenceRoutes:
 
 
 _EVENTS_SENT, _, _KEY_INVALID = range(3)
-"""How the passing on of events ended: the coroutine that ended first."""
+"""The coroutine that ended first, which is the reason why no more events are sent."""
 
 
 async def _send_events(events: EventRelay, send: Send) -> None:

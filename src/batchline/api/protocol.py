@@ -92,7 +92,7 @@ class ServerConnection(HttpToolsProtocol):
         self._body_parts = 0
         self._unparsed = b""
         self._parsed_bytes = 0
-        """How many of the bytes in ``_unparsed`` were parsed after all."""
+        """The number of the bytes in ``_unparsed`` that were parsed after all."""
         self._parse_is_due = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -23,7 +23,7 @@ class ReadRate:
     def __init__(self, per_second: float, *, clock: Clock) -> None:
         self._per_second, self._clock = per_second, clock
         self._full_at: dict[str, float] = {}
-        """When the bucket of each key would be full again without further reads."""
+        """The time at which the bucket of each key would be full again without further reads."""
 
     def take(self, key_id: str) -> None:
         """Count a read. Raise RateLimited if the key has made too many."""

@@ -15,7 +15,7 @@ _DISCONNECT = {"type": "http.disconnect"}
 
 
 class ClientState:
-    """What a connection knows about its client beyond ASGI."""
+    """The facts about its client that a connection knows beyond ASGI."""
 
     __slots__ = ("closing", "cut_off", "disconnected")
 

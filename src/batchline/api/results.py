@@ -33,9 +33,10 @@ _DEFAULT_PAGE_LINES, _MAX_PAGE_LINES = 1_000, 10_000
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
 """A page takes no further line once it is this large; the next page goes on."""
 _POLL_SECONDS = 0.5
-"""How often a stream looks for new lines. It is also the least time between two events about the batch."""
+"""The time between two polls of a stream for new lines, which is also the least time between two events about a
+batch."""
 _COMMENT_SECONDS = 15.0
-"""How often a stream that has nothing to say shows that it is alive."""
+"""The time after which a stream without events sends a comment, so that its connection is not taken for a dead one."""
 _EVENT_STREAM = "text/event-stream"
 _COMMENT = b":\n\n"
 _END = b"event: end\ndata: {}\n\n"
@@ -104,7 +105,7 @@ class ResultRoutes:
 
 
 _, _DISCONNECTED, _KEY_INVALID = range(3)
-"""How the sending of events ended: the coroutine that ended first."""
+"""The coroutine that ended first, which is the reason why no more events are sent."""
 
 
 class _Events:

@@ -9,12 +9,16 @@ from batchline.pipeline.create import BatchCreator
 from batchline.pipeline.download import Download
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import Inference
+from batchline.pipeline.line_search import LineSearch
 from batchline.pipeline.line_table import LineTable
+from batchline.pipeline.load_history import LoadHistory
 from batchline.pipeline.merge import Merger
+from batchline.pipeline.overview import UpstreamsReader
 from batchline.pipeline.progress import ProgressReader
 from batchline.pipeline.release import HoldRelease
 from batchline.pipeline.rerun import Rerun
 from batchline.pipeline.results import ResultReader
+from batchline.pipeline.rows.conversion import TableConversion
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.pipeline.upload import Upload
 from batchline.ports import Objects, Random, Store, SyncUpstream, WatchedClock
@@ -38,10 +42,14 @@ class ApiServices:
     results: ResultReader
     merger: Merger
     line_table: LineTable
+    line_search: LineSearch
     input_check: InputCheck
+    table_conversion: TableConversion
     cancellation: Cancellation
     hold_release: HoldRelease
     progress_reader: ProgressReader
+    load_history: LoadHistory
+    upstreams_reader: UpstreamsReader
     inference: Inference
     upstreams: Mapping[str, SyncUpstream]
     on_key_used: Callable[[str], None]

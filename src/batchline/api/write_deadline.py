@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 _CHECKS = 8
-"""How often the bytes that wait are looked at before a client is given up. A client that reads may still be seen with
-unread bytes at some of these moments, but not at all of them."""
+"""The number of checks of the bytes that wait before a client is given up. A client that reads may have unread bytes at
+some of these checks, but not at all of them."""
 _MIN_PROGRESS_BYTES = 16 * 1024
-"""How much a client must take within the deadline if it does not take everything."""
+"""The bytes that a client must take within the deadline if it does not take everything."""
 
 
 class WriteDeadline:

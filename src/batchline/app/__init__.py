@@ -1,6 +1,13 @@
 """The composition root: settings -> adapters -> engine -> server. The only package that knows the adapters."""
 
-from batchline.app.backends import adopt_objects, check_stored_data, clock_file, has_database, migrate_store, open_store
+from batchline.app.backends import (
+    adopt_objects,
+    await_migration,
+    clock_file,
+    has_database,
+    migrate_store,
+    open_store,
+)
 from batchline.app.roles import api, api_on_folder, run, serve, worker
 from batchline.app.startup import FolderTaken, StartupError
 from batchline.telemetry.logs import configure_logs
@@ -11,7 +18,7 @@ __all__ = [
     "adopt_objects",
     "api",
     "api_on_folder",
-    "check_stored_data",
+    "await_migration",
     "clock_file",
     "configure_logs",
     "has_database",

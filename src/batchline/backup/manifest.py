@@ -28,11 +28,3 @@ class Manifest(Struct, frozen=True, kw_only=True):
     object_bytes: int
     lost: list[str] = []
     """Keys of objects that rows refer to, but that did not exist when the backup was taken."""
-
-    @property
-    def summary(self) -> str:
-        """The contents in one line, for a person to read."""
-        return (
-            f"{self.batches} batches, {self.open_batches} of them open; {self.files} files; "
-            f"{self.objects} objects of {self.object_bytes:,} bytes"
-        )

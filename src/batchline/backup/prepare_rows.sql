@@ -45,3 +45,4 @@ DELETE FROM sightings;
 DELETE FROM reuse_indexes;
 -- Everyone signs in again.
 DELETE FROM sessions;
+DELETE FROM admin_sessions;

@@ -20,13 +20,15 @@ from batchline.client.events import ServerEvent, read_events
 from batchline.client.models import (
     RemoteBatch,
     RemotePage,
-    RemoteWait,
+    RemoteUsage,
     batch_decoder,
     file_decoder,
     object_decoder,
     page_decoder,
     progress_decoder,
+    usage_decoder,
 )
+from batchline.domain.wait_text import AnyWait
 
 T = TypeVar("T")
 
@@ -34,8 +36,8 @@ _STALL_SECONDS = 60.0
 _SLOW_STALL_SECONDS = 600.0
 """An upload is answered once it is on disk, a create once the whole input is validated, maybe after other inputs."""
 
-_MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""The limit for answers that are not a file."""
+_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""The limit for answers that are not a file. A page of results has 16 MiB and one line more."""
 
 _NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
 
@@ -117,7 +119,7 @@ class Client:
         """Return a page of the recorded lines of a batch, in the order in which they were recorded."""
         return self._page(f"{_batch_path(batch_id)}/results", after=after, limit=limit, status=status)
 
-    def follow_results(self, batch_id: str, *, after: str | None, status: str | None) -> Iterator[ServerEvent]:
+    def follow_results(self, batch_id: str, *, after: str | None, status: str | None) -> Iterator[list[ServerEvent]]:
         """Yield the events of a batch as they come: its recorded lines, its state, and its end.
 
         Raise BrokenOff if the connection ends before the end of the batch. Go on with ``after`` set to the id of the
@@ -127,9 +129,9 @@ class Client:
         params = {"status": status} if status else {}
         path = f"{_batch_path(batch_id)}/results"
         with self._request("GET", path, headers=headers, params=params) as response:
-            for event in read_events(response.iter_lines()):
-                yield event
-                if event.kind == "end":
+            for events in read_events(response.iter_raw()):
+                yield events
+                if any(event.kind == "end" for event in events):
                     return
         raise BrokenOff("the connection ended before the batch did")
 
@@ -154,6 +156,11 @@ class Client:
         """Return the models that the project may use."""
         return _decode(page_decoder, self._call("GET", "/v1/models")).data
 
+    def usage(self, *, start_time: int, end_time: int, bucket: str) -> list[RemoteUsage]:
+        """Return what the project used over a period, by bucket of time and model."""
+        params = {"start_time": start_time, "end_time": end_time, "bucket": bucket}
+        return _decode(usage_decoder, self._call("GET", "/v1/usage", params=params)).data
+
     def download(self, file_id: str, target: BinaryIO, *, on_progress: Callable[[int, int], None]) -> None:
         """Append to ``target`` the bytes of a file that it does not have yet.
 
@@ -173,7 +180,7 @@ class Client:
                 target.write(chunk)
                 on_progress(target.tell(), total)
 
-    def waiting_for(self, batch_id: str) -> RemoteWait | None:
+    def waiting_for(self, batch_id: str) -> AnyWait | None:
         """Return why lines of a batch wait; None if none do, or if the server does not say."""
         try:
             return _decode(progress_decoder, self.progress(batch_id)).waiting_for

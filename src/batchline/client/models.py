@@ -1,7 +1,11 @@
 """The fields of the API's objects that the client uses."""
 
+from decimal import Decimal
+
 from msgspec import Raw, Struct, field
 from msgspec.json import Decoder
+
+from batchline.domain.wait_text import AnyWait
 
 TERMINAL_STATUSES = frozenset({"completed", "failed", "expired", "cancelled"})
 
@@ -95,31 +99,13 @@ class RemoteBatch(Struct, frozen=True):
 
     @property
     def ended_at(self) -> int | None:
-        """When the batch ended, or None if it has not."""
+        """The time at which the batch ended, or None if it has not."""
         return self.completed_at or self.failed_at or self.expired_at or self.cancelled_at
 
     @property
     def tokens(self) -> TokenCounts:
         """The tokens used, zero if the server reports none."""
         return _tokens.decode(self.usage) or TokenCounts()
-
-
-class RemoteWait(Struct, frozen=True):
-    """Why lines of a batch wait. Which fields are set depends on the reason."""
-
-    reason: str
-    upstream: str = ""
-    model: str | None = None
-    detail: str = ""
-    code: str = ""
-    message: str = ""
-    until: int = 0
-    rate: float | None = None
-    in_flight: int = 0
-    limit: int = 0
-    by_other_projects: int = 0
-    lines: int = 0
-    workers: int = 0
 
 
 class RemoteEta(Struct, frozen=True):
@@ -153,7 +139,7 @@ class RemoteProgress(Struct, frozen=True):
     request_counts: Counts = Counts()
     rate: float = 0.0
     eta: RemoteEta | None = None
-    waiting_for: RemoteWait | None = None
+    waiting_for: AnyWait | None = None
     in_flight: int = 0
     concurrency: int = 0
     errors: list[ErrorCount] = field(default_factory=list)
@@ -163,6 +149,27 @@ class RemoteProgress(Struct, frozen=True):
     max_cost: float | None = None
     parent_batch_id: str | None = None
     child_batch_ids: list[str] = field(default_factory=list)
+
+
+class RemoteUsage(Struct, frozen=True):
+    """The usage of one model in one bucket of time. Amounts are in units."""
+
+    start_time: int
+    model: str
+    requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost: Decimal = Decimal(0)
+    reused: int = 0
+    saved: Decimal = Decimal(0)
+
+
+class UsagePage(Struct, frozen=True):
+    """The usage of a project over a period."""
+
+    data: list[RemoteUsage]
 
 
 class CheckedModel(Struct, frozen=True):
@@ -175,10 +182,11 @@ class CheckedModel(Struct, frozen=True):
     output_tokens_at_most: int | None = None
     cost_at_most: float | str | None = None
     estimated: bool = False
+    counted_lines: int = 0
 
 
 class SecondsRange(Struct, frozen=True):
-    """How long a file will take, at best and at worst."""
+    """The seconds that a file will take, at best and at worst."""
 
     low: float
     high: float
@@ -203,4 +211,5 @@ page_decoder = Decoder(RemotePage)
 model_decoder = Decoder(RemoteModel)
 progress_decoder = Decoder(RemoteProgress)
 check_decoder = Decoder(RemoteCheck)
+usage_decoder = Decoder(UsagePage)
 object_decoder = Decoder(dict[str, Raw])

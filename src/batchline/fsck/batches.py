@@ -40,26 +40,26 @@ class BatchCheck:
     def __init__(
         self, *, store: Store, reader: ObjectReader, checked: Checked, clock: Clock, work_retention_seconds: int
     ) -> None:
-        self._store, self._clock = store, clock
+        self._store, self._clock, self._checked = store, clock, checked
         self._work_retention_seconds = work_retention_seconds
         self._segments = SegmentReader(store, reader, checked)
         self._work = WorkReader(reader)
         self._results = ResultReader(reader)
 
     async def check(self, batch_id: str) -> list[Finding]:
-        """Return what is wrong with a batch. A batch that is gone is fine."""
-        rows = await self._store.inspect_batch(batch_id)
+        """Return what is wrong with a batch, at two looks in the same state. A batch that is gone is fine."""
+        rows, before = await self._store.inspect_batch(batch_id), None
+        segments = self._checked.segments
         findings: list[Finding] = []
         for _ in range(_MAX_CHECKS):
             if rows is None:
                 return []
+            self._checked.segments = segments
             findings = [finding async for finding in self.examine(rows)]
-            if not findings:
-                return []
+            if not findings or (before is not None and _progress_of(rows) == _progress_of(before)):
+                return findings
             await self._clock.sleep(_SETTLE_SECONDS)
             before, rows = rows, await self._store.inspect_batch(batch_id)
-            if rows is not None and _progress_of(rows) == _progress_of(before):
-                return findings
         return findings
 
     async def examine(self, rows: InspectedBatch) -> AsyncIterator[Finding]:

@@ -7,14 +7,12 @@ from msgspec.json import Decoder
 
 from batchline.domain.checksum import Checksum
 from batchline.domain.errors import Damaged
+from batchline.domain.input_lines import InputLines
 from batchline.domain.records import File, InspectedFile
 from batchline.domain.states import FileState
 from batchline.fsck.reading import ObjectReader, Unreadable
 from batchline.fsck.tally import LineNumbers, Tally
 from batchline.ports import InspectedBatch
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_BLANK = b" \t\r\n"
 
 
 class _Request(Struct):
@@ -67,15 +65,12 @@ class ResultReader:
 
     async def renamed(self, file: InspectedFile, tally: Tally) -> LineNumbers:
         """Return the lines whose result has another custom_id than in the input file, if that can be read."""
-        found, index = LineNumbers(), 0
+        found, counted = LineNumbers(), InputLines()
         try:
-            async for text in self._reader.lines(file.object_key, file.bytes):
-                line = text.removeprefix(_BYTE_ORDER_MARK) if index == 0 else text
-                if not line.strip(_BLANK):
-                    continue
-                if tally.differs(index, _request.decode(line).custom_id):
-                    found.add(index)
-                index += 1
+            async for line in self._reader.lines(file.object_key, file.bytes):
+                text = counted.take(line)
+                if text is not None and tally.differs(counted.count - 1, _request.decode(text).custom_id):
+                    found.add(counted.count - 1)
         except (Unreadable, DecodeError, UnicodeDecodeError):
             # The check of files reports an input file that is damaged.
             return LineNumbers()

@@ -18,7 +18,8 @@ _COMBINED: dict[str, _Combine] = {
     "batchline_process_max_fds": min,
     "batchline_process_start_time_seconds": min,
 }
-"""How the values of processes are combined where they are not added: flags, limits, and what all of them measure."""
+"""The functions that combine the values of processes if these are not added: flags, limits, and values that all of them
+measure."""
 
 
 class MetricSample(NamedTuple):

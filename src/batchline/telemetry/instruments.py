@@ -46,6 +46,11 @@ class Durations(Collector):
         """Return a series, which is shown from now on even if it is empty."""
         return self._series.setdefault(values, _Series(len(self._bounds) + 1))
 
+    def totals(self, label: str) -> tuple[int, float]:
+        """Return the number and the sum of the durations of all series whose first label has this value."""
+        found = [series for values, series in self._series.items() if values[0] == label]
+        return sum(sum(series.counts) for series in found), sum(series.sum for series in found)
+
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self.name, self._text, labels=self.labels)
         for values, series in self._series.items():

@@ -26,8 +26,8 @@ _NOT_EXTRA = frozenset(vars(logging.makeLogRecord({}))) | {
 LOGFMT, JSON = "logfmt", "json"
 _WINDOW_SECONDS = 60.0
 _LINES_PER_WINDOW = 5
-"""How often a warning that differs in nothing but the time is written. An outage of the database would otherwise write
-the same line several times a second for as long as it lasts."""
+"""The number of times that a warning which differs only in its time is written in a window. Otherwise an outage of the
+database would write the same line several times a second for as long as it lasts."""
 _MAX_REMEMBERED = 1000
 _SUBJECTS = ("task", "part", "upstream", "model", "batch", "webhook", "object", "file", "error")
 """The fields that say what a warning is about. Two warnings with the same text and subject are the same."""

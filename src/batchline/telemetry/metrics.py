@@ -32,8 +32,10 @@ DAMAGED_PARTS = ("file", "segment", "shard")
 DELIVERY_RESULTS = ("delivered", "failed", "gone", "given_up")
 BOUNDS = (
     *("call_bytes", "connections", "idle_connections", "key_reads", "organization_storage", "project_call_bytes"),
-    *("project_calls", "project_requests", "project_result_reads", "project_storage", "unread_answer"),
+    *("project_calls", "project_live_pages", "project_requests", "project_result_reads", "project_storage"),
+    *("sign_in", "unread_answer"),
 )
+CONSOLE_REFUSALS = ("bound", "forged_form", "missing_scope", "not_found", "other", "wrong_key")
 """The values of labels. All series of them are shown from the start, so that a rate over the first event is right."""
 
 # Creation times double the number of series, and nothing reads them.
@@ -67,6 +69,9 @@ class Metrics:
         self.saved_units = self._counter("saved_units", "What these lines would have cost, in units.")
         self.refusals = self._counter(
             "refusals", "Requests and connections that were refused or ended at a bound, by bound.", "bound"
+        )
+        self.console_refusals = self._counter(
+            "console_refusals", "Requests that the console refused, by reason.", "reason"
         )
 
         self.queue_lines = self._gauge("queue_lines", "Lines of all batches that no worker has leased yet.")
@@ -172,6 +177,7 @@ class Metrics:
             (self.damage, DAMAGED_PARTS),
             (self.webhook_deliveries, DELIVERY_RESULTS),
             (self.refusals, BOUNDS),
+            (self.console_refusals, CONSOLE_REFUSALS),
         ):
             for value in values:
                 counter.labels(value)

@@ -30,8 +30,8 @@ _MAX_SHOWN_BYTES = 50
 _UNRESERVED_BYTES = 64 * 1024
 """An answer up to this size reserves nothing: nearly all are smaller, and never wait for large ones."""
 _RESERVED_STEP_BYTES = 256 * 1024
-"""How far ahead a large answer reserves bytes: as many as one read from the socket returns. An answer that arrives
-slowly thus holds little more than what has arrived."""
+"""The bytes that a large answer reserves ahead: as many as one read from the socket returns. So an answer that arrives
+slowly reserves little more than the bytes that have arrived."""
 
 _READ_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"x-request-id")
 _HEADERS = {

@@ -22,7 +22,10 @@ from batchline.domain.replies import Answer, Fault, Reply
 from batchline.ports import Clock, Upstream
 
 _ROUTE_CACHE_SECONDS = 600.0
-"""How long a found route is used before it is looked for again: another server may have replaced the first."""
+"""The time for which a found route is used. Then it is looked for again: another server may have replaced the first."""
+
+_MAX_ROUTES = 256
+"""The most models whose route is remembered. Clients choose the names of models where none are configured."""
 
 _RETRYABLE_STATUSES = frozenset({408, 409, 429})
 _BYTES_PER_TOKEN = 4
@@ -44,11 +47,24 @@ class UpstreamTokens:
     async def count(self, body: bytes) -> int | Reply:
         """Return the number of tokens of a chat request, or the upstream's reply if it is overloaded or failing."""
         chat = _chat.decode(body)
-        route = await self._route(chat.model)
-        if isinstance(route, Answer | Fault):
-            return route
-        counted = None if route is None else await route(self._upstream, body)
+        counted = await self._ask(chat.model, body)
         return _estimate(chat) if counted is None else counted
+
+    async def count_exactly(self, body: bytes) -> int | None:
+        """Return the number by the upstream's own tokenizer; None if it has none, fails, or rejects the chat."""
+        try:
+            model = _chat.decode(body).model
+        except (DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        counted = await self._ask(model, body)
+        return counted if isinstance(counted, int) else None
+
+    async def _ask(self, model: str, body: bytes) -> int | Reply | None:
+        """Return the number, or the upstream's reply if it fails; None if it cannot count this chat."""
+        route = await self._route(model)
+        if route is None or isinstance(route, Answer | Fault):
+            return route
+        return await route(self._upstream, body)
 
     async def _route(self, model: str) -> _Route | Reply | None:
         cached = self._routes.get(model)
@@ -56,6 +72,8 @@ class UpstreamTokens:
             return cached.route
         route = await self._find_route(model)
         if not isinstance(route, Answer | Fault):
+            if len(self._routes) >= _MAX_ROUTES:
+                del self._routes[next(iter(self._routes))]
             self._routes[model] = _CachedRoute(route=route, expires_at=self._clock.steady() + _ROUTE_CACHE_SECONDS)
         return route
 
@@ -85,7 +103,7 @@ async def _count_prompt(upstream: Upstream, body: bytes) -> int | Reply | None:
     rendered = await _post(upstream, "/apply-template", body, _rendered)
     if not isinstance(rendered, _Rendered):
         return rendered
-    # As llama.cpp itself turns the prompt of a chat into tokens.
+    # llama.cpp itself turns the prompt of a chat into tokens in the same way.
     prompt = encode({"content": rendered.prompt, "add_special": True, "parse_special": True})
     tokenized = await _post(upstream, "/tokenize", prompt, _tokenized)
     return len(tokenized.tokens) if isinstance(tokenized, _Tokenized) else tokenized

@@ -1,6 +1,7 @@
 """The routes ``/openapi.json`` and ``/docs``: the description of the API, for programs and for people."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from importlib.resources import files
 
 from msgspec.json import encode as encode_json
@@ -23,12 +24,19 @@ _HEADERS = {
 
 
 class DescriptionRoutes:
-    """Serves the OpenAPI document and the page that shows it; both are made once, at the start."""
+    """Serves the OpenAPI document and the page that shows it.
+
+    The document is made at the first request for it: that takes as long as half of the start of a service.
+    """
 
     def __init__(self, *, bearer: bool, endpoints: Sequence[str], model: str) -> None:
         folder = files("batchline.api") / "docs"
-        self._document = encode_json(describe(bearer=bearer, endpoints=endpoints, model=model))
+        self._bearer, self._endpoints, self._model = bearer, endpoints, model
         self._files = {name: (folder / name).read_bytes() for name in (_PAGE, *_ASSETS)}
+
+    @cached_property
+    def _document(self) -> bytes:
+        return encode_json(describe(bearer=self._bearer, endpoints=self._endpoints, model=self._model))
 
     async def openapi(self, request: Request) -> Response:
         return Response(self._document, headers=_HEADERS, media_type=JSON)

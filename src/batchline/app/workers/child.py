@@ -13,6 +13,7 @@ from typing import BinaryIO
 from batchline.app.backends import open_child_store, open_shared_objects
 from batchline.app.roles import new_context, run
 from batchline.app.startup import StartupError, stop_on_signals
+from batchline.app.tracing import open_tracer
 from batchline.app.upstreams import open_upstreams
 from batchline.app.workers.autoscaler import CpuMeter
 from batchline.app.workers.messages import (
@@ -118,21 +119,24 @@ async def run_child(*, read_pipe: BinaryIO, write_pipe: BinaryIO) -> None:
     settings = Settings(**start.settings)
     configure_logs(level=settings.log_level, form=settings.log_format)
     held_bytes = HeldBytes(settings.max_held_bytes)
-    upstreams = await open_upstreams(settings, lambda _done, _total: None, held_bytes=held_bytes)
-    async with open_child_store(settings) as (store, clock), open_shared_objects(settings) as objects:
-        context = new_context(
-            settings,
-            store=store,
-            objects=objects,
-            upstreams=upstreams,
-            held_bytes=held_bytes,
-            metrics=metrics,
-            owner=start.owner,
-            clock=clock,
-        )
-        await _run_lines(context, connection)
-    for upstream in upstreams.values():
-        await upstream.close()
+    async with (
+        open_upstreams(settings, lambda _done, _total: None, held_bytes=held_bytes) as upstreams,
+        open_child_store(settings) as (store, clock),
+        open_shared_objects(settings) as objects,
+    ):
+        with open_tracer(settings, clock=clock, owner=start.owner) as tracer:
+            context = new_context(
+                settings,
+                store=store,
+                objects=objects,
+                upstreams=upstreams,
+                held_bytes=held_bytes,
+                metrics=metrics,
+                owner=start.owner,
+                clock=clock,
+                tracer=tracer,
+            )
+            await _run_lines(context, connection)
 
 
 async def _run_lines(context: Context, connection: PoolConnection) -> None:

@@ -37,7 +37,7 @@ class StopMessage(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class HeartbeatMessage(Struct, frozen=True, kw_only=True, tag=True):
-    """What a child is doing, and its metrics so far."""
+    """The state of a child, and its metrics so far."""
 
     report: Report
     caps: Mapping[str, int]

@@ -31,11 +31,11 @@ from batchline.settings import Settings
 log = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 5.0
-"""How long a child that closed its pipe may take to end before it is killed."""
+"""The time that a child which closed its pipe may take to end before it is killed."""
 
 
 def max_worker_processes(settings: Settings) -> int:
-    """Return how many processes may run lines here.
+    """Return the number of processes that may run lines here.
 
     It is one on PostgreSQL, where an operator starts workers, and one if a model on this machine answers, since that
     model needs the cores itself.

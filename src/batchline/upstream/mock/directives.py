@@ -38,7 +38,7 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 class Action(StrEnum):
-    """What the mock does in place of a normal answer."""
+    """The mock does this in place of a normal answer."""
 
     CUT = "cut"
     DROP = "drop"
@@ -51,7 +51,7 @@ class Action(StrEnum):
 
 
 class Directive(Struct, frozen=True, kw_only=True):
-    """What one pair of brackets asks for; without any field, a normal answer."""
+    """One pair of brackets in a prompt; without any field it asks for a normal answer."""
 
     action: Action | None = None
     status: int | None = None

@@ -71,7 +71,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Ending(StrEnum):
-    """How an attempt ends on the wire."""
+    """The ways in which an attempt ends on the wire."""
 
     WHOLE = "whole"
     CUT = "cut"
@@ -81,7 +81,7 @@ class Ending(StrEnum):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What happens to one attempt; ``status``, ``body`` and the fields below describe the answer, if one is sent."""
+    """The reply to one attempt; ``status``, ``body`` and the fields below describe the answer, if one is sent."""
 
     ending: Ending = Ending.WHOLE
     delay: float = 0
