@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
-.PHONY: setup serve demo check audit sbom test test-node simulate fuzz soak attacks contract cli-page mutations proof bench \
+.PHONY: setup serve demo check audit sbom test test-node simulate fuzz soak attacks contract cli-page log-page mutations proof bench \
 	zoo docs lock format clean
 
 setup: $(INSTALLED)
@@ -58,7 +58,7 @@ test: setup $(if $(NODE),$(NODE_MODULES))
 	@$(if $(NODE),,echo "Skipping the test of the Node client: node and npm are not installed.")
 	@$(if $(CURL),,echo "Skipping the curl commands of the README: curl is not installed.")
 	@$(if $(CHROMIUM),,echo "Skipping the console in a browser: chromium is not installed (Debian: apt-get install chromium).")
-	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)$(if $(CHROMIUM),, and not chromium)"
+	$(BIN)/pytest -n 6 --dist loadscope --no-loadscope-reorder -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)$(if $(CHROMIUM),, and not chromium)"
 
 test-node: setup $(NODE_MODULES)
 	$(BIN)/pytest -m node
@@ -86,6 +86,10 @@ contract: setup
 # Writes docs/cli.md from the commands themselves.
 cli-page: setup
 	$(BIN)/python -m tests.docs.cli_page
+
+# Writes docs/reference/log-events.md from the calls of the loggers.
+log-page: setup
+	$(BIN)/python -m tests.docs.log_page
 
 # Breaks the code in a copy, for the weightiest rules, and checks that a test fails: about ten minutes.
 # RULES="A3 D4" does so for some rules.
@@ -116,7 +120,7 @@ docs: .venv-docs/.installed
 lock:
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: pip install uv"; exit 1; }
 	$(COMPILE) pyproject.toml --output-file requirements.lock
-	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra classify --group dev --constraint requirements.lock \
+	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra classify --extra otel --extra parquet --group dev --constraint requirements.lock \
 		--output-file requirements-dev.lock
 	printf 'hatchling\neditables\n' | $(COMPILE) - --constraint requirements-dev.lock --output-file requirements-build.lock
 	printf 'cyclonedx-bom\npip-audit\n' | $(COMPILE) - --constraint requirements-dev.lock --output-file requirements-audit.lock
@@ -143,7 +147,7 @@ $(RUNS): pyproject.toml requirements.lock requirements-build.lock requirements-m
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Adds what checks and tests need to the same folder: about 600 MB more.
+# Adds what checks and tests need to the same folder: about 900 MB more.
 $(INSTALLED): $(RUNS) requirements-dev.lock
 	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
 	@touch $@

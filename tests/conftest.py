@@ -1,5 +1,6 @@
 """Fixtures for real servers, each started once per process of a run: PostgreSQL, an S3 store and llama.cpp."""
 
+import gc
 import logging
 import os
 import sys
@@ -8,7 +9,14 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.support.postgres_server", "tests.support.s3_server", "tests.support.llama_server"]
+from tests.support.bytecode import store_bytecode
+
+pytest_plugins = [
+    "tests.support.scheduler",
+    "tests.support.postgres_server",
+    "tests.support.s3_server",
+    "tests.support.llama_server",
+]
 
 # On a busy machine any example may take longer than Hypothesis allows by default, which says nothing about the code.
 hypothesis.settings.register_profile(
@@ -17,8 +25,15 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("batchline")
 
 
-_LONG = ("crash", "simulation", "fleet", "cli/run", "app", "sdk", "docs", "backup", "pipeline")
+_LONG = ("crash", "fsck", "simulation", "fleet", "cli", "console", "app", "sdk", "docs", "backup", "pipeline")
 """Folders of tests that take long, the longest first."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile what changed before the processes of a run start, if it has more than one."""
+    if session.config.getoption("numprocesses", None):
+        store_bytecode()
 
 
 @pytest.hookimpl(trylast=True)
@@ -28,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: next((n for n, each in enumerate(folders) if item.nodeid.startswith(each)), len(folders))
     )
+
+
+def pytest_collection_finish() -> None:
+    """Take all that was imported and collected out of garbage collection, which would look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from batchline.upstream.mock.script import Plan
 from tests.support.engine_harness import Bench
 
 CRASHES = "[[crash delay=0.02]]"
+_LINES = 1200
 
 
 @pytest.mark.rule("D5", "Lines beside the one that crashes the upstream do not fail.")
@@ -56,14 +57,14 @@ def test_poisonous_lines_do_not_keep_others_from_being_tried(tmp_path: Path) -> 
 def test_an_outage_fails_no_line_though_all_have_the_same_custom_id(tmp_path: Path) -> None:
     """D3: lines are identified by batch and number, and not by the custom_id of the client."""
     with closing(Bench(tmp_path)) as bench:
-        bench.machine.down_until = 900
+        bench.machine.down_until = 300
 
         async def scene() -> None:
             batches = [await bench.batch([f"batch {n}"]) for n in range(8)]
             ends = [await bench.ended(batch) for batch in batches]
             assert [(batch.completed, batch.failed) for batch in ends] == [(1, 0)] * 8
 
-        bench.play(scene(), seconds=1100)
+        bench.play(scene(), seconds=500)
 
 
 def _run_to_the_end(bench: Bench, lines: int) -> tuple[Batch, float]:
@@ -83,8 +84,8 @@ def test_dropped_connections_cost_little(tmp_path: Path) -> None:
     for percent in (0, 1):
         folder = tmp_path / str(percent)
         folder.mkdir()
-        with closing(Bench(folder, plan=Plan(drop=percent), max_concurrency=64)) as bench:
-            batch, taken[percent] = _run_to_the_end(bench, 5000)
-            assert (batch.completed, batch.failed) == (5000, 0)
-            assert (bench.attempts("line") > 5000) == bool(percent)
+        with closing(Bench(folder, plan=Plan(drop=percent), latency=0.2, max_concurrency=64)) as bench:
+            batch, taken[percent] = _run_to_the_end(bench, _LINES)
+            assert (batch.completed, batch.failed) == (_LINES, 0)
+            assert (bench.attempts("line") > _LINES) == bool(percent)
     assert taken[1] < 2 * taken[0]

@@ -75,7 +75,7 @@ def test_one_pipelined_request_of_a_connection_is_worked_on_at_a_time(
 
 
 def test_every_pipelined_request_is_answered_once_the_client_reads(api: Api) -> None:
-    count = 20_000
+    count = 8000
     with api.connect() as sock:
         sent, received = 0, 0
         flood = TINY * count

@@ -31,7 +31,7 @@ def test_open_batches_continue_in_another_folder(tmp_path: Path, mock: Mock, ori
     """C12, D4, D5: on SQLite and a folder."""
     target = Target(tmp_path / "restored")
     printed = target.restore(original.archives[-1]).stdout
-    assert "Start it with: batchline serve" in printed
+    assert "Start it with the same settings: batchline serve" in printed
     with original.served(target.data_dir, mock.url) as service:
         assert_all_ends_well(service, original)
 

@@ -18,7 +18,7 @@ from batchline.client.errors import (
     RequestRefused,
     Unreachable,
 )
-from batchline.client.models import RemoteWait
+from batchline.domain.wait_text import AnyWait
 from tests.support.scripted_server import ScriptedServer, answering, reply
 
 _BATCH = b'{"id": "batch_1", "status": "in_progress", "request_counts": {"total": 3, "completed": 1, "failed": 1}}'
@@ -202,7 +202,7 @@ def test_why_lines_wait_is_read_from_the_progress() -> None:
     answers = [reply(200, waits), reply(200, b'{"waiting_for":null}'), reply(200, b"x 1\n"), reply(404, b"")]
     with answering(*answers) as server, _client(server.url) as client:
         first, *others = [client.waiting_for("batch_1") for _ in answers]
-    assert first == RemoteWait(reason="slots", limit=4, in_flight=3)
+    assert first == AnyWait(reason="slots", limit=4, in_flight=3)
     assert others == [None] * 3
     assert server.asked[0].head.startswith("GET /v1/batches/batch_1/progress ")
 

@@ -43,16 +43,15 @@ def edit_python(package: Path, *, name: str, find: str, new: str) -> Edit:
     source = found[0].path.read_text()
     module = ast.parse(source)
     place = next(node for own_name, node in _named_nodes(module) if own_name == found[0].own_name)
-    before, known = ast.unparse(module), _names_used(module)
+    before, known = ast.unparse(place), _names_used(module)
     try:
         replace(place, find, new)
         _check_names(new, known)
     except PatternError as error:
         raise PatternError(f"{name}: {error}") from None
-    text = ast.unparse(module)
-    if text == before:
+    if ast.unparse(place) == before:
         raise PatternError(f"{name}: the replacement is the same as what was found")
-    return Edit(found[0].path, f"{text}\n")
+    return Edit(found[0].path, f"{ast.unparse(module)}\n")
 
 
 def edit_query(package: Path, *, backend: str, name: str, find: str, new: str) -> Edit:

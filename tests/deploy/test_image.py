@@ -15,13 +15,25 @@ from threading import Thread
 
 import pytest
 
-from tests.support.deploy_files import ENV, ROOT, arguments, last, settings_of
+from tests.support.deploy_files import ENV, IMAGE, ROOT, arguments, last, settings_of
 
 
 def test_the_image_stands_on_one_named_version_of_the_python_that_the_locks_are_for() -> None:
-    [python] = {base.split()[0] for base in arguments("FROM")}
+    assert {base.split()[0] for base in arguments("FROM")} == {"${PYTHON_IMAGE}"}
+    [python] = [given.removeprefix("PYTHON_IMAGE=") for given in arguments("ARG")]
     [locked] = re.findall(r"--python-version (\S+)", (ROOT / "Makefile").read_text())
     assert re.fullmatch(rf"python:{re.escape(locked)}\.\d+-slim-\w+", python)
+
+
+def test_the_script_for_machines_without_docker_builds_this_version_of_the_same_dockerfile() -> None:
+    script = ROOT / "deploy" / "image" / "build.sh"
+    assert subprocess.run(["sh", "-n", script], check=False).returncode == 0
+    [command] = re.findall(r"^VERSION=\$\((.+)\)$", script.read_text(), re.MULTILINE)
+    version = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    assert f"batchline:{version}" == IMAGE
+    [named] = re.findall(r'--build-arg "(\w+)=', script.read_text())
+    assert named in {given.partition("=")[0] for given in arguments("ARG")}
+    assert os.access(script, os.X_OK)
 
 
 def test_nothing_is_installed_but_what_a_lock_pins_by_hash() -> None:

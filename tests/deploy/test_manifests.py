@@ -6,6 +6,7 @@ That a cluster runs them is not shown here.
 import re
 from pathlib import Path
 
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 from batchline.api.health import HealthRoutes
@@ -28,6 +29,9 @@ _VERSIONS = {
     "PodMonitor": "monitoring.coreos.com/v1",
     "ScaledObject": "keda.sh/v1alpha1",
 }
+_CUSTOM = {"PodMonitor", "ScaledObject"}
+"""Kinds of other projects, of which Kubernetes has no schemas."""
+_KUBERNETES = kubernetes_validate.latest_version()
 _KUSTOMIZATION = load(_FOLDER / "kustomization.yaml")
 _APPLIED = {name: load(_FOLDER / name) for name in _KUSTOMIZATION["resources"]}
 _EXAMPLES = {path.name: load(path) for path in (_FOLDER / "examples").iterdir()}
@@ -81,6 +85,17 @@ def test_every_manifest_is_applied_but_the_example_of_a_secret() -> None:
         assert _VERSIONS[each["kind"]] == each["apiVersion"]
         assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", each["metadata"]["name"])
         assert each["kind"] == "Namespace" or _kind("Namespace", each["metadata"]["namespace"])
+
+
+@pytest.mark.parametrize("name", [*_APPLIED, *_EXAMPLES, "secret.example.yaml", "configMapGenerator"])
+def test_kubernetes_knows_every_field(name: str) -> None:
+    """With the schemas of Kubernetes, which have no custom resources. A name that is misspelled is refused."""
+    named = _APPLIED | _EXAMPLES | {"secret.example.yaml": _SECRET}
+    for each in [named[name]] if name in named else _CONFIG_MAPS:
+        if each["kind"] not in _CUSTOM:
+            kubernetes_validate.validate(each, _KUBERNETES, strict=True)
+            with pytest.raises(kubernetes_validate.ValidationError):
+                kubernetes_validate.validate(each | {"misspelled": {}}, _KUBERNETES, strict=True)
 
 
 def test_the_example_of_a_secret_holds_none() -> None:
@@ -165,6 +180,18 @@ def _mounted(workload: Object, path: Path) -> str:
     [volume] = [volume for volume in _pod(workload)["volumes"] if volume["name"] == name]
     text: str = _kind("ConfigMap", volume["configMap"]["name"])["data"][path.name]
     return text
+
+
+@pytest.mark.parametrize("name", _DEPLOYMENTS)
+def test_a_node_waits_for_the_migration_with_the_image_and_the_settings_that_it_runs_with(name: str) -> None:
+    """F1: a node that starts before the job is done does not crash, and old pods stay until the new ones are ready."""
+    deployment = _DEPLOYMENTS[name]
+    container = _container(deployment)
+    [waiting] = _pod(deployment)["initContainers"]
+    assert waiting["args"] == ["migrate", "--wait"]
+    for same in ("image", "envFrom", "securityContext"):
+        assert waiting[same] == container[same]
+    assert [mount for mount in container["volumeMounts"] if mount["name"] != "data"] == waiting["volumeMounts"]
 
 
 @pytest.mark.parametrize("name", _WORKLOADS)

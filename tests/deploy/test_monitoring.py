@@ -13,6 +13,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from batchline.store.postgres import clock as postgres_clock
+from batchline.store.sqlite import clock as sqlite_clock
 from tests.support.service import running_mock, running_service
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -78,6 +80,24 @@ def test_every_alert_says_what_to_do() -> None:
     for rule in group["rules"]:
         assert rule["annotations"].keys() == {"summary", "description"}
         assert f"`{rule['alert']}`" in page
+
+
+def _expression_of(alert: str) -> str:
+    [group] = yaml.safe_load(_RULES.read_text())["groups"]
+    [expression] = [rule["expr"] for rule in group["rules"] if rule["alert"] == alert]
+    return str(expression)
+
+
+def test_the_alert_of_the_clock_has_the_tolerance_of_the_service() -> None:
+    """C13: an offset that the service tolerates is no reason to wake anybody."""
+    [bound] = re.findall(r"> (\d+)$", _expression_of("BatchlineClockOff"))
+    assert float(bound) == postgres_clock.TOLERANCE_SECONDS == sqlite_clock.TOLERANCE_SECONDS
+
+
+def test_the_alert_of_progress_counts_lines_that_a_worker_holds() -> None:
+    """A hung worker leaves no line in the queue, and may report no metrics of its own."""
+    expression = _expression_of("BatchlineNoProgress")
+    assert set(_NAME.findall(expression)) == {"batchline_nearest_deadline_seconds", "batchline_lines_total"}
 
 
 def test_panels_do_not_overlap() -> None:

@@ -1,10 +1,13 @@
 """The pages of the site: every snippet works as it stands, every link and anchor leads somewhere."""
 
+import ast
 import csv
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -23,7 +26,7 @@ _ALL = sorted(_DOCS.rglob("*.md"))
 _PAGES = [page for page in _ALL if page.parent != _DOCS]
 """The pages that lie in the folders of their kind."""
 _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
-_KNOWN = {"caddyfile", "csv", "nginx", "python", "sh", "toml"}
+_KNOWN = {"caddyfile", "csv", "nginx", "python", "sh", "toml", "yaml"}
 
 
 def _blocks(page: Path, language: str) -> list[str]:
@@ -84,9 +87,14 @@ def test_the_settings_files_that_are_shown_can_be_used(tmp_path: Path, page: Pat
     load_settings(config=str(path))
 
 
+@pytest.mark.parametrize("page", _PAGES, ids=_name)
+def test_settings_of_others_that_are_shown_can_be_read(page: Path) -> None:
+    assert all(isinstance(yaml.safe_load(text), dict) for text in _blocks(page, "yaml"))
+
+
 def test_the_programs_run_as_they_stand(tmp_path: Path) -> None:
     """With a key and a port filled in. A scripted upstream answers."""
-    programs = [text for page in _PAGES for text in _blocks(page, "python")]
+    programs = [text for page in _PAGES for text in _blocks(page, "python") if not _foreign(text)]
     assert len(programs) >= 2
     with running_mock() as mock, running_service(tmp_path, mock.url) as service:
         for program in programs:
@@ -94,6 +102,30 @@ def test_the_programs_run_as_they_stand(tmp_path: Path) -> None:
             filled = filled.replace("API_KEY", service.account["api_key"])
             ran = subprocess.run([sys.executable, "-c", filled], capture_output=True, text=True, check=False)
             assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=_name)
+def test_a_program_that_needs_a_package_of_others_says_with_which_version_it_was_tried(page: Path) -> None:
+    """Such packages are not installed here. A page about one says what was run by hand, and when it was not."""
+    if page.parent.name == "works-with" and page.name != "index.md":
+        tried = re.search(r"^(?:Tried with .* \d+\.\d+|Not tried)", page.read_text(), re.MULTILINE)
+        assert tried, "the page does not say what was tried"
+        assert _name(page).removeprefix("works-with/") in (page.parent / "index.md").read_text()
+    else:
+        assert not any(_foreign(text) for text in _blocks(page, "python"))
+
+
+def _foreign(program: str) -> set[str]:
+    """Return the packages that a program imports and that are not installed."""
+    return {name for name in _imported(ast.parse(program)) if find_spec(name) is None}
+
+
+def _imported(program: ast.Module) -> Iterator[str]:
+    for node in ast.walk(program):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
 
 
 def test_the_tutorial_about_tables_runs_as_it_stands(tmp_path: Path) -> None:

@@ -92,10 +92,11 @@ def test_the_demo_runs_a_batch_through_the_real_model(tmp_path: Path) -> None:
     questions = [line for line in lines if "capital-of-" in line]
     failing = [line for line in lines if "capital-of-" not in line]
     assert (len(questions), len(failing)) == (60, 4)
-    (tmp_path / "few.jsonl").write_text("\n".join(questions[10:16] + failing))
+    first = next(n for n, line in enumerate(questions) if "capital-of-Norway" in line)
+    (tmp_path / "few.jsonl").write_text("\n".join(questions[first : first + 2] + failing))
     shown = _run(sys.executable, _EXAMPLES / "demo.py", "few.jsonl", cwd=tmp_path)
     assert "  +  Norway        Oslo          The capital of Norway is Oslo." in shown
-    assert re.search(r"\d of 6 are right", shown)
+    assert re.search(r"\d of 2 are right", shown)
     assert "  3  invalid_request_error" in shown
     assert "  1  context_length_exceeded" in shown
     answers = [

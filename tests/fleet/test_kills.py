@@ -156,7 +156,7 @@ def test_nothing_is_lost_and_nothing_is_there_twice(
     ):
         ordeal = Ordeal(fleet, own_postgres, own_bucket, watch, Random(size))
         ordeal.start_batch(size)
-        kills = 0
+        kills, left, last_kill = 0, 0, 0.0
         for kill in islice(cycle(ordeal.kills), most):
             # Only a fleet that works is worth killing.
             watch.await_progress()
@@ -166,10 +166,10 @@ def test_nothing_is_lost_and_nothing_is_there_twice(
                     break
                 # The kills take longer on a busy machine, and the fleet must have work during each of them.
                 ordeal.start_batch(size)
+            left = ordeal.promised_lines - watch.done
             kill()
-            kills += 1
+            kills, last_kill = kills + 1, time.monotonic()
             ordeal.check_everything()
-        last_kill, left = time.monotonic(), ordeal.promised_lines - watch.done
         assert kills >= _KINDS
         assert left > 0
         wait_until(watch.all_ended, what="the end of every batch")

@@ -13,7 +13,9 @@ _LINES = chat_lines(f"[[huge=5000]] line {n}" for n in range(40))
 
 
 @pytest.mark.rule("F1", "A second database on the bucket of a running fleet is refused.")
-@pytest.mark.parametrize("role", ["serve", "api", "worker"])
+@pytest.mark.parametrize(
+    "role", ["worker", *(pytest.param(role, marks=pytest.mark.proof) for role in ("serve", "api"))]
+)
 def test_an_empty_database_on_the_bucket_of_a_fleet_is_refused(
     tmp_path: Path, postgres: Postgres, seaweed: Seaweed, role: str
 ) -> None:

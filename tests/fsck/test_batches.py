@@ -8,6 +8,7 @@ import pytest
 
 from batchline.domain.checksum import checksum_of
 from batchline.fsck.findings import Finding, Kind, RepairStatus
+from tests.support.clocks import SettableClock
 from tests.support.stored_data import StoredData
 
 Plant = Callable[[StoredData], str]
@@ -394,3 +395,11 @@ def test_work_that_is_due_to_be_deleted_may_be_gone(data: StoredData) -> None:
     """Prune deletes the objects of a batch before its rows."""
     data.delete(data.segment("large", inline=False)["object_key"])
     assert data.check(work_retention_seconds=0).is_clean
+
+
+def test_work_that_becomes_due_to_be_deleted_during_a_check_may_be_gone(data: StoredData) -> None:
+    """Prune may take longer for the objects than a check waits before it reads the rows again."""
+    data.delete(data.segment("large", inline=False)["object_key"])
+    clock = SettableClock(now=data.batch("large")["completed_at"] + 59.5)
+    findings = data.check(work_retention_seconds=60, clock=clock).findings
+    assert [finding.kind for finding in findings if finding.batch == data.batches["large"]] == []

@@ -7,6 +7,7 @@ from threading import Event, Thread
 import pytest
 
 from batchline.fsck.findings import CheckReport, Kind, RepairStatus
+from batchline.system import SystemClock
 from tests.support.backup_service import Load
 from tests.support.restore_targets import Target, back_up
 from tests.support.service import running_mock
@@ -101,7 +102,7 @@ def test_nothing_is_wrong_while_a_service_is_busy(any_data: StoredData) -> None:
 
     def keep_checking() -> None:
         while not over.is_set():
-            reports.append(any_data.check(work_retention_seconds=0))
+            reports.append(any_data.check(work_retention_seconds=0, clock=SystemClock()))
 
     checking = Thread(target=keep_checking)
     with (

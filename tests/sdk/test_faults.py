@@ -1,6 +1,7 @@
 """What an upstream can do to a line, what a client can do to a batch, and what becomes of both."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -140,8 +141,12 @@ def test_a_fault_is_tried_again_and_told_in_the_end(faults: dict[str, Any], dire
     """D1, D2: pages, half answers, none at all, redirects and floods; never followed, never taken for an answer."""
     error = faults[directive]["error"]
     assert error["code"] == "internal_error"
-    assert error["message"].startswith(f"[legacy:retries_exhausted] Line failed after {_ATTEMPTS} attempts: ")
-    assert reason in error["message"]
+    told = re.fullmatch(
+        rf"\[legacy:retries_exhausted\] Line failed after (\d+) attempts: .*{reason}.*", error["message"]
+    )
+    assert told is not None
+    # A quick 503 may be taken for one of an upstream that has too much to do, and is tried more often then.
+    assert int(told[1]) >= _ATTEMPTS if directive == "status=503" else int(told[1]) == _ATTEMPTS
 
 
 @pytest.mark.rule("D10", "An upstream that aborts a line sees as many requests as the line has attempts.")

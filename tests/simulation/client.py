@@ -172,8 +172,12 @@ class Client:
     async def _read_rest(self, batch: Batch) -> None:
         """Read all results that are left, and require that every line was read."""
         try:
+            before = self._plan.cursor
             while await self._read_on(batch.id):
-                pass
+                if self._plan.cursor == before:
+                    # The database went back, perhaps to a time at which the batch still ran.
+                    await asyncio.sleep(_RETRY_SECONDS)
+                before = self._plan.cursor
         except (ResultsUnavailable, FileDamaged):
             # Its files were removed, or damaged after they were written, which is checked where they are downloaded.
             return

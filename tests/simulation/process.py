@@ -85,6 +85,7 @@ class Process:
             clock=self.clock,
             random=self._random,
             metrics=self.metrics,
+            damage_log=DamageLog(self.metrics),
             owner=self._random.bytes(8).hex(),
             event_sender=MemorySender(),
             intervals=Intervals(sweep_seconds=plan.sweep_seconds),

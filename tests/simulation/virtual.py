@@ -12,9 +12,10 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from batchline.domain.limits import InputLimits
 from batchline.domain.records import NewShard
+from batchline.pipeline.rows.requests import write_requests
 from batchline.pipeline.survey import digests_in_file, survey_file
 from batchline.pipeline.validate import validate_file
-from batchline.ports import ClockState, Survey, Verdict
+from batchline.ports import ClockState, Survey, TableForm, TableVerdict, Verdict
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -85,12 +86,13 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """The clock of a store that is always right."""
+    """The clock of a store that is right, or by so many seconds behind the latest time that it has seen."""
 
     state = ClockState()
 
     def __init__(self, time: Time) -> None:
         self._time = time
+        self.seconds_behind = 0.0
 
     def now(self) -> float:
         return EPOCH + self._time.now
@@ -99,7 +101,7 @@ class VirtualClock:
         return self._time.now
 
     def due(self) -> float:
-        return self.now()
+        return self.now() - self.seconds_behind
 
     async def check(self) -> ClockState:
         return self.state
@@ -146,6 +148,11 @@ class InlineValidator:
 
     async def survey(self, *, project_id: str, work: Path, shards: list[NewShard]) -> Survey:
         return await self._threads.run(lambda: survey_file(work, shards))
+
+    async def write_requests(
+        self, *, project_id: str, source: Path, target: Path, form: TableForm, max_rows: int
+    ) -> TableVerdict:
+        return await self._threads.run(lambda: write_requests(source, target, form, max_rows=max_rows))
 
     async def digests(
         self, *, project_id: str, work: Path, shards: list[NewShard], endpoint: str, sent_as: bytes | None

@@ -8,6 +8,7 @@ from batchline.domain.fleet import Report
 from batchline.domain.held_bytes import HeldBytes
 from batchline.engine import ApiRole, Context
 from batchline.pipeline.budget import Budgets
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import Clock, Objects, Store, SyncUpstream, Validator, WatchedClock
@@ -51,6 +52,7 @@ def compose(
     clock: WatchedClock,
     on_key_used: Callable[[str], None],
 ) -> ApiServices:
+    metrics = Metrics()
     context = Context(
         settings=settings,
         store=store,
@@ -65,7 +67,8 @@ def compose(
         router=SyncRouter(clock=clock),
         clock=clock,
         random=SystemRandom(),
-        metrics=Metrics(),
+        metrics=metrics,
+        damage_log=DamageLog(metrics),
         owner="test",
         event_sender=MemorySender(),
     )

@@ -11,8 +11,12 @@ import httpx
 from tests.support.service import PATIENCE
 
 _CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
-PAGES = ("/console/batches", "/console/new", "/console/files", "/console/usage", "/console/keys", "/console/webhooks")
+PAGES = (
+    *("/console/batches", "/console/new", "/console/search", "/console/files", "/console/usage", "/console/keys"),
+    "/console/webhooks",
+)
 """Every page that names no batch."""
+ADMIN_PAGES = ("/console/admin", "/console/admin/projects", "/console/admin/upstreams")
 
 
 class Visitor:
@@ -39,6 +43,15 @@ class Visitor:
     def post(self, path: str, form: Mapping[str, Any] | None = None, *, csrf: str | None = None) -> httpx.Response:
         """Send a form, with the token of this session unless another is given."""
         return self.http.post(path, data={**(form or {}), "csrf": self.csrf() if csrf is None else csrf})
+
+    def open_project(self, name: str) -> None:
+        """Open the project of a name, as the administrator."""
+        page = self.page(f"/console/admin/projects?search={name}")
+        paths = re.findall(
+            r'action="(/console/admin/projects/[^"]+/open)".*?aria-label="Open the project ([^"]+)"', page
+        )
+        [path] = [path for path, found in paths if found == name]
+        assert self.post(path, csrf=self.csrf("/console/admin")).headers["location"] == "/console/batches"
 
     def sign_in(self, key: str, **form: str) -> httpx.Response:
         token = _CSRF.search(self.page("/console/sign-in"))

@@ -97,7 +97,7 @@ class VirtualDispatcher(VirtualLoop):
         super().__init__()
         self.recorder = RecorderStub()
         self.demands = self.sync_calls = 0
-        metrics = Metrics()
+        self.metrics = metrics = Metrics()
         self.breakers = Breakers(
             "default", clock=self.clock, random=random, patience_seconds=patience_seconds, metrics=metrics
         )
@@ -128,6 +128,10 @@ class VirtualDispatcher(VirtualLoop):
     def add(self, jobs: list[Job]) -> None:
         self.call(lambda: self.dispatcher.add(jobs))
 
+    def attempts(self, result: str) -> float:
+        """Return how many attempts had a result, by the metric."""
+        return sum(count for labels, count in self.metrics.attempts.counts.items() if labels[-1] == result)
+
 
 class DispatcherHarness(VirtualDispatcher):
     """A dispatcher whose attempts the test answers by hand."""
@@ -157,9 +161,17 @@ class DispatcherHarness(VirtualDispatcher):
 class ScriptedHarness(VirtualDispatcher):
     """A dispatcher before an upstream that follows a script."""
 
-    def __init__(self, script: Callable[[Request], Awaitable[Reply]], *, cap: int | None = None) -> None:
+    def __init__(
+        self,
+        script: Callable[[Request], Awaitable[Reply]],
+        *,
+        cap: int | None = None,
+        patience_seconds: float = 3600.0,
+    ) -> None:
         self.upstream = ScriptedUpstream(script)
-        super().__init__(self.upstream, cap=cap, random=SeededRandom(seeded.Random(1)))
+        super().__init__(
+            self.upstream, cap=cap, patience_seconds=patience_seconds, random=SeededRandom(seeded.Random(1))
+        )
 
     @property
     def requests(self) -> list[Request]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from batchline.engine import Context, Engine
 from batchline.objects.local import LocalObjects
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.create import CreateRequest
+from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.routing import SyncRouter
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import NewKey, Upstream
@@ -36,6 +38,8 @@ CHAT = "/v1/chat/completions"
 _PROJECTS = {"alpha": "11111111-1111-4111-8111-111111111111", "beta": "22222222-2222-4222-8222-222222222222"}
 _LONGEST_CALL_SECONDS = 0.0005
 _POLL_SECONDS = 0.1
+_POLL_SHARE = 0.01
+"""A condition is looked at again after this share of the time waited so far, so that a long wait takes few looks."""
 _MAX_STEPS = 200_000
 
 T = TypeVar("T")
@@ -48,6 +52,7 @@ STORE_CALLS = (
         "signals",
         "record",
         "release",
+        "watch_leases",
         "rescue",
         "fail_interrupted",
         "expire",
@@ -105,6 +110,9 @@ class _Words:
     async def count(self, body: bytes) -> int:
         return sum(len(message["content"].split()) for message in json.loads(body)["messages"])
 
+    async def count_exactly(self, body: bytes) -> int:
+        return await self.count(body)
+
 
 class Bench:
     """An engine that can be killed and started again. Its folder, its upstreams and the time go on."""
@@ -156,6 +164,7 @@ class Bench:
             clock=clock,
             random=chance,
             metrics=self.metrics,
+            damage_log=DamageLog(self.metrics),
             owner=chance.bytes(8).hex(),
             event_sender=self.sender,
         )
@@ -175,6 +184,10 @@ class Bench:
             kill_worker=lambda: None,
         )
         return self._stand_before(scripted, lambda: self.time.now)
+
+    def skip(self, seconds: float) -> None:
+        """Let time pass in which the process does not run, as on a suspended machine. All that is due runs once."""
+        self.time.now += seconds
 
     def kill(self) -> None:
         """Run nothing more of this process. Its leases stay in the store."""
@@ -228,11 +241,12 @@ class Bench:
 
     async def until(self, batch: Batch, condition: Callable[[Batch], bool]) -> Batch:
         """Wait until a condition holds for the batch, and return it as it is then."""
+        since = self.time.now
         while True:
             seen = await self.seen(batch.id)
             if condition(seen):
                 return seen
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(max(_POLL_SECONDS, _POLL_SHARE * (self.time.now - since)))
 
     async def ended(self, batch: Batch) -> Batch:
         return await self.until(batch, lambda seen: seen.status in TERMINAL)
@@ -325,18 +339,23 @@ class Bench:
             raise error
 
     def _bury(self, loop: Loop, engine: Engine) -> None:
-        """Cancel and finish every task of a killed process, so that no resource stays open."""
+        """Cancel and finish every task of a killed process, so that no resource stays open.
+
+        A file that it had just opened is closed with the task that was to get it.
+        """
         loop.discarded = True
         engine.stop()
-        for task in (tasks := asyncio.all_tasks(loop)):
-            task.cancel()
-        while not all(task.done() for task in tasks) and (due := loop.next_due()) is not None:
-            self.time.now = max(self.time.now, due)
-            loop.step()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                task.exception()
-        loop.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            for task in (tasks := asyncio.all_tasks(loop)):
+                task.cancel()
+            while not all(task.done() for task in tasks) and (due := loop.next_due()) is not None:
+                self.time.now = max(self.time.now, due)
+                loop.step()
+            for task in tasks:
+                with suppress(asyncio.CancelledError):
+                    task.exception()
+            loop.close()
 
 
 def _chat(prompt: str, model: str) -> object:

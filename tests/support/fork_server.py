@@ -1,10 +1,10 @@
 """Starts processes of batchline in a few milliseconds: a process that has imported all of it is forked for each.
 
 The tests start hundreds of services, and each would spend more time on its imports than on the test. A forked process
-has its own id, environment, output and memory, and dies and is killed as any other. The tests of the command line and
-of the documents start their processes anew, as a user does.
+has its own id, environment, output and memory, and dies and is killed as any other. Tests of what happens before the
+imports, and those of the documents, start their processes anew, as a user does.
 
-The server gets a request and the file to write to over a socket, forks, and replies with the process id. When the
+The server gets a request and the files to write to over a socket, forks, and replies with the process id. When the
 process has ended it sends the exit code. It ends with the process of the tests, and its processes end with it.
 """
 
@@ -22,20 +22,29 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any
+from typing import IO, Any, TextIO
 
 _MAX_MESSAGE_BYTES = 1 << 20
-_IMPORTED = ("batchline.app", "batchline.cli.mock", "batchline.cli.roles", "batchline.upstream.mock.server")
-"""The modules that any role imports, with all that these import."""
+_IMPORTED = (
+    "batchline.app",
+    "batchline.cli.connection.session",
+    "batchline.cli.mock",
+    "batchline.cli.roles",
+    "batchline.cli.run.command",
+    "batchline.cli.run.runner",
+    "batchline.upstream.mock.server",
+)
+"""The modules that any role or a run imports, with all that these import."""
 
 
 class ForkedProcess:
     """A process of batchline, with the methods of ``subprocess.Popen`` that the tests use."""
 
-    def __init__(self, server: "_ForkServer", pid: int, output: int) -> None:
+    def __init__(self, server: "_ForkServer", pid: int, stdout: TextIO | None) -> None:
+        """``stdout`` reads what the process writes, or is None if the process writes to a file."""
         self._server = server
         self.pid = pid
-        self.stdout = os.fdopen(output, "r")
+        self.stdout = stdout
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
@@ -70,17 +79,14 @@ class _ForkServer:
         Thread(target=self._read, daemon=True).start()
         atexit.register(self._end)
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-        ours, theirs = os.pipe()
-        name = str(theirs) + os.urandom(8).hex()
-        request = {"name": name, "arguments": list(arguments), "environment": dict(environment), "cwd": str(Path.cwd())}
-        try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs])
-        finally:
-            os.close(theirs)
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, outputs: Sequence[int]) -> int:
+        """Return the id of a new process that writes to two files, of which this process keeps its own descriptors."""
+        name = os.urandom(8).hex()
+        request = {"name": name, "arguments": list(arguments), "environment": dict(environment), "cwd": str(cwd)}
+        socket.send_fds(self._socket, [json.dumps(request).encode()], outputs)
         with self.ended:
             self.ended.wait_for(lambda: name in self._started)
-        return ForkedProcess(self, self._started[name], ours)
+        return self._started[name]
 
     def _end(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
@@ -101,10 +107,30 @@ _server: _ForkServer | None = None
 
 
 def fork(arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-    """Start ``batchline`` with these arguments. The first call starts the server, which serves this process alone."""
+    """Start a process with these arguments of Python; a pipe has its stdout and stderr together."""
+    server = _the_server()
+    ours, theirs = os.pipe()
+    try:
+        pid = server.start(arguments, environment, Path.cwd(), (theirs, theirs))
+    finally:
+        os.close(theirs)
+    return ForkedProcess(server, pid, os.fdopen(ours, "r"))
+
+
+def fork_with_files(
+    arguments: Sequence[str], environment: Mapping[str, str], *, cwd: Path, stdout: IO[Any], stderr: IO[Any]
+) -> ForkedProcess:
+    """Start a process with these arguments of Python in a folder, with files for its output."""
+    server = _the_server()
+    pid = server.start(arguments, environment, cwd, (stdout.fileno(), stderr.fileno()))
+    return ForkedProcess(server, pid, None)
+
+
+def _the_server() -> _ForkServer:
+    """Return the server of this process. The first call starts it."""
     global _server  # noqa: PLW0603
     _server = _server or _ForkServer()
-    return _server.start(arguments, environment)
+    return _server
 
 
 def _serve(requests: socket.socket) -> None:
@@ -124,15 +150,16 @@ def _serve(requests: socket.socket) -> None:
                     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                     _send(requests, {"pid": pid, "exit_code": code})
                     continue
-                message, files, _, _ = socket.recv_fds(requests, _MAX_MESSAGE_BYTES, 1)
+                message, files, _, _ = socket.recv_fds(requests, _MAX_MESSAGE_BYTES, 2)
                 if not message:
                     for pid in running.values():
                         os.kill(pid, signal.SIGKILL)
                     return
                 request = json.loads(message)
                 if not (pid := os.fork()):
-                    _run(request, files[0])
-                os.close(files[0])
+                    _run(request, *files)
+                for file in files:
+                    os.close(file)
                 pidfd = os.pidfd_open(pid)
                 running[pidfd] = pid
                 selector.register(pidfd, selectors.EVENT_READ)
@@ -143,20 +170,19 @@ def _send(requests: socket.socket, news: dict[str, Any]) -> None:
     requests.send(json.dumps(news).encode())
 
 
-def _run(request: dict[str, Any], output: int) -> None:
+def _run(request: dict[str, Any], stdout: int, stderr: int) -> None:
     """Become the process that was asked for. This does not return."""
     code = 1
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        for number, fd in enumerate((nothing, output, output)):
+        for number, fd in enumerate((nothing, stdout, stderr)):
             os.dup2(fd, number)
         os.closerange(3, 1024)
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["environment"])
-        sys.argv = ["batchline", *request["arguments"]]
-        sys.path.insert(0, request["cwd"])
-        runpy.run_module("batchline", run_name="__main__", alter_sys=True)
+        _run_arguments(request["arguments"])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -166,6 +192,18 @@ def _run(request: dict[str, Any], output: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run_arguments(arguments: list[str]) -> None:
+    """Run a module, named after ``-m``, or a script, as the interpreter does with these arguments."""
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(arguments[0]).parent))
+        runpy.run_path(arguments[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 
+from tests.support.fork_server import ForkedProcess, fork_with_files
 from tests.support.service import PATIENCE, Service, credentials_of
 
 Environment = dict[str, str]
@@ -30,20 +31,36 @@ class Ran(NamedTuple):
         return json.loads(self.stdout)
 
 
+def _start_anew(
+    arguments: Sequence[str], environment: Environment, *, cwd: Path, stdout: IO[Any], stderr: IO[Any]
+) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        cwd=cwd,
+    )
+
+
 class Run:
     """A process of the command, in its own folder."""
 
-    def __init__(self, folder: Path, *arguments: str, environment: Environment | None = None) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, environment: Environment | None = None, anew: bool = False
+    ) -> None:
+        """``anew`` starts a new interpreter, as a user does, instead of a fork that has imported batchline."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")}
         self._written = [folder / "run.stdout", folder / "run.stderr"]
         with self._written[0].open("w") as stdout, self._written[1].open("w") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "batchline", "run", *arguments],
-                stdin=subprocess.DEVNULL,
+            start = _start_anew if anew else fork_with_files
+            self._process: subprocess.Popen[bytes] | ForkedProcess = start(
+                ["-m", "batchline", "run", *arguments],
+                inherited | (environment or {}),
+                cwd=folder,
                 stdout=stdout,
                 stderr=stderr,
-                env=inherited | (environment or {}),
-                cwd=folder,
             )
 
     def children(self) -> list[psutil.Process]:
@@ -59,7 +76,7 @@ class Run:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        self._process.kill()
+        self._process.send_signal(signal.SIGKILL)
         self._process.wait(PATIENCE)
 
     def end(self) -> Ran:
@@ -69,9 +86,9 @@ class Run:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, environment: Environment | None = None) -> Iterator[Run]:
+def running(folder: Path, *arguments: str, environment: Environment | None = None, anew: bool = False) -> Iterator[Run]:
     """Start a run, and kill it at the end if it still runs."""
-    run = Run(folder, *arguments, environment=environment)
+    run = Run(folder, *arguments, environment=environment, anew=anew)
     try:
         yield run
     finally:

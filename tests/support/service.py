@@ -79,9 +79,11 @@ def read_reply(connection: socket.socket) -> Reply:
         return Reply(response.status, response.headers, response.read())
 
 
-def _started(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str] | ForkedProcess:
-    if tuple(arguments[:2]) == ("-m", "batchline"):
-        return fork(arguments[2:], environment)
+def _started(
+    arguments: Sequence[str], environment: Mapping[str, str], *, forked: bool
+) -> subprocess.Popen[str] | ForkedProcess:
+    if forked:
+        return fork(arguments, environment)
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
@@ -95,9 +97,14 @@ def _started(arguments: Sequence[str], environment: Mapping[str, str]) -> subpro
 class Program:
     """A Python process. A thread reads what it writes, so that the process never waits for a reader."""
 
-    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, forked: bool | None = None
+    ) -> None:
+        """``forked`` says if the process is a fork that has imported batchline; by default, ``-m batchline`` is one."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")}
-        self._process = _started(arguments, inherited | dict(environment or {}))
+        if forked is None:
+            forked = arguments[:2] == ("-m", "batchline")
+        self._process = _started(arguments, inherited | dict(environment or {}), forked=forked)
         self._family: set[psutil.Process] = {psutil.Process(self._process.pid)}
         self._written: list[str] = []
         self._reader = Thread(target=self._read, daemon=True)
@@ -265,7 +272,8 @@ class Service:
 
     def start(self) -> None:
         """Start a process, and do not wait until it is ready."""
-        self._processes.append(Program(*self._command, environment=self._environment))
+        forked = self._command[0] != "-c"
+        self._processes.append(Program(*self._command, environment=self._environment, forked=forked))
 
     def await_ready(self) -> None:
         self.port = int(self.program.wait_for_log(r"batchline.* listens.* url=http://127\.0\.0\.1:(\d+)"))

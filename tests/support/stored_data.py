@@ -20,7 +20,7 @@ from batchline.cli.loading import load_settings
 from batchline.fsck.check import Fsck
 from batchline.fsck.findings import Checked, CheckReport
 from batchline.pipeline.damage import DamageLog
-from batchline.ports import Objects, Store
+from batchline.ports import Clock, Objects, Store
 from batchline.settings import DAY
 from batchline.system import SystemClock
 from batchline.telemetry.metrics import Metrics
@@ -48,7 +48,7 @@ metering = true
 input_price = 1.1
 output_price = 0.7
 """
-_FAST, _SLOW = "[[delay=0 huge=6000]]", "[[delay=0.4]]"
+_FAST, _SLOW = "[[delay=0 huge=8000]]", "[[delay=2.5]]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,10 @@ class StoredData:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
         return CliRunner().invoke(main, ["fsck", *arguments, *flags])
 
-    def check(self, *, repair: bool = False, work_retention_seconds: int = DAY) -> CheckReport:
-        """Run a check that waits for nothing."""
+    def check(
+        self, *, repair: bool = False, work_retention_seconds: int = DAY, clock: Clock | None = None
+    ) -> CheckReport:
+        """Run a check. Unless it gets a clock, it waits for nothing, and no time passes but in its pauses."""
 
         async def run() -> CheckReport:
             settings = load_settings(**self.settings)
@@ -83,7 +85,7 @@ class StoredData:
                     objects=objects,
                     identity=identity_check(settings, store=store, objects=objects),
                     damage_log=DamageLog(Metrics()),
-                    clock=SettableClock(now=SystemClock().now()),
+                    clock=clock or SettableClock(now=SystemClock().now()),
                     work_retention_seconds=work_retention_seconds,
                     checked=Checked(),
                 )
@@ -220,7 +222,8 @@ def make_data(data: StoredData) -> StoredData:
             lines = 40 if name == "large" else 5
             create(name, [f"{_FAST if name == 'large' else ''} {n}" for n in range(lines)] + ["[[status=400]]"])
         for name in ("cancelled", "expired"):
-            create(name, [f"{_SLOW} {name} {n}" for n in range(1500)])
+            # One line is recorded soon, and the others are too slow to end before the batch is stopped.
+            create(name, [f"{_SLOW if n else ''} {name} {n}" for n in range(250)])
             _await_recorded(client, batches[name], 1)
             if name == "cancelled":
                 client.batches.cancel(batches[name])

@@ -1,7 +1,7 @@
 """Fills a store with what a test needs: keys, files, batches and shards in any state."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 from uuid import uuid4
 
@@ -206,10 +206,10 @@ class World:
 
 
 def cut(shards: Sequence[int], *, model: str = "m") -> list[NewShard]:
-    starts = [BYTES_A_LINE * sum(shards[:n]) for n in range(len(shards))]
+    lines_before = accumulate(shards, initial=0)
     return [
-        NewShard(offset=start, length=BYTES_A_LINE * lines, lines=lines, model=model)
-        for start, lines in zip(starts, shards, strict=True)
+        NewShard(offset=BYTES_A_LINE * before, length=BYTES_A_LINE * lines, lines=lines, model=model)
+        for before, lines in zip(lines_before, shards, strict=False)
     ]
 
 

@@ -40,7 +40,6 @@ from batchline.domain.states import TERMINAL
 from batchline.domain.usage import Usage
 from batchline.engine import Context, Engine
 from batchline.pipeline.create import CreateRequest
-from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.repair import Repair
 from batchline.pipeline.reuse import ReuseStep
@@ -115,8 +114,11 @@ async def _make(settings: Settings) -> Expected:
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[Context]:
     held_bytes = HeldBytes(settings.max_held_bytes)
-    upstreams = await open_upstreams(settings, lambda _done, _total: None, held_bytes=held_bytes)
-    async with open_service_store(settings) as (store, clock), open_objects(settings) as objects:
+    async with (
+        open_upstreams(settings, lambda _done, _total: None, held_bytes=held_bytes) as upstreams,
+        open_service_store(settings) as (store, clock),
+        open_objects(settings) as objects,
+    ):
         yield new_context(
             settings,
             store=store,
@@ -127,8 +129,6 @@ async def _opened(settings: Settings) -> AsyncIterator[Context]:
             owner=_DEAD,
             clock=clock,
         )
-    for upstream in upstreams.values():
-        await upstream.close()
 
 
 class _Maker:
@@ -414,7 +414,7 @@ class _Maker:
         await connection.close()
 
     async def _finalize(self) -> None:
-        damage_log = DamageLog(self._context.metrics)
+        damage_log = self._context.damage_log
         finalizer = Finalizer(
             store=self._store,
             objects=self._objects,

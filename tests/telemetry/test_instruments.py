@@ -34,3 +34,11 @@ def test_durations_are_a_histogram_whose_bounds_are_included() -> None:
         durations.observe(seconds, "/a")
         histogram.labels("/a").observe(seconds)
     assert _text(ours) == _text(theirs)
+
+
+def test_the_durations_of_a_label_are_added_up_over_the_others() -> None:
+    durations = Durations("n", "Help.", "upstream", "model", buckets=_BUCKETS)
+    for seconds, upstream, model in ((0.5, "a", "x"), (1.5, "a", "y"), (9, "b", "x")):
+        durations.observe(seconds, upstream, model)
+    assert durations.totals("a") == (2, 2.0)
+    assert durations.totals("none") == (0, 0)

@@ -22,6 +22,7 @@ _LABELS = {
     "batches": ("status",),
     "damage": ("what",),
     "refusals": ("bound",),
+    "console_refusals": ("reason",),
     "reused_lines": (),
     "saved_units": (),
     "webhook_deliveries": ("result",),

@@ -257,3 +257,38 @@ async def test_an_unavailable_server_is_a_fault() -> None:
 async def test_the_estimate(messages: list[dict[str, Any]], tokens: int) -> None:
     """D6: a token for every four bytes of UTF-8 of all texts, rounded up once, and four for each message."""
     assert await counts(CountingServer(lambda _path, _document: NOT_FOUND), chat(*messages)) == [tokens]
+
+
+@pytest.mark.parametrize("respond", [vllm, llama])
+async def test_an_exact_count_is_that_of_the_tokenizer(respond: Responder) -> None:
+    """G5."""
+    server = CountingServer(respond)
+    async with server.tokens() as tokens:
+        assert await tokens.count_exactly(HELLO) == await tokens.count(HELLO)
+
+
+@pytest.mark.parametrize(
+    "respond",
+    [lambda *_: NOT_FOUND, old_sglang, lambda *_: (503, {}), lambda *_: (429, {})],
+    ids=["no-route", "no-chats", "failing", "busy"],
+)
+async def test_without_a_tokenizer_there_is_no_exact_count(respond: Responder) -> None:
+    """G5: an estimate is never passed off as a count."""
+    async with CountingServer(respond).tokens() as tokens:
+        assert await tokens.count_exactly(HELLO) is None
+
+
+async def test_a_chat_that_cannot_be_read_is_not_counted() -> None:
+    server = CountingServer(vllm)
+    async with server.tokens() as tokens:
+        for body in (b"[]", b'{"messages": 7}', chat(user(PARTS))):
+            assert await tokens.count_exactly(body) is None
+
+
+async def test_only_so_many_routes_are_remembered() -> None:
+    """Clients choose the names of models."""
+    server = CountingServer(lambda *_: NOT_FOUND)
+    async with server.tokens() as tokens:
+        for number in range(300):
+            await tokens.count_exactly(chat(user("a"), model=f"m{number}"))
+        assert len(tokens._routes) <= 256

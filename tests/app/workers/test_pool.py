@@ -18,23 +18,24 @@ from tests.support.service import (
 from tests.support.worker_pool import RESCUED, is_connected_to, running_pool, start_worker_process, worker_processes_of
 
 _CAP = 12
+_LINES = 300
 
 
 def test_lines_of_many_batches_run_in_both_and_count_once(tmp_path: Path) -> None:
     """C12, F5: every line is in one of the two files, once; counts and metrics are those of one service, and none of
     them falls when the worker process dies."""
     inputs = [
-        chat_lines("[[status=400]]" if n % 500 == 7 else f"{batch} {n}" for n in range(1500)) for batch in range(4)
+        chat_lines("[[status=400]]" if n % 100 == 7 else f"{batch} {n}" for n in range(_LINES)) for batch in range(4)
     ]
     with running_mock() as mock, running_pool(tmp_path, mock.url, max_concurrency=_CAP) as service:
         client, child = service.client(), start_worker_process(service, mock, cap=_CAP)
-        recorded = mock.stats()["requests"] + 4 * 1500
+        recorded = mock.stats()["requests"] + 4 * _LINES
         batches = [submit(client, lines) for lines in inputs]
         for batch, lines in zip(batches, inputs, strict=True):
             ended = await_end(client, batch.id)
-            assert (ended.status, counts_of(ended)) == ("completed", (1500, 1497, 3))
+            assert (ended.status, counts_of(ended)) == ("completed", (_LINES, _LINES - 3, 3))
             failed = [name for name, record in results_of(client, ended, lines).items() if record["error"]]
-            assert sorted(failed) == ["line-1007", "line-507", "line-7"]
+            assert sorted(failed) == ["line-107", "line-207", "line-7"]
         wait_until(
             lambda: metric(service, "batchline_lines_total") >= recorded,
             what="the last heartbeat of the worker process",
@@ -116,7 +117,7 @@ def test_a_cap_holds_over_all_processes(tmp_path: Path) -> None:
     with running_mock() as mock, running_pool(tmp_path, mock.url, max_concurrency=_CAP, lease_seconds=6) as service:
         child, client = start_worker_process(service, mock, cap=_CAP), service.client()
         # So many lines that the batch cannot end before both processes have reported.
-        batch = submit(client, chat_lines(f"[[delay=0.05]] cap {n}" for n in range(40_000)))
+        batch = submit(client, chat_lines(f"[[delay=0.5]] cap {n}" for n in range(4000)))
         wait_until(
             lambda: mock.stats()["in_flight"] == _CAP and is_connected_to(child, mock), what="the whole cap in use"
         )
@@ -148,7 +149,7 @@ def test_worker_processes_start_and_end_without_an_effect_on_lines(tmp_path: Pat
 
 def test_a_cancel_reaches_the_worker_process(tmp_path: Path) -> None:
     """C10: what it has in flight may finish, nothing more is started, and the batch ends."""
-    lines = chat_lines(f"[[delay=0.1]] {n}" for n in range(2000))
+    lines = chat_lines(f"[[delay=0.5]] {n}" for n in range(400))
     with running_mock() as mock, running_pool(tmp_path, mock.url, max_concurrency=_CAP) as service:
         start_worker_process(service, mock, cap=_CAP)
         client = service.client()
@@ -157,7 +158,7 @@ def test_a_cancel_reaches_the_worker_process(tmp_path: Path) -> None:
         client.batches.cancel(batch.id)
         ended = await_end(client, batch.id)
         assert ended.status == "cancelled"
-        assert len(results_of(client, ended, lines)) == 2000
+        assert len(results_of(client, ended, lines)) == 400
 
 
 def test_a_machine_that_starts_no_further_process_goes_on_with_one(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class ArchiveTarget:
         for place, content in ((0, b'{"format":2}'), (0, b"{"), (0, b'{"format":"x"}'), (-1, b"{}"), (-1, b"[")):
             headers, blocks = _members(self._good)
             blocks[place] = content
-            yield _joined(headers, blocks, seal=place == 0)
+            yield _joined(headers, blocks) if place == 0 else _unsealed(_joined(headers, blocks, seal=False))
         for place in (0, 1, -1):
             headers, blocks = _members(self._good)
             del headers[place], blocks[place]
@@ -124,7 +124,7 @@ class ArchiveTarget:
     def run(self, data: bytes) -> None:
         if data.startswith(_SQL_MARK):
             data = _resealed(self._with_script(data))
-        elif crc32(data) % 2:
+        elif _is_resealed(data):
             data = _resealed(data)
         file, target = self._folder / "backup.tar", self._folder / "restored"
         file.write_bytes(data)
@@ -207,6 +207,17 @@ def _members(data: bytes) -> tuple[list[tarfile.TarInfo], list[bytes]]:
 def _checksummed(header: bytes) -> bytes:
     blank = header[:148] + b" " * 8 + header[156:]
     return header[:148] + b"%06o\0 " % sum(blank) + header[156:]
+
+
+def _is_resealed(data: bytes) -> bool:
+    return crc32(data) % 2 == 1
+
+
+def _unsealed(data: bytes) -> bytes:
+    """Return an archive with more blocks at its end, such that its own seal is kept."""
+    while _is_resealed(data):
+        data += bytes(_BLOCK)
+    return data
 
 
 def _resealed(data: bytes) -> bytes:

