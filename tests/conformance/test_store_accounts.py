@@ -200,6 +200,17 @@ async def test_a_key_is_deleted_once_its_batches_have_ended(world: World) -> Non
     assert (await world.store.delete_key("key_unknown", at=NOW)).is_done
 
 
+@pytest.mark.rule("F3", "A batch of another key or project hinders no deletion.")
+async def test_batches_of_others_hinder_no_deletion(world: World) -> None:
+    owner, colleague, stranger = await world.owner("alpha"), await world.owner("alpha"), await world.owner("beta")
+    batch = await world.running(colleague)
+    assert (await world.store.delete_key(owner.key_id, at=NOW)).is_done
+    assert await world.store.delete_project(owner.project_id, at=NOW) == Deletion(open_batches=[batch.id])
+    await end(world, batch)
+    await world.running(stranger)
+    assert (await world.store.delete_project(owner.project_id, at=NOW)).is_done
+
+
 @pytest.mark.rule("F3", "A project is deleted with its keys, files and webhooks, once its batches have ended.")
 async def test_a_project_is_deleted_with_its_keys_files_and_webhooks(world: World) -> None:
     owner, other = await world.owner("alpha"), await world.owner("beta")

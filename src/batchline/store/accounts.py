@@ -150,7 +150,7 @@ class SqlAccounts:
 
 
 def _find_open_batches(project_id: str, *, key_id: str | None) -> Script[list[str]]:
-    found = yield from rows("open_batches", project_id=project_id, key_id=key_id, limit=_NAMED_BATCHES)
+    found = yield from rows("open_batches_of_project", project_id=project_id, key_id=key_id, limit=_NAMED_BATCHES)
     return [row["id"] for row in found]
 
 

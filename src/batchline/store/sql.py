@@ -119,6 +119,16 @@ def fenced_many(name: str, many: Sequence[Mapping[str, Any]]) -> Script[None]:
 
 
 def load_queries(package: str) -> dict[str, str]:
-    """Return the statements of a package's ``queries.sql`` by name; each follows its ``-- name:`` line."""
-    _, *parts = _NAME.split(files(package).joinpath("queries.sql").read_text())
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+    """Return the statements of a package's ``queries.sql`` by name."""
+    return parse_queries(files(package).joinpath("queries.sql").read_text())
+
+
+def parse_queries(text: str) -> dict[str, str]:
+    """Return statements by name; each follows its ``-- name:`` line. Raise ValueError if two have the same name."""
+    _, *parts = _NAME.split(text)
+    queries: dict[str, str] = {}
+    for name, statement in zip(parts[::2], parts[1::2], strict=True):
+        if name in queries:
+            raise ValueError(f"Two statements are named {name}")
+        queries[name] = statement
+    return queries

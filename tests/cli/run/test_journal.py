@@ -64,7 +64,7 @@ def _killed(proxy: Between, tenant: Tenant, source: Path, arm: Callable[[Run], _
         ("upload", True, 0),
         ("create", False, 0),
         ("create", True, 0),
-        ("poll", True, 1),
+        ("poll", True, 0),
         ("download", False, 0),
         ("download", False, 1),
     ],

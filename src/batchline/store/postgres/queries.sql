@@ -138,7 +138,7 @@ UPDATE projects SET name = :name WHERE id = :project_id AND NOT EXISTS (
 UPDATE organizations SET name = :name WHERE id = :organization_id AND NOT EXISTS (
     SELECT 1 FROM organizations AS other WHERE other.name = :name AND other.id <> organizations.id);
 
--- name: open_batches
+-- name: open_batches_of_project
 -- Lists batches of a project that have not ended, oldest first; those of one key if it is named.
 SELECT id FROM batches WHERE project_id = :project_id AND (:key_id::text IS NULL OR key_id = :key_id::text)
     AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
