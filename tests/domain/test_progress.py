@@ -49,6 +49,12 @@ def test_without_a_rate_or_a_rest_there_is_no_end_to_foretell() -> None:
     assert eta_of(_samples(5), remaining=5, began=BEGAN, now=BEGAN + 600) is None
 
 
+def test_lines_that_are_silent_for_long_are_expected_to_be_so_as_long_again() -> None:
+    """A thousand quick lines promise nothing about the last, which hangs."""
+    etas = [eta_of(_samples(1000), remaining=1, began=BEGAN, now=BEGAN + seconds) for seconds in (5, 25, 45)]
+    assert [eta.seconds for eta in etas if eta is not None] == [1, 20, 40]
+
+
 def test_a_steady_pace_has_no_spread() -> None:
     assert _eta(*[10] * 6, remaining=100) == Eta(seconds=50, low=50, high=50)
 

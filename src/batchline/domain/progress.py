@@ -138,16 +138,19 @@ def rate_of(samples: Iterable[Sample], *, began: float, now: float) -> float:
 def eta_of(samples: Sequence[Sample], *, remaining: int, began: float, now: float) -> Eta | None:
     """Estimate when the remaining lines are recorded, at the current rate; None if there is no rate or no line is left.
 
-    ``seconds = remaining / rate``. The n buckets that are kept and complete have the mean m and the standard
-    deviation s, and the remaining lines fill k = seconds / 5 more buckets. The relative error of the rate is about
-    ``e = s / m * sqrt(1 / n + 1 / k)``: the first term is the error of a mean of n buckets, the second the deviation of
-    k buckets from it. ``low = seconds / (1 + 2e)`` and ``high = seconds * (1 + 2e)``. Fewer than two buckets say
-    nothing: they count as one, with s = m.
+    ``seconds = remaining / rate``, and not less than the time for which nothing was recorded: the last lines of a batch
+    are often slow ones, and the rate of the quick ones before them says nothing about them.
+
+    The n buckets that are kept and complete have the mean m and the standard deviation s, and the remaining lines fill
+    k = seconds / 5 more buckets. The relative error of the rate is about ``e = s / m * sqrt(1 / n + 1 / k)``: the first
+    term is the error of a mean of n buckets, the second the deviation of k buckets from it.
+    ``low = seconds / (1 + 2e)`` and ``high = seconds * (1 + 2e)``. Fewer than two buckets say nothing: they count as
+    one, with s = m.
     """
     rate = rate_of(samples, began=began, now=now)
     if not rate or remaining <= 0:
         return None
-    seconds = remaining / rate
+    seconds = max(remaining / rate, now - (samples[-1].at + BUCKET_SECONDS))
     variation, buckets = _variation(samples, began=began, now=now)
     spread = 1 + 2 * variation * sqrt(1 / buckets + BUCKET_SECONDS / seconds)
     return Eta(seconds=ceil(seconds), low=floor(seconds / spread), high=ceil(seconds * spread))
