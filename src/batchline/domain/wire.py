@@ -116,7 +116,7 @@ class BatchError(_Object):
 
 
 class BatchErrors(_Object):
-    """What is wrong with the input file: the first hundred invalid lines."""
+    """The faults of the input file: the first hundred invalid lines."""
 
     object: Literal["list"]
     data: Annotated[list[BatchError], Meta(max_length=100)]
@@ -296,7 +296,7 @@ class ModelCheckObject(_Object):
 
 
 class CheckSeconds(_Object):
-    """How long the batch would take, by the last batches of the same models."""
+    """The seconds that the batch would take, judged by the last batches of the same models."""
 
     low: Count
     high: Count
@@ -313,7 +313,7 @@ class BatchCheck(_Object):
 
 
 class UsageBucket(_Object):
-    """What was used of one model from `start_time` on, for an hour or a day."""
+    """The use of one model from `start_time` on, for an hour or a day."""
 
     start_time: int
     model: str
