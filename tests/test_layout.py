@@ -82,12 +82,12 @@ EXCEPTIONS = {
     "pipeline/rows/conversion": Elsewhere("console/test_new_batch.py", "it shows in the console"),
     "pipeline/rows/fault": Elsewhere("pipeline/rows/test_table.py", _PART),
     "pipeline/job": Elsewhere("pipeline/test_claim.py", _PART),
+    "pipeline/segments": Elsewhere("conformance/test_segments.py", _STORE),
     "pipeline/storage_quota": Elsewhere("api/test_storage_quota.py", _THROUGH_API),
     "store/claim": Elsewhere("conformance/test_store_shards.py", _STORE),
     "store/postgres/migrate": Elsewhere("store/postgres/test_database.py", _PART),
     "store/postgres/pool": Elsewhere("store/postgres/test_database.py", _PART),
     "store/postgres/queries": Elsewhere("store/postgres/test_database.py", _PART),
-    "store/sql": Elsewhere("store/sqlite/test_database.py", _PART),
     "store/store": Elsewhere("conformance/test_store_batches.py", _STORE),
 }
 

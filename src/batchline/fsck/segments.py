@@ -1,6 +1,5 @@
 """Reads the segments of a batch, and counts the lines of those that are intact."""
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from batchline.domain.checksum import Checksum
@@ -9,9 +8,8 @@ from batchline.domain.records import Segment
 from batchline.fsck.findings import Checked
 from batchline.fsck.reading import ObjectReader, Unreadable
 from batchline.fsck.tally import Tally
+from batchline.pipeline.segments import stored_segments
 from batchline.ports import InspectedBatch, Store
-
-_PAGE = 32
 
 
 @dataclass
@@ -32,7 +30,7 @@ class SegmentReader:
         """Read the segments that the batch had when its rows were read."""
         found = SegmentCheck(Tally(rows.batch))
         wanted = {segment.id for segment in rows.segments}
-        async for segment in self._stored(rows.batch.id):
+        async for segment in stored_segments(self._store, rows.batch.id):
             if segment.id not in wanted:
                 continue
             wanted.remove(segment.id)
@@ -44,13 +42,6 @@ class SegmentReader:
         # Rows that are gone were replaced by a repair, or deleted with the batch's work.
         found.damaged += [(segment, "has no row any more") for segment in rows.segments if segment.id in wanted]
         return found
-
-    async def _stored(self, batch_id: str) -> AsyncIterator[Segment]:
-        last = 0
-        while page := await self._store.segments(batch_id, after=last, limit=_PAGE):
-            for segment in page:
-                yield segment
-            last = page[-1].id
 
     async def _count(self, segment: Segment, tally: Tally) -> None:
         size = segment.output_bytes + segment.error_bytes

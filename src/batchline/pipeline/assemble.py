@@ -27,9 +27,8 @@ from batchline.domain.records import Batch, Segment, Shard
 from batchline.domain.result_order import OrderBuilder
 from batchline.domain.states import BatchStatus, Stop
 from batchline.pipeline.damage import DamageLog
+from batchline.pipeline.segments import stored_segments
 from batchline.ports import FinalizeLease, Objects, Store, Writer
-
-_SEGMENTS_PER_PAGE = 32
 
 
 class ResultWriter:
@@ -90,15 +89,13 @@ class Assembler:
         self, batch: Batch, output: ResultWriter, errors: ResultWriter, order: OrderBuilder
     ) -> Joined:
         """Append all segments to the results, and return their lines and cost. Raise Damaged or ObjectMissing."""
-        last = lines = cost = 0
-        while page := await self._store.segments(batch.id, after=last, limit=_SEGMENTS_PER_PAGE):
-            for segment in page:
-                if segment.is_emptied:
-                    order.add_emptied(segment.id, segment.layout or b"")
-                else:
-                    lines += await self._append(batch, segment, output, errors, order)
-                    cost += segment.cost
-            last = page[-1].id
+        lines = cost = 0
+        async for segment in stored_segments(self._store, batch.id):
+            if segment.is_emptied:
+                order.add_emptied(segment.id, segment.layout or b"")
+            else:
+                lines += await self._append(batch, segment, output, errors, order)
+                cost += segment.cost
         return Joined(lines=lines, cost=cost)
 
     async def _append(

@@ -33,6 +33,7 @@ from batchline.domain.states import ShardState, Stop
 from batchline.domain.usage import NOTHING, Usage, total
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.record import INLINE_SEGMENT_BYTES
+from batchline.pipeline.segments import stored_segments
 from batchline.ports import FinalizeLease, Mending, Objects, Store, StoreClock, Validator, Verdict
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,6 @@ _MAX_RERUNS = 3
 _FAILURES_TO_GIVE_UP = 6
 """The number of failures, in about a minute, after which an object of a batch past its window counts as lost. A single
 call to an object store may fail at any time."""
-_SEGMENTS_PER_PAGE = 32
 _UNKNOWN_ID = b"null"
 
 
@@ -182,11 +182,9 @@ class Repair:
         return True
 
     async def _read_results(self, leased: FinalizeLease) -> _Results:
-        results, last = _Results(), 0
-        while page := await self._store.segments(leased.batch.id, after=last, limit=_SEGMENTS_PER_PAGE):
-            for segment in page:
-                await self._read_segment(leased, segment, results)
-            last = page[-1].id
+        results = _Results()
+        async for segment in stored_segments(self._store, leased.batch.id):
+            await self._read_segment(leased, segment, results)
         return results
 
     async def _read_segment(self, leased: FinalizeLease, segment: Segment, results: _Results) -> None:

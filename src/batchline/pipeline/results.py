@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from batchline.domain.checksum import Checksum, checksum_of
+from batchline.domain.checksum import checksum_of
 from batchline.domain.errors import (
     BatchNotFound,
     Damaged,
@@ -34,6 +34,7 @@ from batchline.domain.result_order import (
 )
 from batchline.domain.states import TERMINAL
 from batchline.pipeline.damage import DamageLog
+from batchline.pipeline.segments import read_segment
 from batchline.ports import Objects, Results, ResultsSnapshot, StoreClock
 
 _SEGMENTS_PER_PAGE = 32
@@ -310,12 +311,7 @@ class _SegmentPart:
         start, end = _wanted(segment.output_bytes, segment.error_bytes, self._status)
         if max(start, offset) >= end:
             return []
-        data = segment.data or b""
-        if segment.object_key is not None:
-            data = await self._objects.read(segment.object_key, 0, segment.output_bytes + segment.error_bytes)
-        read = Checksum()
-        read.update(data)
-        segment.verify(read)
+        data = await read_segment(self._objects, segment)
         start = max(start, offset)
         return list(_placed_lines(self.id, data[start:end], start, self._moved, before=data[:offset]))
 

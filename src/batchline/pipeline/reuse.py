@@ -51,6 +51,7 @@ from batchline.domain.reuse import (
 from batchline.domain.states import Reuse
 from batchline.domain.usage import NOTHING
 from batchline.pipeline.record import INLINE_SEGMENT_BYTES
+from batchline.pipeline.segments import read_segment, stored_segments
 from batchline.ports import DividedShard, FinalizeLease, Objects, Reusing, Store, StoreClock, Validator
 from batchline.telemetry.metrics import Metrics
 
@@ -65,7 +66,6 @@ _MAX_SOURCES = 256
 """The most batches that one lookup searches. Each may need a read of its index and one of its answers."""
 _MAX_TRIES = 3
 """The number of tries if results are deleted during a lookup. In the last one nothing is looked up: the lines run."""
-_SEGMENTS_PER_PAGE = 32
 _LINES_PER_COPY = 256
 """The number of equal lines that take an answer before the size of the segment is checked."""
 
@@ -374,20 +374,19 @@ class ReuseStep:
         """Copy the answers of those lines of the same batch that ran. Raise Damaged or ObjectMissing."""
         wanted = _by_digest(lines)
         leaders = await self._find_leaders(leased, lines)
-        last = 0
-        while wanted and (page := await self._store.segments(leased.batch.id, after=last, limit=_SEGMENTS_PER_PAGE)):
-            for segment in page:
-                for answer in await self._output_of(segment):
-                    lines = wanted.pop(leaders.get(index_of(answer), b""), [])
-                    if not lines:
-                        continue
-                    saved = self._saved(lines[0], answer)
-                    for part in _parts(lines):
-                        copies.add(part, answer, saved=saved)
-                        if copies.is_full:
-                            await copies.flush()
-                await self._clock.sleep(0)
-            last = page[-1].id
+        async for segment in stored_segments(self._store, leased.batch.id):
+            if not wanted:
+                break
+            for answer in await self._output_of(segment):
+                lines = wanted.pop(leaders.get(index_of(answer), b""), [])
+                if not lines:
+                    continue
+                saved = self._saved(lines[0], answer)
+                for part in _parts(lines):
+                    copies.add(part, answer, saved=saved)
+                    if copies.is_full:
+                        await copies.flush()
+            await self._clock.sleep(0)
 
     async def _find_leaders(self, leased: FinalizeLease, lines: Sequence[_Line]) -> dict[int, bytes]:
         """Return the lines that do not wait and that others wait for: their digests, by index."""
@@ -411,14 +410,9 @@ class ReuseStep:
 
     async def _output_of(self, segment: Segment) -> list[bytes]:
         """Return the output lines of a segment. Raise Damaged or ObjectMissing."""
-        data = segment.data or b""
-        if segment.object_key is not None:
-            data = await self._objects.read(segment.object_key, 0, segment.output_bytes + segment.error_bytes)
         if segment.is_emptied:
             return []
-        read = Checksum()
-        read.update(data)
-        segment.verify(read)
+        data = await read_segment(self._objects, segment)
         return split_lines(data[: segment.output_bytes])
 
 
