@@ -19,10 +19,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from threading import Condition, Thread
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 _MAX_MESSAGE_BYTES = 1 << 20
 _IMPORTED = (
@@ -40,11 +41,9 @@ _IMPORTED = (
 class ForkedProcess:
     """A process of batchline, with the methods of ``subprocess.Popen`` that the tests use."""
 
-    def __init__(self, server: "_ForkServer", pid: int, stdout: TextIO | None) -> None:
-        """``stdout`` reads what the process writes, or is None if the process writes to a file."""
+    def __init__(self, server: "_ForkServer", pid: int) -> None:
         self._server = server
         self.pid = pid
-        self.stdout = stdout
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
@@ -58,7 +57,9 @@ class ForkedProcess:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may have ended a moment ago, and the server has not said so yet.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 class _ForkServer:
@@ -98,6 +99,8 @@ class _ForkServer:
             with self.ended:
                 if "name" in news:
                     self._started[news["name"]] = news["pid"]
+                    # The machine gives the id of a process that ended to another one.
+                    self.exit_codes.pop(news["pid"], None)
                 else:
                     self.exit_codes[news["pid"]] = news["exit_code"]
                 self.ended.notify_all()
@@ -106,24 +109,12 @@ class _ForkServer:
 _server: _ForkServer | None = None
 
 
-def fork(arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-    """Start a process with these arguments of Python; a pipe has its stdout and stderr together."""
-    server = _the_server()
-    ours, theirs = os.pipe()
-    try:
-        pid = server.start(arguments, environment, Path.cwd(), (theirs, theirs))
-    finally:
-        os.close(theirs)
-    return ForkedProcess(server, pid, os.fdopen(ours, "r"))
-
-
-def fork_with_files(
+def fork(
     arguments: Sequence[str], environment: Mapping[str, str], *, cwd: Path, stdout: IO[Any], stderr: IO[Any]
 ) -> ForkedProcess:
     """Start a process with these arguments of Python in a folder, with files for its output."""
     server = _the_server()
-    pid = server.start(arguments, environment, cwd, (stdout.fileno(), stderr.fileno()))
-    return ForkedProcess(server, pid, None)
+    return ForkedProcess(server, server.start(arguments, environment, cwd, (stdout.fileno(), stderr.fileno())))
 
 
 def _the_server() -> _ForkServer:

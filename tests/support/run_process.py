@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 
-from tests.support.fork_server import ForkedProcess, fork_with_files
+from tests.support.fork_server import ForkedProcess, fork
 from tests.support.service import PATIENCE, Service, credentials_of
 
 Environment = dict[str, str]
@@ -54,7 +54,7 @@ class Run:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")}
         self._written = [folder / "run.stdout", folder / "run.stderr"]
         with self._written[0].open("w") as stdout, self._written[1].open("w") as stderr:
-            start = _start_anew if anew else fork_with_files
+            start = _start_anew if anew else fork
             self._process: subprocess.Popen[bytes] | ForkedProcess = start(
                 ["-m", "batchline", "run", *arguments],
                 inherited | (environment or {}),

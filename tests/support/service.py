@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
-from threading import Thread
-from typing import Any, Final, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Any, Final, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 from click.testing import CliRunner
@@ -80,22 +80,17 @@ def read_reply(connection: socket.socket) -> Reply:
 
 
 def _started(
-    arguments: Sequence[str], environment: Mapping[str, str], *, forked: bool
-) -> subprocess.Popen[str] | ForkedProcess:
+    arguments: Sequence[str], environment: Mapping[str, str], *, forked: bool, log: IO[bytes]
+) -> subprocess.Popen[bytes] | ForkedProcess:
     if forked:
-        return fork(arguments, environment)
+        return fork(arguments, environment, cwd=Path.cwd(), stdout=log, stderr=log)
     return subprocess.Popen(
-        [sys.executable, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
+        [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
     )
 
 
 class Program:
-    """A Python process. A thread reads what it writes, so that the process never waits for a reader."""
+    """A Python process. It writes to a file: it never waits for a reader, and its log is whole when it has ended."""
 
     def __init__(
         self, *arguments: str, environment: Mapping[str, str] | None = None, forked: bool | None = None
@@ -104,11 +99,10 @@ class Program:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")}
         if forked is None:
             forked = arguments[:2] == ("-m", "batchline")
-        self._process = _started(arguments, inherited | dict(environment or {}), forked=forked)
+        self._file = TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self._whole_log = ""
+        self._process = _started(arguments, inherited | dict(environment or {}), forked=forked, log=self._file)
         self._family: set[psutil.Process] = {psutil.Process(self._process.pid)}
-        self._written: list[str] = []
-        self._reader = Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -116,7 +110,10 @@ class Program:
 
     @property
     def log(self) -> str:
-        return "".join(self._written)
+        if self._file.closed:
+            return self._whole_log
+        file = self._file.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     @property
     def exit_code(self) -> int | None:
@@ -154,14 +151,8 @@ class Program:
             with suppress(psutil.NoSuchProcess):
                 member.kill()
         self.wait()
-        self._reader.join(PATIENCE)
-        assert not self._reader.is_alive(), "a process still holds the other end of the log"
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        self._written.extend(self._process.stdout)
+        self._whole_log = self.log
+        self._file.close()
 
 
 class Mock:
