@@ -43,7 +43,7 @@ def test_a_line_that_outlasts_the_grace_is_cut_and_run_again(tmp_path: Path) -> 
     lines = chat_lines(["[[hang times=1]] slow", "[[delay=0.5]] quick"])
     with running_mock() as mock, running_service(tmp_path, mock.url, shutdown_grace_seconds=4) as service:
         batch = submit(service.client(), lines)
-        _await_in_flight(mock, 2)
+        wait_until(lambda: mock.stats()["requests"] == 2, what="both lines at the upstream")
         assert service.terminate() == 0
         wait_until(lambda: mock.stats()["requests_by_status"] == {"200": 1, "left": 1}, what="the cut")
 
