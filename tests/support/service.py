@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
-from tempfile import TemporaryFile
+from select import select
+from threading import Lock, Thread
 from typing import IO, Any, Final, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
@@ -90,7 +91,7 @@ def _started(
 
 
 class Program:
-    """A Python process. It writes to a file: it never waits for a reader, and its log is whole when it has ended."""
+    """A Python process. A thread reads what it writes, so that the process never waits for a reader."""
 
     def __init__(
         self, *arguments: str, environment: Mapping[str, str] | None = None, forked: bool | None = None
@@ -99,10 +100,14 @@ class Program:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATCHLINE_")}
         if forked is None:
             forked = arguments[:2] == ("-m", "batchline")
-        self._file = TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self._whole_log = ""
-        self._process = _started(arguments, inherited | dict(environment or {}), forked=forked, log=self._file)
+        self._log, theirs = os.pipe()
+        os.set_blocking(self._log, False)
+        with os.fdopen(theirs, "wb") as log:
+            self._process = _started(arguments, inherited | dict(environment or {}), forked=forked, log=log)
         self._family: set[psutil.Process] = {psutil.Process(self._process.pid)}
+        self._written, self._reading, self._whole = bytearray(), Lock(), False
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -110,10 +115,9 @@ class Program:
 
     @property
     def log(self) -> str:
-        if self._file.closed:
-            return self._whole_log
-        file = self._file.fileno()
-        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+        """Everything that the process has written until now."""
+        self._read_written()
+        return self._written.decode(errors="replace")
 
     @property
     def exit_code(self) -> int | None:
@@ -151,8 +155,21 @@ class Program:
             with suppress(psutil.NoSuchProcess):
                 member.kill()
         self.wait()
-        self._whole_log = self.log
-        self._file.close()
+        self._reader.join(PATIENCE)
+        assert not self._reader.is_alive(), "a process still holds the other end of the log"
+
+    def _read(self) -> None:
+        while not self._whole:
+            select([self._log], [], [])
+            self._read_written()
+        os.close(self._log)
+
+    def _read_written(self) -> None:
+        with self._reading, suppress(BlockingIOError):
+            while not self._whole:
+                written = os.read(self._log, 1 << 16)
+                self._written += written
+                self._whole = not written
 
 
 class Mock:
