@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from tests.support.service import PATIENCE
 
@@ -32,10 +32,13 @@ class Wire:
             return
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
         self._connections += [writer, server_writer]
-        with suppress(OSError):
+        try:
             async with asyncio.TaskGroup() as group:
                 answers = group.create_task(self._carry(server_reader, writer))
                 await self._carry_requests(reader, server_writer, answers)
+        except* OSError:
+            # One of both ends closed its connection.
+            pass
 
     async def asked_in_vain(self, *, times: int) -> None:
         """Wait until so many new connections got no answer."""

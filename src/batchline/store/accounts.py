@@ -165,21 +165,25 @@ def _find_or_create_project(new: NewKey) -> Script[tuple[str, str]]:
             name=new.project,
             at=new.at,
         )
-        project_id = (yield from rows("project_by_name", organization_id=organization_id, name=new.project))[0]["id"]
-        project = yield from one("lock_project", project_id=project_id)
+        named = yield from one("project_by_name", organization_id=organization_id, name=new.project)
+        project = named and (yield from one("lock_project", project_id=named["id"]))
         organization = yield from one("lock_organization", organization_id=organization_id)
         # One that was deleted meanwhile has given up its name, so the next look makes another one.
-        if not any(found is None or found["deleted_at"] is not None for found in (project, organization)):
-            return organization_id, project_id
+        if project and organization and project["deleted_at"] is organization["deleted_at"] is None:
+            return organization_id, project["id"]
         if created:
             yield from change("discard_project", project_id=new.project_id)
 
 
 def _find_or_create_organization(new: NewKey) -> Script[str]:
-    created = yield from change(
-        "insert_organization", organization_id=new.organization_id, name=new.organization, at=new.at
-    )
-    if created:
-        yield from give_free_credits(new.organization_id, at=new.at)
-    organization_id: str = (yield from rows("organization_by_name", name=new.organization))[0]["id"]
-    return organization_id
+    while True:
+        created = yield from change(
+            "insert_organization", organization_id=new.organization_id, name=new.organization, at=new.at
+        )
+        if created:
+            yield from give_free_credits(new.organization_id, at=new.at)
+        # One that had the name may have been deleted between the two statements.
+        named = yield from one("organization_by_name", name=new.organization)
+        if named is not None:
+            organization_id: str = named["id"]
+            return organization_id

@@ -230,3 +230,23 @@ async def test_a_key_for_an_organization_that_is_being_deleted_gets_a_new_one(
         assert second.organization_id != first.organization_id
         [project] = await world.store.projects()
         assert (project.id, project.organization_id) == (second.project_id, second.organization_id)
+
+
+@pytest.mark.parametrize("kind", ["organization", "project"])
+async def test_a_name_that_is_given_up_while_a_key_is_created_is_taken(
+    kind: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F3: the name was taken when the create tried to insert it, and is free when the create looks for its owner."""
+    async with opened(postgres_url) as world:
+        first = await world.owner("one", "org")
+        if kind == "organization":
+            await world.store.delete_project(first.project_id, at=NOW)
+            deletion = world.store.delete_organization(first.organization_id, at=NOW)
+        else:
+            deletion = world.store.delete_project(first.project_id, at=NOW)
+        async with held_after(world, f"insert_{kind}", monkeypatch) as held:
+            second, deleted = await asyncio.gather(world.owner("one", "org"), held.meanwhile(deletion))
+        assert deleted.is_done
+        assert second.project_id != first.project_id
+        [project] = await world.store.projects()
+        assert (project.id, project.organization_id) == (second.project_id, second.organization_id)
