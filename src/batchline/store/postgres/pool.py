@@ -11,7 +11,8 @@ import asyncpg  # type: ignore[import-untyped]
 
 from batchline.domain.errors import StoreDown
 
-CONNECT_TIMEOUT_SECONDS = 5.0
+CONNECT_TIMEOUT_SECONDS = 15.0
+"""A server that is only slow answers within this time. One that is gone refuses at once, unless its network is."""
 _CACHED_STATEMENTS = 512
 
 
