@@ -15,8 +15,8 @@ from batchline.domain.retry import MAX_RETRY_AFTER_SECONDS
 from batchline.pipeline.dispatch.limiter.load import Start
 
 _DECIDING_PART, _STAYED_PART = 0.1, 0.3
-"""Once the first part of the limit was used up, it is known whether it is a window or a bucket. The reset of a bucket
-has moved by the time that refilling takes. If it moved by less than the second part of that time, it is a window."""
+"""A limit is known to be a window or a bucket when the first part of it was used up. The reset of a bucket has then
+moved by the time that refilling takes. If it moved by less than the second part of that time, it is a window."""
 _COST_WEIGHT = 0.2
 
 
