@@ -11,7 +11,7 @@ import pytest
 from batchline.domain.errors import LeaseLost, StoreDown
 from batchline.store.postgres.database import PostgresDatabase
 from batchline.store.postgres.migrate import await_version, migrate
-from batchline.store.postgres.pool import ConnectionPool
+from batchline.store.postgres.pool import ConnectionPool, connect
 from batchline.store.postgres.queries import Query
 from batchline.store.sql import Script, change, fenced, load_queries, one, rows
 from batchline.system import SystemClock
@@ -188,6 +188,14 @@ async def pool_of(url: str, *, size: int) -> AsyncIterator[ConnectionPool]:
 async def test_nobody_there_is_down() -> None:
     with pytest.raises(StoreDown):
         await PostgresDatabase.open("postgresql://postgres@127.0.0.1:1/none", pooled=False, size=1, clock=SystemClock())
+
+
+async def test_a_server_that_does_not_answer_is_named_with_the_time_it_was_given(postgres: Postgres) -> None:
+    """A timeout has no text of its own, so the message ended with a colon."""
+    async with wired(postgres.port) as wire:
+        wire.silent_from_now_on = True
+        with pytest.raises(StoreDown, match=r"no connection: the server did not answer within 0\.01 s"):
+            await connect(postgres.url("postgres", port=wire.port), timeout_seconds=0.01)
 
 
 async def test_what_a_script_raises_undoes_it_and_the_connection_goes_on(postgres_url: str) -> None:

@@ -15,7 +15,7 @@ from batchline.domain.chat import check_request
 from batchline.domain.embedded_model import EMBEDDED_MODEL
 from batchline.domain.models import Catalog
 from batchline.domain.outcomes import Failure, Retryable, Success, classify_reply
-from batchline.domain.replies import Answer, Reply
+from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Stream
 from batchline.system import SystemClock, SystemRandom
 from batchline.upstream.embedded.download import find_weights
@@ -54,7 +54,11 @@ class Model:
         return self._runner.run(call)
 
     def ask(self, body: bytes, path: str = CHAT) -> Reply:
-        return self.run(self.upstream.post(path, body))
+        """Ask once, or twice if the engine closed the connection, as it does with one that was idle for 5 s."""
+        reply = self.run(self.upstream.post(path, body))
+        if isinstance(reply, Fault) and reply.kind is FaultKind.BROKEN:
+            return self.run(self.upstream.post(path, body))
+        return reply
 
     def judged(self, body: bytes) -> Success | Failure | Retryable:
         return classify_reply(self.ask(body), endpoint=CHAT)

@@ -59,8 +59,14 @@ async def connect(
             **arguments,
         )
     except (*CONNECTION_ERRORS, ValueError) as error:
-        raise StoreDown(f"no connection: {error or type(error).__name__}") from error
+        raise StoreDown(f"no connection: {_explain(error, timeout_seconds)}") from error
     return connection
+
+
+def _explain(error: Exception, timeout_seconds: float) -> str:
+    if isinstance(error, TimeoutError) and not str(error):
+        return f"the server did not answer within {timeout_seconds:g} s"
+    return str(error) or type(error).__name__
 
 
 class ConnectionPool:
