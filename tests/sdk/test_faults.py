@@ -301,9 +301,7 @@ def test_a_cancelled_batch_starts_nothing_more(plain: Setting) -> None:
     assert (batch.status, batch.finalizing_at, batch.cancelling_at) == ("cancelled", None, cancelling.cancelling_at)
     assert mock.stats()["requests"] - before == asked
     records = results_of(client, batch, lines)
-    others = {name: record["error"] for name, record in records.items() if record["error"]}
-    others = {name: error for name, error in others.items() if error["code"] != "batch_cancelled"}
-    assert counts_of(batch) == (400, asked - 2, 402 - asked), (others, mock.stats())
+    assert counts_of(batch) == (400, asked - 2, 402 - asked)
     assert [records[name]["error"]["message"] for name in ("line-0", "line-1")] == [
         "[legacy:retries_exhausted] Line failed after 1 attempts: upstream returned 503",
         "[legacy:http_429] scripted status 429",
@@ -400,6 +398,9 @@ def test_a_client_that_left_gets_its_batch_when_it_asks_again(plain: Setting) ->
 
     wait_until(is_new, what="a batch of its own")
     assert _create(service, file_id, retry=0).headers["x-batchline-replayed"] is None
+    # Another test counts the requests of the upstream that they share.
+    for batch in service.client().batches.list():
+        await_end(service.client(), batch.id)
 
 
 @contextmanager
