@@ -3,8 +3,9 @@
 uvicorn has no setting for these. The subclass overrides private parts (``cycle``, ``flow``,
 ``_unsupported_upgrade_warning``, ``STATUS_LINE``), so uvicorn is pinned to <0.55.
 
-A connection works on one request at a time. The bytes behind it are kept unparsed, at most ``_READ_AHEAD_BYTES`` and
-one read of them; then reading pauses until the answer was sent and the client has taken enough of it.
+A connection works on one request at a time. The bytes of later requests are kept unparsed: at most
+``_READ_AHEAD_BYTES`` and what one read from the socket returns. Then reading pauses until the answer was sent and the
+client has read enough of it.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from batchline.ports import Random
 from batchline.telemetry.metrics import Metrics
 
 _LINGER_SECONDS = 5.0
+"""The time that a client has to read an error before its connection is closed."""
 _HOST_LENGTH = 4
 _READ_AHEAD_BYTES = 64 * 1024
 _MAX_BODY_PARTS_AT_ONCE = 256
@@ -55,7 +57,7 @@ class ConnectionLimits:
 
 
 class _Flow(FlowControl):
-    """Reads on when it is asked to, unless more than enough was read ahead."""
+    """Flow control that does not resume reading while more than ``_READ_AHEAD_BYTES`` are unparsed."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -92,7 +94,7 @@ class ServerConnection(HttpToolsProtocol):
         self._body_parts = 0
         self._unparsed = b""
         self._parsed_bytes = 0
-        """The number of the bytes in ``_unparsed`` that were parsed after all."""
+        """The number of bytes at the beginning of ``_unparsed`` that the parser has had already."""
         self._parse_is_due = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -244,7 +246,7 @@ class ServerConnection(HttpToolsProtocol):
                 self._parse_soon()
 
     def _bound_read_ahead(self) -> None:
-        """Stop reading if more than enough was read ahead."""
+        """Stop reading while more than ``_READ_AHEAD_BYTES`` are unparsed."""
         self.flow.read_ahead_full = len(self._unparsed) - self._parsed_bytes > _READ_AHEAD_BYTES
         if self.flow.read_ahead_full:
             self.flow.pause_reading()
@@ -258,7 +260,7 @@ class ServerConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def give_way(self) -> bool:
-        """Close the connection, since another one needs its place and this one has no request in progress."""
+        """Close the connection and return True; return False if it has a request or an unread answer."""
         receives_body = not self._in_headers and not self._refused
         if self._in_flight() or receives_body or self._unparsed or self.transport.get_write_buffer_size():
             return False
