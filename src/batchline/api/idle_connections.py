@@ -4,7 +4,7 @@ from itertools import islice
 from typing import Protocol
 
 _MAX_LOOKED_AT = 64
-"""The most connections that are asked whether they can be closed, which bounds the time that a new one takes."""
+"""The most connections that are asked whether they can be closed, so that accepting a new one takes bounded time."""
 
 
 class IdleConnection(Protocol):
@@ -15,7 +15,7 @@ class IdleConnection(Protocol):
 
 
 class IdleConnections:
-    """All idle connections of a server, those of strangers before those that had an answer."""
+    """All idle connections of a server. Those without an answered request are closed before those that had one."""
 
     def __init__(self) -> None:
         self._strangers: dict[IdleConnection, None] = {}

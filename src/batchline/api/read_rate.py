@@ -13,12 +13,14 @@ from batchline.ports import Clock
 _BURST_SECONDS = 2.0
 """A key that was idle may make the reads of so many seconds at once."""
 _ROUNDING_SECONDS = 1e-6
+"""A wait that is not longer is a rounding error of the sums of times, and refuses nothing."""
 _MAX_KEYS = 10_000
+"""Above this number of keys, those whose bucket is full are forgotten, which bounds the memory."""
 _READS = frozenset({"GET", "HEAD"})
 
 
 class ReadRate:
-    """Counts the reads of every key, as a bucket that fills at the rate of the limit."""
+    """Limits the reads of every key with a token bucket, which refills at the allowed rate."""
 
     def __init__(self, per_second: float, *, clock: Clock) -> None:
         self._per_second, self._clock = per_second, clock

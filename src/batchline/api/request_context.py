@@ -21,7 +21,8 @@ class ClientState:
 
     def __init__(self) -> None:
         self.cut_off = False
-        """Whether the client stopped sending in the middle of a body; it may still read."""
+        """Whether the rest of a body will not come, because the client stopped sending or sent bytes that are not HTTP.
+        The client may still read."""
         self.closing = False
         """Whether the service is shutting down: an answer that has no end of its own must end now."""
         self.disconnected = False

@@ -11,7 +11,8 @@ _END = b"\r\n\r\n"
 _CARRIAGE_RETURN = 13
 _LINE_ENDS = re.compile(rb"[\r\n]*")
 _MAX_CHUNKED_BYTES = 8 * 1024
-"""Chunks may have a single byte. This bounds the time for which the parser runs at once to a millisecond or two."""
+"""The most bytes of a head or of a chunked body that the parser gets at once. Chunks may have a single byte, so this
+bounds the time for which the parser runs to a millisecond or two."""
 
 
 class RequestSplitter:
