@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class _Part(NamedTuple):
-    """The state of one part, and what is said about it."""
+    """The result of one readiness check: whether it passed, and the text that ``/readyz`` shows."""
 
     ready: bool
     text: str
@@ -53,8 +53,9 @@ _NOT_CHECKED = _Part(True, "not checked")
 class HealthRoutes:
     """Reports whether the process is alive and ready, and its metrics.
 
-    A worker is not ready without the storage, because it can record nothing. A process with the API is: it answers
-    everything that needs only the database, and a load balancer would find no better one behind the same bucket.
+    A worker is not ready without the storage, because it can record nothing. A process with the API is ready without
+    it: it answers everything that needs only the database, and every other node that a load balancer could choose
+    lacks the same bucket.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ def _is_local(request: Request) -> bool:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Return whether a Host header names loopback. A web page whose name was rebound to it still sends that name."""
+    """Return whether a Host header names loopback. After DNS rebinding, a web page still sends its own name here."""
     name = _PORT.sub("", host).removeprefix("[").removesuffix("]")
     return name.lower() in {"", "localhost"} or _is_loopback(name)
 

@@ -40,7 +40,7 @@ _KEEP_ALIVE_SECONDS = 75
 _MIN_BACKLOG, _MAX_BACKLOG = 16, 1024
 """Connections that the system holds until they are accepted."""
 _EXPECTED_STATUSES = ("200", "500")
-"""Statuses whose series of a route are shown from the start."""
+"""The statuses for which the metrics of every route have a time series before the first request."""
 
 
 def build(services: ApiServices, *, console: Sequence[Route] = ()) -> ASGIApp:

@@ -78,14 +78,16 @@ SHARED: dict[str, ApiError] = {
     "InvalidCredentials": InvalidCredentials(),
     "BadRequest": InvalidRequest("Invalid HTTP request received."),
     "UnknownRoute": NotFound("Unknown route: GET /v2/files"),
-    "MethodNotAllowed": MethodNotAllowed("PUT is not allowed here", headers={"allow": "GET, HEAD, OPTIONS, POST"}),
+    "MethodNotAllowed": MethodNotAllowed(
+        "PUT is not allowed here; allowed: GET, HEAD, OPTIONS, POST", headers={"allow": "GET, HEAD, OPTIONS, POST"}
+    ),
     "RequestTimeout": RequestTimeout("The request's body stalled for 30 seconds"),
     "UrlTooLong": UrlTooLong(),
     "HeadersTooLarge": HeadersTooLarge(),
     "InternalError": InternalError(),
     "Unavailable": Unavailable(),
 }
-"""Described once, and referenced by every operation that has no other error of that status."""
+"""Errors that are described once, and referenced by every operation that has no other error of that status."""
 
 AUTHENTICATION_ERRORS = (SHARED["MissingCredentials"], SHARED["InvalidCredentials"])
 COMMON_ERRORS = tuple(

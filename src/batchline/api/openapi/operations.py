@@ -399,7 +399,7 @@ _PASSED_ON = (
 
 _CALL_ERRORS = (
     *(Refused(status, f"upstream returned {status}", code=code) for status, code in _PASSED_ON),
-    RateLimited("This project has 256 calls under way already. Try again shortly.", retry_after=1),
+    RateLimited("This project has 256 synchronous calls under way already. Try again shortly.", retry_after=1),
     InsufficientQuota(),
     BadGateway("The upstream failed"),
     GatewayTimeout("The upstream took too long"),

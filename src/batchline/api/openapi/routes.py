@@ -26,7 +26,7 @@ _HEADERS = {
 class DescriptionRoutes:
     """Serves the OpenAPI document and the page that shows it.
 
-    The document is made at the first request for it: that takes as long as half of the start of a service.
+    Making the document takes half as long as starting the service, so it is made at the first request for it.
     """
 
     def __init__(self, *, bearer: bool, endpoints: Sequence[str], model: str) -> None:
