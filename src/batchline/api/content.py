@@ -14,6 +14,7 @@ from batchline.domain.records import File
 
 _RANGE = re.compile(r"bytes=\s*([0-9]*)-([0-9]*)\s*", re.IGNORECASE)
 _MAX_DIGITS = 18
+"""A number with more digits counts as 10 ** 18, which is behind the end of every file."""
 _SEPARATORS = re.compile(r"[/\\]")
 _MAX_NAME_BYTES = 255
 """No file system saves a file under a longer name, and proxies and clients refuse long headers."""

@@ -1,4 +1,7 @@
-"""Answers CORS requests: every route is open to the configured origins, since the API uses no cookies.
+"""Answers CORS requests: every route is open to the configured origins.
+
+The API uses no cookies. The console does, but no answer has ``access-control-allow-credentials``, so a browser shows
+no other origin what the console answers to a cookie.
 
 Starlette's CORSMiddleware is not used: it answers preflights of every path alike, and this API names the methods of the
 route.

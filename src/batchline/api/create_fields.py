@@ -13,7 +13,7 @@ from batchline.domain.money import NANO
 _EXTENSION = "batchline"
 _EXPIRY = "output_expires_after"
 _MAX_AMOUNT = 10**9
-"""Units. An amount must fit into a column of the database in nano-units."""
+"""The largest amount, in units. In nano-units it must fit into a 64-bit column of the database."""
 _object = Decoder(dict[str, Raw])
 _anything = Decoder()
 
@@ -86,7 +86,7 @@ def _read_object(fields: dict[str, Raw], name: str) -> dict[str, Raw] | None:
 
 
 def _value(raw: Raw) -> Any:
-    """Return a value; None if it cannot be read, which is of no type that any field has."""
+    """Return a value, or None if it cannot be read. No field accepts None, so both are refused."""
     try:
         return _anything.decode(raw)
     except (DecodeError, RecursionError):

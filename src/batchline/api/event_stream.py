@@ -15,7 +15,7 @@ STREAM_HEADERS = [
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, None]) -> int:
-    """Run coroutines until the first one ends, cancel the others, and return its place."""
+    """Run coroutines until one ends, cancel the others, and return the position of the one that ended."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]

@@ -13,6 +13,7 @@ from batchline.pipeline.storage_quota import Room, StorageQuota
 from batchline.pipeline.upload import IncomingFile, Upload
 
 MULTIPART_OVERHEAD_BYTES = 1024 * 1024
+"""The most bytes that a form may have beside its file: boundaries, headers and other fields."""
 
 
 class FormUpload:
@@ -79,7 +80,11 @@ class FormUpload:
                 await incoming.write(piece)
 
     def _announced_bytes(self, request: Request) -> int | None:
-        """Return the size of an upload if it is known; one that is too large anyway is not a matter of the quota."""
+        """Return the size that an upload announces.
+
+        Return None if it announces none. An upload that announces more than a file may have counts as one without a
+        size: the limit on files is checked while it arrives.
+        """
         length = request.headers.get("content-length")
         return None if length is None or int(length) > self._max_file_bytes else int(length)
 

@@ -58,7 +58,7 @@ class InferenceRoutes:
         )
 
     async def _send_whole(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a call. A client that leaves meanwhile is charged all the same, so nothing ends early (E2)."""
+        """Answer a call. The call goes on if the client disconnects, since it is charged in any case (E2)."""
         await _response(await self._inference.answer(call))(scope, receive, send)
 
     async def _send_stream(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:

@@ -90,5 +90,5 @@ def _model(model_id: str, *, created: int | None = None, owned_by: str | None = 
 
 def _gateway_error(fault: Fault) -> BadGateway | GatewayTimeout:
     if fault.kind is FaultKind.TIMEOUT:
-        return GatewayTimeout("The upstream did not tell its models in time")
-    return BadGateway("The upstream cannot be asked for its models")
+        return GatewayTimeout("The upstream did not list its models in time")
+    return BadGateway("The upstream cannot be reached to list its models")
