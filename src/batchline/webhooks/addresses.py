@@ -20,9 +20,9 @@ def refusal_of(address: str, *, tls: bool, allows_loopback: bool, allows_private
     try:
         found = list(_meanings(ip_address(address.partition("%")[0])))
     except ValueError:
-        return f"{address} is no address"
+        return f"{address} is not an IP address"
     if any(meaning.is_unspecified or meaning.is_multicast for meaning in found):
-        return f"{address} is no address of one machine"
+        return f"{address} is not the address of one machine"
     if all(meaning.is_loopback for meaning in found):
         return None if allows_loopback else f"{address} is this machine"
     if not tls:

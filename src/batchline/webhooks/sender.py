@@ -28,7 +28,7 @@ class HttpSender:
         self._tls = tls
 
     async def send(self, message: Message) -> SendResult:
-        """Send an event and return what came of it. Nothing is raised."""
+        """Send an event and return the result. A failure is a result too, and never an exception."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 return SendResult(status=await self._exchange(message))
@@ -116,4 +116,4 @@ async def _read_status(reader: asyncio.StreamReader) -> int:
             return status
         while await reader.readuntil(b"\r\n") != b"\r\n":
             pass
-    raise ValueError("the answer never ends to be interim")
+    raise ValueError(f"the receiver sent more than {_MAX_INTERIM_ANSWERS - 1} interim answers (status 1xx)")
