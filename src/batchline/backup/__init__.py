@@ -1,1 +1,1 @@
-"""A whole service in one file, and back: taken from SQLite and a folder, put into any of the backends."""
+"""Saves a whole service, its SQLite database and its data folder, to one file, and restores it into any backend."""

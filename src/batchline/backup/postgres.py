@@ -31,8 +31,8 @@ TABLES = (
     "webhooks",
     "deliveries",
 )
-"""In the order of their references: a table comes after those it refers to. The tables left out hold the state of one
-database alone."""
+"""The tables that are copied, each after those it refers to. The tables left out are about one database alone, or are
+filled again, such as ``reuse_indexes``."""
 
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0"
 _LOCK = "LOCK TABLE organizations, files, batches, processes IN EXCLUSIVE MODE"

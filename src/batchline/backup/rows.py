@@ -1,4 +1,4 @@
-"""Reads the database of a backup: which objects its rows need. Prepares it for its new place."""
+"""Finds the objects that the rows of a database need, and prepares the database of a backup to be restored."""
 
 import sqlite3
 from collections.abc import Iterator
