@@ -34,10 +34,11 @@ T = TypeVar("T")
 
 _STALL_SECONDS = 60.0
 _SLOW_STALL_SECONDS = 600.0
-"""An upload is answered once it is on disk, a create once the whole input is validated, maybe after other inputs."""
+"""The longest silence of the server while it stores an upload, or validates the input of a create or a check, which
+may have to wait for other inputs."""
 
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""The limit for answers that are not a file. A page of results has 16 MiB and one line more."""
+"""The limit for answers that are not a file. The largest is a page of results: 16 MiB and one line."""
 
 _NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
 
@@ -258,7 +259,7 @@ def _health(url: str, *, timeout: float) -> httpx.Response | None:
 
 @cache
 def _tls_context() -> ssl.SSLContext:
-    """Trust the certificates of this system, including a company's own, rather than those that come with httpx."""
+    """Return a context that trusts the certificates of this system, a company's own included, and not httpx's."""
     return ssl.create_default_context()
 
 

@@ -18,7 +18,7 @@ class ServerEvent(Struct, frozen=True, kw_only=True):
 
 
 def read_events(chunks: Iterable[bytes]) -> Iterator[list[ServerEvent]]:
-    """Yield the events of a stream, those together that arrived together.
+    """Yield the events of a stream, in lists of those that arrived together.
 
     Comments are skipped, and an event that was cut off is dropped.
     """

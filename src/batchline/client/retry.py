@@ -29,7 +29,10 @@ class Retrier:
         self._transient = (Unreachable, BrokenOff, ServerTrouble) if await_server else (BrokenOff, ServerTrouble)
 
     def few_times(self, call: Callable[[], T]) -> T:
-        """Try a few times. An unreachable address is most likely a wrong one, so that error is raised at once."""
+        """Try a few times.
+
+        Without ``await_server``, an unreachable address is most likely a wrong one, so that error is raised at once.
+        """
         return self._retry(call, iter(_FEW_WAITS_SECONDS), self._transient)
 
     def forever(self, call: Callable[[], T]) -> T:
