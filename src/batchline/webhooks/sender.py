@@ -116,4 +116,4 @@ async def _read_status(reader: asyncio.StreamReader) -> int:
             return status
         while await reader.readuntil(b"\r\n") != b"\r\n":
             pass
-    raise ValueError(f"the receiver sent more than {_MAX_INTERIM_ANSWERS - 1} interim answers (status 1xx)")
+    raise ValueError(f"the receiver sent {_MAX_INTERIM_ANSWERS} interim answers (status 1xx) and no final one")
