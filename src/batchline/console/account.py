@@ -31,7 +31,7 @@ _MAX_WEBHOOKS = 20
 _MAX_NAME_CHARACTERS = 100
 CHART_WIDTH, CHART_HEIGHT = 900, 160
 _SERIES = 5
-"""Models with a colour of their own in a chart; the others share the last one."""
+"""The number of colours in a chart. The models with the most requests get one each, and all others share the last."""
 
 
 class AccountPages:
@@ -98,7 +98,7 @@ class AccountPages:
         return self._pages.render("usage.html", values)
 
     async def keys(self, request: Request, visit: Visit) -> ASGIApp:
-        """Show the keys of the project. The operator's command makes them."""
+        """Show the keys of the project. They are created with ``batchline keys create``, not on this page."""
         keys = list(reversed(await self._own_keys(visit)))
         values = visit.values | {
             "keys": keys,
@@ -109,7 +109,7 @@ class AccountPages:
         return self._pages.render("keys.html", values)
 
     async def change_key(self, request: Request, visit: Visit) -> ASGIApp:
-        """Change the name, the scopes and the end of a key. Only the administrator may let it do more than before."""
+        """Change the name, the scopes and the expiry of a key. Only the administrator may add scopes or time."""
         key = await self._changeable_key(request, visit)
         scopes = ",".join(scope for scope in ALL_SCOPES.split(",") if scope in visit.form.get("scopes", "").split("\n"))
         expires_at = _end_of_day(visit.form.get("expires", ""), key, now=self._services.clock.now())
@@ -214,9 +214,9 @@ def _is_narrower(key: Key, *, scopes: str, expires_at: int | None) -> bool:
 
 
 def _end_of_day(text: str, key: Key, *, now: float) -> int | None:
-    """Return when a key ends that is valid through a day; None without a day. Raise InvalidRequest.
+    """Return the expiry of a key that is to be valid through a day, or None if no day is given. Raise InvalidRequest.
 
-    The day on which a key ends anyway leaves its end as it is.
+    If the key expires on that day already, its exact time stays as it is.
     """
     if not text.strip():
         return None

@@ -27,7 +27,7 @@ from batchline.pipeline.overview import UpstreamState, open_batches
 
 _LISTED_BATCHES = 100
 _FOLLOWED_BATCHES = 25
-"""The open batches whose rate, and what they wait for, are read, the oldest first."""
+"""The most running batches whose rate and wait reason are read, the oldest first."""
 _PAGE_PROJECTS = 50
 _DAY_SECONDS = 86_400
 _MAX_DIGITS = 6

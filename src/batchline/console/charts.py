@@ -10,7 +10,7 @@ from batchline.pipeline.load_history import HISTORY_SECONDS, BatchSample, Upstre
 
 CHART_WIDTH, CHART_HEIGHT = 600, 80
 _STROKE = 2
-"""The width of a line: the highest value is drawn so far below the edge, or half of its line would be cut off."""
+"""The width of a line. The highest value is drawn this far below the edge, else half of its line would be cut off."""
 _LATENCY_SECONDS = 60
 """The latency of an upstream is a mean over this time."""
 
