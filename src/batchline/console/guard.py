@@ -100,7 +100,10 @@ class Guard:
             self._metrics.refusals.labels(error.bound).inc()
 
     def route(self, handler: Handler) -> Handler:
-        """Return a handler for a route of the API that the console has too; it finds the session itself."""
+        """Return a handler for a route of the API that the console has too.
+
+        The route reads the session once more, because it authenticates with ``SessionAuth``.
+        """
 
         async def handle(request: Request, _visit: Visit) -> ASGIApp:
             return await handler(request)
@@ -120,14 +123,14 @@ def _checked(handler: Callable[[Request, V], Awaitable[ASGIApp]]) -> Callable[[R
 
 
 def sign_in_redirect(request: Request) -> RedirectResponse:
-    """Return the way to the sign-in page, and from there back to where a person wanted to go."""
+    """Return a redirect to the sign-in page, which leads back to the requested page afterwards."""
     path = request.url.path
     back = "" if request.method not in _READING or path in ("/", "/console") else f"?next={quote(path)}"
     return RedirectResponse(f"/console/sign-in{back}", 303, headers={"cache-control": "no-store"})
 
 
 def see_other(path: str) -> RedirectResponse:
-    """Return the way to the page that shows what an action did."""
+    """Return a redirect to the page that shows what an action did."""
     return RedirectResponse(path, 303, headers={"cache-control": "no-store"})
 
 

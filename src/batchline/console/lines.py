@@ -119,7 +119,7 @@ class LinePages:
 
     @staticmethod
     def _page_number(request: Request, given: dict[str, str]) -> int:
-        """Return the page that is asked for, or the one with a line if that is asked for and nothing is filtered."""
+        """Return the page to show: ``page``, or the page that has ``line`` if that is given without a filter."""
         query = request.query_params
         line = query.get("line", "").strip()
         if _is_number(line) and not given:

@@ -65,7 +65,7 @@ class NewBatchPages:
         return self._pages.render("new_batch.html", self._values(visit))
 
     async def check(self, request: Request, visit: Visit) -> ASGIApp:
-        """Take a file in and check it. A file with faults is deleted at once."""
+        """Receive a file and check it. A file with faults is deleted at once."""
         if self._metered and visit.owner.funds <= 0:
             raise InsufficientQuota
 

@@ -1,4 +1,4 @@
-"""Renders the pages of the console, with the headers that keep them from doing anything else."""
+"""Renders the pages of the console, with headers that allow them to load and to call nothing but this service."""
 
 from collections.abc import Callable, Mapping
 from importlib.resources import files
