@@ -5,8 +5,9 @@ and the key it was opened with, so that every process of a fleet knows the sessi
 is revoked, expires or gets a new secret.
 
 The administrator signs in with the administrator's token. Such a session is found by an HMAC of its secret with that
-token, so it ends when the token is changed, and the database tells nothing about the token. It opens all projects, one
-at a time: by a key in that project, which nobody knows the secret of and which its owners see in their list of keys.
+token, so it ends when the token is changed, and the token cannot be found out from the database. It may open any
+project, one at a time. For that the service creates a key in the project: nobody knows its secret, and the owners of
+the project see it in their list of keys.
 
 Each form carries a token against forged requests (CSRF): a hash of the cookie, which no other site can read. Beside it,
 the cookie is SameSite=Strict, and a request that the browser says to come from another site is refused.
@@ -121,7 +122,7 @@ class OneTimeLinks:
         return f"/console/sign-in?once={secret}"
 
     def use(self, secret: str) -> bool:
-        """Return whether a link is valid. It is not any more afterwards."""
+        """Invalidate a link, and return whether it was valid."""
         return self._links.pop(_digest(secret), 0.0) > self._clock.steady()
 
 
@@ -323,7 +324,7 @@ def check_site(request: Request) -> None:
 
 
 def csrf_token(secret: str) -> str:
-    """Return the token that forms carry; it does not tell the secret."""
+    """Return the token that forms carry. The secret cannot be computed from it."""
     return sha256(b"csrf " + secret.encode("utf-8", "replace")).hexdigest()
 
 
@@ -340,7 +341,7 @@ def clear_cookie(response: Response, request: Request, name: str) -> None:
 
 
 def _is_encrypted(request: Request) -> bool:
-    """Return whether the browser speaks TLS, to us or to the proxy before us."""
+    """Return whether the browser uses TLS, to this service or to a proxy in front of it."""
     forwarded = request.headers.get("forwarded", "").lower()
     return (
         request.url.scheme == "https"

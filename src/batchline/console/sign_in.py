@@ -28,7 +28,7 @@ HOME = "/console/batches"
 _FORM_SECONDS = 3600
 _MAX_KEY_CHARACTERS = 512
 _OWN_PATH = re.compile(r"/console/[A-Za-z0-9_/-]{0,200}")
-"""The paths to which a person may be sent after signing in. A path with other characters could leave this service."""
+"""The paths to which a person may be sent after signing in. A path with other characters could be on another site."""
 
 
 class SignInPages:
@@ -103,5 +103,5 @@ class SignInPages:
 
 
 def own_path(path: str) -> str | None:
-    """Return a path of the console, or None if the path could lead elsewhere."""
+    """Return a path of the console, or None if the path could be on another site."""
     return path if _OWN_PATH.fullmatch(path) else None

@@ -1,4 +1,4 @@
-"""Turns values into text that a person reads, and makes the text of strangers inert."""
+"""Turns values into text that a person reads, and makes the text of clients and upstreams harmless on a page."""
 
 import re
 from datetime import UTC, datetime
@@ -70,7 +70,7 @@ def size(number: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a length of time in its two largest units."""
+    """Return a length of time in its largest unit, or its two largest ones: 12 s, 5 min 7 s, 25 min, 2 h 5 min."""
     whole = max(0, round(seconds))
     if whole < _MINUTE:
         return f"{whole} s"
