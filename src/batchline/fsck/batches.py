@@ -1,8 +1,9 @@
 """Checks one batch: its rows, its objects, and that every line of its input is in its results exactly once.
 
 All rows of a batch are read at one moment, so they can be compared with each other while the service runs. An object is
-written before the row that names it and deleted after that row has changed. So if an object is not what its row says,
-the rows are read once more: a finding counts only if the batch has not moved on meanwhile.
+written before the row that names it. It is deleted after the row of its file has changed, or, if it belongs to the work
+of an ended batch, just before its row is deleted. So if an object is not what its row says, the rows are read once
+more: a finding counts only if the state of the batch has not changed meanwhile.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -28,7 +29,7 @@ from batchline.fsck.work import WorkCheck, WorkReader
 from batchline.ports import Clock, InspectedBatch, Store
 
 _MAX_CHECKS = 8
-"""A batch that moves on while it is checked is checked again. Its state changes only a few times."""
+"""The most checks of one batch: it is checked again if its state changed meanwhile, which happens only a few times."""
 _SETTLE_SECONDS = 1.0
 """The pause before the rows are read again: the objects of a batch's work are deleted just before its rows."""
 _RESTORE = "Restore it from a backup if there is one"
@@ -47,7 +48,7 @@ class BatchCheck:
         self._results = ResultReader(reader)
 
     async def check(self, batch_id: str) -> list[Finding]:
-        """Return what is wrong with a batch, at two looks in the same state. A batch that is gone is fine."""
+        """Return the findings of a batch, after two checks that saw it in the same state. A deleted batch has none."""
         rows, before = await self._store.inspect_batch(batch_id), None
         segments = self._checked.segments
         findings: list[Finding] = []

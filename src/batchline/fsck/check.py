@@ -24,7 +24,7 @@ _PAGE_ROWS = 500
 
 
 class Fsck:
-    """One check of everything. It reads every byte that is stored."""
+    """One check of everything. It reads all results and work. Uploads have no checksum: only their size is checked."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from batchline.ports import Objects
 
 
 class Unreadable(Exception):
-    """An object cannot be read or is not what was written. The text goes on a sentence that begins with its key."""
+    """An object cannot be read or is not what was written. The text continues a sentence that begins with its key."""
 
 
 class ObjectReader:
@@ -49,7 +49,7 @@ class ObjectReader:
             yield last
 
     async def require_size(self, key: str, size: int) -> None:
-        """Raise Unreadable unless an object has so many bytes. Nearly none of them are read."""
+        """Raise Unreadable unless an object has so many bytes. At most two bytes are read."""
         found = len(await self.read(key, max(0, size - 1), 2))
         if found != min(size, 1):
             raise Unreadable(f"is {'longer' if found > 1 else 'shorter'} than the {size} bytes that were stored")

@@ -1,7 +1,7 @@
 """Repairs what a check found, where that is safe. It deletes nothing that a client stored.
 
-An active batch is not repaired here: the service does it when it finalizes the batch (``pipeline/repair.py``). What is
-done here makes sure that it looks.
+An active batch is not repaired here: the service does it when it finalizes the batch (``pipeline/repair.py``). For such
+a batch, this module closes the shards of lost lines and lets the finalizer try again at once.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class BatchRepair:
         self._check, self._assembler = check, assembler
 
     async def repair(self, batch_id: str, findings: Sequence[Finding]) -> list[Finding]:
-        """Repair a batch and return all its findings with what came of each.
+        """Repair a batch and return all its findings, each with its ``repair_status``.
 
         A repair may show more: the counts of a batch can be compared once its result files can be read.
         """

@@ -37,7 +37,7 @@ def recorded_usage(shards: Sequence[InspectedShard]) -> Usage:
 
 
 def settle_usage(rows: InspectedBatch, counted: Usage, *, found: Usage) -> Usage:
-    """Return the tokens of a batch, of which its rows count some, and its results have some.
+    """Return the tokens of a batch whose rows count ``counted`` and whose results have ``found``.
 
     If the ledger has booked what the rows count, that is right: both were written when the lines were recorded, and the
     version that did so may have read the usage of an answer in another way than this one does.

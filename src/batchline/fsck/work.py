@@ -75,7 +75,7 @@ class WorkReader:
             for piece in pieces:
                 lines = lines_of(piece, data)
             for line in lines:
-                # A version before checksums may have written them.
+                # A version that wrote no checksums may have written the shard, so an invalid custom_id shows only here.
                 _text.decode(line.custom_id)
         except (Damaged, DecodeError, UnicodeDecodeError):
             raise Unreadable("is not what was written" if len(data) == pieces[0].length else "is cut off") from None
