@@ -65,9 +65,9 @@ async def open_child_store(settings: Settings) -> AsyncIterator[tuple[Store, Wat
 
 
 def has_database(settings: Settings) -> bool:
-    """Return whether the database that the settings name may exist. Of PostgreSQL only opening it can tell.
+    """Return whether the database that the settings name may exist. For PostgreSQL this is always True.
 
-    A log without its database is one that was moved away, and opening it says so.
+    If only the log of a database exists, the database was moved away: then opening it raises an error that says so.
     """
     path = _database_file(settings)
     return settings.database_url is not None or path.exists() or _log_of(path).exists()

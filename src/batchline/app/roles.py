@@ -57,8 +57,8 @@ from batchline.webhooks.sender import HttpSender
 
 log = logging.getLogger(__name__)
 _FLEET_PROCESSES = 16
-"""The processes on PostgreSQL that share a balance. More of them may overdraw it by more; with fewer, an organization
-whose balance is low has fewer requests in flight than it could pay for."""
+"""The number of processes on PostgreSQL among which a balance is divided. If more run, they may overdraw it by more; if
+fewer run, an organization whose balance is low has fewer requests in flight than it could pay for."""
 _SWITCH_SECONDS = 0.0005
 _PRIVATE_UMASK = 0o077
 """Only the owner may read the files that a service writes, also in a data folder that others may enter."""

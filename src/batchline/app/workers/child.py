@@ -69,7 +69,8 @@ class PoolConnection:
             try:
                 message = await read_to_worker(self._reader)
             except asyncio.IncompleteReadError:
-                # The serving process died. Another one may serve the folder soon, and would refuse what runs here.
+                # The serving process died. The next one on this folder reopens the shards that are leased here, so
+                # that nothing of this process could be recorded any more.
                 os._exit(1)
             if isinstance(message, SharesMessage):
                 self._shares.put_nowait(message.shares)
