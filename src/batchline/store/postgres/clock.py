@@ -1,4 +1,4 @@
-"""The clock of a process of a fleet: that of the database, read every few seconds and counted on in between.
+"""The clock of a process of a fleet: that of the database, read every few seconds, and the uptime added since.
 
 Windows and lifetimes end by the database's clock in the database itself. This clock gives the times that a process
 writes, and tells a worker which lines are past their window.

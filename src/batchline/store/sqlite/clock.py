@@ -1,7 +1,7 @@
 """The clock of a service on one machine, which does not believe the machine's clock at once.
 
 A wall clock may be wrong: before NTP has set it, after a mistyped date, in a virtual machine. Expiring a batch or
-deleting a file because of it cannot be undone. So the wall clock is compared with two witnesses: the uptime of the
+deleting a file because of it cannot be undone. So the wall clock is compared with two other times: the uptime of the
 machine, which never jumps, and the highest time that was trusted so far, which is kept in a file::
 
     wall clock              | times that are written | what is due
@@ -34,11 +34,11 @@ from batchline.ports import ClockState, MachineClock, Threads
 TOLERANCE_SECONDS = 60.0
 """The most that the wall clock may differ from the expected time. NTP corrects a clock that was set by far less."""
 ANCHOR_SECONDS = 3600.0
-"""The length of one comparison with the uptime. The next one begins at the wall clock. A clock that runs too fast gains
-at most the tolerance in this time."""
+"""The time after which the comparison with the uptime starts again from the wall clock. A clock that runs too fast
+gains at most the tolerance in this time."""
 START_GAP_SECONDS = 15 * 60.0
-"""The longest stop of a service that causes no doubt about the clock: longer than a reboot, shorter than the
-smallest difference between two time zones."""
+"""The longest stop of a service that causes no doubt about the clock: longer than a reboot, and not longer than the
+smallest difference between two time zones, which is 15 minutes (India and Nepal)."""
 START_HOLD_SECONDS = 3600.0
 """The time for which a clock that is ahead after a start must run evenly before it is trusted."""
 SAVE_INTERVAL_SECONDS = 60.0
@@ -55,13 +55,13 @@ class SavedTime(Struct, frozen=True, kw_only=True):
 
 
 class ClockFile:
-    """The trusted time in the data folder, and the operator's word that the wall clock is right."""
+    """The files of the data folder with the trusted time, and with the operator's acceptance of the wall clock."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._acceptance = folder / _FILE, folder / _ACCEPTANCE
 
     def load(self) -> SavedTime | None:
-        """Return what was saved last, or None. A damaged file is as good as none."""
+        """Return what was saved last, or None if the file does not exist or is damaged."""
         try:
             return decode_json(self._path.read_bytes(), type=SavedTime)
         except (FileNotFoundError, DecodeError):
@@ -221,7 +221,7 @@ class FollowingClock:
 
     @property
     def state(self) -> ClockState:
-        """No state of its own: the process that started this one reports it."""
+        """An empty state, because the process that started this one reports the state of the clock."""
         return ClockState()
 
     async def check(self) -> ClockState:
