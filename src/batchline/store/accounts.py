@@ -168,7 +168,7 @@ def _find_or_create_project(new: NewKey) -> Script[tuple[str, str]]:
         named = yield from one("project_by_name", organization_id=organization_id, name=new.project)
         project = named and (yield from one("lock_project", project_id=named["id"]))
         organization = yield from one("lock_organization", organization_id=organization_id)
-        # One that was deleted meanwhile has given up its name, so the next look makes another one.
+        # A project or organization that was deleted meanwhile has given up its name: the next round creates another.
         if project and organization and project["deleted_at"] is organization["deleted_at"] is None:
             return organization_id, project["id"]
         if created:

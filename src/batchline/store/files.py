@@ -11,7 +11,7 @@ from batchline.domain.records import File
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, one, rows, rows_of_many
 
 _AFTER_ALL = (1 << 63) - 1
-"""A number after that of all files."""
+"""A ``seq`` that is greater than that of every file."""
 
 
 class SqlFiles:

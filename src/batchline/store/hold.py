@@ -13,7 +13,7 @@ from batchline.store.lanes import open_lanes
 from batchline.store.sql import Script, change, one, rows
 
 JUDGED = (Hold.TRIAL, Hold.WATCHING)
-"""The batches of which each record decides whether they are held."""
+"""The values of ``hold`` with which a batch is judged again whenever lines of it are recorded."""
 
 
 def withhold_all_but_trial(shards: Sequence[dict[str, Any]], *, following: int) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ _CREATE_VERSION_TABLE = (
 )
 _CHECK_TIMEOUT_SECONDS = 20.0
 _WAIT_SECONDS = 2.0
-"""The time between two looks for a migration that another process makes."""
+"""The time between two checks whether another process has migrated the schema."""
 _OLDER = "its tables are missing or of an older version; run batchline migrate"
 
 

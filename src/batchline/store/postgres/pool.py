@@ -12,7 +12,8 @@ import asyncpg  # type: ignore[import-untyped]
 from batchline.domain.errors import StoreDown
 
 CONNECT_TIMEOUT_SECONDS = 15.0
-"""A server that is only slow answers within this time. One that is gone refuses at once, unless its network is."""
+"""A server that is only slow accepts a connection within this time. A server that has stopped refuses at once, and only
+one whose network is cut takes all of this time."""
 _CACHED_STATEMENTS = 512
 
 

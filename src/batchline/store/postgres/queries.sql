@@ -1404,8 +1404,8 @@ SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, sett
 FROM shards WHERE batch_id = :batch_id AND state = 'following' ORDER BY n;
 
 -- name: reuse_sources
--- Lists batches whose answers a project may reuse, newest first, with their indexes. By coalesce, the file is found by
--- its id: a plan for few files would walk all that are stored.
+-- Lists batches whose answers a project may reuse, newest first, with their indexes. The coalesce keeps the
+-- planner from the indexes of stored files, which it would walk through entirely: each file is found by its id.
 SELECT batches.id AS batch_id, batches.endpoint, batches.total, batches.completed, batches.input_file_id,
     batches.work_key, batches.sent_as, files.id AS output_file_id, files.object_key AS output_key,
     files.bytes AS output_bytes, files.checksum AS output_checksum, reuse_indexes.size AS index_bytes,
