@@ -1,4 +1,4 @@
-"""``batchline adopt``: makes a database and a folder or bucket belong together, for an operator who knows better."""
+"""``batchline adopt``: makes a database and a folder or bucket belong together, if the operator knows that they do."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""``batchline check``: says what a batch of a file would do, without running it or storing anything."""
+"""``batchline check``: says what a batch of a file would do, without running it. The uploaded file is deleted again."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

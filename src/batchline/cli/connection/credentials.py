@@ -28,7 +28,7 @@ class Credentials(Struct, frozen=True, kw_only=True):
 
     api_key: str
     project_id: str
-    """Empty if the key alone has to do."""
+    """Empty if the key is sent alone, as a bearer token."""
 
     @property
     def headers(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ RESUME = f"{AGAIN} to resume"
 def explain_errors(target: Target, *, advice: str = AGAIN, if_gone: str = "") -> Iterator[None]:
     """Raise ClickException with an explanation and the exit code.
 
-    ``advice`` says what helps after a passing fault, ``if_gone`` what helps if something does not exist any more.
+    ``advice`` says what helps after a transient error, ``if_gone`` what helps if something does not exist any more.
     """
     try:
         yield

@@ -64,7 +64,7 @@ class LocalService:
         on_wait: OnWait,
         on_found: Callable[[LockHolder], None],
     ) -> None:
-        """``environment`` has the settings for a service that this command starts, and ``runs_lines`` says if it works.
+        """``environment`` has the settings of a service that this command starts; ``runs_lines`` says if it runs lines.
 
         ``on_wait`` gets what is waited for. ``on_found`` gets a service that another process started, before it is
         used, and raises if it must not be.
@@ -256,7 +256,7 @@ def _last_error(tail: str) -> str | None:
 
 
 def _read_download(pipe: int) -> tuple[str, float | None] | None:
-    """Return what to say about a download of which the service reported more, else None."""
+    """Return the text and the fraction of a download if the service has reported progress, else None."""
     try:
         reports = os.read(pipe, _PIPE_BYTES).split(b"\n")
     except BlockingIOError:

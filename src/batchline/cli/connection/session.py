@@ -36,8 +36,8 @@ class Session(Struct, frozen=True, kw_only=True):
 def connect(base_url: str | None, flags: Mapping[str, Any], *, needs_worker: bool = False) -> Iterator[Session]:
     """Yield a session. Raise ClickException with an explanation if a request fails, and exit at Ctrl-C.
 
-    On a data folder that no service uses, a service without a worker is started for the command: no line runs because
-    somebody looks. ``needs_worker`` says that the command waits for lines to run, which then makes no sense.
+    On a data folder that no service uses, a service without a worker is started for the command, so that a command that
+    only reads runs no line. ``needs_worker`` says that the command waits for lines to run: then it fails instead.
     """
     clock = SystemClock()
     line = TerminalLine(sys.stderr, steady=clock.steady) if can_redraw(sys.stderr) else None

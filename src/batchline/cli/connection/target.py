@@ -44,7 +44,7 @@ class Target(Protocol):
         """Return lines that say who answers. ``url`` was called before."""
 
     def is_batchline(self) -> bool:
-        """Return whether the server is of this kind, rather than another one with OpenAI's API."""
+        """Return whether the server is batchline, and not another one with OpenAI's API."""
 
     def has_worker(self) -> bool:
         """Return whether a service that runs lines may be there."""
