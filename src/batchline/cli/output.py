@@ -113,7 +113,7 @@ def moment(at: int | None, *, without: str = "-") -> str:
 
 @contextmanager
 def progress_line() -> Iterator[Callable[[str], None]]:
-    """Provide a callback that shows how far something is. It redraws one line on a terminal, which ends at last.
+    """Provide a callback that shows how far something is. On a terminal it redraws one line, and ends it at the end.
 
     Elsewhere it prints nothing, because a log would get a line for each step.
     """

@@ -49,7 +49,8 @@ class Money(click.ParamType[int]):
 def in_store(flags: dict[str, Any], action: Callable[[Store], Awaitable[T]], *, creates: bool = False) -> T:
     """Run an action on the store that the flags of ``store_options`` name.
 
-    A store that does not exist is an error, unless the action ``creates`` something: then it is made, and said so.
+    A store that does not exist is an error, unless the action ``creates`` something: then it is created, and a
+    message says so.
     """
     settings = load_settings(**flags)
     from batchline.app import StartupError, has_database, open_store  # noqa: PLC0415 (all of the service: not for --help)

@@ -1,4 +1,4 @@
-"""Writes numbers, sizes and times as people read them, and makes the text of strangers harmless for a terminal."""
+"""Writes numbers, sizes and times as people read them, and makes text from others safe to print on a terminal."""
 
 import shutil
 import sys

@@ -24,7 +24,7 @@ from batchline.domain.wait_text import AnyWait
 
 _BAR_WIDTH, _WIDE_BAR_WIDTH = 8, 30
 _WIDE_COLUMNS = 110
-"""The width from which a table has columns that are nice to have."""
+"""The width of a terminal from which on a table also has the columns lines, rate and name."""
 _MAX_ERRORS = 8
 _RUNNING = frozenset({"in_progress"})
 
@@ -47,7 +47,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
     @property
     def seconds_left(self) -> int | None:
-        """The estimated time left; None if no end can be foretold."""
+        """The estimated time left, or None if it cannot be estimated."""
         if self.waits_for is not None and is_pause(self.waits_for):
             return None
         return None if self.progress.eta is None else self.progress.eta.seconds

@@ -19,7 +19,7 @@ _SETTINGS = tuple(name for name in FLAGS if name not in {"host", "port"})
 
 _EXIT_SOME_FAILED = 3
 _LARGE_JOB_LINES = 10_000
-"""A larger job takes hours at an answer a second, and costs money that is worth a question at a usual price."""
+"""A larger job takes hours at one answer per second, and costs so much at usual prices that the user is asked first."""
 
 
 @click.command(

@@ -57,7 +57,7 @@ class RunContext(Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def open_context(base_url: str | None, flags: Mapping[str, Any]) -> Iterator[RunContext]:
-    """Yield the context of a run, after it was said who answers. Start a service if needed, and stop it at the end."""
+    """Yield the context of a run, after printing who answers. Start a service if needed, and stop it at the end."""
     clock = SystemClock()
     display = stderr_display(steady=clock.steady)
     with asyncio.Runner() as runner:

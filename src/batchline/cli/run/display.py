@@ -28,7 +28,7 @@ class Display(Protocol):
         """Show the current step, and how much of it is done."""
 
     def lines(self, counts: Counts, *, problem: str | None = None, paused: bool = False) -> None:
-        """Show how many lines are done, and what keeps the others from running. While paused, no end is foretold."""
+        """Show how many lines are done, and why the others do not run. While paused, no remaining time is shown."""
 
     def retrying(self, reason: str) -> None:
         """Show that a request failed and will be repeated."""

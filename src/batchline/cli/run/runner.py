@@ -45,7 +45,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     prints_answers: bool = False
     """Whether answers are printed as they come."""
     confirms: Callable[[str], bool] = lambda _: False
-    """Asks the user whether a held batch goes on."""
+    """Asks the user whether a held batch goes on, or a finished job is run again."""
     threshold: Threshold | None = None
     """The threshold of large jobs, whose estimate is shown first; None if no job is large."""
 
@@ -148,7 +148,7 @@ class BatchRun:
         )
 
     def _create_fields(self) -> dict[str, Any]:
-        """Return further fields of the create. Only a server of this kind knows what they mean."""
+        """Return further fields of the create. Only a batchline server gets the object ``batchline``."""
         options = self._options
         wanted = {"hold": options.holds, "reuse": options.reuses, "max_cost": options.max_cost}
         extension = {name: value for name, value in wanted.items() if value is not None and value is not False}

@@ -17,7 +17,7 @@ def is_unusual(wait: AnyWait) -> bool:
 
 
 def is_pause(wait: AnyWait) -> bool:
-    """Return whether no line can run until something outside the batch changes, so that no end can be foretold."""
+    """Return whether no line can run until something outside the batch changes, so that its end cannot be estimated."""
     return wait.reason in _PAUSES
 
 
