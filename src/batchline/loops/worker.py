@@ -14,7 +14,7 @@ from batchline.domain.engine_queue import QueueLength
 from batchline.domain.errors import ObjectsDown, StoreDown
 from batchline.domain.fleet import MAX_REPORTED_BATCHES, Report
 from batchline.domain.held_bytes import HeldBytes
-from batchline.domain.models import DEFAULT_UPSTREAM, lanes_of
+from batchline.domain.models import DEFAULT_UPSTREAM, Model, lanes_of
 from batchline.domain.records import SHARED_LANE, Balances, Lane
 from batchline.domain.states import Stop
 from batchline.loops.engine_queue_watch import EngineQueueWatch
@@ -277,8 +277,7 @@ class Worker:
             if not demanding:
                 lanes += lanes_of(model)
             else:
-                satisfied = set.intersection(*(dispatcher.satisfied_lanes for dispatcher in demanding))
-                lanes += satisfied if model is None else _lanes_of_model(satisfied, model.id)
+                lanes += set.intersection(*(_lanes_of_model(each.satisfied_lanes, model) for each in demanding))
         return lanes
 
     def _distribute(self, jobs: list[Job]) -> None:
@@ -449,9 +448,11 @@ def _model_of(job: Job) -> str:
     return job.shard.model or named_model(job.line.body) or SHARED_LANE
 
 
-def _lanes_of_model(lanes: Iterable[Lane], model_id: str) -> list[Lane]:
-    """Return the lanes of a model among those of all models."""
-    return [Lane(model=model_id, project_id=lane.project_id) for lane in lanes if lane.model in (None, model_id)]
+def _lanes_of_model(lanes: set[Lane], model: Model | None) -> set[Lane]:
+    """Return the lanes of a model among those of all models; None stands for every model."""
+    if model is None:
+        return lanes
+    return {Lane(model=model.id, project_id=lane.project_id) for lane in lanes if lane.model in (None, model.id)}
 
 
 def _largest(counts_by_batch: Iterable[Counter[str]]) -> dict[str, int]:
