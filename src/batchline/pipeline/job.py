@@ -111,6 +111,11 @@ class Job:
         self.trace: LineTrace | None = None
         """Collects the trace of the line, if it is one of those that are traced."""
 
+    @property
+    def line_key(self) -> tuple[str, int]:
+        """What identifies its line among those of all batches."""
+        return self.batch.id, self.line.index
+
     def cost_of(self, fault: Retryable) -> tuple[int, float]:
         """Return the number of attempts and the part of a refusal that a fault costs."""
         if self.refusal_cost is not None:

@@ -31,12 +31,16 @@ class Bench:
         self.breaker.pause_if_unavailable(self.breaker.answers_to_pause)
 
     def starts(self) -> bool:
-        """Start an attempt if one may start now, as the dispatcher does, and return whether it did."""
+        """Start an attempt if one may start now, as the dispatcher does, and return whether it did.
+
+        A probe is refused at once.
+        """
         self.breaker.end_pause_if_overdue()
         if self.breaker.paused and self.breaker.seconds_to_probe:
             return False
         if self.breaker.paused:
-            self.breaker.begin_probe(LANE)
+            self.breaker.begin_probe(LANE, "probe")
+            self.breaker.on_unavailable("probe", "refused")
         return True
 
     def probes(self, seconds: float, *, step: float = 0.05) -> list[float]:
@@ -145,6 +149,21 @@ def test_the_wait_for_the_next_probe_is_known() -> None:
     assert bench.starts()
     assert not bench.starts(), "one probe"
     assert bench.breaker.seconds_to_probe == 4.0
+
+
+def test_probes_become_rare_while_earlier_ones_have_no_reply() -> None:
+    """D3: a slow server would never be done with what it was sent if a probe every 15 s added to it."""
+    bench, begun = paused(), list[int]()
+    end = bench.clock.steady() + 1200
+    while bench.clock.steady() < end:
+        bench.clock.advance(bench.breaker.seconds_to_probe)
+        bench.breaker.begin_probe(LANE, len(begun))
+        begun.append(len(begun))
+    assert len(begun) == 10
+    for line in begun:
+        assert bench.breaker.seconds_to_probe > 15
+        bench.fault(line)
+    assert bench.breaker.seconds_to_probe == 15
 
 
 def test_gone_answers_to_probes_leave_it_paused() -> None:
@@ -323,7 +342,8 @@ def test_the_one_that_waits_longest_is_probed_next() -> None:
         bench.clock.advance(bench.breaker.seconds_to_probe)
         lane = bench.breaker.next_lane(lanes)
         assert lane is not None
-        bench.breaker.begin_probe(lane)
+        bench.breaker.begin_probe(lane, lane)
+        bench.fault(lane)
         probed.append(lane)
         bench.clock.advance(0.1)
         assert bench.breaker.next_lane(lanes[:2]) is None, "it is not time"

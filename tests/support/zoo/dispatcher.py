@@ -127,8 +127,10 @@ class SimulatedDispatcher:
         )
         if lane is None:
             return []
-        breaker.begin_probe(lane)
-        return self._ready.take_lane(*lane)
+        jobs = self._ready.take_lane(*lane)
+        for job in jobs:
+            breaker.begin_probe(lane, job.line_key)
+        return jobs
 
     def _set_rate_timer(self) -> None:
         if not self._ready or self._breakers.paused:
@@ -187,8 +189,7 @@ class SimulatedDispatcher:
         last = (refusals > 0 and job.throttles + refusals > policy.max_throttles) or (
             attempts > 0 and job.attempts + attempts >= policy.max_attempts
         )
-        line = job.batch.id, job.line.index
-        self._breakers.on_unavailable(model, line, fault.kind, throttled=fault.throttled, last_attempt=last)
+        self._breakers.on_unavailable(model, job.line_key, fault.kind, throttled=fault.throttled, last_attempt=last)
         self._paused_models = self._breakers.paused_models
         if self._breakers.forgives(model, fault.kind):
             job.probes += 1

@@ -34,6 +34,9 @@ _FIRST_PROBE_SECONDS = 2.0
 _LONGEST_PROBE_SECONDS = 15.0
 _LONGEST_PROBE_SECONDS_IF_THROTTLED = 5.0
 """An upstream that answers 429 can be asked more often than one that does not answer."""
+_LONGEST_PROBE_SECONDS_IF_UNANSWERED = 600.0
+"""While an earlier probe is in flight, the time between probes doubles up to this. A slow server may still process what
+it got before the pause, and would never be done with that if each probe added to it."""
 _NEW_LANE_SECONDS = 1.0
 """The time between the probes of projects and models that were not probed yet in this pause."""
 _CREDENTIALS = frozenset({"http_401", "http_403"})
@@ -77,6 +80,8 @@ class CircuitBreaker:
         self._interval = _FIRST_PROBE_SECONDS
         self._probed: dict[Lane, float] = {}
         """The time of the last probe of each project and model in this pause."""
+        self._probing: set[Hashable] = set()
+        """The lines that are in flight as probes of this pause."""
 
     @property
     def pause(self) -> Pause | None:
@@ -115,6 +120,8 @@ class CircuitBreaker:
             self._unavailable_since = self._clock.steady()
         self._unavailable += 1
         self._lines.append(line)
+        if line in self._probing:
+            self._end_probe(line)
         self._last_fault = reason, throttled
 
     def pause_if_unavailable(self, answers: int = _ANSWERS_TO_PAUSE) -> None:
@@ -153,6 +160,7 @@ class CircuitBreaker:
         self._metrics.upstream_paused.labels(self._upstream, self._model, reason).set(1)
         self._interval = _FIRST_PROBE_SECONDS
         self._probed.clear()
+        self._probing.clear()
         self._last_probe = now
         self._schedule_probe()
         log.warning(
@@ -189,12 +197,24 @@ class CircuitBreaker:
         is_new = bool(self._probed) and lane not in self._probed
         return lane if is_new and self._clock.steady() - self._last_probe >= _NEW_LANE_SECONDS else None
 
-    def begin_probe(self, lane: Lane) -> None:
-        """Note that a probe starts, and schedule the next one after a longer interval."""
-        longest = _LONGEST_PROBE_SECONDS_IF_THROTTLED if self._throttled else _LONGEST_PROBE_SECONDS
-        self._interval = min(longest, self._interval * 2)
+    def begin_probe(self, lane: Lane, line: Hashable) -> None:
+        """Note that a line starts as a probe, and schedule the next one after a longer interval."""
+        self._interval = min(self._longest_interval, self._interval * 2)
+        self._probing.add(line)
         self._probed[lane] = self._last_probe = self._clock.steady()
         self._schedule_probe()
+
+    def _end_probe(self, line: Hashable) -> None:
+        self._probing.remove(line)
+        if self._interval > self._longest_interval:
+            self._interval = self._longest_interval
+            self._schedule_probe()
+
+    @property
+    def _longest_interval(self) -> float:
+        if self._probing:
+            return _LONGEST_PROBE_SECONDS_IF_UNANSWERED
+        return _LONGEST_PROBE_SECONDS_IF_THROTTLED if self._throttled else _LONGEST_PROBE_SECONDS
 
     def _end_pause(self) -> None:
         if self.paused:

@@ -362,9 +362,9 @@ class Dispatcher:
         """Schedule the next probe, if this job is one."""
         lane = job.batch.project_id, job.model.id
         if self._breakers.paused:
-            self._breakers.upstream.begin_probe(lane)
+            self._breakers.upstream.begin_probe(lane, job.line_key)
         elif job.model.id in self._paused_models:
-            self._paused_models[job.model.id].begin_probe(lane)
+            self._paused_models[job.model.id].begin_probe(lane, job.line_key)
 
     def _set_rate_timer(self) -> None:
         """Set a timer for the time at which the rate lets the next job start, if ready jobs wait for that."""
@@ -516,9 +516,8 @@ class Dispatcher:
 
     def _on_unavailable(self, job: Job, fault: Retryable) -> None:
         model, was_paused = job.model.id, self._breakers.is_paused(job.model.id)
-        line = (job.batch.id, job.line.index)
         self._breakers.on_unavailable(
-            model, line, fault.kind, throttled=fault.throttled, last_attempt=self._is_last_attempt(job, fault)
+            model, job.line_key, fault.kind, throttled=fault.throttled, last_attempt=self._is_last_attempt(job, fault)
         )
         if self._breakers.is_paused(model) and not was_paused:
             self._paused_models = self._breakers.paused_models
