@@ -10,6 +10,7 @@ from math import pi, sin
 from zlib import crc32
 
 from batchline.domain.outcomes import Retryable
+from batchline.domain.replies import FaultKind
 from batchline.pipeline.job import Job
 from tests.support.zoo.dispatcher import LINES_PER_SECOND
 from tests.support.zoo.runs import (
@@ -28,6 +29,7 @@ from tests.support.zoo.upstreams import (
     ByModel,
     Capacity,
     Engine,
+    Faulty,
     FullQueue,
     HardLimit,
     ImpatientQueue,
@@ -39,7 +41,6 @@ from tests.support.zoo.upstreams import (
     RequestsPerWindow,
     TokensPerSecond,
     TokensPerWindow,
-    Unavailable,
     Upstream,
     Window,
     about,
@@ -179,15 +180,33 @@ CASES = {
         goal=0.6,
     ),
     "503 above 16": Case(
-        upstream=lambda world: Unavailable(HardLimit(world, about(0.5), slots=always(16))),
+        upstream=lambda world: Faulty(HardLimit(world, about(0.5), slots=always(16))),
         script=lines(800),
         ideal_seconds=25.0,
         goal=0.85,
     ),
     "503 above 100 a second": Case(
-        upstream=lambda world: Unavailable(RateLimited(world, Bucket(100, 20), about(0.05))),
+        upstream=lambda world: Faulty(RateLimited(world, Bucket(100, 20), about(0.05))),
         script=lines(2000),
         ideal_seconds=19.8,
+        goal=0.85,
+    ),
+    "529 above 8, slow": Case(
+        upstream=lambda world: Faulty(HardLimit(world, about(2.0), slots=always(8)), "http_529"),
+        script=lines(400),
+        ideal_seconds=100.0,
+        goal=0.85,
+    ),
+    "500 above 64": Case(
+        upstream=lambda world: Faulty(HardLimit(world, about(0.5), slots=always(64)), "http_500"),
+        script=lines(3840),
+        ideal_seconds=30.0,
+        goal=0.85,
+    ),
+    "connections above 8 refused": Case(
+        upstream=lambda world: Faulty(HardLimit(world, about(2.0), slots=always(8)), FaultKind.REFUSED),
+        script=lines(400),
+        ideal_seconds=100.0,
         goal=0.85,
     ),
     "queue 20, then 503": Case(

@@ -1,6 +1,6 @@
 """Upstreams as they are met, in virtual time.
 
-Those that wrap others: `ByModel`, `Replicas`, `Unavailable`, `Refusing`, `Backlog`. A capacity is a function of the
+Those that wrap others: `ByModel`, `Replicas`, `Faulty`, `Refusing`, `Backlog`. A capacity is a function of the
 time, since many change it.
 """
 
@@ -349,15 +349,16 @@ class Replicas(Upstream):
         self.world.random.choice(self._replicas).receive(job, reply)
 
 
-class Unavailable(Upstream):
-    """A proxy that answers 503 to what the upstream behind it refuses."""
+class Faulty(Upstream):
+    """A proxy that gives another fault than 429, for example 503, to what the upstream behind it refuses."""
 
-    def __init__(self, inner: Upstream) -> None:
+    def __init__(self, inner: Upstream, fault: str = "http_503") -> None:
         super().__init__(inner.world)
         self._inner = inner
+        self._fault = Retryable(fault, "", unavailable=True)
 
     def handle(self, job: Job, reply: Reply) -> None:
-        self._inner.receive(job, lambda outcome: reply(OVERLOAD if isinstance(outcome, Retryable) else outcome))
+        self._inner.receive(job, lambda outcome: reply(self._fault if isinstance(outcome, Retryable) else outcome))
 
 
 class Refusing(Upstream):

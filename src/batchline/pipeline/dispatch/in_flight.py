@@ -20,9 +20,9 @@ _LATENCY_SMOOTHING = 0.1
 """The weight of the newest latency in the typical one."""
 _STALLED_SECONDS = 1.0
 """If none of a project's requests ended for this time, the project is stalled and frees no slot for others."""
-_UNAVAILABLE = "http_503"
+_UNAVAILABLE = frozenset({"http_503", "http_529"})
 _OVERLOADS = frozenset({"http_502", "http_504", FaultKind.TIMEOUT})
-_REFUSALS = frozenset({Sign.THROTTLED, Sign.UNAVAILABLE})
+_REFUSALS = frozenset({Sign.THROTTLED, Sign.UNAVAILABLE, Sign.FAULT})
 
 
 class InFlight:
@@ -157,6 +157,8 @@ class InFlight:
 def _sign_of(outcome: Retryable) -> Sign:
     if outcome.throttled:
         return Sign.THROTTLED
-    if outcome.kind == _UNAVAILABLE:
+    if outcome.kind in _UNAVAILABLE:
         return Sign.UNAVAILABLE
-    return Sign.OVERLOADED if outcome.kind in _OVERLOADS else Sign.OTHER
+    if outcome.kind in _OVERLOADS:
+        return Sign.OVERLOADED
+    return Sign.FAULT if outcome.unavailable else Sign.OTHER

@@ -71,7 +71,7 @@ def test_never_over_the_cap_and_never_under_one(cap: int, answered: int) -> None
         assert 1 <= limiter.limit <= cap
         assert len(starts) <= cap
         if len(starts) > (cap > 1):
-            (sign,) = random.choices(list(Sign), [answered, 1, 1, 1, 1])
+            (sign,) = random.choices(list(Sign), [answered, 1, 1, 1, 1, 1])
             limiter.end(starts.pop(random.randrange(cap > 1, len(starts))), sign, now, line=number)
 
 

@@ -17,6 +17,9 @@ _DEFAULT_CAP = 1024
 _MAX_MODELS = 1000
 """The number of models at which idle ones are forgotten. A file may name any number of them."""
 
+_MAYBE_REFUSED = frozenset({Sign.UNAVAILABLE, Sign.FAULT})
+_OVERLOADS = frozenset({Sign.UNAVAILABLE, Sign.OVERLOADED})
+
 
 class Limiter:
     """Combines a limit on the requests in flight with limits for each model."""
@@ -114,9 +117,10 @@ class Limiter:
         ``line`` identifies the line of the request, and ``again`` says that this line was refused before.
         """
         self._load.end(start)
-        if sign is Sign.UNAVAILABLE and self._models[start.model].refuses_within(now - start.at):
-            sign = Sign.THROTTLED
-        self._note_overload(start, sign, now)
+        is_refused = sign is Sign.THROTTLED or (
+            sign in _MAYBE_REFUSED and self._models[start.model].refuses_within(now - start.at)
+        )
+        self._note_end(start, now, overloaded=sign in _OVERLOADS and not is_refused)
         if rate_limits is not None:
             self._models[start.model].on_announcement(rate_limits, start, now)
         if sign is Sign.ANSWERED:
@@ -127,9 +131,11 @@ class Limiter:
             return None
         if start.round is not None:
             self._concurrency.on_no_answer(start.round)
-        if sign is Sign.THROTTLED:
-            return self._models[start.model].on_refusal(start, now, line=line, again=again, retry_after=retry_after)
-        return None
+        if not is_refused:
+            return None
+        model = self._models[start.model]
+        cost = model.on_refusal(start, now, line=line, again=again, retry_after=retry_after)
+        return cost if model.is_refused or sign is not Sign.FAULT else None
 
     def on_outage_over(self, now: float) -> None:
         """Return quickly to the rates before an outage, because the upstream is available again."""
@@ -140,9 +146,7 @@ class Limiter:
         """Report the numbers of requests that the engine processes and queues."""
         self._concurrency.on_queue_length(length, in_flight=self._load.in_flight, now=now)
 
-    def _note_overload(self, start: Start, sign: Sign, now: float) -> None:
-        limit = self._concurrency.limit
-        overloaded = sign in {Sign.OVERLOADED, Sign.UNAVAILABLE}
-        changed = self._overload.on_end(start.at, now, overloaded=overloaded, limit=limit)
+    def _note_end(self, start: Start, now: float, *, overloaded: bool) -> None:
+        changed = self._overload.on_end(start.at, now, overloaded=overloaded, limit=self._concurrency.limit)
         if changed is not None:
             self._concurrency.set_limit(changed, now)

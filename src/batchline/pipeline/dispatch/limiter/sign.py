@@ -9,8 +9,12 @@ class Sign(Enum):
     THROTTLED = "throttled"
     """The answer was 429."""
     UNAVAILABLE = "unavailable"
-    """The answer was 503. If it comes quickly, it is a refusal: some servers use it for what exceeds their limits."""
+    """The answer was 503 or 529. If it comes quickly, it is a refusal: some servers refuse with it what exceeds their
+    limits."""
     OVERLOADED = "overloaded"
     """The answer was 502 or 504, or there was a timeout. A few of these are no overload."""
+    FAULT = "fault"
+    """The answer was another 5xx, or the connection was refused or broke. If that comes quickly, it may be a refusal
+    too. Else it says nothing about the load."""
     OTHER = "other"
-    """The end says nothing: the connection broke, the answer was 500, or the request was never sent."""
+    """The end says nothing about the load."""
