@@ -11,6 +11,7 @@ from batchline.domain.rate_limits import (
     RETRY_AFTER_HEADERS,
     Quota,
     RateLimits,
+    read_clock_offset,
     read_rate_limits,
     read_retry_after,
 )
@@ -226,3 +227,21 @@ def test_no_header_raises_or_gives_a_number_that_is_negative_or_infinite(headers
         if quota is not None:
             numbers += [quota.limit, quota.remaining, quota.reset_seconds]
     assert all(number is None or (number >= 0 and math.isfinite(number)) for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("date", "seconds"),
+    [
+        (b"Tue, 14 Nov 2023 22:13:50 GMT", 30.5),
+        (b"Tue, 14 Nov 2023 22:12:50 GMT", -29.5),
+        (b"Tue, 14 Nov 2023 22:13:19 GMT", 0),
+        (b"Tue, 14 Nov 2023 22:13:21 GMT", 0),
+        (b"yesterday", 0),
+        (b"9" * 1000, 0),
+        (b"", 0),
+        (None, 0),
+    ],
+)
+def test_the_clock_of_a_server_is_read_from_its_date(date: bytes | None, seconds: float) -> None:
+    """D9: a difference of about a second may be the resolution of the Date."""
+    assert read_clock_offset(date, NOW) == seconds

@@ -58,6 +58,19 @@ def test_retry_after_is_seconds_from_now_or_nothing(headers: list[str], seconds:
     assert ask(*headers).retry_after == seconds
 
 
+@pytest.mark.rule("D9", "A time in the headers of an upstream is one of its own clock, which may be wrong.")
+@pytest.mark.parametrize(
+    ("date", "seconds"),
+    [("Sun, 06 Nov 1994 08:50:07 GMT", 29.5), ("Sun, 06 Nov 1994 08:49:37 GMT", 60), ("long ago", 60)],
+)
+def test_a_time_is_compared_with_the_date_of_the_answer(date: str, seconds: float) -> None:
+    """The first server's clock is 30 s ahead. Its Date has whole seconds, so it is half a second more on average."""
+    at = "Sun, 06 Nov 1994 08:50:37 GMT"
+    reply = ask(f"Date: {date}", f"Retry-After: {at}", "X-RateLimit-Remaining: 0", f"X-RateLimit-Reset: {at}")
+    assert reply.retry_after == seconds
+    assert reply.rate_limits == RateLimits(requests=Quota(remaining=0, reset_seconds=seconds))
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=60) | st.from_regex(r"\w{3}, \d{1,3} \w{3} \d{1,6} \d+:\d+:\d+ [+-]?\w{1,9}").map(str.encode))
 def test_no_retry_after_raises_or_is_negative(value: bytes) -> None:

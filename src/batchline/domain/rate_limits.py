@@ -9,7 +9,8 @@
     wait       retry-after-ms, retry-after
 
 A reset is a number of seconds ("12", "0.5"), a duration ("6m0s", "120ms"), a Unix time in seconds or milliseconds, or a
-date of RFC 3339 or HTTP. A value that is none of these, or is negative, is ignored.
+date of RFC 3339 or HTTP. A value that is none of these, or is negative, is ignored. A time is one of the server's
+clock, which its Date header shows.
 """
 
 import re
@@ -42,6 +43,9 @@ _MIN_UNIX_SECONDS = 1e9
 """A larger number is a Unix time: as a number of seconds to wait it would be over 30 years."""
 _MAX_UNIX_SECONDS = 1e11
 """A larger number is a Unix time in milliseconds, or in a smaller unit."""
+_CLOCK_TOLERANCE_SECONDS = 2.0
+"""A server's clock that differs by at most this is taken as equal. Its Date has whole seconds, and is older than the
+answer by the time of the transfer."""
 _MAX_TIME_BYTES = 64
 """A longer value is no time, and is not worth parsing."""
 
@@ -91,7 +95,7 @@ RATE_LIMIT_HEADERS = frozenset(
 def read_rate_limits(headers: Mapping[bytes, bytes], now: float) -> RateLimits | None:
     """Return what the headers say about rate limits; None if they say nothing.
 
-    The names of the headers are in lower case. ``now`` is the Unix time.
+    The names of the headers are in lower case. ``now`` is the Unix time on the server's clock.
     """
     requests, tokens = _first_quota(headers, _REQUESTS, now), _first_quota(headers, _TOKENS, now)
     return None if requests is None and tokens is None else RateLimits(requests=requests, tokens=tokens)
@@ -103,6 +107,17 @@ def read_retry_after(headers: Mapping[bytes, bytes], now: float) -> float | None
     if _NUMBER.fullmatch(milliseconds):
         return float(milliseconds) / 1000
     return _seconds_from(headers.get(b"retry-after"), now)
+
+
+def read_clock_offset(date: bytes | None, now: float) -> float:
+    """Return the seconds by which the server's clock is ahead, from the Date header of an answer that came ``now``.
+
+    It is 0 if the clocks are about equal, or if there is no valid Date.
+    """
+    stamp = None if date is None or len(date) > _MAX_TIME_BYTES else _date(date)
+    if stamp is None or abs(stamp + 0.5 - now) <= _CLOCK_TOLERANCE_SECONDS:
+        return 0.0
+    return stamp + 0.5 - now
 
 
 def _first_quota(headers: Mapping[bytes, bytes], spellings: tuple[_Names, ...], now: float) -> Quota | None:
@@ -151,6 +166,12 @@ def _seconds_in_number(number: float, now: float) -> float:
     while number > _MAX_UNIX_SECONDS:
         number /= 1000
     return max(0.0, number - now)
+
+
+@lru_cache(maxsize=16)
+def _date(value: bytes) -> float | None:
+    # Cached because all answers of a second have the same Date.
+    return _unix_time(value.strip().decode("latin-1"))
 
 
 def _unix_time(date: str) -> float | None:

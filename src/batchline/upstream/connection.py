@@ -20,7 +20,13 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec.structs import replace
 
 from batchline.domain.held_bytes import HeldBytes, Reservation
-from batchline.domain.rate_limits import RATE_LIMIT_HEADERS, RETRY_AFTER_HEADERS, read_rate_limits, read_retry_after
+from batchline.domain.rate_limits import (
+    RATE_LIMIT_HEADERS,
+    RETRY_AFTER_HEADERS,
+    read_clock_offset,
+    read_rate_limits,
+    read_retry_after,
+)
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock
 from batchline.upstream.encoding import Undecodable, decode, is_plain, is_readable
@@ -33,10 +39,17 @@ _RESERVED_STEP_BYTES = 256 * 1024
 """The bytes that a large answer reserves ahead: as many as one read from the socket returns. So an answer that arrives
 slowly reserves little more than the bytes that have arrived."""
 
-_READ_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"x-request-id")
+_READ_HEADERS = (
+    b"content-length",
+    b"content-type",
+    b"content-encoding",
+    b"transfer-encoding",
+    b"x-request-id",
+    b"date",
+)
 _HEADERS = {
     spelling: name if name in _READ_HEADERS else b""
-    for name in (*_READ_HEADERS, b"date", b"server", b"connection")
+    for name in (*_READ_HEADERS, b"server", b"connection")
     for spelling in (name, name.title())
 }
 """The most frequent headers, in both spellings, and the name to keep each under; empty if it is not kept."""
@@ -121,6 +134,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._bytes_since_body = self._head_bytes = self._status = 0
         self._headers: dict[bytes, bytes] = {}
         self._limit_headers: dict[bytes, bytes] = {}
+        self._clock_offset = 0.0
+        """The seconds by which the server's clock is ahead, if the answer has headers with limits."""
         self._body: bytes | bytearray = b""
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.reusable = True
@@ -235,6 +250,8 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._status = self._parser.get_status_code()
         headers = self._headers
+        if self._limit_headers:
+            self._clock_offset = read_clock_offset(headers.get(b"date"), self._clock.now())
         if not 100 <= status < 600 or status == 101:
             self._fail(FaultKind.GARBLED, f"not an HTTP answer: status {status}")
         if b"content-encoding" in headers:
@@ -344,7 +361,9 @@ class UpstreamConnection(asyncio.Protocol):
             body=body if isinstance(body, bytes) else bytes(body),
             request_id=_request_id(headers[b"x-request-id"]) if b"x-request-id" in headers else None,
         )
-        return _with_limits(answer, self._limit_headers, self._clock.now()) if self._limit_headers else answer
+        if not self._limit_headers:
+            return answer
+        return _with_limits(answer, self._limit_headers, self._clock.now() + self._clock_offset)
 
     def _ends_at_close(self) -> bool:
         return self._status >= 200 and self._headers.keys().isdisjoint({b"content-length", b"transfer-encoding"})
