@@ -343,15 +343,36 @@ def test_a_ramp_does_not_wait_for_slow_answers_of_an_engine_without_a_queue() ->
 @pytest.mark.parametrize(
     ("queue", "looks_up"), [(QueueLength(running=50, waiting=0), True), (QueueLength(running=20, waiting=30), False)]
 )
-def test_a_probe_looks_where_the_queue_of_the_engine_points(queue: QueueLength, looks_up: bool) -> None:
+def test_a_probe_looks_first_where_the_queue_of_the_engine_points(queue: QueueLength, looks_up: bool) -> None:
     limit = ConcurrencyLimit(cap=100)
     rounds = Rounds(limit, lambda number: max(1.0, number / 50))
     rounds.run(10)
-    for _ in range(5):
-        limit.set_limit(50, rounds.now)
-        limit.on_queue_length(queue, in_flight=50, now=rounds.now)
-        looked_at = set(rounds.run(8)) - {50}
-        assert all((number > 50) == looks_up for number in looked_at)
+    limit.set_limit(50, rounds.now)
+    limit.on_queue_length(queue, in_flight=50, now=rounds.now)
+    first = next(number for number in rounds.run(8) if number != 50)
+    assert (first > 50) == looks_up
+
+
+@pytest.mark.rule("D9", "A queue of others inside an engine does not keep the limit from growing.")
+def test_a_long_queue_does_not_forbid_higher_limits() -> None:
+    """Fewer than 200 in flight are slower, although 400 requests of another model wait."""
+    limit = ConcurrencyLimit(cap=400)
+    rounds = Rounds(limit, lambda number: max(1.0, number / 200))
+    limit.set_limit(50, 0.0)
+    for _ in range(40):
+        limit.on_queue_length(QueueLength(running=8, waiting=400), in_flight=limit.limit, now=rounds.now)
+        rounds.run(1)
+    assert limit.limit >= 150
+
+
+@pytest.mark.rule("D9", "A queue length that does not contain the requests in flight is ignored.")
+def test_an_engine_without_our_requests_is_not_believed() -> None:
+    """It is another one, or one of several, and tells nothing about the one that answers."""
+    limit = ConcurrencyLimit(cap=1024)
+    for in_flight in range(1, FIRST_LIMIT + 1):
+        limit.on_start(in_flight, 0.0)
+    limit.on_queue_length(QueueLength(running=0, waiting=0), in_flight=FIRST_LIMIT, now=5.0)
+    assert limit.limit == FIRST_LIMIT
 
 
 def test_a_queue_length_beside_free_slots_says_nothing() -> None:

@@ -61,6 +61,9 @@ _EVEN, _QUEUED = 0.25, 0.6
 requests queued behind others."""
 _QUEUE_LENGTH_SECONDS = 15.0
 """The time for which a queue length that an engine reports is used."""
+_OWN_PART = 0.5
+"""An engine that has less than this part of our requests in flight is not the one that answers them, or only one of
+several. Some of them may be on their way at the moment of a reading."""
 _READINGS = 4
 _SHORT_QUEUE, _ENOUGH_QUEUE, _LONG_QUEUE = 0.25, 0.5, 0.75
 """The length of a queue as a part of the requests that are processed. A short one may run empty between two steps of
@@ -154,17 +157,20 @@ class ConcurrencyLimit:
     def on_queue_length(self, length: QueueLength, *, in_flight: int, now: float) -> None:
         """Choose the direction of the next probe by the queue of the engine: up if it is short, down if it is long.
 
-        Throughput decides whether the limit changes. Requests that came during a step of the engine wait until the next
-        one, so an engine whose answers need few steps has a queue at any limit.
+        Throughput decides whether the limit changes, and the direction alternates if it does not. Requests that came
+        during a step of the engine wait until the next one, so an engine whose answers need few steps has a queue at
+        any limit. A long queue may be that of other clients, or of another model.
         """
-        if in_flight < self.limit:
+        if in_flight < self.limit or _is_of_others(length, in_flight):
             return
         # Between two steps an engine may process fewer for a moment, so the largest of the last readings counts.
         self._running.append(max(length.running or 0.0, in_flight - length.waiting))
         part = length.waiting / max(1.0, *self._running)
-        self._queue_until = now + _QUEUE_LENGTH_SECONDS
+        was_long, self._queue_until = self._has_queue(_Queue.LONG, now), now + _QUEUE_LENGTH_SECONDS
         if part > _LONG_QUEUE:
             self._queue = _Queue.LONG
+            if not was_long and self._phase is _Phase.HOLD:
+                self._probe.upwards = False
         elif part > _SHORT_QUEUE:
             self._queue = _Queue.ENOUGH
         else:
@@ -299,8 +305,6 @@ class ConcurrencyLimit:
         lowest = self._lowest(measure, now)
         if self._has_queue(_Queue.SHORT, now):
             self._probe.upwards = True
-        elif self._has_queue(_Queue.LONG, now):
-            self._probe.upwards = False
         self._probe.begin(measure, cap=self._cap, lowest=lowest)
         self._set_limit(self._probe.limit, _Phase.PROBE)
 
@@ -408,6 +412,11 @@ class Probe:
 
     def rest(self, now: float) -> None:
         self._due = now + self._rest_seconds
+
+
+def _is_of_others(length: QueueLength, in_flight: int) -> bool:
+    """Return whether a reading does not contain the requests in flight. It may contain those of other clients too."""
+    return length.running is not None and length.running + length.waiting < _OWN_PART * in_flight
 
 
 def _elasticity(before: Measure, after: Measure) -> float:
