@@ -9,9 +9,9 @@ from batchline.pipeline.dispatch.limiter.announced import Announced
 from batchline.pipeline.dispatch.limiter.load import Start
 
 
-def answer_to(order: int) -> Start:
+def answer_to(order: int, *, is_check: bool = False) -> Start:
     """Return the so-many-th request of the model."""
-    return Start(0.0, "m", 1, 1, order, 1)
+    return Start(0.0, "m", 1, 1, order, 1, is_check=is_check)
 
 
 def announce(
@@ -47,7 +47,7 @@ def test_a_window_is_used_up_and_waited_for() -> None:
     announce(announced, order=1, now=1.0, requests=left(99, 10.0))
     announce(announced, order=81, now=1.1, requests=left(19, 9.9))
     assert announced.allowance(1.1) == 19
-    announced.on_start(19)
+    announced.on_start(19, 1.1)
     assert announced.allowance(2.0) == 0
     assert announced.wait(2.0) == pytest.approx(9.0)
     assert announced.allowance(10.9) == 0
@@ -69,7 +69,7 @@ def test_a_bucket_is_used_as_fast_as_it_fills() -> None:
     announced = Announced()
     announce(announced, order=1, now=1.0, requests=left(90, 1.0))
     announce(announced, order=2, now=5.0, requests=left(20, 8.0))
-    announced.on_start(20)
+    announced.on_start(20, 5.0)
     assert announced.allowance(5.0) == 0
     assert announced.wait(5.0) == pytest.approx(0.1)
     assert announced.allowance(6.0) == pytest.approx(10.0)
@@ -108,7 +108,7 @@ def test_the_tighter_of_two_limits_counts() -> None:
     announce(announced, order=1, now=1.0, requests=left(50, 10.0, limit=None), tokens=left(1100, 30.0, limit=None))
     announce(announced, order=2, now=1.0, requests=left(49, 10.0, limit=None), tokens=left(1000, 30.0, limit=None))
     assert announced.allowance(1.0) == 10
-    announced.on_start(10)
+    announced.on_start(10, 1.0)
     assert announced.wait(1.0) == pytest.approx(30.0)
 
 
@@ -116,7 +116,7 @@ def test_a_limit_per_day_is_asked_again_after_five_minutes() -> None:
     """D3: as long as a Retry-After may hold up a line."""
     announced = Announced()
     announce(announced, order=1, now=1.0, requests=left(0, 86_400.0))
-    assert announced.wait(1.0) == pytest.approx(300.0)
+    assert announced.announced_wait(1.0) == pytest.approx(300.0)
     assert announced.allowance(301.5) == inf
 
 
@@ -126,3 +126,94 @@ def test_an_announcement_without_what_is_left_says_nothing(quota: Quota) -> None
     announce(announced, order=1, now=1.0, requests=quota, tokens=quota)
     assert announced.allowance(1.0) == inf
     assert not announced.is_limiting
+
+
+class Checked:
+    """An upstream whose headers always say that nothing is left for a minute."""
+
+    def __init__(self) -> None:
+        self.announced, self.order, self.now = Announced(), 1, 0.0
+        self.say()
+
+    def say(self) -> None:
+        announce(self.announced, order=self.order, now=self.now, requests=left(0, 60.0, limit=None))
+
+    def next_check(self) -> float:
+        """Start the next check, and return the seconds until then."""
+        wait = self.announced.wait(self.now)
+        assert wait > 0
+        assert self.announced.allowance(self.now + 0.99 * wait) < 1
+        self.now, self.order = self.now + wait, self.order + 1
+        assert self.announced.allowance(self.now) == 1
+        assert self.announced.on_start(1, self.now)
+        assert self.announced.allowance(self.now) < 1
+        return wait
+
+    def accept(self) -> None:
+        self.now += 0.1
+        self.say()
+        self.announced.on_answer(answer_to(self.order, is_check=True), self.now)
+
+    def refuse(self) -> None:
+        self.say()
+        self.announced.on_refusal(answer_to(self.order, is_check=True), self.now)
+
+
+@pytest.mark.rule("D9", "An upstream that says that it accepts nothing, and accepts all, is not believed for long.")
+def test_headers_that_are_always_false_are_disbelieved_after_a_few_checks() -> None:
+    checked = Checked()
+    for _ in range(4):
+        checked.next_check()
+        checked.accept()
+    assert checked.now < 5.0
+    checked.say()
+    assert not checked.announced.is_limiting
+    assert (checked.announced.allowance(checked.now), checked.announced.wait(checked.now)) == (inf, 0.0)
+
+
+def test_disbelieved_headers_are_checked_once_after_five_minutes() -> None:
+    checked = Checked()
+    for _ in range(4):
+        checked.next_check()
+        checked.accept()
+    checked.announced.on_refusal(answer_to(1), checked.now)
+    checked.now += 300.0
+    checked.say()
+    assert checked.announced.is_limiting
+    checked.next_check()
+    checked.accept()
+    assert not checked.announced.is_limiting
+
+
+@pytest.mark.rule("D9", "The true limits of an upstream are seldom checked.")
+def test_checks_are_rare_once_they_are_refused() -> None:
+    checked, waits = Checked(), []
+    for _ in range(8):
+        waits.append(checked.next_check())
+        checked.refuse()
+    assert waits == pytest.approx([1, 2, 4, 8, 15, 15, 15, 15])
+    assert checked.announced.announced_wait(checked.now) == pytest.approx(60.0)
+
+
+def test_a_refusal_shows_that_headers_may_be_true() -> None:
+    checked = Checked()
+    for _ in range(3):
+        for _ in range(3):
+            checked.next_check()
+            checked.accept()
+        checked.announced.on_refusal(answer_to(1), checked.now)
+    assert checked.announced.is_limiting
+
+
+def test_a_short_window_is_checked_at_half_of_its_time() -> None:
+    announced = Announced()
+    announce(announced, order=1, now=1.0, requests=left(0, 0.5, limit=None))
+    assert announced.wait(1.0) == pytest.approx(0.25)
+
+
+def test_nothing_is_checked_while_something_is_left() -> None:
+    """Requests in flight may use it up. Their answers will say what is left."""
+    announced = Announced()
+    announce(announced, order=1, started=11, now=1.0, requests=left(10, 60.0, limit=None))
+    assert announced.allowance(30.0) == 0
+    assert announced.wait(30.0) == pytest.approx(31.0)

@@ -172,7 +172,21 @@ def test_an_announcement_with_a_refusal_is_believed_too() -> None:
     limits = RateLimits(requests=Quota(remaining=0, reset_seconds=5.0))
     limiter.end(start, Sign.THROTTLED, 1.1, line=1, rate_limits=limits)
     assert limiter.allowance("m", 2.0) == 0
-    assert limiter.wait("m", 2.0) == pytest.approx(4.1)
+    assert limiter.model("m").announced_wait(2.0) == pytest.approx(4.1)
+
+
+@pytest.mark.rule("D3", "A refusal that the service provokes to check what an upstream says costs the line nothing.")
+def test_a_refused_check_of_an_announcement_costs_nothing() -> None:
+    limiter = Limiter(cap=None)
+    (start,) = limiter.start("m", 1, 1.0)
+    nothing_left = RateLimits(requests=Quota(remaining=0, reset_seconds=60.0))
+    limiter.end(start, Sign.ANSWERED, 1.0, rate_limits=nothing_left)
+    for number in range(20):
+        now = 2.0 + 16.0 * number
+        assert limiter.allowance("m", now) == 1
+        (check,) = limiter.start("m", 1, now)
+        assert limiter.end(check, Sign.THROTTLED, now, line=number, rate_limits=nothing_left) == 0
+    assert not limiter.model("m").is_refused
 
 
 def test_faults_that_say_nothing_change_nothing() -> None:

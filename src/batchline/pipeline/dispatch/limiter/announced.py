@@ -6,12 +6,15 @@ number falls until then. In a *bucket* the number grows all the time, and the re
     remaining ──┐                     remaining ──╲  ╱╲╱╲
                 └─┐      ┌─ full                   ╲╱     refilled by (limit - remaining) / reset each second
     window        └──────┘ reset      bucket
+
+What they say may be false, so it is checked while nothing is left (`checks.py`).
 """
 
 from math import inf
 
 from batchline.domain.rate_limits import Quota, RateLimits
 from batchline.domain.retry import MAX_RETRY_AFTER_SECONDS
+from batchline.pipeline.dispatch.limiter.checks import Checks
 from batchline.pipeline.dispatch.limiter.load import Start
 
 _DECIDING_PART, _STAYED_PART = 0.1, 0.3
@@ -26,6 +29,7 @@ class Announced:
     def __init__(self) -> None:
         self._requests = _Remaining()
         self._tokens = _Remaining(cost=None)
+        self._checks = Checks()
 
     @property
     def is_limiting(self) -> bool:
@@ -33,22 +37,46 @@ class Announced:
 
     def on_announcement(self, limits: RateLimits, start: Start, *, started: int, now: float) -> None:
         """Note the limits in the answer to a request. ``started`` is the number of starts of the model so far."""
+        if not self._checks.is_believed(now):
+            return
         if limits.requests is not None:
             self._requests.on_quota(limits.requests, order=start.order, started=started, now=now)
         if limits.tokens is not None:
             self._tokens.on_quota(limits.tokens, order=start.order, started=started, now=now)
+        used_up = [each.reset_at - now for each in (self._requests, self._tokens) if each.is_used_up]
+        self._checks.on_announcement(max(used_up, default=None), now)
 
     def allowance(self, now: float) -> float:
         """Return the number of requests that may start now."""
-        return min(self._requests.allowance(now), self._tokens.allowance(now))
+        allowed = self._left(now)
+        return 1.0 if allowed < 1 and now >= self._checks.due else allowed
 
     def wait(self, now: float) -> float:
-        """Return the seconds until one may start."""
+        """Return the seconds until one may start, be it as a check."""
+        return max(0.0, min(self.announced_wait(now), self._checks.due - now))
+
+    def announced_wait(self, now: float) -> float:
+        """Return the seconds until one may start by what is announced."""
         return max(self._requests.wait(now), self._tokens.wait(now))
 
-    def on_start(self, count: int) -> None:
+    def on_start(self, count: int, now: float) -> bool:
+        """Note so many starts, and return whether they are checks: nothing was left for them."""
+        is_check = self._left(now) < 1
+        if is_check:
+            self._checks.on_start(now)
         self._requests.on_start(count)
         self._tokens.on_start(count)
+        return is_check
+
+    def on_answer(self, start: Start, now: float) -> None:
+        if start.is_check and self._checks.on_accepted(now):
+            self._requests, self._tokens = _Remaining(), _Remaining(cost=None)
+
+    def on_refusal(self, start: Start, now: float) -> None:
+        self._checks.on_refused(now, check=start.is_check)
+
+    def _left(self, now: float) -> float:
+        return min(self._requests.allowance(now), self._tokens.allowance(now))
 
 
 class _Remaining:
@@ -59,7 +87,7 @@ class _Remaining:
         self._fixed_cost = cost is not None
         self._order = 0
         self._remaining = 0.0
-        self._reset_at = -inf
+        self.reset_at = -inf
         self._in_window = False
         self._anchor: tuple[float, float] | None = None
         """The remaining number and the time of the reset in an earlier answer, which later ones are compared with."""
@@ -73,6 +101,11 @@ class _Remaining:
     def known(self) -> bool:
         return self._left < inf
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the upstream said that less is left than a request costs."""
+        return self.known and self._cost is not None and self._remaining < self._cost
+
     def on_quota(self, quota: Quota, *, order: int, started: int, now: float) -> None:
         if quota.remaining is None or order < self._order:
             return
@@ -81,7 +114,7 @@ class _Remaining:
         self._learn_kind(quota, now + reset, reset)
         # The reset of a daily limit may be hours away. It is tried again after the longest wait for a Retry-After.
         self._order, self._remaining = order, quota.remaining
-        self._reset_at = now + min(MAX_RETRY_AFTER_SECONDS, reset)
+        self.reset_at = now + min(MAX_RETRY_AFTER_SECONDS, reset)
         if self._cost is not None:
             # The remaining number does not include the requests that were started after the answered one.
             self._left = quota.remaining / self._cost - (started - order)
@@ -90,7 +123,7 @@ class _Remaining:
     def allowance(self, now: float) -> float:
         if self._left == inf:
             return inf
-        if now >= self._reset_at:
+        if now >= self.reset_at:
             # Nothing was announced since the reset, so nothing is known any more.
             self._left = inf
         elif self._refill and self._cost:
@@ -102,7 +135,7 @@ class _Remaining:
         left = self.allowance(now)
         if left >= 1:
             return 0.0
-        until_reset = self._reset_at - now
+        until_reset = self.reset_at - now
         return min(until_reset, (1 - left) * self._cost / self._refill) if self._refill and self._cost else until_reset
 
     def on_start(self, count: int) -> None:

@@ -94,10 +94,10 @@ class Limiter:
         """Report that ``count`` requests of a model start now. Each returned value is passed to ``end`` later."""
         limit = self.model(model)
         load, concurrency, starts = self._load, self._concurrency, list[Start]()
-        limit.on_start(now, count, load.by_model[model] + count)
+        is_check = limit.on_start(now, count, load.by_model[model] + count)
         for order in range(limit.started - count + 1, limit.started + 1):
             start = load.start(model, now, order=order, limit=concurrency.limit)
-            start.round = concurrency.on_start(start.in_flight, now)
+            start.round, start.is_check = concurrency.on_start(start.in_flight, now), is_check
             starts.append(start)
         return starts
 

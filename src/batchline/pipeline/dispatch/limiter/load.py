@@ -25,6 +25,8 @@ class Start(Struct, gc=False):
     """The number of all answers after which it no longer counts as in flight."""
     round: Round | None = None
     """The measurement that it is part of."""
+    is_check: bool = False
+    """Whether it started although nothing was left by what the upstream announces."""
     ended: bool = False
     slow: bool = False
 

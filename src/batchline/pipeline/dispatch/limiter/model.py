@@ -61,13 +61,12 @@ class ModelLimit:
 
     def announced_wait(self, now: float) -> float:
         """Return the seconds until a request may start by the limits in the headers of the upstream."""
-        return self._announced.wait(now)
+        return self._announced.announced_wait(now)
 
-    def on_start(self, now: float, count: int, in_flight: int) -> None:
-        """Report ``count`` starts. ``in_flight`` includes them."""
+    def on_start(self, now: float, count: int, in_flight: int) -> bool:
+        """Report ``count`` starts, and return whether they check what is announced. ``in_flight`` includes them."""
         self._refusals.on_start(now, count, in_flight)
-        if self._announced.is_limiting:
-            self._announced.on_start(count)
+        return self._announced.is_limiting and self._announced.on_start(count, now)
 
     def on_announcement(self, limits: RateLimits, start: Start, now: float) -> None:
         """Note the rate limits of the upstream that an answer announces."""
@@ -77,6 +76,7 @@ class ModelLimit:
         """Report an answer. ``again`` says that the line was refused before."""
         self._line_refusals.on_answer(now, order=start.order, again=again, latency_seconds=now - start.at)
         self._refusals.on_answer(start, now)
+        self._announced.on_answer(start, now)
 
     def refuses_within(self, seconds: float) -> bool:
         """Return whether a request that ended without an answer after this time was refused.
@@ -89,6 +89,10 @@ class ModelLimit:
         self, start: Start, now: float, *, line: Hashable, again: bool, retry_after: float | None
     ) -> float | None:
         """Learn from a refusal, and return its cost to the line, from 0 to 1; None if it is only about the line."""
+        self._announced.on_refusal(start, now)
+        if start.is_check:
+            self._refusals.measure_again(now)
+            return 0.0
         limited = self._refusals.is_limiting
         if self._line_refusals.is_about_line(line, now, order=start.order, again=again, limited=limited):
             if self._line_refusals.first_are_refused:

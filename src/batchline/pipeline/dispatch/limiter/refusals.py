@@ -222,6 +222,11 @@ class RefusalLimit:
         if self.is_limiting and start.order > self._set_after:
             self._slots.on_refusal(start.at)
 
+    def measure_again(self, now: float) -> None:
+        """Begin the present sample again, because a request was among its starts that was likely to be refused."""
+        if self.is_limiting:
+            self._hold(self._good, now)
+
     def give_up(self) -> None:
         """Remove the limit: more requests than are in flight would be accepted, or the refusals are about the lines."""
         self._slots.set_limit(inf)

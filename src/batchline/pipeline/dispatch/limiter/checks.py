@@ -1,0 +1,76 @@
+"""Checks whether it is true that an upstream accepts no more requests, as its headers say.
+
+::
+
+    believed ──(nothing is left)──> a check, now and then: a request starts all the same
+      ^ ^                             │                │
+      │ └──(refused: checks are rarer)┘                └──(four in a row were accepted)──> disbelieved
+      └──(after five minutes: then one accepted check is enough)─────────────────────────────┘
+
+Some upstreams always say that nothing is left, mean another limit, or name a wrong unit or a wrong time for the reset.
+"""
+
+from math import inf
+
+_FIRST_WAIT_SECONDS = 1.0
+"""The time without anything left before a check, or half of the time until the reset if that is shorter. It is nothing
+beside the minutes that a wrong reset may cost. It doubles with each check that is refused."""
+_LONGEST_WAIT_SECONDS, _LONGEST_WAIT_PART = 15.0, 0.25
+"""The longest time between two checks, or this part of the time until the reset if that is longer. So a true limit is
+checked about four times in a window of a minute, and a shorter window seldom."""
+_ACCEPTED_TO_DISBELIEVE = 4
+"""One accepted check may be the reset, which came a little early, or a bucket that was filled a little."""
+_DISBELIEVED_SECONDS = 300.0
+"""The headers may be right after the upstream was repaired. If they are not, one more check shows it."""
+
+
+class Checks:
+    """The checks of the headers of one model."""
+
+    def __init__(self) -> None:
+        self._nothing_left = False
+        self._wait = self._longest_wait = _FIRST_WAIT_SECONDS
+        self._due = -inf
+        self._accepted = 0
+        """The number of checks that were accepted since the last refusal."""
+        self._disbelieved_until = -inf
+
+    def is_believed(self, now: float) -> bool:
+        return now >= self._disbelieved_until
+
+    def on_announcement(self, reset_seconds: float | None, now: float) -> None:
+        """Note that nothing is left until a reset, or with None that something is left."""
+        if reset_seconds is None:
+            self._nothing_left = False
+            return
+        self._longest_wait = max(_LONGEST_WAIT_SECONDS, _LONGEST_WAIT_PART * reset_seconds)
+        if not self._nothing_left:
+            self._nothing_left = True
+            self._due = max(self._due, now + min(_FIRST_WAIT_SECONDS, reset_seconds / 2))
+
+    @property
+    def due(self) -> float:
+        """The time of the next check; infinity if there is nothing to check."""
+        return self._due if self._nothing_left else inf
+
+    def on_start(self, now: float) -> None:
+        """Note that a check starts."""
+        self._due = now + self._wait
+
+    def on_accepted(self, now: float) -> bool:
+        """Note that a check was accepted, and return whether the headers are disbelieved from now on."""
+        self._accepted, self._wait = self._accepted + 1, _FIRST_WAIT_SECONDS
+        self._due = min(self._due, now + self._wait)
+        if self._accepted < _ACCEPTED_TO_DISBELIEVE:
+            return False
+        self._accepted, self._nothing_left = _ACCEPTED_TO_DISBELIEVE - 1, False
+        self._disbelieved_until = now + _DISBELIEVED_SECONDS
+        return True
+
+    def on_refused(self, now: float, *, check: bool) -> None:
+        """Note a refusal: what the headers say may be true."""
+        if self.is_believed(now):
+            self._accepted = 0
+        if check:
+            self._wait = min(2 * self._wait, self._longest_wait)
+            self._due = now + self._wait
