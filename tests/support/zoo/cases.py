@@ -9,7 +9,9 @@ from functools import partial
 from math import pi, sin
 from zlib import crc32
 
+from batchline.domain.engine_queue import QueueLength
 from batchline.domain.outcomes import Retryable
+from batchline.domain.rate_limits import Quota
 from batchline.domain.replies import FaultKind
 from batchline.pipeline.job import Job
 from tests.support.zoo.dispatcher import LINES_PER_SECOND
@@ -24,6 +26,7 @@ from tests.support.zoo.runs import (
 )
 from tests.support.zoo.upstreams import (
     OVERLOAD,
+    Announcing,
     Backlog,
     Bucket,
     ByModel,
@@ -101,6 +104,14 @@ def _half_taken(time: float) -> float:
     return 64 - crc32(b"%d" % (time // 2)) % 33
 
 
+def _announced_window(world: World, window: Window, *, late_seconds: float = 0.0) -> Upstream:
+    """Return an upstream that announces the end of its windows too late by some time."""
+    return Announcing(
+        RequestsPerWindow(world, window, about(1.0)),
+        lambda now: Quota(limit=window.allowed, remaining=window.left, reset_seconds=window.ends + late_seconds - now),
+    )
+
+
 def _engine(world: World, slots: int, *, tokens: int = 32, request_seconds: float) -> Engine:
     return Engine(world, slots=slots, tokens=tokens, step_seconds=0.0018, request_seconds=request_seconds, noise=0.15)
 
@@ -115,6 +126,7 @@ def _at_rate(rate: Capacity, seconds: float) -> Callable[[float], float]:
 
 
 _GROWING, _HALVING = changing(16, 160, at=10), changing(32, 16, at=10)
+_LATE_GROWING = changing(32, 256, at=20)
 
 CASES = {
     "clean": Case(upstream=Upstream, script=lines(6000), ideal_seconds=6000 / LINES_PER_SECOND, goal=0.9),
@@ -353,6 +365,26 @@ CASES = {
         ideal_seconds=19.4,
         goal=0.85,
     ),
+    "announced window": Case(
+        upstream=lambda world: _announced_window(world, Window(60, 60.0)),
+        script=lines(240),
+        ideal_seconds=181.0,
+        goal=0.95,
+    ),
+    "announced window, late reset": Case(
+        upstream=lambda world: _announced_window(world, Window(60, 60.0), late_seconds=30.0),
+        script=lines(240),
+        ideal_seconds=181.0,
+        goal=0.75,  # There are 15 s between two checks whether the window has ended.
+    ),
+    "nothing left, queue 64": Case(
+        upstream=lambda world: Announcing(
+            Queueing(world, about(0.5), slots=always(64)), lambda _: Quota(limit=100, remaining=0, reset_seconds=60)
+        ),
+        script=lines(7680),
+        ideal_seconds=60.0,
+        goal=0.85,
+    ),
     "limited model": Case(
         upstream=lambda world: ByModel(world, {"m": Upstream(world), "limited": RateLimited(world, Bucket(5, 5))}),
         script=beside_a_limited_model,
@@ -485,6 +517,18 @@ CASES = {
         ),
         script=lines(6000),
         ideal_seconds=_waves(6000, slots=384, tokens=64, step_seconds=0.095, request_seconds=0.000335),
+        goal=0.8,
+    ),
+    "queue length of an idle engine": Case(
+        upstream=lambda world: Overloading(world, 1.0, slots=32),
+        script=lines_with_metrics(1280, QueueLength(running=0, waiting=0)),
+        ideal_seconds=40.0,
+        goal=0.8,
+    ),
+    "queue length of a busy engine": Case(
+        upstream=lambda world: Queueing(world, about(0.5), slots=_LATE_GROWING),
+        script=lines_with_metrics(11_520, QueueLength(running=8, waiting=400)),
+        ideal_seconds=seconds_to_answer(11_520, _at_rate(_LATE_GROWING, 0.5)),
         goal=0.8,
     ),
 }

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from batchline.domain.engine_queue import QueueLength
 from tests.support.zoo.dispatcher import SimulatedDispatcher, Work
 from tests.support.zoo.upstreams import Engine, Upstream
 from tests.support.zoo.world import World
@@ -104,15 +105,19 @@ def lines_of_models(**numbers: int) -> Script:
     return script
 
 
-def lines_with_metrics(number: int) -> Script:
-    """Run one batch at an engine that reports the length of its queue."""
+def lines_with_metrics(number: int, reading: QueueLength | None = None) -> Script:
+    """Run one batch at an engine that reports the length of its queue, or at an upstream with this one for all time."""
 
     def script(run: Run) -> tuple[float, int]:
-        assert isinstance(run.upstream, Engine)
-        run.dispatcher.read_queue_length(run.upstream.queue_length)
+        run.dispatcher.read_queue_length(lambda: reading or _queue_length(run.upstream))
         return lines(number)(run)
 
     return script
+
+
+def _queue_length(upstream: Upstream) -> QueueLength:
+    assert isinstance(upstream, Engine)
+    return upstream.queue_length()
 
 
 def beside_a_limited_model(run: Run) -> tuple[float, int]:

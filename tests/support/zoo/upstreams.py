@@ -1,13 +1,15 @@
 """Upstreams as they are met, in virtual time.
 
-Those that wrap others: `ByModel`, `Replicas`, `Faulty`, `Refusing`, `Backlog`. A capacity is a function of the
-time, since many change it.
+Those that wrap others: `ByModel`, `Replicas`, `Faulty`, `Refusing`, `Announcing`, `Backlog`. A capacity is a
+function of the time, since many change it.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf, log
+
+from msgspec.structs import replace
 
 from batchline.domain.engine_queue import QueueLength
 from batchline.domain.outcomes import Outcome, Retryable, Success
@@ -386,6 +388,21 @@ class Refusing(Upstream):
             self.world.after(self._fault_seconds, lambda: reply(self._fault))
         else:
             self._inner.receive(job, reply)
+
+
+class Announcing(Upstream):
+    """Announces a limit with everything that the upstream behind it answers, whether that is true or not."""
+
+    def __init__(self, inner: Upstream, quota: Callable[[float], Quota]) -> None:
+        super().__init__(inner.world)
+        self._inner, self._quota = inner, quota
+
+    def handle(self, job: Job, reply: Reply) -> None:
+        self._inner.receive(job, lambda outcome: reply(self._announce(outcome)))
+
+    def _announce(self, outcome: Outcome) -> Outcome:
+        limits = RateLimits(requests=self._quota(self.world.time))
+        return replace(outcome, rate_limits=limits) if isinstance(outcome, Success | Retryable) else outcome
 
 
 class Backlog(Upstream):
