@@ -205,6 +205,18 @@ def test_a_refusal_shows_that_headers_may_be_true() -> None:
     assert checked.announced.is_limiting
 
 
+def test_a_reset_that_comes_early_is_no_reason_to_disbelieve() -> None:
+    """It may be announced in whole seconds. What is left after it is used as announced."""
+    checked = Checked()
+    for _ in range(8):
+        checked.next_check()
+        announce(checked.announced, order=checked.order, now=checked.now, requests=left(5, 60.0, limit=None))
+        checked.announced.on_answer(answer_to(checked.order, is_check=True), checked.now)
+        assert checked.announced.allowance(checked.now) == 5
+        checked.say()
+    assert checked.announced.is_limiting
+
+
 def test_a_short_window_is_checked_at_half_of_its_time() -> None:
     announced = Announced()
     announce(announced, order=1, now=1.0, requests=left(0, 0.5, limit=None))

@@ -19,7 +19,7 @@ _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_PART = 15.0, 0.25
 """The longest time between two checks, or this part of the time until the reset if that is longer. So a true limit is
 checked about four times in a window of a minute, and a shorter window seldom."""
 _ACCEPTED_TO_DISBELIEVE = 4
-"""One accepted check may be the reset, which came a little early, or a bucket that was filled a little."""
+"""One accepted check may be a bucket that was filled a little, or a limit whose last request was left after all."""
 _DISBELIEVED_SECONDS = 300.0
 """The headers may be right after the upstream was repaired. If they are not, one more check shows it."""
 
@@ -32,7 +32,7 @@ class Checks:
         self._wait = self._longest_wait = _FIRST_WAIT_SECONDS
         self._due = -inf
         self._accepted = 0
-        """The number of checks that were accepted since the last refusal."""
+        """The number of checks that were accepted since the last refusal, and nothing was left after them."""
         self._disbelieved_until = -inf
 
     def is_believed(self, now: float) -> bool:
@@ -58,8 +58,11 @@ class Checks:
         self._due = now + self._wait
 
     def on_accepted(self, now: float) -> bool:
-        """Note that a check was accepted, and return whether the headers are disbelieved from now on."""
-        self._accepted, self._wait = self._accepted + 1, _FIRST_WAIT_SECONDS
+        """Note that a check was accepted, and return whether the headers are disbelieved from now on.
+
+        If its answer says that something is left, only the reset came earlier than announced.
+        """
+        self._accepted, self._wait = self._accepted + self._nothing_left, _FIRST_WAIT_SECONDS
         self._due = min(self._due, now + self._wait)
         if self._accepted < _ACCEPTED_TO_DISBELIEVE:
             return False
