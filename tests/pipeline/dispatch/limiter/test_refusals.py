@@ -259,6 +259,13 @@ def test_a_retry_after_of_a_few_lines_is_about_those_lines() -> None:
     assert mean(drive.accepted, range(5, 20)) >= 0.9 * CAPACITY
 
 
+def test_a_probe_that_happens_upon_a_free_slot_does_not_remove_the_limit() -> None:
+    """The slots of refused requests are free when a probe begins, so few are taken then."""
+    drive = Drive(latency=10.0)
+    drive.run(number(4), until=600.0)
+    assert max(drive.refused[second] for second in range(60, 600)) < SLOTS / 2
+
+
 def test_a_window_with_retry_after_is_used_at_once_when_it_opens() -> None:
     """1,000 in each 10 s: nearly all of them are used, and about two rounds are refused at the end of each window."""
     window, drive = Window(1000, 10.0), Drive()

@@ -403,7 +403,8 @@ class RefusalLimit:
         added = 1 - self._good / self.limit
         if part >= self._usual + added / 2:
             self._hold(self._good, now)
-        elif self._good >= 1 and self._slots.most_taken < _USED_PART * self.limit:
+        elif self._good >= 1 and self._slots.most_taken < _USED_PART * self.limit and self._recent <= _MANY:
+            # If many were refused lately, few slots are taken only because those of refused requests do not count.
             self.give_up()
         else:
             self._end_cuts()
