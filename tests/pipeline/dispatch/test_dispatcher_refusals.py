@@ -100,6 +100,47 @@ def test_a_line_that_is_always_refused_slows_nobody() -> None:
         assert b"rate_limit_exceeded" in error
 
 
+@pytest.mark.rule("D9", "A project whose lines are all refused slows no other project, whatever its Retry-After says.")
+@pytest.mark.parametrize("retry_after", [None, 60.0])
+def test_a_project_whose_lines_are_all_refused_slows_no_other(retry_after: float | None) -> None:
+    """D9: the other one comes when the refused one has been alone, so that its model seems to accept nothing."""
+    lines = 4000
+
+    async def reply(request: Request) -> Reply:
+        if request.project == "good":
+            return await answer(request)
+        await asyncio.sleep(0.01)
+        return Answer(status=429, body=b"{}", retry_after=retry_after)
+
+    with closing(ScriptedHarness(reply)) as harness:
+        harness.add(make_jobs(500, project_id="refused", expires_at=FAR_FUTURE))
+        harness.advance(10.0)
+        harness.add(make_jobs(lines, project_id="good", expires_at=FAR_FUTURE))
+        assert seconds_until(harness, lines, project="good") <= 1.3 * seconds_alone(lines) + 1
+
+
+@pytest.mark.rule("D9", "An upstream that says with Retry-After when it accepts lines again is not paused.")
+def test_an_upstream_that_names_a_time_is_tried_now_and_then_and_not_paused() -> None:
+    """D3, D9: each line is tried once, because none is tried again before its own time. None of them fails."""
+
+    async def reply(request: Request) -> Reply:
+        if request.at < 100.0:
+            return Answer(status=429, body=b"{}", retry_after=200.0)
+        return await answer(request)
+
+    with closing(ScriptedHarness(reply)) as harness:
+        harness.add(make_jobs(400, expires_at=FAR_FUTURE))
+        harness.advance(99.0)
+        assert not harness.dispatcher.is_paused("m")
+        assert max(request.attempt for request in harness.requests) == 1
+        later = [request for request in harness.requests if request.at > 5.0]
+        assert 94 / 5 - 2 <= len(later) <= 94 / 5 + 1
+        harness.advance(16.0)
+        assert harness.succeeded() >= 200
+        harness.advance(300.0)
+        assert (harness.succeeded(), harness.recorder.errors) == (400, [])
+
+
 @pytest.mark.rule("D9", "A model with a limit of its own slows no other model, not even of the same project.")
 @pytest.mark.parametrize("project", ["good", "other"])
 def test_a_model_with_its_own_limit_slows_no_other_model(project: str) -> None:

@@ -18,6 +18,7 @@ from tests.support.zoo.dispatcher import LINES_PER_SECOND
 from tests.support.zoo.runs import (
     Case,
     beside_a_limited_model,
+    beside_a_refused_project,
     beside_hanging_lines,
     beside_refused_lines,
     lines,
@@ -69,6 +70,11 @@ def seconds_to_answer(number: float, rate: Callable[[float], float]) -> float:
 
 def _is_always_refused(job: Job, attempt: int) -> bool:
     return job.batch.project_id == "two" or job.line.index == 7
+
+
+def _refuses_a_project(world: World, *, retry_after: float | None = None) -> Upstream:
+    inner = Queueing(world, about(0.1), slots=always(32))
+    return Refusing(inner, lambda job, _: job.batch.project_id == "two", fault=refusal(retry_after=retry_after))
 
 
 def _is_refused_first(job: Job, attempt: int) -> bool:
@@ -190,6 +196,13 @@ CASES = {
         script=lines(3200),
         ideal_seconds=20.0,
         goal=0.6,
+    ),
+    # A refused line waits for a minute, as it is told.
+    "hard 4, long Retry-After": Case(
+        upstream=lambda world: HardLimit(world, about(10.0), slots=always(4), retry_after=60.0),
+        script=lines(600),
+        ideal_seconds=1500.0,
+        goal=0.85,
     ),
     "503 above 16": Case(
         upstream=lambda world: Faulty(HardLimit(world, about(0.5), slots=always(16))),
@@ -437,6 +450,16 @@ CASES = {
         ideal_seconds=6000 / 640,
         goal=0.7,  # The limit is found by refusals, and the last line that is refused three times waits for up to 3 s.
     ),
+    # The other project takes no more than 1.3 times as long as alone.
+    "refused project": Case(
+        upstream=_refuses_a_project, script=beside_a_refused_project, ideal_seconds=10.0, goal=0.77
+    ),
+    "refused project, Retry-After": Case(
+        upstream=partial(_refuses_a_project, retry_after=60.0),
+        script=beside_a_refused_project,
+        ideal_seconds=10.0,
+        goal=0.77,
+    ),
     "random 429": Case(
         upstream=lambda world: Refusing(Upstream(world), _by_chance(world, 0.05), seconds=0.02),
         script=lines(6000),
@@ -485,6 +508,14 @@ CASES = {
         outage_seconds=_OUTAGE_SECONDS,
         ideal_seconds=30.0,
         goal=0.65,  # An upstream that was unavailable for a minute is probed every 15 s (D3).
+    ),
+    # The lines that were refused in the outage wait for five minutes, as they are told. The others do not.
+    "outage of 429, Retry-After": Case(
+        upstream=lambda world: _outage(Queueing(world, about(0.5), slots=always(16)), fault=refusal(retry_after=300.0)),
+        script=lines(11_520),
+        outage_seconds=_OUTAGE_SECONDS,
+        ideal_seconds=360.0,
+        goal=0.9,
     ),
     "engine 16": Case(
         upstream=lambda world: _engine(world, 16, request_seconds=0.00023),

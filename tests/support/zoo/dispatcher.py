@@ -105,6 +105,8 @@ class SimulatedDispatcher:
         for model, breaker in self._paused_models.items():
             if jobs := self._take_probe(breaker, model):
                 return jobs
+        if jobs := self._take_despite_block():
+            return jobs
         room = self._in_flight.room
         if room > 0 and (jobs := self._take_ready(room, self._in_flight.limit_of)):
             return jobs
@@ -118,6 +120,13 @@ class SimulatedDispatcher:
 
     def _allowance_of(self, model: str) -> int:
         return 0 if model in self._paused_models else self.limiter.allowance(model, self._world.time)
+
+    def _take_despite_block(self) -> list[Job]:
+        for project, model in self._ready.lanes():
+            may_try = model not in self._paused_models and self.limiter.may_try(model, project, self._world.time)
+            if may_try and self._in_flight.may_start_one_of(project):
+                return self._ready.take_lane(project, model)
+        return []
 
     def _take_probe(self, breaker: CircuitBreaker, model: str | None) -> list[Job]:
         lane = breaker.next_lane(
@@ -189,8 +198,9 @@ class SimulatedDispatcher:
         last = (refusals > 0 and job.throttles + refusals > policy.max_throttles) or (
             attempts > 0 and job.attempts + attempts >= policy.max_attempts
         )
-        self._breakers.on_unavailable(model, job.line_key, fault.kind, throttled=fault.throttled, last_attempt=last)
-        self._paused_models = self._breakers.paused_models
+        if attempts or not self.limiter.is_blocked(model, self._world.time):
+            self._breakers.on_unavailable(model, job.line_key, fault.kind, throttled=fault.throttled, last_attempt=last)
+            self._paused_models = self._breakers.paused_models
         if self._breakers.forgives(model, fault.kind):
             job.probes += 1
             self._ready.add(job, first=job.probes % _PROBES_IN_A_ROW != 0)

@@ -136,6 +136,14 @@ def beside_refused_lines(run: Run) -> tuple[float, int]:
     return run.seconds_for(work), max(0, work.failed - 1)
 
 
+def beside_a_refused_project(run: Run) -> tuple[float, int]:
+    """Run 3,200 lines while another project has 1,000 lines of the same model that are always refused."""
+    run.dispatcher.add(1000, project="two")
+    run.wait(4.0)
+    work = run.dispatcher.add(3200)
+    return run.seconds_for(work), work.failed
+
+
 def beside_hanging_lines(run: Run) -> tuple[float, int]:
     """Run six small batches one after another while another project has hundreds of lines that hang."""
     run.dispatcher.add(400, project="two", model="slow")

@@ -312,9 +312,8 @@ class Dispatcher:
             return self._take_probe(self._breakers.upstream)
         if self._quarantine.occupied:
             return self._take_suspect()
-        for model, breaker in self._paused_models.items():
-            if jobs := self._take_probe(breaker, model):
-                return jobs
+        if jobs := self._take_model_probe() or self._take_despite_block():
+            return jobs
         room = self._in_flight.room
         if room > 0 and (jobs := self._take_ready(room, self._in_flight.limit_of)):
             return jobs
@@ -350,6 +349,27 @@ class Dispatcher:
             if model in (None, lane[1]) and self._in_flight.may_start_one_of(lane[0])
         )
         return [] if lane is None else self._ready.take_lane(*lane)
+
+    def _take_model_probe(self) -> list[Job]:
+        """Take a job to probe one of the paused models with."""
+        for model, breaker in self._paused_models.items():
+            if jobs := self._take_probe(breaker, model):
+                return jobs
+        return []
+
+    def _take_despite_block(self) -> list[Job]:
+        """Take a job of a model that others must wait for, because of Retry-After, if its project was not refused."""
+        now, models = self._looked_at, self._ready.by_model.keys() - self._paused_models.keys()
+        blocked = {model for model in models if self._limiter.is_blocked(model, now)}
+        for project_id, model in self._ready.lanes() if blocked else ():
+            if (
+                model in blocked
+                and project_id not in self._unfunded_projects
+                and self._limiter.may_try(model, project_id, now)
+                and self._in_flight.may_start_one_of(project_id)
+            ):
+                return self._ready.take_lane(project_id, model)
+        return []
 
     def _take_suspect(self) -> list[Job]:
         """Take a suspect that may start now. While the upstream is paused, it is a probe."""
@@ -506,10 +526,11 @@ class Dispatcher:
 
     def _on_fault(self, job: Job, fault: Retryable) -> None:
         self._count_attempt(job, "throttled" if job.is_refused_by(fault) else "fault")
-        if fault.unavailable:
-            self._on_unavailable(job, fault)
-        else:
+        if not fault.unavailable:
             self._on_upstream_answer(job)
+        elif not (job.is_refused_by(fault) and self._limiter.is_blocked(job.model.id, self._clock.steady())):
+            # An upstream that said when it accepts lines again is not unavailable.
+            self._on_unavailable(job, fault)
         self._retry_or_fail(job, fault)
         if self._breakers.is_paused(job.model.id):
             self._timers_changed.set()

@@ -100,24 +100,28 @@ class InFlight:
 
     def finish(self, job: Job, outcome: Outcome | None, now: float) -> float:
         """Remove a job whose attempt ended, and return its latency. An outcome of None does not affect the limiter."""
-        start = self._starts.pop(job)
+        start, project_id = self._starts.pop(job), job.batch.project_id
         again = job.last_fault is not None and _sign_of(job.last_fault) in _REFUSALS
         if isinstance(outcome, Retryable):
             job.refusal_cost = self._limiter.end(
                 start,
                 _sign_of(outcome),
                 now,
+                project_id=project_id,
                 line=job,
                 again=again,
                 retry_after=outcome.retry_after,
                 rate_limits=outcome.rate_limits,
             )
         elif isinstance(outcome, Success):
-            self._limiter.end(start, Sign.ANSWERED, now, again=again, rate_limits=outcome.rate_limits)
+            self._limiter.end(
+                start, Sign.ANSWERED, now, project_id=project_id, again=again, rate_limits=outcome.rate_limits
+            )
         else:
             job.refusal_cost = None
-            self._limiter.end(start, Sign.OTHER if outcome is None else Sign.ANSWERED, now, again=again)
-        self._count_end(job.batch.project_id, now)
+            sign = Sign.OTHER if outcome is None else Sign.ANSWERED
+            self._limiter.end(start, sign, now, project_id=project_id, again=again)
+        self._count_end(project_id, now)
         seconds = now - start.at
         before = seconds if self._typical_seconds == math.inf else self._typical_seconds
         self._typical_seconds = before + _LATENCY_SMOOTHING * (seconds - before)

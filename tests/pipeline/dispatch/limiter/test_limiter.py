@@ -131,7 +131,8 @@ def test_models_are_limited_apart() -> None:
     refuse(limiter, 50, now, model="limited", retry_after=30.0)
     now += 0.1
     assert limiter.allowance("limited", now) == 0
-    assert limiter.wait("limited", now) == pytest.approx(30.0, abs=0.2)
+    assert limiter.model("limited").blocked_seconds(now) == pytest.approx(30.0, abs=0.2)
+    assert limiter.is_blocked("limited", now)
     assert limiter.allowance("other", now) > MANY
     assert limiter.wait("other", now) == 0.0
     assert limiter.model("limited").is_limited
@@ -152,7 +153,7 @@ def test_a_retry_after_of_a_day_blocks_for_five_minutes() -> None:
     limiter = Limiter(cap=None)
     now = serve(limiter, 1.0)
     refuse(limiter, 50, now, retry_after=86_400.0)
-    assert limiter.wait("m", now + 0.1) == pytest.approx(300.0, abs=1.0)
+    assert limiter.model("m").blocked_seconds(now + 0.1) == pytest.approx(300.0, abs=1.0)
 
 
 def test_announced_limits_of_a_model_are_its_own() -> None:

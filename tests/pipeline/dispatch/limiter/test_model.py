@@ -21,15 +21,24 @@ class Drive:
         self.model.on_start(self.now, 1, in_flight)
         return Start(self.now, "m", in_flight, in_flight, self.model.started, MANY)
 
-    def answer(self, in_flight: int, *, again: bool = False, times: int = 1) -> None:
+    def answer(self, in_flight: int, *, project_id: str = "p", again: bool = False, times: int = 1) -> None:
         for _ in range(times):
-            self.model.on_answer(self.start(in_flight), self.now + LATENCY_SECONDS, again=again)
+            start = self.start(in_flight)
+            self.model.on_answer(start, self.now + LATENCY_SECONDS, project_id=project_id, again=again)
 
     def refuse(
-        self, in_flight: int, line: object, *, again: bool = False, retry_after: float | None = None
+        self,
+        in_flight: int,
+        line: object,
+        *,
+        project_id: str = "p",
+        again: bool = False,
+        retry_after: float | None = None,
     ) -> float | None:
         start = self.start(in_flight)
-        return self.model.on_refusal(start, self.now + 0.002, line=line, again=again, retry_after=retry_after)
+        return self.model.on_refusal(
+            start, self.now + 0.002, project_id=project_id, line=line, again=again, retry_after=retry_after
+        )
 
 
 def test_a_model_that_was_never_refused_is_not_limited() -> None:
@@ -148,9 +157,58 @@ def test_the_end_of_a_block_is_known() -> None:
     drive.answer(20, times=20)
     for line in range(60):
         drive.refuse(20, line, retry_after=7.0)
-    assert 6.0 <= drive.model.blocked_seconds(drive.now) <= 7.0
-    assert drive.model.allowance(0, drive.now + 5.0) == 0
-    assert drive.model.wait(0, drive.now + 5.0) == pytest.approx(drive.model.blocked_seconds(drive.now + 5.0))
+    assert drive.model.blocked_seconds(drive.now) == pytest.approx(7.0, abs=0.01)
+    assert drive.model.allowance(0, drive.now + 4.0) == 0
+    assert drive.model.wait(0, drive.now + 6.0) == pytest.approx(drive.model.blocked_seconds(drive.now + 6.0))
+
+
+@pytest.mark.rule("D9", "The refusals of a project whose lines never pass beside others' slow no other project down.")
+def test_a_project_whose_lines_are_all_refused_limits_nobody() -> None:
+    """Its first refusals may look like a limit. It is lifted when it is clear that they are not."""
+    drive = Drive()
+    for line in range(20):
+        drive.refuse(20, line, project_id="refused")
+    assert drive.model.is_refused
+    for line in range(20, 30):
+        drive.answer(20, times=4)
+        cost = drive.refuse(20, line, project_id="refused", retry_after=60.0)
+    assert not drive.model.is_limited
+    assert cost is None
+    for line in range(30, 200):
+        drive.answer(20)
+        drive.refuse(20, line, project_id="refused", retry_after=60.0)
+    assert not drive.model.is_limited
+
+
+def test_a_project_that_is_refused_for_itself_does_not_lift_the_limit_of_the_others() -> None:
+    drive = Drive()
+    for line in range(30):
+        drive.answer(8, times=4)
+        drive.refuse(8, line, project_id="refused")
+    assert not drive.model.is_limited
+    for line in range(30, 40):
+        drive.refuse(9, line)
+    assert drive.model.is_limited
+    drive.answer(8)
+    drive.refuse(9, 41, project_id="refused")
+    assert drive.model.is_limited
+
+
+@pytest.mark.rule("D9", "A Retry-After to one project does not keep another from trying a line within a second.")
+def test_a_project_that_was_not_refused_may_try_a_line_in_a_block() -> None:
+    drive = Drive()
+    for line in range(60):
+        drive.refuse(20, line, project_id="refused", retry_after=60.0)
+    assert drive.model.blocked_seconds(drive.now) > 50
+    now = drive.now + 1.0
+    assert [drive.model.may_try(project_id, now) for project_id in ("refused", "other")] == [False, True]
+    drive.now = now
+    start = drive.start(1)
+    assert not drive.model.may_try("other", drive.now), "it is tried"
+    drive.model.on_answer(start, drive.now + LATENCY_SECONDS, project_id="other", again=False)
+    assert drive.model.allowance(0, drive.now + LATENCY_SECONDS) > 0
+    assert drive.model.blocked_seconds(drive.now + LATENCY_SECONDS) == 0.0
+    assert not drive.model.may_try("other", drive.now + 10.0), "nothing is blocked"
 
 
 @pytest.mark.rule("D9", "After an outage a model is not held back by what was refused in it.")

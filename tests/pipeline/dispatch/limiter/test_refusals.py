@@ -241,12 +241,12 @@ def test_a_retry_after_blocks_all_starts() -> None:
     drive.run(nothing, until=2.0)
     limit = drive.limit
     assert limit.allowance(0, 2.0) == 0
-    assert 3.0 <= limit.wait(0, 2.0) <= 4.5
-    assert limit.allowance(0, 5.0) == 0
+    assert 5.0 <= limit.blocked_until <= 6.5
     refused = drive.refused.total()
-    drive.run(everything, until=20.0)
+    drive.run(nothing, until=5.0)
     assert refused <= 3 * SLOTS
-    assert mean(drive.accepted, range(2, 5)) == 0
+    assert drive.refused.total() <= refused + 1
+    drive.run(everything, until=20.0)
     assert drive.accepted[19] >= 0.97 * CAPACITY
 
 
@@ -257,6 +257,44 @@ def test_a_retry_after_of_a_few_lines_is_about_those_lines() -> None:
     drive.retry_after = lambda _: 60.0
     drive.run(chance(0.02), until=20.0)
     assert mean(drive.accepted, range(5, 20)) >= 0.9 * CAPACITY
+
+
+@pytest.mark.rule(
+    "D9", "After an outage of 429s the capacity is used again within 15 seconds, whatever Retry-After says."
+)
+@pytest.mark.parametrize("retry_after", [60.0, 300.0])
+def test_an_outage_that_ends_before_its_retry_after_is_noticed(retry_after: float) -> None:
+    drive = Drive()
+    drive.run(everything, until=2.0)
+    drive.retry_after = lambda _: retry_after
+    drive.run(nothing, until=62.0)
+    assert sum(drive.refused[second] for second in range(4, 62)) <= 58 / 5
+    drive.run(everything, until=80.0)
+    assert mean(drive.accepted, range(77, 80)) >= 0.95 * CAPACITY
+
+
+def test_slots_that_free_before_their_retry_after_are_used() -> None:
+    """Some upstreams send the same Retry-After whatever they refuse. Four slots of 10 s are 0.4 answers a second."""
+    drive = Drive(latency=10.0)
+    drive.retry_after = lambda _: 60.0
+    drive.run(number(4), until=600.0)
+    assert mean(drive.accepted, range(60, 600)) >= 0.85 * 0.4
+
+
+@pytest.mark.rule(
+    "D3", "A line that is tried before the time of a Retry-After to others, and is refused, spends nothing."
+)
+def test_a_refused_try_in_a_block_costs_nothing() -> None:
+    drive = Drive()
+    drive.run(everything, until=1.0)
+    drive.retry_after = lambda _: 60.0
+    drive.run(nothing, until=2.0)
+    limit, now = drive.limit, 10.0
+    assert limit.allowance(0, now) == 1
+    (tried,) = begin(limit, 1, now)
+    assert limit.allowance(0, now) == 0
+    assert limit.on_refusal(tried, now, retry_after=70.0) == 0.0
+    assert limit.blocked_until == 80.0
 
 
 def test_a_probe_that_happens_upon_a_free_slot_does_not_remove_the_limit() -> None:

@@ -81,6 +81,15 @@ class Limiter:
             name: limit for name, limit in self._models.items() if limit.is_limited or self._load.by_model[name]
         }
 
+    def is_blocked(self, model: str, now: float) -> bool:
+        """Return whether the lines of a model must wait because the upstream said so with Retry-After."""
+        limit = self._models.get(model)
+        return limit is not None and limit.blocked_seconds(now) > 0
+
+    def may_try(self, model: str, project_id: str, now: float) -> bool:
+        """Return whether a line of a project may start although its model is blocked."""
+        return self.model(model).may_try(project_id, now)
+
     def allowance(self, model: str, now: float) -> int:
         """Return the number of requests of a model that may start now."""
         return self.model(model).allowance(self._load.by_model[model], now)
@@ -107,6 +116,7 @@ class Limiter:
         sign: Sign,
         now: float,
         *,
+        project_id: str = "",
         line: Hashable = None,
         again: bool = False,
         retry_after: float | None = None,
@@ -125,7 +135,7 @@ class Limiter:
             self._models[start.model].on_announcement(rate_limits, start, now)
         if sign is Sign.ANSWERED:
             self._load.on_answer()
-            self._models[start.model].on_answer(start, now, again=again)
+            self._models[start.model].on_answer(start, now, project_id=project_id, again=again)
             if start.round is not None:
                 self._concurrency.on_answer(start.round, start.model, start.in_flight, now - start.at, now)
             return None
@@ -134,7 +144,7 @@ class Limiter:
         if not is_refused:
             return None
         model = self._models[start.model]
-        cost = model.on_refusal(start, now, line=line, again=again, retry_after=retry_after)
+        cost = model.on_refusal(start, now, project_id=project_id, line=line, again=again, retry_after=retry_after)
         return cost if model.is_refused or sign is not Sign.FAULT else None
 
     def on_outage_over(self, now: float) -> None:

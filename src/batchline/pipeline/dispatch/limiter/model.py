@@ -7,6 +7,7 @@ from batchline.domain.rate_limits import RateLimits
 from batchline.pipeline.dispatch.limiter.announced import Announced
 from batchline.pipeline.dispatch.limiter.line_refusals import LineRefusals
 from batchline.pipeline.dispatch.limiter.load import Start
+from batchline.pipeline.dispatch.limiter.project_refusals import ProjectRefusals
 from batchline.pipeline.dispatch.limiter.refusals import RefusalLimit
 
 _UNLIMITED = 1 << 30
@@ -20,6 +21,7 @@ class ModelLimit:
     def __init__(self) -> None:
         self._refusals = RefusalLimit()
         self._line_refusals = LineRefusals()
+        self._project_refusals = ProjectRefusals()
         self._announced = Announced()
 
     @property
@@ -59,6 +61,10 @@ class ModelLimit:
         """Return the seconds until a request may start, as the upstream said with Retry-After; 0 if it did not."""
         return max(0.0, self._refusals.blocked_until - now)
 
+    def may_try(self, project_id: str, now: float) -> bool:
+        """Return whether a line of a project may start although others must wait for the time of Retry-After."""
+        return self._refusals.may_try_first(now) and not self._project_refusals.is_refused(project_id)
+
     def announced_wait(self, now: float) -> float:
         """Return the seconds until a request may start by the limits in the headers of the upstream."""
         return self._announced.announced_wait(now)
@@ -72,8 +78,9 @@ class ModelLimit:
         """Note the rate limits of the upstream that an answer announces."""
         self._announced.on_announcement(limits, start, started=self.started, now=now)
 
-    def on_answer(self, start: Start, now: float, *, again: bool) -> None:
+    def on_answer(self, start: Start, now: float, *, project_id: str, again: bool) -> None:
         """Report an answer. ``again`` says that the line was refused before."""
+        self._project_refusals.on_answer(project_id, order=start.order)
         self._line_refusals.on_answer(now, order=start.order, again=again, latency_seconds=now - start.at)
         self._refusals.on_answer(start, now)
         self._announced.on_answer(start, now)
@@ -86,13 +93,20 @@ class ModelLimit:
         return seconds < _REFUSAL_PART * self._refusals.latency_seconds
 
     def on_refusal(
-        self, start: Start, now: float, *, line: Hashable, again: bool, retry_after: float | None
+        self, start: Start, now: float, *, project_id: str, line: Hashable, again: bool, retry_after: float | None
     ) -> float | None:
-        """Learn from a refusal, and return its cost to the line, from 0 to 1; None if it is only about the line."""
+        """Learn from a refusal, and return its cost to the line, from 0 to 1; None if no limit refused it."""
         self._announced.on_refusal(start, now)
         if start.is_check:
             self._refusals.measure_again(now)
             return 0.0
+        was_about_project = self._project_refusals.is_about(project_id)
+        if self._project_refusals.on_refusal(project_id, order=start.order):
+            if not was_about_project:
+                # The earlier refusals of the project seemed to show a limit.
+                self._refusals.give_up()
+            self._refusals.on_other_refusal(start)
+            return None
         limited = self._refusals.is_limiting
         if self._line_refusals.is_about_line(line, now, order=start.order, again=again, limited=limited):
             if self._line_refusals.first_are_refused:

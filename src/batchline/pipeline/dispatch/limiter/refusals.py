@@ -18,13 +18,14 @@ A cut keeps the part of the limit that was accepted, which is right for both kin
 a number in flight was refused and no other, that number is held. If as large a part is refused again and again, however
 low the limit is, a *test* compares two limits: if the part is the same at both, the refusals are not about the limit
 and are tolerated. A small part is always tolerated: it shows that the upstream is full, and the refused lines are
-tried again.
+tried again. If all are refused, and the upstream says until when, starts are held up (`block.py`).
 """
 
 from enum import Enum
 from math import ceil, floor, inf, log2
 
 from batchline.domain.retry import MAX_RETRY_AFTER_SECONDS
+from batchline.pipeline.dispatch.limiter.block import Block
 from batchline.pipeline.dispatch.limiter.load import Start
 from batchline.pipeline.dispatch.limiter.sample import Sample
 from batchline.pipeline.dispatch.limiter.slots import GOLDEN_RATIO, Slots
@@ -116,9 +117,9 @@ class RefusalLimit:
         self._growth = 0.0
         self._probes = 0
         self._next_probe = 0.0
-        self.blocked_until = 0.0
-        """The time at which the next request may start, as the upstream said."""
+        self._block = Block()
         self._retry_at = 0.0
+        """The latest time that a Retry-After named."""
 
     @property
     def is_limiting(self) -> bool:
@@ -128,6 +129,11 @@ class RefusalLimit:
     def limit(self) -> float:
         """The number of requests that may be in flight on average; infinity if that is not limited."""
         return self._slots.limit
+
+    @property
+    def blocked_until(self) -> float:
+        """The time at which requests may start again, as the upstream said with Retry-After; 0 if it did not."""
+        return self._block.until
 
     @property
     def started(self) -> int:
@@ -153,8 +159,8 @@ class RefusalLimit:
             self._consider_sample(now)
         if not self.is_limiting:
             return inf
-        if now < self.blocked_until:
-            return 0
+        if self._is_blocked(now):
+            return int(self._block.may_try(now))
         free = self._slots.free(in_flight, now)
         if self._phase is _Phase.HOLD and now >= self._probe_at and self._slots.is_full(in_flight, now):
             self._probe(self._first_growth, now)
@@ -165,8 +171,8 @@ class RefusalLimit:
         """Return the seconds until a request may start even if none ends; 0 if it may now, or if one must end first."""
         if not self.is_limiting:
             return 0.0
-        if now < self.blocked_until:
-            return self.blocked_until - now
+        if self._is_blocked(now):
+            return self._block.wait(now)
         if self._slots.free(in_flight, now) > 0:
             return 0.0
         times = [self._slots.next_free(in_flight, now)]
@@ -177,14 +183,21 @@ class RefusalLimit:
         first = min(times)
         return max(0.0, first - now) if first < inf else 0.0
 
+    def may_try_first(self, now: float) -> bool:
+        """Return whether a line of a project that was not refused may start although the model is blocked."""
+        return self._is_blocked(now) and self._block.may_try(now, first=True)
+
     def on_start(self, now: float, count: int, in_flight: int) -> None:
         """Report ``count`` starts. ``in_flight`` includes them."""
         self._slots.on_start(now, count, in_flight)
-        if self._sample is not None:
+        if self._is_blocked(now):
+            self._block.on_try(now, self._slots.started, patience=self._patience)
+        elif self._sample is not None:
             self._sample.on_start(now, count, in_flight, patience=self._patience)
 
     def on_answer(self, start: Start, now: float) -> None:
         self._slots.on_answer(now - start.at)
+        self._block.on_answer(start.order, now)
         self._recent -= _RECENT_WEIGHT * self._recent
         if self.is_limiting:
             self._consider_sample(now)
@@ -196,6 +209,7 @@ class RefusalLimit:
 
         The cost is lower if most requests are refused, so that no line fails by chance.
         """
+        self._block.on_refusal(start.order)
         self._refusal_seconds = max(_REFUSAL_SECONDS_WEIGHT * self._refusal_seconds, now - start.at)
         self._recent += _RECENT_WEIGHT * (1 - self._recent)
         if retry_after:
@@ -210,6 +224,9 @@ class RefusalLimit:
             if self._phase is _Phase.HOLD and not self._cuts and self._accepted_beside(start) < self.limit:
                 self._hold(self._accepted_beside(start), now)
             return 0.0
+        if self._is_blocked(now):
+            self._block.begin(self._retry_at, now)
+            return 0.0
         cost = 0.0 if self._phase is _Phase.PROBE else self.cost
         self._slots.on_refusal(start.at)
         if self._sample is not None:
@@ -219,6 +236,7 @@ class RefusalLimit:
 
     def on_other_refusal(self, start: Start) -> None:
         """Note a refusal that is only about its line."""
+        self._block.on_refusal(start.order)
         if self.is_limiting and start.order > self._set_after:
             self._slots.on_refusal(start.at)
 
@@ -230,12 +248,15 @@ class RefusalLimit:
     def give_up(self) -> None:
         """Remove the limit: more requests than are in flight would be accepted, or the refusals are about the lines."""
         self._slots.set_limit(inf)
+        self._block.end()
+        self._retry_at = 0.0
         self._phase, self._sample = _Phase.UNLIMITED, None
         self._end_cuts()
 
     def on_outage_over(self, now: float) -> None:
         """Return quickly to the limit before an outage, and forget the refusals of the outage."""
-        self.blocked_until = self._retry_at = self._recent = 0.0
+        self._block.end()
+        self._retry_at = self._recent = 0.0
         if self.is_limiting:
             self._return_from_cuts(now)
             self._probe(_LARGEST_GROWTH, now)
@@ -343,7 +364,7 @@ class RefusalLimit:
         kept = max(_LARGEST_CUT, 1 - part)
         if part >= _ALL:
             if self._retry_at > now:
-                self._block(now)
+                self._begin_block(now)
                 return
             if now - self._set_at < _SECONDS_IF_ALL_REFUSED:
                 return
@@ -366,10 +387,22 @@ class RefusalLimit:
         self._end_cuts()
         self._hold(limit, now)
 
-    def _block(self, now: float) -> None:
-        """Start nothing until the time of Retry-After, and return to the limit from before the refusals."""
-        self.blocked_until = self._retry_at
+    def _begin_block(self, now: float) -> None:
+        """Hold up all starts until the time of Retry-After, and return to the limit from before the refusals."""
+        self._block.begin(self._retry_at, now)
         self._return_from_cuts(now)
+
+    def _is_blocked(self, now: float) -> bool:
+        """Return whether starts are held up by Retry-After. The lines that were tried meanwhile are in no sample."""
+        if not self._block.until:
+            return False
+        if self._block.is_on(now) and not self._block.is_accepted(now):
+            return True
+        self._block.end()
+        self._retry_at = 0.0
+        self._set_after = self._slots.started
+        self._begin_sample(now)
+        return False
 
     def _begin_test(self, limit: float, now: float, *, part_before: float | None = None) -> None:
         self._hold(limit, now)

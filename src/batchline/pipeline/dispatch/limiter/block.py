@@ -1,0 +1,82 @@
+"""Holds up all starts of a model until the time that its upstream said with Retry-After, and tries whether it is right.
+
+Some upstreams send the same Retry-After whatever they refuse, and an outage may end before it. So one line is tried now
+and then, each time another one. If it is not refused, the block is over::
+
+    blocked ──(5 s, or 1 s if an answer came or a project waits that was not refused)──> one line is tried
+       ^                                                                                    │
+       └──────────────────────────────(it is refused)───────────────────────────────────────┴──(else)──> over
+"""
+
+from math import inf
+
+_SECONDS_BETWEEN_TRIES = 5.0
+"""The time between two tries, as between the probes of an upstream that is paused because of 429s. When the upstream
+accepts again, that must be noticed within 15 s."""
+_LEAST_SECONDS_BETWEEN_TRIES = 1.0
+"""The same if there is a reason to try again: an answer came, so a slot may be free; or a project waits that was not
+refused. More tries would be a burden to an upstream that is right about its Retry-After."""
+
+
+class Block:
+    """The block of one model."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        """The time at which the next request may start, as the upstream said."""
+        self._tried_at = 0.0
+        """The time of the last try, or of the beginning of the block."""
+        self._tried = 0
+        """The order of the last start that is a try; 0 if it was refused, or if there was none."""
+        self._accepted_at = inf
+        """The time at which the last try counts as accepted if it was not refused."""
+        self._is_answered = False
+        """Whether an answer came since the last try."""
+
+    def begin(self, until: float, now: float) -> None:
+        """Begin a block, or prolong it."""
+        if now >= self.until:
+            self._tried_at, self._tried, self._is_answered = now, 0, False
+        self.until = until
+
+    def end(self) -> None:
+        self.until = 0.0
+
+    def is_on(self, now: float) -> bool:
+        return now < self.until
+
+    def is_accepted(self, now: float) -> bool:
+        """Return whether the last try was accepted."""
+        return self._tried > 0 and now >= self._accepted_at
+
+    def may_try(self, now: float, *, first: bool = False) -> bool:
+        """Return whether a line may be tried. ``first`` says that its project was not refused."""
+        return not self._tried and now >= (self._first_try_at if first else self._next_try_at)
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until the block is over, the last try is accepted, or another line may be tried."""
+        if self._tried:
+            return max(0.0, min(self.until, self._accepted_at) - now)
+        times = (self.until, self._next_try_at, self._first_try_at)
+        return min((time - now for time in times if time > now), default=0.0)
+
+    def on_try(self, now: float, order: int, *, patience: float) -> None:
+        self._tried_at, self._tried, self._accepted_at = now, order, now + patience
+        self._is_answered = False
+
+    def on_answer(self, order: int, now: float) -> None:
+        self._is_answered = True
+        if order == self._tried:
+            self._accepted_at = now
+
+    def on_refusal(self, order: int) -> None:
+        if order == self._tried:
+            self._tried = 0
+
+    @property
+    def _first_try_at(self) -> float:
+        return self._tried_at + _LEAST_SECONDS_BETWEEN_TRIES
+
+    @property
+    def _next_try_at(self) -> float:
+        return self._first_try_at if self._is_answered else self._tried_at + _SECONDS_BETWEEN_TRIES
