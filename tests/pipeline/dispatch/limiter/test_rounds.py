@@ -10,7 +10,7 @@ from batchline.pipeline.dispatch.limiter.rounds import Measure, Round
 
 def complete(round_: Round, answers: list[tuple[int, float]], *, answered: int | None = None) -> bool:
     """Put requests into a round and answer the first of them, or all; return whether the round is complete then."""
-    added = [answer for answer in answers if round_.add(answer[0])]
+    added = [answer for answer in answers if round_.add(answer[0], 0.0)]
     complete = [round_.end("m", *answer) for answer in added[:answered]][-1]
     round_.scale({"m": 1.0})
     return complete
@@ -32,28 +32,38 @@ def test_latencies_that_vary_make_a_measure_less_certain_and_more_of_them_more_c
 def test_a_round_is_complete_when_enough_of_it_has_ended() -> None:
     """Waiting for the last of them would wait for the slowest request of all."""
     round_ = Round(10, size=10, full=False, part=0.6, since=0.0)
-    assert all(round_.add(number) for number in range(1, 11))
+    assert all(round_.add(number, 0.0) for number in range(1, 11))
     assert [round_.end("m", number, 1.0) for number in range(1, 7)] == [False] * 5 + [True]
 
 
 def test_only_so_many_belong_to_a_round() -> None:
     round_ = Round(4, size=4, full=False, part=1.0, since=0.0)
-    assert [round_.add(1) for _ in range(6)] == [True] * 4 + [False] * 2
+    assert [round_.add(1, 0.0) for _ in range(6)] == [True] * 4 + [False] * 2
 
 
 def test_what_started_beside_free_slots_shows_nothing_about_the_limit() -> None:
     round_ = Round(100, size=8, full=True, part=1.0, since=0.0)
-    assert not round_.add(50)
-    assert round_.add(95)
+    assert not round_.add(50, 0.0)
+    assert round_.add(95, 0.0)
 
 
 def test_a_request_without_an_answer_makes_place_for_another() -> None:
     round_ = Round(2, size=2, full=False, part=1.0, since=0.0)
     assert complete(round_, [(1, 1.0)]) is False
-    assert round_.add(2)
+    assert round_.add(2, 0.0)
     round_.remove()
-    assert round_.add(2)
+    assert round_.add(2, 0.0)
     assert round_.end("m", 2, 1.0)
+
+
+def test_a_round_is_overtaken_by_answers_to_twice_as_many_that_started_after_it() -> None:
+    """Its own requests are those of a slow model then. Answers to requests from before it say nothing."""
+    round_ = Round(4, size=4, full=False, part=0.6, since=0.0)
+    assert all(round_.add(number, 1.0) for number in range(1, 4))
+    assert not any(round_.overtake(2.0) for _ in range(99)), "more may start"
+    assert round_.add(4, 3.0)
+    assert not any(round_.overtake(2.0) for _ in range(99))
+    assert [round_.overtake(3.5) for _ in range(8)] == [False] * 7 + [True]
 
 
 def test_a_limit_that_was_not_reached_was_not_measured() -> None:
@@ -96,7 +106,7 @@ def round_of(models: dict[str, tuple[int, float]], usual: dict[str, float]) -> R
     requests = [(model, latency) for model, (number, latency) in models.items() for _ in range(number)]
     round_ = Round(10, size=len(requests), full=False, part=1.0, since=0.0)
     for _ in requests:
-        round_.add(10)
+        round_.add(10, 0.0)
     for model, latency in requests:
         round_.end(model, 10, latency)
     round_.scale(usual)

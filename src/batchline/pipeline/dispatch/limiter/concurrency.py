@@ -135,14 +135,24 @@ class ConcurrencyLimit:
         """Return the round that a request belongs to, or None. ``in_flight`` includes the request itself."""
         if self._round is None:
             self._round = self._new_round(now)
-        return self._round if self._round.add(in_flight) else None
+        return self._round if self._round.add(in_flight, now) else None
 
-    def on_answer(self, round_: Round, model: str, in_flight: int, latency: float, now: float) -> None:
-        """Count an answer to a request of a round."""
-        if round_ is self._round and round_.end(model, in_flight, latency):
+    def on_answer(self, round_: Round | None, model: str, in_flight: int, latency: float, now: float) -> None:
+        """Count an answer to a request of a round, or of none.
+
+        A round that is overtaken gives way to another one. Otherwise a model that takes minutes for its answers would
+        keep the limit where it is for all models.
+        """
+        current = self._round
+        if current is None:
+            return
+        if round_ is not current:
+            if current.overtake(now - latency):
+                self._round = None
+        elif current.end(model, in_flight, latency):
             self._round = None
-            round_.scale(self._usual_latency)
-            self._consider(round_, now)
+            current.scale(self._usual_latency)
+            self._consider(current, now)
 
     def on_no_answer(self, round_: Round) -> None:
         """Take a request that had no answer out of its round."""

@@ -136,8 +136,7 @@ class Limiter:
         if sign is Sign.ANSWERED:
             self._load.on_answer()
             self._models[start.model].on_answer(start, now, project_id=project_id, again=again)
-            if start.round is not None:
-                self._concurrency.on_answer(start.round, start.model, start.in_flight, now - start.at, now)
+            self._concurrency.on_answer(start.round, start.model, start.in_flight, now - start.at, now)
             return None
         if start.round is not None:
             self._concurrency.on_no_answer(start.round)

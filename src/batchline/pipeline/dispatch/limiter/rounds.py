@@ -8,7 +8,7 @@ would depend on the part of a wave that a second happens to contain, while the l
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from math import sqrt
+from math import inf, sqrt
 from operator import attrgetter
 from statistics import StatisticsError, correlation, fmean, linear_regression, pstdev
 
@@ -19,6 +19,8 @@ _LAST_PART = 2 / 3
 throughput."""
 _SAME_WAVE = 0.97
 """Requests whose latencies differ by less than this factor ended in the same wave."""
+_OVERTAKEN = 2.0
+"""A round is overtaken when so many times its size were answered of the requests that started after all of its own."""
 _MIN_LATENCY_SECONDS = 1e-6
 _MAX_MODELS = 1000
 """The most models to remember. A file may name any number of them."""
@@ -53,22 +55,38 @@ class Round:
     """One measurement in progress. ``full`` says that only requests with a full upstream beside them count.
 
     It is complete when ``part`` of its ``size`` requests have ended: waiting for the last of them would wait for the
-    slowest request of all.
+    slowest request of all. If its requests are those of a slow model, it is overtaken by the requests of other models.
     """
 
-    __slots__ = ("_answers", "_full", "_highest", "_latencies", "_part", "_started", "limit", "since", "size")
+    __slots__ = (
+        "_answers",
+        "_full",
+        "_highest",
+        "_latencies",
+        "_overtaking",
+        "_part",
+        "_started",
+        "_until",
+        "limit",
+        "since",
+        "size",
+    )
 
     def __init__(self, limit: int, *, size: int, full: bool, part: float, since: float) -> None:
         self.limit, self.size, self.since, self._full, self._part = limit, size, since, full, part
-        self._started = self._highest = 0
+        self._started = self._highest = self._overtaking = 0
+        self._until = inf
+        """The time at which the last of its requests started; infinity while more may start."""
         self._latencies: list[tuple[str, int, float]] = []
         self._answers: list[Answer] = []
 
-    def add(self, in_flight: int) -> bool:
+    def add(self, in_flight: int, now: float) -> bool:
         """Add a request that starts, if it belongs to this round, and return whether it was added."""
         if self._started >= self.size or (self._full and in_flight < _USED_PART * self.limit):
             return False
         self._started += 1
+        if self._started >= self.size:
+            self._until = now
         self._highest = max(self._highest, in_flight)
         return True
 
@@ -80,6 +98,12 @@ class Round:
     def remove(self) -> None:
         """Take out a request that had no answer."""
         self._started -= 1
+        self._until = inf
+
+    def overtake(self, started: float) -> bool:
+        """Count an answer to a request outside of the round, and return whether the round is overtaken."""
+        self._overtaking += started >= self._until
+        return self._overtaking >= _OVERTAKEN * self.size
 
     def end(self, model: str, in_flight: int, latency: float) -> bool:
         """Count an answer, and return whether the round is complete."""
