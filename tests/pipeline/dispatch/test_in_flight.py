@@ -17,8 +17,8 @@ class Slots:
         self.clock, self.sync_calls = SettableClock(), 0
         self.in_flight = InFlight(Limiter(cap=cap), clock=self.clock, count_sync_calls=lambda: self.sync_calls)
 
-    def start(self, lines: int, project_id: str = "p") -> list[Job]:
-        jobs = make_jobs(lines, project_id=project_id)
+    def start(self, lines: int, project_id: str = "p", *, model: str = "m") -> list[Job]:
+        jobs = make_jobs(lines, project_id=project_id, model=model)
         self.in_flight.start(jobs)
         return jobs
 
@@ -30,6 +30,20 @@ class Slots:
 
     def end(self, job: Job) -> None:
         self.in_flight.finish(job, None, self.clock.steady())
+
+    def exceeding(self, *project_ids: str, model: str = "m") -> list[str]:
+        """Return the projects of which a line of a model may start beyond the limit, the next one first."""
+        return [project_id for project_id, _ in self.in_flight.may_exceed([(name, model) for name in project_ids])]
+
+    def fill(self, project_id: str, *, model: str = "m") -> int:
+        """Start as many lines of a lane beyond the limit as may start, and return how many are in flight then."""
+        while self.exceeding(project_id, model=model):
+            self.start(1, project_id, model=model)
+        return self.in_flight.by_lane[project_id, model]
+
+    def end_one(self, project_id: str, *, model: str = "m") -> None:
+        lane = project_id, model
+        self.end(next(job for job in self.in_flight if (job.batch.project_id, job.model.id) == lane))
 
 
 def test_every_start_takes_a_slot_and_every_end_frees_one() -> None:
@@ -80,20 +94,44 @@ def test_a_project_that_has_nothing_in_flight_may_exceed_the_limit() -> None:
     slots, capped = Slots(cap=None), Slots(cap=16)
     slots.start(32, "hanging")
     assert slots.in_flight.room == 0
-    assert slots.in_flight.may_exceed(["hanging", "a", "b"]) == {"a", "b"}
+    assert slots.exceeding("hanging", "a", "b") == ["a", "b"]
     slots.start(1, "a")
-    assert slots.in_flight.may_exceed(["hanging", "a", "b"]) == {"b"}
+    assert slots.exceeding("hanging", "a", "b") == ["b"]
     capped.start(15, "hanging")
-    assert capped.in_flight.may_exceed(["hanging", "a"]) == {"a"}
+    assert capped.exceeding("hanging", "a") == ["a"]
     capped.start(1, "a")
-    assert capped.in_flight.may_exceed(["hanging", "b"]) == set()
+    assert capped.exceeding("hanging", "b") == []
+
+
+@pytest.mark.rule("D8", "A model that has nothing in flight does not wait for other models of its project.")
+def test_a_model_that_has_nothing_in_flight_may_exceed_the_limit() -> None:
+    """D8: after those projects that have nothing in flight at all."""
+    slots = Slots(cap=None)
+    slots.start(32, model="slow")
+    assert slots.in_flight.may_exceed([("p", "slow"), ("p", "quick"), ("other", "quick")]) == [
+        ("other", "quick"),
+        ("p", "quick"),
+    ]
+    slots.start(1, model="quick")
+    assert slots.exceeding("p", model="quick") == []
+
+
+def test_no_more_models_of_a_project_exceed_the_limit_than_are_its_share() -> None:
+    """D8: they may be names of one engine, which must not get many times the load."""
+    slots = Slots(cap=None)
+    slots.start(32)
+    names = [f"m{number}" for number in range(100)]
+    while exceeding := slots.in_flight.may_exceed([("p", name) for name in names]):
+        slots.start(1, model=exceeding[0][1])
+    assert len(slots.in_flight) == 32 + 31
+    assert slots.exceeding("other") == ["other"]
 
 
 def test_synchronous_calls_leave_nothing_below_the_cap_to_exceed_with() -> None:
     slots = Slots()
     slots.start(10, "hanging")
     slots.sync_calls = 6
-    assert slots.in_flight.may_exceed(["a"]) == set()
+    assert slots.exceeding("a") == []
 
 
 def test_a_project_that_is_answered_beyond_the_limit_gets_its_share_of_it() -> None:
@@ -102,16 +140,53 @@ def test_a_project_that_is_answered_beyond_the_limit_gets_its_share_of_it() -> N
     slots.start(32, "hanging")
     allowed = []
     for _ in range(6):
-        while "live" in slots.in_flight.may_exceed(["live"]):
-            slots.start(1, "live")
-        allowed.append(slots.in_flight.by_project["live"])
+        allowed.append(slots.fill("live"))
         slots.clock.advance(2.0)
-        slots.end(next(job for job in slots.in_flight if job.batch.project_id == "live"))
+        slots.end_one("live")
     assert allowed == [1, 2, 4, 8, 16, 16]
 
 
-def test_the_limit_is_not_exceeded_further_while_the_lines_of_others_end() -> None:
-    """D8: then a slot is free soon, and a project with fewer in flight is first."""
+def test_a_project_with_many_models_leaves_the_share_of_another_as_it_is() -> None:
+    """D8: the slots are shared by project first."""
+    slots = Slots(cap=None)
+    for number in range(16):
+        slots.start(2, "hanging", model=f"m{number}")
+    allowed = 0
+    for _ in range(6):
+        allowed = slots.fill("live")
+        slots.clock.advance(2.0)
+        slots.end_one("live")
+    assert allowed == 16
+
+
+def test_a_refusal_beyond_the_limit_is_no_answer() -> None:
+    """D9: a project that is refused gets no further slots by that."""
+    slots = Slots(cap=None)
+    slots.start(32, "hanging")
+    (job,) = slots.start(1, "live")
+    slots.clock.advance(2.0)
+    slots.in_flight.finish(job, Retryable("http_429", "reason", throttled=True), slots.clock.steady())
+    assert slots.fill("live") == 1
+
+
+@pytest.mark.rule("D8", "A model gets its share of the slots beside a slower one that has taken all of them.")
+def test_a_model_gets_its_share_beside_a_slower_one_of_its_project() -> None:
+    """D8: also if one of the slow lines ends now and then, and the project starts another one at once."""
+    slots = Slots(cap=None)
+    slots.start(32, model="slow")
+    slots.clock.advance(4.0)
+    allowed = []
+    for _ in range(6):
+        allowed.append(slots.fill("p", model="quick"))
+        slots.end_one("p", model="slow")
+        slots.start(1, model="slow")
+        slots.clock.advance(0.05)
+        slots.end_one("p", model="quick")
+    assert allowed == [1, 2, 4, 8, 16, 16]
+
+
+def test_the_limit_is_not_exceeded_further_while_the_lines_of_others_end_as_soon() -> None:
+    """D8: then a slot is free soon. It would be the same with two names of one engine."""
     slots = Slots(cap=None)
     others = slots.start(32, "others")
     (live,) = slots.start(1, "live")
@@ -120,7 +195,7 @@ def test_the_limit_is_not_exceeded_further_while_the_lines_of_others_end() -> No
     slots.start(1, "others")
     slots.end(live)
     slots.start(1, "live")
-    assert slots.in_flight.may_exceed(["live"]) == set()
+    assert slots.exceeding("live") == []
 
 
 def test_quick_answers_need_more_ready_lines_than_slots() -> None:

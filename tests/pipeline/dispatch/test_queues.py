@@ -1,4 +1,4 @@
-"""Which ready line is next: projects take turns, then the earliest deadline is first, and models take turns (D8)."""
+"""Which ready line is next: of the project with the fewest in flight, by deadline, and then by model (D8)."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ def take(
     limit: int = MANY,
     *,
     in_flight: Mapping[str, int] = {},
+    in_flight_of_lane: Mapping[tuple[str, str], int] = {},
     limits: Mapping[str, int] = {},
     allowances: Mapping[str, int] = {},
 ) -> list[Job]:
@@ -31,6 +32,7 @@ def take(
     return ready.take(
         limit,
         in_flight=Counter(in_flight),
+        in_flight_of_lane=in_flight_of_lane,
         limit_of=lambda project_id: limits.get(project_id, MANY),
         allowance_of=lambda model: allowances.get(model, MANY),
     )
@@ -88,6 +90,15 @@ def test_models_with_the_same_deadline_take_turns() -> None:
     taken = [job for _ in range(8) for job in take(ready, 1)]
     assert models(taken) == "mfmfmfmm"
     assert [job for job in taken if job.model.id == "m"] == many[:5]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_the_model_with_the_fewest_in_flight_is_next(others: int) -> None:
+    """D8: otherwise the lines of a slow model would take one slot after the other. What is being taken counts too."""
+    ready = filled(make_jobs(50, model="s"), make_jobs(50, model="q"), make_jobs(others, project_id="other"))
+    in_flight = {("p", "s"): 5, ("p", "q"): 2, ("other", "q"): 9}
+    taken = take(ready, 9, in_flight={"other": 99}, in_flight_of_lane=in_flight)
+    assert models(taken) == "qqqsqsqsq"
 
 
 def test_the_earliest_deadline_goes_before_the_turns_of_models() -> None:

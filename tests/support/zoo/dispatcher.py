@@ -108,14 +108,20 @@ class SimulatedDispatcher:
         if jobs := self._take_despite_block():
             return jobs
         room = self._in_flight.room
-        if room > 0 and (jobs := self._take_ready(room, self._in_flight.limit_of)):
+        if room > 0 and (jobs := self._take_ready(room)):
             return jobs
-        exceeding = self._in_flight.may_exceed(self._ready.projects)
-        return self._take_ready(1, lambda name: int(name in exceeding)) if exceeding else []
+        for project, model in self._in_flight.may_exceed(self._ready.lanes()):
+            if self._allowance_of(model) > 0:
+                return self._ready.take_lane(project, model)
+        return []
 
-    def _take_ready(self, limit: int, limit_of: Callable[[str], int]) -> list[Job]:
+    def _take_ready(self, limit: int) -> list[Job]:
         return self._ready.take(
-            limit, in_flight=self._in_flight.by_project, limit_of=limit_of, allowance_of=self._allowance_of
+            limit,
+            in_flight=self._in_flight.by_project,
+            in_flight_of_lane=self._in_flight.by_lane,
+            limit_of=self._in_flight.limit_of,
+            allowance_of=self._allowance_of,
         )
 
     def _allowance_of(self, model: str) -> int:
@@ -130,9 +136,7 @@ class SimulatedDispatcher:
 
     def _take_probe(self, breaker: CircuitBreaker, model: str | None) -> list[Job]:
         lane = breaker.next_lane(
-            lane
-            for lane in self._ready.lanes()
-            if model in (None, lane[1]) and self._in_flight.may_start_one_of(lane[0])
+            lane for lane in self._ready.lanes() if model in (None, lane[1]) and self._in_flight.may_start_one_of(lane)
         )
         if lane is None:
             return []

@@ -315,10 +315,9 @@ class Dispatcher:
         if jobs := self._take_model_probe() or self._take_despite_block():
             return jobs
         room = self._in_flight.room
-        if room > 0 and (jobs := self._take_ready(room, self._in_flight.limit_of)):
+        if room > 0 and (jobs := self._take_ready(room)):
             return jobs
-        exceeding = self._in_flight.may_exceed(self._ready.projects - self._unfunded_projects)
-        return self._take_ready(1, lambda name: int(name in exceeding)) if exceeding else []
+        return self._take_beyond_limit()
 
     def _end_overdue_pauses(self) -> None:
         pauses = len(self._breakers.pauses)
@@ -327,9 +326,8 @@ class Dispatcher:
             self._paused_models = self._breakers.paused_models
             self._limiter.on_outage_over(self._looked_at)
 
-    def _take_ready(self, limit: int, limit_of: Callable[[str], int]) -> list[Job]:
-        def allowance_of(model: str) -> int:
-            return 0 if model in self._paused_models else self._limiter.allowance(model, self._looked_at)
+    def _take_ready(self, limit: int) -> list[Job]:
+        limit_of = self._in_flight.limit_of
 
         def funded_limit_of(project_id: str) -> int:
             return 0 if project_id in self._unfunded_projects else limit_of(project_id)
@@ -337,16 +335,25 @@ class Dispatcher:
         return self._ready.take(
             limit,
             in_flight=self._in_flight.by_project,
+            in_flight_of_lane=self._in_flight.by_lane,
             limit_of=funded_limit_of if self._unfunded_projects else limit_of,
-            allowance_of=allowance_of,
+            allowance_of=self._allowance_of,
         )
+
+    def _take_beyond_limit(self) -> list[Job]:
+        """Take a job of a project or a model that does not wait for the slots of others."""
+        for project_id, model in self._in_flight.may_exceed(self._ready.lanes()):
+            if project_id not in self._unfunded_projects and self._allowance_of(model) > 0:
+                return self._ready.take_lane(project_id, model)
+        return []
+
+    def _allowance_of(self, model: str) -> int:
+        return 0 if model in self._paused_models else self._limiter.allowance(model, self._looked_at)
 
     def _take_probe(self, breaker: CircuitBreaker, model: str | None = None) -> list[Job]:
         """Take a job to probe a paused upstream or model with, from the project and model whose turn it is."""
         lane = breaker.next_lane(
-            lane
-            for lane in self._ready.lanes()
-            if model in (None, lane[1]) and self._in_flight.may_start_one_of(lane[0])
+            lane for lane in self._ready.lanes() if model in (None, lane[1]) and self._in_flight.may_start_one_of(lane)
         )
         return [] if lane is None else self._ready.take_lane(*lane)
 

@@ -1,4 +1,4 @@
-"""Keeps the jobs in flight to one upstream, and tells how many more may start, in all and of one project."""
+"""Keeps the jobs in flight to one upstream, and tells how many more may start, in all and of one project and model."""
 
 import math
 from collections import Counter
@@ -18,11 +18,26 @@ _FEW_SLOTS = 8
 """If there are fewer slots than this, none is kept free for other projects."""
 _LATENCY_SMOOTHING = 0.1
 """The weight of the newest latency in the typical one."""
-_STALLED_SECONDS = 1.0
-"""If none of a project's requests ended for this time, the project is stalled and frees no slot for others."""
+_STALLED_SECONDS, _SLOWER = 1.0, 2.0
+"""If none of a lane's requests ended for this time, or if they take so many times as long as those of another lane, the
+lane frees no slot soon enough for the other one."""
 _UNAVAILABLE = frozenset({"http_503", "http_529"})
 _OVERLOADS = frozenset({"http_502", "http_504", FaultKind.TIMEOUT})
 _REFUSALS = frozenset({Sign.THROTTLED, Sign.UNAVAILABLE, Sign.FAULT})
+
+LaneName = tuple[str, str]
+"""The project and the model of a lane."""
+
+
+class _Lane:
+    """What is in flight of one project and model."""
+
+    __slots__ = ("last_end", "typical_seconds")
+
+    def __init__(self, now: float) -> None:
+        self.last_end = now
+        """The time at which one of its requests ended last, or at which its first one started."""
+        self.typical_seconds = 0.0
 
 
 class InFlight:
@@ -34,10 +49,15 @@ class InFlight:
         self._starts: dict[Job, Start] = {}
         self._typical_seconds = math.inf
         self.by_project: Counter[str] = Counter()
+        self.by_lane: Counter[LaneName] = Counter()
+        self._lanes: dict[LaneName, _Lane] = {}
+        """The lanes that have requests in flight."""
+        self._lanes_of: Counter[str] = Counter()
+        """The number of these lanes of each project."""
         self._last_end: dict[str, float] = {}
         """The time at which a request of each project in flight ended last, or at which its first one started."""
-        self._beyond: dict[str, int] = {}
-        """The number of a project's requests that may be in flight beyond the limit; 1 for projects not named here."""
+        self._beyond: dict[LaneName, int] = {}
+        """The number of a lane's requests that may be in flight beyond the limit; 1 for lanes not named here."""
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -68,19 +88,26 @@ class InFlight:
             return room
         return min(room, below_cap - 1)
 
-    def may_exceed(self, project_ids: Iterable[str]) -> set[str]:
-        """Return the projects of which one line may start although the limit is reached.
+    def may_exceed(self, lanes: Iterable[LaneName]) -> list[LaneName]:
+        """Return the lanes of which one line may start although the limit is reached, the next one first.
 
-        A project that has nothing in flight does not wait for the requests of others, which may take very long. The
-        cap is never exceeded.
+        A project or a model that has nothing in flight does not wait for the requests of others, which may take very
+        long. Models may be names of one engine, so a project has no more of them in flight beyond the limit than its
+        share is. The cap is never exceeded.
         """
         if self._limiter.room_below_cap - self._slots_of_sync_calls <= 0:
-            return set()
-        return {name for name in project_ids if self.by_project[name] < self._beyond.get(name, 1)}
+            return []
+        by_lane, beyond = self.by_lane, self._beyond
+        exceeding = [lane for lane in lanes if by_lane[lane] < beyond.get(lane, 1)]
+        if not exceeding:
+            return exceeding
+        most = self._share
+        exceeding = [lane for lane in exceeding if lane in self._lanes or self._lanes_of[lane[0]] < most]
+        return sorted(exceeding, key=lambda lane: (self.by_project[lane[0]], by_lane[lane]))
 
-    def may_start_one_of(self, project_id: str) -> bool:
-        """Return whether a line of a project may start, below the limit or beyond it."""
-        return self.limit_of(project_id) > 0 or bool(self.may_exceed([project_id]))
+    def may_start_one_of(self, lane: LaneName) -> bool:
+        """Return whether a line of a lane may start, below the limit or beyond it."""
+        return self.limit_of(lane[0]) > 0 or bool(self.may_exceed([lane]))
 
     def lines_for(self, seconds: float) -> int:
         """Return the number of ready lines that keep every slot busy for that time, by the latency of lines lately."""
@@ -94,9 +121,14 @@ class InFlight:
             self._starts.update(zip(started, self._limiter.start(model, len(started), now), strict=True))
         for job in jobs:
             project_id = job.batch.project_id
+            lane = project_id, job.model.id
             if not self.by_project[project_id]:
                 self._last_end[project_id] = now
+            if lane not in self._lanes:
+                self._lanes[lane] = _Lane(now)
+                self._lanes_of[project_id] += 1
             self.by_project[project_id] += 1
+            self.by_lane[lane] += 1
 
     def finish(self, job: Job, outcome: Outcome | None, now: float) -> float:
         """Remove a job whose attempt ended, and return its latency. An outcome of None does not affect the limiter."""
@@ -121,8 +153,11 @@ class InFlight:
             job.refusal_cost = None
             sign = Sign.OTHER if outcome is None else Sign.ANSWERED
             self._limiter.end(start, sign, now, project_id=project_id, again=again)
-        self._count_end(project_id, now)
         seconds = now - start.at
+        lane = project_id, start.model
+        if not isinstance(outcome, Retryable):
+            self._note_answer(lane, seconds, now)
+        self._count_end(lane, now)
         before = seconds if self._typical_seconds == math.inf else self._typical_seconds
         self._typical_seconds = before + _LATENCY_SMOOTHING * (seconds - before)
         return seconds
@@ -136,26 +171,45 @@ class InFlight:
         now = self._clock.steady()
         return self._typical_seconds > _QUICK_SECONDS or now - self._last_end.get(project_id, now) > _QUICK_SECONDS
 
-    def _count_end(self, project_id: str, now: float) -> None:
-        share = max(1, self._limiter.limit // len(self._last_end))
-        if self._limiter.room <= 0 and self._another_stalls(project_id, share, now):
-            # The project was answered beyond the limit while others hang, so it may have more, up to its share.
-            self._beyond[project_id] = min(share, 2 * self._beyond.get(project_id, 1))
-        self.by_project[project_id] -= 1
-        if self.by_project[project_id]:
-            self._last_end[project_id] = now
-        else:
-            del self._last_end[project_id], self.by_project[project_id]
-            if self._limiter.room > 0:
-                self._beyond.pop(project_id, None)
+    @property
+    def _share(self) -> int:
+        """The even share of a project in the limit."""
+        return max(1, self._limiter.limit // max(1, len(self.by_project)))
 
-    def _another_stalls(self, project_id: str, share: int, now: float) -> bool:
-        """Return whether another project has more than its share, and none of its requests ends."""
+    def _share_of(self, lane: LaneName) -> int:
+        """Return the even share of a lane in that of its project."""
+        return max(1, self._share // self._lanes_of[lane[0]])
+
+    def _note_answer(self, name: LaneName, seconds: float, now: float) -> None:
+        if self._limiter.room <= 0 and self._another_is_slower(name, seconds, now):
+            # It was answered beyond the limit while others keep their slots, so it may have more, up to its share.
+            self._beyond[name] = min(self._share_of(name), 2 * self._beyond.get(name, 1))
+        lane = self._lanes[name]
+        before = lane.typical_seconds or seconds
+        lane.typical_seconds = before + _LATENCY_SMOOTHING * (seconds - before)
+
+    def _another_is_slower(self, name: LaneName, seconds: float, now: float) -> bool:
+        """Return whether another lane has more than its share, and its requests end too slowly to leave it soon."""
         return any(
-            now - last_end > _STALLED_SECONDS and self.by_project[name] > share
-            for name, last_end in self._last_end.items()
-            if name != project_id
+            (now - lane.last_end > _STALLED_SECONDS or lane.typical_seconds > _SLOWER * seconds)
+            and self.by_lane[other] > self._share_of(other)
+            for other, lane in self._lanes.items()
+            if other != name
         )
+
+    def _count_end(self, lane: LaneName, now: float) -> None:
+        project_id = lane[0]
+        self._last_end[project_id] = self._lanes[lane].last_end = now
+        self.by_lane[lane] -= 1
+        self.by_project[project_id] -= 1
+        if self.by_lane[lane]:
+            return
+        del self._lanes[lane], self.by_lane[lane]
+        self._lanes_of[project_id] -= 1
+        if self._limiter.room > 0:
+            self._beyond.pop(lane, None)
+        if not self.by_project[project_id]:
+            del self._last_end[project_id], self.by_project[project_id], self._lanes_of[project_id]
 
 
 def _sign_of(outcome: Retryable) -> Sign:

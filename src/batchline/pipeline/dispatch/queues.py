@@ -11,7 +11,8 @@ from batchline.pipeline.job import Job
 class ReadyQueue:
     """Jobs that may start now, by project and model.
 
-    Projects take turns. Within a project the earliest deadline goes first; models with the same one take turns.
+    The project with the fewest jobs in flight goes first. Within a project the earliest deadline goes first, and of
+    models with the same one that with the fewest jobs in flight. Where they are even, they take turns.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class ReadyQueue:
         project_id = job.batch.project_id
         queue = self._queues.get(project_id)
         if queue is None:
-            queue = self._queues[project_id] = _ProjectQueue()
+            queue = self._queues[project_id] = _ProjectQueue(project_id)
         queue.add(job, first=first)
         self._size += 1
         self.by_model[job.model.id] += 1
@@ -48,23 +49,25 @@ class ReadyQueue:
         limit: int,
         *,
         in_flight: Counter[str],
+        in_flight_of_lane: Mapping[tuple[str, str], int],
         limit_of: Callable[[str], int],
         allowance_of: Callable[[str], int],
     ) -> list[Job]:
         """Take the next jobs, each from the project with the fewest in flight.
 
+        ``in_flight`` has the number of each project, and ``in_flight_of_lane`` that of each project and model.
         ``limit_of`` returns the number of jobs, of all projects together, after which no further one of a project may
         be taken. ``allowance_of`` returns the number of a model that may be taken.
         """
-        allowances = _Allowances(allowance_of)
+        allowances, lanes = _Allowances(allowance_of), _Counts(in_flight_of_lane)
         if len(self._queues) == 1:
             project_id = next(iter(self._queues))
-            return self._take_of(project_id, min(limit, limit_of(project_id)), allowances)
+            return self._take_of(project_id, min(limit, limit_of(project_id)), allowances, lanes)
         counts, taken = in_flight.copy(), list[Job]()
         limits = {project_id: min(limit, limit_of(project_id)) for project_id in self._queues}
         while able := [project_id for project_id in self._queues if len(taken) < limits[project_id]]:
             project_id = min(able, key=lambda name: (counts[name], self._served.get(name, 0)))
-            jobs = self._take_of(project_id, 1, allowances)
+            jobs = self._take_of(project_id, 1, allowances, lanes)
             if not jobs:
                 limits[project_id] = 0
             counts[project_id] += len(jobs)
@@ -77,7 +80,7 @@ class ReadyQueue:
 
     def take_lane(self, project_id: str, model: str) -> list[Job]:
         """Take one job of a project and a model."""
-        return self._take_of(project_id, 1, _Allowances(lambda name: int(name == model)))
+        return self._take_of(project_id, 1, _Allowances(lambda name: int(name == model)), _Counts({}))
 
     def withdraw(self, condition: Callable[[Job], bool], *, limit: int | None = None) -> list[Job]:
         withdrawn: list[Job] = []
@@ -88,9 +91,9 @@ class ReadyQueue:
         self._count_out(withdrawn)
         return withdrawn
 
-    def _take_of(self, project_id: str, limit: int, allowances: "_Allowances") -> list[Job]:
+    def _take_of(self, project_id: str, limit: int, allowances: "_Allowances", lanes: "_Counts") -> list[Job]:
         queue = self._queues[project_id]
-        taken = queue.take(limit, allowances)
+        taken = queue.take(limit, allowances, lanes)
         if taken:
             self._count_out(taken)
             self._served[project_id] = next(self._order)
@@ -119,10 +122,22 @@ class _Allowances(dict[str, int]):
         return allowance
 
 
+class _Counts(dict[tuple[str, str], int]):
+    """The number of jobs of each project and model in flight, with those that are being taken."""
+
+    def __init__(self, in_flight: Mapping[tuple[str, str], int]) -> None:
+        self._in_flight = in_flight
+
+    def __missing__(self, lane: tuple[str, str]) -> int:
+        number = self[lane] = self._in_flight.get(lane, 0)
+        return number
+
+
 class _ProjectQueue:
     """The jobs of one project, by the deadlines of their batches, and by model."""
 
-    def __init__(self) -> None:
+    def __init__(self, project_id: str) -> None:
+        self._project_id = project_id
         self.size = 0
         self.by_model: Counter[str] = Counter()
         self._jobs: dict[int, dict[str, deque[Job]]] = {}
@@ -141,12 +156,12 @@ class _ProjectQueue:
         self.size += 1
         self.by_model[job.model.id] += 1
 
-    def take(self, limit: int, allowances: _Allowances) -> list[Job]:
+    def take(self, limit: int, allowances: _Allowances, lanes: _Counts) -> list[Job]:
         taken: list[Job] = []
         for deadline in self._deadlines if len(self._deadlines) < 2 else sorted(self._deadlines):
             if len(taken) >= limit:
                 break
-            taken += self._take_of(self._jobs[deadline], limit - len(taken), allowances)
+            taken += self._take_of(self._jobs[deadline], limit - len(taken), allowances, lanes)
         if taken:
             self._count_out(taken)
             self._forget_empty()
@@ -166,21 +181,24 @@ class _ProjectQueue:
         self._forget_empty()
         return found
 
-    @staticmethod
-    def _take_of(models: dict[str, deque[Job]], limit: int, allowances: _Allowances) -> list[Job]:
+    def _take_of(self, models: dict[str, deque[Job]], limit: int, allowances: _Allowances, lanes: _Counts) -> list[Job]:
+        """Take jobs with one deadline, each of the model with the fewest in flight."""
         taken: list[Job] = []
-        for model in list(models):
-            number = min(limit - len(taken), allowances[model], len(models[model]))
-            if number <= 0:
-                continue
+        project_id, turns = self._project_id, len(models)
+        able = [(lanes[project_id, model], turn, model) for turn, model in enumerate(models) if allowances[model] > 0]
+        heapify(able)
+        while able and len(taken) < limit:
+            _, _, model = heappop(able)
             jobs = models.pop(model)
+            number = 1 if able else min(limit - len(taken), allowances[model], len(jobs))
             taken += [jobs.popleft() for _ in range(number)]
             allowances[model] -= number
+            lanes[project_id, model] += number
             if jobs:
-                # The model goes behind the others, so that each of them has its turn.
+                # The model goes behind the others, so that those with as many in flight have their turn.
                 models[model] = jobs
-            if len(taken) >= limit:
-                break
+                if allowances[model] > 0:
+                    heappush(able, (lanes[project_id, model], turns + len(taken), model))
         return taken
 
     def _count_out(self, jobs: list[Job]) -> None:
