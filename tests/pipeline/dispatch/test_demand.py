@@ -25,12 +25,12 @@ def test_twice_as_many_lines_are_wanted_as_may_be_in_flight(harness: DispatcherH
     assert harness.dispatcher.wanted_lines == 8
 
 
-def test_a_project_with_enough_ready_lines_is_satisfied(harness: DispatcherHarness) -> None:
-    """D8: of other projects lines are still claimed."""
+def test_a_model_of_a_project_with_enough_ready_lines_is_satisfied(harness: DispatcherHarness) -> None:
+    """D8: of other projects lines are still claimed, and of other models, which may start while these wait."""
     harness.add(make_jobs(7, expires_at=FAR_FUTURE))
     assert harness.dispatcher.satisfied_lanes == set()
     harness.add(make_jobs(1, expires_at=FAR_FUTURE))
-    assert harness.dispatcher.satisfied_lanes == {EVERYTHING_OF_P}
+    assert harness.dispatcher.satisfied_lanes == {Lane(model=model, project_id="p") for model in ("m", SHARED_LANE)}
     assert harness.dispatcher.wanted_lines == 8
 
 
@@ -52,7 +52,8 @@ def test_lines_of_a_model_that_is_held_back_do_not_satisfy_its_project(harness: 
         harness.reply(THROTTLED)
     assert harness.dispatcher.satisfied_lanes == {Lane(model="limited", project_id="p")}
     harness.add(make_jobs(8, model="other", expires_at=FAR_FUTURE))
-    assert harness.dispatcher.satisfied_lanes == {EVERYTHING_OF_P}
+    satisfied = {Lane(model=model, project_id="p") for model in ("limited", "other", SHARED_LANE)}
+    assert harness.dispatcher.satisfied_lanes == satisfied
 
 
 def test_many_lines_that_are_held_back_satisfy_the_shared_lane(harness: DispatcherHarness) -> None:

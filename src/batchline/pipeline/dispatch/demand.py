@@ -93,19 +93,23 @@ class Demand:
         return lanes
 
     def _satisfied_of_project(self, project_id: str, enough: int) -> set[Lane]:
-        """Return the lanes of a project that have enough lines: all its lanes if enough lines of it may start now."""
+        """Return the lanes of a project that have enough lines.
+
+        Each model counts for itself, because the lines of one may wait for long while those of another start at once.
+        The models of the shared lane count together.
+        """
         lanes, free, held_back = set[Lane](), 0, 0
         for model, count in self._ready.count_by_model(project_id).items():
             needed = self._needed_of(model, enough)
             if needed is None:
                 free += count
-                continue
-            held_back += count
-            if count >= needed:
+            else:
+                held_back += count
+            if count >= (enough if needed is None else needed):
                 lanes.add(Lane(model=model, project_id=project_id))
-        if held_back >= _MAX_HELD_BACK_LINES:
+        if free >= enough or held_back >= _MAX_HELD_BACK_LINES:
             lanes.add(Lane(model=SHARED_LANE, project_id=project_id))
-        return {Lane(model=None, project_id=project_id)} if free >= enough else lanes
+        return lanes
 
     def _needed_of(self, model: str, enough: int) -> int | None:
         """Return the number of lines of a limited model that is enough; None if the model is not limited."""
