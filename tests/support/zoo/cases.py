@@ -19,11 +19,13 @@ from tests.support.zoo.runs import (
     Case,
     beside_a_limited_model,
     beside_a_refused_project,
+    beside_a_slow_model,
     beside_hanging_lines,
     beside_refused_lines,
     lines,
     lines_of_models,
     lines_with_metrics,
+    with_two_names,
 )
 from tests.support.zoo.upstreams import (
     OVERLOAD,
@@ -129,6 +131,15 @@ def _waves(number: int, *, slots: int, tokens: int, step_seconds: float, request
 
 def _at_rate(rate: Capacity, seconds: float) -> Callable[[float], float]:
     return lambda time: rate(time) / seconds
+
+
+def _slow_and_quick(world: World, *, slow: tuple[int, float], quick: tuple[int, float]) -> Upstream:
+    """Return a gateway with a queue for each of two models, which have so many slots and seconds for an answer."""
+    slots = {"slow": slow, "quick": quick}
+    return ByModel(
+        world,
+        {model: Queueing(world, about(seconds), slots=always(number)) for model, (number, seconds) in slots.items()},
+    )
 
 
 _GROWING, _HALVING = changing(16, 160, at=10), changing(32, 16, at=10)
@@ -431,6 +442,37 @@ CASES = {
         script=beside_hanging_lines,
         ideal_seconds=50 / LINES_PER_SECOND + 0.001,
         goal=0.8,
+        shortfall="when the limit is raised, a batch waits once until the new lines of the other project are sent",
+    ),
+    "beside a slow model": Case(
+        upstream=partial(_slow_and_quick, slow=(4, 2.0), quick=(32, 0.05)),
+        script=beside_a_slow_model(6000, project="one"),
+        ideal_seconds=6000 / 640,
+        goal=0.75,  # The slow model has half of the slots until the limit was raised.
+    ),
+    "beside a very slow model": Case(
+        upstream=partial(_slow_and_quick, slow=(4, 60.0), quick=(64, 0.5)),
+        script=beside_a_slow_model(2560, project="one"),
+        ideal_seconds=2560 / 128,
+        goal=0.75,  # As above.
+    ),
+    "beside a very slow model of others": Case(
+        upstream=partial(_slow_and_quick, slow=(4, 60.0), quick=(64, 0.5)),
+        script=beside_a_slow_model(2560, project="two"),
+        ideal_seconds=2560 / 128,
+        goal=0.75,  # As above.
+    ),
+    "two names, one queue": Case(
+        upstream=lambda world: Queueing(world, about(0.2), slots=always(64)),
+        script=with_two_names(3200),
+        ideal_seconds=6400 / 320 - 4,
+        goal=0.9,
+    ),
+    "two names, overloading 32": Case(
+        upstream=lambda world: Overloading(world, 0.1, slots=32),
+        script=with_two_names(4000),
+        ideal_seconds=8000 / 320 - 4,
+        goal=0.9,
     ),
     "refused line": Case(
         upstream=lambda world: Refusing(Upstream(world), _is_always_refused),

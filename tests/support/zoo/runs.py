@@ -128,6 +128,30 @@ def beside_a_limited_model(run: Run) -> tuple[float, int]:
     return run.seconds_for(work), work.failed + limited.failed
 
 
+def beside_a_slow_model(number: int, *, project: str) -> Script:
+    """Run so many lines of a quick model beside hundreds of a slow one, which a project submitted before."""
+
+    def script(run: Run) -> tuple[float, int]:
+        slow = run.dispatcher.add(400, project=project, model="slow")
+        run.wait(4.0)
+        work = run.dispatcher.add(number, model="quick")
+        return run.seconds_for(work), work.failed + slow.failed
+
+    return script
+
+
+def with_two_names(number: int) -> Script:
+    """Run so many lines of each of two models, the second 4 s after the first, and count the time from then on."""
+
+    def script(run: Run) -> tuple[float, int]:
+        first = run.dispatcher.add(number, model="a")
+        run.wait(4.0)
+        second = run.dispatcher.add(number, model="b")
+        return run.seconds_for(first, second), first.failed + second.failed
+
+    return script
+
+
 def beside_refused_lines(run: Run) -> tuple[float, int]:
     """Run 4,000 lines, one of which is always refused, while another project has such a line too."""
     run.dispatcher.add(1, project="two")
