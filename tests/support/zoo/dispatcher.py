@@ -105,10 +105,8 @@ class SimulatedDispatcher:
         for model, breaker in self._paused_models.items():
             if jobs := self._take_probe(breaker, model):
                 return jobs
-        if jobs := self._take_despite_block():
-            return jobs
         room = self._in_flight.room
-        if room > 0 and (jobs := self._take_ready(room)):
+        if jobs := self._take_despite_block() or (self._take_ready(room) if room > 0 else []):
             return jobs
         for project, model in self._in_flight.may_exceed(self._ready.lanes()):
             if self._allowance_of(model) > 0:
@@ -130,7 +128,7 @@ class SimulatedDispatcher:
     def _take_despite_block(self) -> list[Job]:
         for project, model in self._ready.lanes():
             may_try = model not in self._paused_models and self.limiter.may_try(model, project, self._world.time)
-            if may_try and self._in_flight.may_start_one_of(project):
+            if may_try and self._in_flight.may_start_one_of((project, model)):
                 return self._ready.take_lane(project, model)
         return []
 

@@ -366,14 +366,13 @@ class Dispatcher:
 
     def _take_despite_block(self) -> list[Job]:
         """Take a job of a model that others must wait for, because of Retry-After, if its project was not refused."""
-        now, models = self._looked_at, self._ready.by_model.keys() - self._paused_models.keys()
-        blocked = {model for model in models if self._limiter.is_blocked(model, now)}
-        for project_id, model in self._ready.lanes() if blocked else ():
+        now = self._looked_at
+        for project_id, model in self._ready.lanes() if self._limiter.is_any_blocked(now) else ():
             if (
-                model in blocked
+                model not in self._paused_models
                 and project_id not in self._unfunded_projects
                 and self._limiter.may_try(model, project_id, now)
-                and self._in_flight.may_start_one_of(project_id)
+                and self._in_flight.may_start_one_of((project_id, model))
             ):
                 return self._ready.take_lane(project_id, model)
         return []

@@ -129,10 +129,12 @@ def test_an_announcement_without_what_is_left_says_nothing(quota: Quota) -> None
 
 
 class Checked:
-    """An upstream whose headers always say that nothing is left for a minute."""
+    """An upstream whose headers say that nothing is left for a minute, and say so again after that minute."""
 
     def __init__(self) -> None:
         self.announced, self.order, self.now = Announced(), 1, 0.0
+        self.say()
+        self.now = 60.1
         self.say()
 
     def say(self) -> None:
@@ -165,7 +167,7 @@ def test_headers_that_are_always_false_are_disbelieved_after_a_few_checks() -> N
     for _ in range(4):
         checked.next_check()
         checked.accept()
-    assert checked.now < 5.0
+    assert checked.now < 65.1
     checked.say()
     assert not checked.announced.is_limiting
     assert (checked.announced.allowance(checked.now), checked.announced.wait(checked.now)) == (inf, 0.0)
@@ -205,22 +207,33 @@ def test_a_refusal_shows_that_headers_may_be_true() -> None:
     assert checked.announced.is_limiting
 
 
-def test_a_reset_that_comes_early_is_no_reason_to_disbelieve() -> None:
-    """It may be announced in whole seconds. What is left after it is used as announced."""
+def test_headers_that_show_that_something_is_left_are_believed_again() -> None:
     checked = Checked()
-    for _ in range(8):
-        checked.next_check()
-        announce(checked.announced, order=checked.order, now=checked.now, requests=left(5, 60.0, limit=None))
-        checked.announced.on_answer(answer_to(checked.order, is_check=True), checked.now)
-        assert checked.announced.allowance(checked.now) == 5
-        checked.say()
-    assert checked.announced.is_limiting
+    checked.next_check()
+    announce(checked.announced, order=checked.order, now=checked.now, requests=left(5, 60.0, limit=None))
+    checked.announced.on_answer(answer_to(checked.order, is_check=True), checked.now)
+    assert checked.announced.allowance(checked.now) == 5
+    checked.say()
+    assert checked.announced.wait(checked.now) == pytest.approx(60.0)
 
 
-def test_a_short_window_is_checked_at_half_of_its_time() -> None:
+@pytest.mark.rule("D9", "An upstream is not asked before the reset that it announced, unless that is minutes away.")
+@pytest.mark.parametrize("was_left", [False, True])
+@pytest.mark.parametrize(("reset", "wait"), [(0.5, 0.5), (10.0, 10.0), (60.0, 60.0), (300.0, 60.0)])
+def test_an_announced_reset_is_waited_for(was_left: bool, reset: float, wait: float) -> None:
+    announced = Announced()
+    if was_left:
+        announce(announced, order=1, now=0.0, requests=left(5, 60.0, limit=None))
+    announce(announced, order=2, now=1.0, requests=left(0, reset, limit=None))
+    assert announced.wait(1.0) == pytest.approx(wait)
+    assert announced.allowance(1.0 + 0.99 * wait) < 1
+
+
+def test_a_short_window_in_which_nothing_was_ever_left_is_checked_at_half_of_its_time() -> None:
     announced = Announced()
     announce(announced, order=1, now=1.0, requests=left(0, 0.5, limit=None))
-    assert announced.wait(1.0) == pytest.approx(0.25)
+    announce(announced, order=2, now=1.6, requests=left(0, 0.5, limit=None))
+    assert announced.wait(1.6) == pytest.approx(0.25)
 
 
 def test_nothing_is_checked_while_something_is_left() -> None:

@@ -178,11 +178,12 @@ def test_an_announcement_with_a_refusal_is_believed_too() -> None:
 @pytest.mark.rule("D3", "A refusal that the service provokes to check what an upstream says costs the line nothing.")
 def test_a_refused_check_of_an_announcement_costs_nothing() -> None:
     limiter = Limiter(cap=None)
-    (start,) = limiter.start("m", 1, 1.0)
     nothing_left = RateLimits(requests=Quota(remaining=0, reset_seconds=60.0))
-    limiter.end(start, Sign.ANSWERED, 1.0, rate_limits=nothing_left)
+    for now in (1.0, 62.0):
+        (start,) = limiter.start("m", 1, now)
+        limiter.end(start, Sign.ANSWERED, now, rate_limits=nothing_left)
     for number in range(20):
-        now = 2.0 + 16.0 * number
+        now = 63.0 + 16.0 * number
         assert limiter.allowance("m", now) == 1
         (check,) = limiter.start("m", 1, now)
         assert limiter.end(check, Sign.THROTTLED, now, line=number, rate_limits=nothing_left) == 0

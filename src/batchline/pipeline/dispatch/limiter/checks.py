@@ -2,19 +2,22 @@
 
 ::
 
-    believed ──(nothing is left)──> a check, now and then: a request starts all the same
-      ^ ^                             │                │
-      │ └──(refused: checks are rarer)┘                └──(four in a row were accepted)──> disbelieved
-      └──(after five minutes: then one accepted check is enough)─────────────────────────────┘
+    believed ──(nothing was left at all, not even after a reset; or nothing is left for a minute)──> doubted
+    doubted ──(now and then a request starts all the same: a check)──┬──(refused: checks are rarer)──> doubted
+                                                                     └──(four in a row accepted)──> disbelieved
+    disbelieved ──(after five minutes: then one accepted check is enough)──> doubted
 
-Some upstreams always say that nothing is left, mean another limit, or name a wrong unit or a wrong time for the reset.
+Some upstreams always say that nothing is left, or name a wrong unit for the time of the reset. One that is right shows
+that something is left, at least after a reset: it is never asked before the reset, unless that is minutes away.
 """
 
 from math import inf
 
+_BELIEVED_SECONDS = 60.0
+"""The time for which it is believed that nothing is left. Most limits are announced for a minute or less."""
 _FIRST_WAIT_SECONDS = 1.0
-"""The time without anything left before a check, or half of the time until the reset if that is shorter. It is nothing
-beside the minutes that a wrong reset may cost. It doubles with each check that is refused."""
+"""The time before a check of headers that are doubted, or half of the time until the reset if that is shorter. It is
+nothing beside the minutes that a wrong reset may cost. It doubles with each check that is refused."""
 _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_PART = 15.0, 0.25
 """The longest time between two checks, or this part of the time until the reset if that is longer. So a true limit is
 checked about four times in a window of a minute, and a shorter window seldom."""
@@ -28,7 +31,11 @@ class Checks:
     """The checks of the headers of one model."""
 
     def __init__(self) -> None:
-        self._nothing_left = False
+        self._nothing_left = self._was_left = False
+        """Whether nothing is left now, and whether anything was ever left."""
+        self._first_reset_at = inf
+        """The time of the first reset that was announced with nothing left."""
+        self._is_doubted = False
         self._wait = self._longest_wait = _FIRST_WAIT_SECONDS
         self._due = -inf
         self._accepted = 0
@@ -41,12 +48,15 @@ class Checks:
     def on_announcement(self, reset_seconds: float | None, now: float) -> None:
         """Note that nothing is left until a reset, or with None that something is left."""
         if reset_seconds is None:
-            self._nothing_left = False
+            self._nothing_left, self._was_left = False, True
             return
         self._longest_wait = max(_LONGEST_WAIT_SECONDS, _LONGEST_WAIT_PART * reset_seconds)
-        if not self._nothing_left:
-            self._nothing_left = True
-            self._due = max(self._due, now + min(_FIRST_WAIT_SECONDS, reset_seconds / 2))
+        self._first_reset_at = min(self._first_reset_at, now + reset_seconds)
+        was_doubted, self._is_doubted = self._is_doubted, not self._was_left and now > self._first_reset_at
+        if not self._nothing_left or self._is_doubted is not was_doubted:
+            first_wait = min(_FIRST_WAIT_SECONDS, reset_seconds / 2) if self._is_doubted else _BELIEVED_SECONDS
+            self._due = now + first_wait
+        self._nothing_left = True
 
     @property
     def due(self) -> float:

@@ -30,6 +30,8 @@ class Limiter:
         self._load = Load()
         self._models: dict[str, ModelLimit] = {}
         self._overload = Overload()
+        self._blocked_until = 0.0
+        """The latest time that any model had to wait for."""
 
     def set_cap(self, cap: int) -> None:
         """Set the most requests that may be in flight. The cap may be 0."""
@@ -85,6 +87,10 @@ class Limiter:
         """Return whether the lines of a model must wait because the upstream said so with Retry-After."""
         limit = self._models.get(model)
         return limit is not None and limit.blocked_seconds(now) > 0
+
+    def is_any_blocked(self, now: float) -> bool:
+        """Return whether the lines of some model may have to wait for the time of Retry-After."""
+        return now < self._blocked_until
 
     def may_try(self, model: str, project_id: str, now: float) -> bool:
         """Return whether a line of a project may start although its model is blocked."""
@@ -144,6 +150,7 @@ class Limiter:
             return None
         model = self._models[start.model]
         cost = model.on_refusal(start, now, project_id=project_id, line=line, again=again, retry_after=retry_after)
+        self._blocked_until = max(self._blocked_until, now + model.blocked_seconds(now))
         return cost if model.is_refused or sign is not Sign.FAULT else None
 
     def on_outage_over(self, now: float) -> None:
