@@ -219,4 +219,4 @@ def _sign_of(outcome: Retryable) -> Sign:
         return Sign.UNAVAILABLE
     if outcome.kind in _OVERLOADS:
         return Sign.OVERLOADED
-    return Sign.FAULT if outcome.unavailable else Sign.OTHER
+    return Sign.FAULT if outcome.unavailable and outcome.kind != FaultKind.BROKEN else Sign.OTHER
