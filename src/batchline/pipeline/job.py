@@ -113,7 +113,7 @@ class Job:
 
     @property
     def line_key(self) -> tuple[str, int]:
-        """What identifies its line among those of all batches."""
+        """The batch and the index of its line, which identify it among the lines of all batches."""
         return self.batch.id, self.line.index
 
     def cost_of(self, fault: Retryable) -> tuple[int, float]:

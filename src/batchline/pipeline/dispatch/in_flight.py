@@ -30,7 +30,7 @@ LaneName = tuple[str, str]
 
 
 class _Lane:
-    """What is in flight of one project and model."""
+    """Tells how soon the requests in flight of one project and model end."""
 
     __slots__ = ("last_end", "typical_seconds")
 

@@ -191,7 +191,7 @@ def test_a_refused_check_of_an_announcement_costs_nothing() -> None:
 
 
 def test_faults_that_say_nothing_change_nothing() -> None:
-    """A broken connection, a 500, or an answer that came during a pause."""
+    """A connection broke, or an answer came during a pause."""
     limiter = Limiter(cap=None)
     for start in limiter.start("m", FIRST_LIMIT, 0.0):
         limiter.end(start, Sign.OTHER, 0.1)
