@@ -33,8 +33,18 @@ class RunContext(Struct, frozen=True, kw_only=True):
 
     def run_batch(self, files: RunFiles, options: RunOptions) -> Results:
         """Run one batch, or resume it. Raise ClickException."""
+        with self._open_run(files, options) as batch_run:
+            return batch_run.run()
+
+    def give_up_batch(self, files: RunFiles) -> None:
+        """Cancel the batch that an earlier run created for these files. Raise ClickException."""
+        with self._open_run(files, RunOptions(restart=True)) as batch_run:
+            batch_run.give_up()
+
+    @contextmanager
+    def _open_run(self, files: RunFiles, options: RunOptions) -> Iterator[BatchRun]:
         with closing(_open_journal(files)) as journal:
-            batch_run = BatchRun(
+            yield BatchRun(
                 files,
                 options,
                 target=self.target,
@@ -44,7 +54,6 @@ class RunContext(Struct, frozen=True, kw_only=True):
                 random=SystemRandom(),
                 pause=self.pause,
             )
-            return batch_run.run()
 
     def models(self) -> list[str]:
         """Return the ids of the models that can be used. Raise ClickException."""

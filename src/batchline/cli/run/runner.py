@@ -114,6 +114,12 @@ class BatchRun:
                 progress=self._final_progress(batch_id),
             )
 
+    def give_up(self) -> None:
+        """Cancel the batch of an earlier run, if it created one. Raise ClickException."""
+        with explain_errors(self._target), self._client:
+            if self._journal.entry is not None:
+                self._give_up(self._journal.entry)
+
     def _final_progress(self, batch_id: str) -> RemoteProgress:
         """Return what the batch cost and what it reused, as far as the server says so."""
         with suppress(ClientError):
@@ -176,8 +182,12 @@ class BatchRun:
     def _give_up(self, earlier: JournalEntry) -> None:
         """Cancel the earlier batch. One at another target cannot be reached, and one that has ended is refused."""
         if earlier.batch_id is not None and earlier.target == self._target.name:
-            with suppress(RequestRefused):
+            try:
                 self._steps.cancel(earlier.batch_id)
+            except (Denied, Throttled, ServerTrouble):
+                raise
+            except RequestRefused:
+                return
 
     def _submit(self, entry: JournalEntry) -> str:
         try:

@@ -15,6 +15,8 @@ from batchline.cli.run.rows import job
 from tests.support.run_process import Environment, Tenant, running
 from tests.support.service import wait_until
 
+_JOURNAL = "rows.output.csv.batchline/part-1.journal"
+
 
 def _call(environment: Environment, *arguments: object) -> Result:
     unset = dict.fromkeys([*BASE_URL_VARIABLES, *KEY_VARIABLES])
@@ -77,6 +79,34 @@ def test_an_interrupted_job_is_resumed_and_no_row_runs_twice(tenant: Tenant, tmp
     assert again.exit_code == 0, again.output
     assert len(tenant.batches()) == 1
     assert len(_rows(tmp_path / "rows.output.csv")) == 12
+
+
+def test_a_restart_cancels_the_batch_of_the_earlier_job(tenant: Tenant, tmp_path: Path) -> None:
+    """Its lines cost money, and nobody would read their answers."""
+    source = _write(tmp_path / "rows.csv", 12, directive="[[delay=10]]")
+    arguments = (str(source), "--prompt", "{review}", "--model", "m")
+    journal = tmp_path / _JOURNAL
+    with running(tmp_path, *arguments, environment=tenant.environment()) as run:
+        wait_until(lambda: journal.exists() and '"batch_id":"' in journal.read_text(), what="the batch")
+        run.kill()
+    _write(source, 2)
+    again = _call(tenant.environment(), *arguments, "--restart")
+    assert again.exit_code == 0, again.output
+    second, first = tenant.batches()
+    assert first["status"] in {"cancelling", "cancelled"}
+    assert second["status"] == "completed"
+    assert len(_rows(tmp_path / "rows.output.csv")) == 2
+
+
+def test_a_restart_refuses_a_job_that_still_runs(tenant: Tenant, tmp_path: Path) -> None:
+    """Its folder must not be deleted while it writes there."""
+    source = _write(tmp_path / "rows.csv", 2, directive="[[delay=10]]")
+    arguments = (str(source), "--prompt", "{review}", "--model", "m")
+    with running(tmp_path, *arguments, environment=tenant.environment()):
+        wait_until((tmp_path / _JOURNAL).exists, what="the journal")
+        second = _call(tenant.environment(), *arguments, "--restart")
+    assert second.exit_code == 1
+    assert "Another run is working on this output" in second.stderr
 
 
 @pytest.mark.parametrize(

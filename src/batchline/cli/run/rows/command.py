@@ -64,7 +64,7 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
             prompts = Prompts(prompt=prompt, system=system, model=model, schema=schema)
             job = RowsJob(self.source, rows, RowRequests(prompts=prompts, patch=self.patch), output)
             if options.restart:
-                job.give_up()
+                job.give_up(context.give_up_batch)
             elif not self.again and not job.is_begun and self.output != STANDARD:
                 confirm_again(output, output, self.source, ask=options.confirms)
             return self._run(context, job, options, output, as_json=as_json)

@@ -56,9 +56,11 @@ class RowsJob:
         """Whether an earlier run began this job and did not finish it."""
         return (self._folder / _KEY_FILE).exists()
 
-    def give_up(self) -> None:
-        """Forget an earlier run. Batches that it created go on at the server."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def give_up(self, give_up_part: Callable[[RunFiles], object]) -> None:
+        """Give up each part that an earlier run began and did not finish, and forget that run."""
+        for journal in sorted(self._folder.glob("*.journal")):
+            give_up_part(self._files(journal.with_suffix(".jsonl")))
+        self._remove_folder()
 
     def prepare(self) -> list[Part]:
         """Write the parts, or find those of an earlier run. Raise ClickException if that was another job."""
@@ -85,8 +87,11 @@ class RowsJob:
             if not part.is_complete:
                 run_part(part.files)
         counts = self._join(parts)
-        self.give_up()
+        self._remove_folder()
         return counts
+
+    def _remove_folder(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _key(self) -> str:
         """Return a digest of everything that the requests are made from."""
