@@ -8,12 +8,10 @@ from msgspec.json import Decoder
 
 from batchline.domain.errors import InvalidRequest
 from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS, QUOTED_CHARACTERS
-from batchline.domain.money import NANO
+from batchline.domain.money import MAX_AMOUNT, NANO
 
 _EXTENSION = "batchline"
 _EXPIRY = "output_expires_after"
-_MAX_AMOUNT = 10**9
-"""The largest amount, in units. In nano-units it must fit into a 64-bit column of the database."""
 _object = Decoder(dict[str, Raw])
 _anything = Decoder()
 
@@ -46,8 +44,8 @@ def read_extension(fields: dict[str, Raw]) -> Extension:
 
 def _amount(raw: Raw, value: Any, *, param: str) -> int:
     """Return an amount of units in nano-units, rounded down."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_AMOUNT:
-        raise InvalidRequest(f"{param} must be a number from 0 to {_MAX_AMOUNT}", param=param)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_AMOUNT:
+        raise InvalidRequest(f"{param} must be a number from 0 to {MAX_AMOUNT}", param=param)
     return int(Decimal(bytes(raw).decode()) * NANO)
 
 

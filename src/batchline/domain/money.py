@@ -8,6 +8,8 @@ from msgspec import Struct
 from batchline.domain.usage import Usage
 
 NANO = 10**9
+MAX_AMOUNT = 10**9
+"""The largest amount that a client may name, in units. In nano-units it must fit into a 64-bit column."""
 _PRICED_TOKENS = 1_000_000
 
 

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 import schemathesis
 from jsonschema_rs import Draft202012Validator
-from msgspec import to_builtins
+from msgspec import Raw, to_builtins
 from msgspec.json import encode
 from starlette.routing import Route
 
 import batchline
 import batchline.api
+from batchline.api.create_fields import read_extension
 from batchline.api.openapi.document import describe
 from batchline.domain.embedded_model import EMBEDDED_MODEL
-from batchline.domain.errors import ApiError
+from batchline.domain.errors import ApiError, InvalidRequest
 from batchline.domain.outcomes import Failure, Outcome, Retryable, Success, classify_reply, error_line
 from batchline.domain.records import Batch, File
 from batchline.domain.replies import Answer, Fault, FaultKind
@@ -345,6 +346,22 @@ def test_a_refused_input_file_is_as_described(api: Api, document: Document) -> N
     batch = api.call("GET", f"/v1/batches/{reply.headers['x-batch-id']}").json
     _named(document, "BatchObject").validate(batch)
     assert batch["errors"]["data"]
+
+
+def test_what_goes_beyond_openai_in_a_create_is_as_described(document: Document) -> None:
+    """G1: the service and its description take the same values, so that a generated client can send each of them."""
+    schema = _named(document, "CreateOptions")
+    values = (None, True, False, 0, 2.5, 10**9, 10**9 + 1, -1, "1")
+    for given in [{name: value} for name in ("hold", "reuse", "max_cost", "other") for value in values]:
+        assert schema.is_valid(given) is _is_taken({"batchline": given}), given
+
+
+def _is_taken(fields: Document) -> bool:
+    try:
+        read_extension({name: Raw(encode(value)) for name, value in fields.items()})
+    except InvalidRequest:
+        return False
+    return True
 
 
 def test_only_an_input_file_has_lines_to_blame(document: Document) -> None:

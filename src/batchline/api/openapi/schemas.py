@@ -17,6 +17,7 @@ from batchline.domain.embedded_model import EMBEDDED_MODEL
 from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import MissingCredentials
 from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
+from batchline.domain.money import MAX_AMOUNT
 from batchline.domain.outcomes import BATCH_CANCELLED, TOO_LONG, Success, error_line, output_line
 from batchline.domain.progress import Activity, Eta, Progress, count_errors
 from batchline.domain.records import BATCH, Batch, File
@@ -61,7 +62,11 @@ class OutputExpiry(Struct, forbid_unknown_fields=True):
 
 class CreateOptions(Struct, forbid_unknown_fields=True):
     hold: Annotated[bool, Meta(description="Hold the batch if nearly all of its lines fail with one code.")] = False
-    reuse: Annotated[bool, Meta(extra_json_schema={"const": False})] = False
+    reuse: Annotated[bool, Meta(description="Take answers that the same lines of the project got before.")] = False
+    max_cost: (
+        Annotated[float, Meta(ge=0, le=MAX_AMOUNT, description="Start no line once the batch costs so many units.")]
+        | UnsetType
+    ) = UNSET
 
 
 class CreateBatch(Struct):
