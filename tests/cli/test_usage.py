@@ -189,6 +189,17 @@ def test_the_table_ends_with_the_total(shell: Shell, books: Books) -> None:
     ]
 
 
+def test_a_group_that_got_money_back_lowers_the_total(shell: Shell, books: Books) -> None:
+    books.charge("acme", "small", at=_NOVEMBER, cost=-4, tokens=-40)
+    books.charge("acme", "small", at=_NOVEMBER + _HOUR, cost=10, tokens=100)
+    table = cells(shell.text("usage", "--since", "2026-11-01", "--until", "2026-12-01", "--by", "hour"))
+    assert table[1:] == [
+        ["2026-11-01T00:00:00Z", "1", "-40", "-20", "-80", "-0.000000004"],
+        ["2026-11-01T01:00:00Z", "1", "100", "50", "200", "0.00000001"],
+        ["total", "2", "60", "30", "120", "0.000000006"],
+    ]
+
+
 def test_numbers_stand_under_each_other(shell: Shell, books: Books) -> None:
     books.charge("acme", "small", at=_NOVEMBER, tokens=1)
     books.charge("acme", "large-and-long", at=_NOVEMBER, cost=12_345_678_901, tokens=100_000)

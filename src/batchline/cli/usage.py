@@ -183,7 +183,10 @@ def _object(group: Row, used: Counter[str]) -> dict[str, str | int | None]:
 
 def _show(sums: _Sums, groups: Iterable[str]) -> None:
     columns = [column for by in dict.fromkeys(groups) for column in _COLUMNS[by]]
-    total = sum((used for _, used in sums), Counter[str]())
+    total = Counter[str]()
+    for _, used in sums:
+        # A sum of counters would leave out what is negative: a group that got more back than it was charged.
+        total.update(used)
     reuses = bool(total["reused"])
     lines = [[*(_label(column, group[column]) for column in columns), *_numbers(used, reuses)] for group, used in sums]
     lines.append(["total", *[""] * (len(columns) - 1), *_numbers(total, reuses)])
