@@ -23,9 +23,10 @@ from batchline.api.create_fields import read_extension
 from batchline.api.openapi.document import describe
 from batchline.domain.embedded_model import EMBEDDED_MODEL
 from batchline.domain.errors import ApiError, InvalidRequest
-from batchline.domain.outcomes import Failure, Outcome, Retryable, Success, classify_reply, error_line
+from batchline.domain.outcomes import Failure, Outcome, Retryable, Success, classify_reply, error_line, output_line
 from batchline.domain.records import Batch, File
 from batchline.domain.replies import Answer, Fault, FaultKind
+from batchline.domain.reuse import answer_of, copied_line
 from batchline.domain.states import BatchStatus
 from batchline.domain.wire import BatchObject, ErrorBody, FileObject
 from batchline.pipeline.inference import PATHS, _fault_error, _refusal
@@ -265,6 +266,14 @@ def test_every_code_of_an_error_file_is_described(document: Document) -> None:
     for code in codes:
         line.validate(json.loads(error_line("batch_req_1", b'"x"', Failure(code, "http_400", "so it is"))))
     assert not line.is_valid(json.loads(error_line("batch_req_1", b'"x"', Failure("unheard_of", "http_400", "no"))))
+
+
+def test_an_output_line_is_as_described_with_an_own_and_with_a_reused_answer(document: Document) -> None:
+    """D2, G7."""
+    own = output_line("batch_req_1_0", b'"x"', Success(200, "req-1", b'{"choices":[]}'))
+    reused = copied_line(b"2", 0, b'"y"', answer_of(own))
+    for line in (own, reused):
+        _named(document, "BatchOutputLine").validate(json.loads(line))
 
 
 @pytest.mark.parametrize("is_error", [True, False])

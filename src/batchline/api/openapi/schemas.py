@@ -102,6 +102,7 @@ class BatchOutputLine(Struct, forbid_unknown_fields=True):
     custom_id: str
     response: LineResponse
     error: None
+    reused: Annotated[bool, Meta(description="Only on a line that took an earlier answer: true.")] | UnsetType = UNSET
 
 
 _LINE_CODES = {
