@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 Role = Callable[[Settings, Progress], Awaitable[None]]
 
 
-def _ignore(_done: int, _total: int) -> None:
+def _ignore(_name: str, _done: int, _total: int) -> None:
     pass
 
 

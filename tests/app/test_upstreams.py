@@ -14,7 +14,7 @@ from batchline.upstream.http import HttpUpstream
 pytestmark = pytest.mark.anyio
 
 
-def _ignore(_done: int, _total: int) -> None:
+def _ignore(_name: str, _done: int, _total: int) -> None:
     pass
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from batchline import app
 from batchline.cli import main
-from batchline.cli.roles import run_role
+from batchline.cli.roles import _show_download, run_role
 
 # A role runs in the process of the tests here.
 pytestmark = pytest.mark.usefixtures("restored_process")
@@ -46,3 +46,11 @@ def test_a_failed_start_is_an_error_of_the_command_line(monkeypatch: pytest.Monk
     monkeypatch.setattr(app, "serve", fail)
     with pytest.raises(click.ClickException, match="the port is taken"):
         run_role("serve", {"data_dir": str(tmp_path)})
+
+
+def test_a_download_is_shown_on_a_terminal_with_its_name_and_size(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _show_download("the classifier's vocabulary", 400_000, 731_778)
+    assert capsys.readouterr().err == "\rDownloading the classifier's vocabulary (only once): 0.4 of 0.7 MB"

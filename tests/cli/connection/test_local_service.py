@@ -14,7 +14,8 @@ import pytest
 from msgspec.structs import asdict
 
 from batchline.app.startup import folder_lock
-from batchline.cli.connection.local_service import LocalService
+from batchline.cli.connection.local_service import LocalService, _read_download
+from batchline.cli.connection.service_child import _ProgressPipe
 from tests.support.command_line import Shell
 from tests.support.run_process import Ran, Run, ended_with_the_test, is_gone, names, names_in, ran, running
 from tests.support.service import Mock, chat_lines, running_mock, running_service, wait_until
@@ -322,12 +323,23 @@ def test_the_download_of_the_model_is_shown_while_the_service_starts_and_logged_
         service.url()
     finally:
         service.close()
-    shown = [fraction for text, fraction in seen if text == "Downloading the embedded model, 2 MB, only once"]
+    shown = [fraction for text, fraction in seen if text == "Downloading the embedded model, 2.1 MB, only once"]
     assert shown
     assert all(fraction is not None and 0 <= fraction <= 1 for fraction in shown)
     assert seen[0] == ("Starting the service", None)
     log = service.log.read_text()
-    assert log.count("downloading a model") == log.count("model downloaded") == 1
+    assert log.count("downloading a file that a model needs") == log.count("file that a model needs downloaded") == 1
+
+
+def test_a_download_is_shown_with_the_name_and_the_size_of_what_is_downloaded() -> None:
+    read_end, write_end = os.pipe()
+    try:
+        os.set_blocking(read_end, False)
+        _ProgressPipe(write_end)("the classifier's vocabulary", 365_889, 731_778)
+        assert _read_download(read_end) == ("Downloading the classifier's vocabulary, 732 KB, only once", 0.5)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def test_two_runs_at_once_share_one_service(tmp_path: Path, mock: Mock) -> None:

