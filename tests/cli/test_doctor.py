@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from batchline.cli import main
@@ -50,6 +51,26 @@ def test_wrong_credentials_and_the_toy_are_told_of(tmp_path: Path) -> None:
     _, found = _findings("--data-dir", str(tmp_path), "--port", "0")
     assert found["upstream"]["verdict"] == "warning"
     assert "a toy" in found["upstream"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("base", "path"), [("", "/v1/models"), ("/", "/v1/models"), ("/openai/v1/", "/openai/v1/models")]
+)
+def test_an_upstream_is_asked_where_the_service_asks_it(base: str, path: str, tmp_path: Path) -> None:
+    """D1: its URL may lack the /v1."""
+    models = b'{"object": "list", "data": [{"id": "small"}]}'
+    with answering(reply(200, models)) as server:
+        _, found = _findings("--data-dir", str(tmp_path), "--port", "0", "--upstream-url", f"{server.url}{base}")
+    assert server.asked[0].head.startswith(f"GET {path} ")
+    assert found["upstream"]["verdict"] == "ok"
+
+
+def test_a_url_that_cannot_be_used_is_told_of(tmp_path: Path) -> None:
+    wrong = "http://127.0.0.1:port/v1"
+    code, found = _findings("--data-dir", str(tmp_path), "--port", "0", "--upstream-url", wrong)
+    assert code == 1
+    assert found["upstream"]["verdict"] == "failure"
+    assert found["upstream"]["text"].startswith("BATCHLINE_UPSTREAM_URL cannot be used: ")
 
 
 def test_a_damaged_database_is_told_of(tmp_path: Path) -> None:

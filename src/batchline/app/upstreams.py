@@ -52,7 +52,7 @@ async def open_upstreams(
             opened.push_async_callback(upstream.close)
 
         for name, upstream in settings.all_upstreams.items():
-            add(name, _http_upstream(name, upstream, settings, held_bytes))
+            add(name, http_upstream(name, upstream, settings, held_bytes=held_bytes))
         try:
             if settings.embeds_model:
                 add(DEFAULT_UPSTREAM, await _embedded_model(settings, progress, held_bytes))
@@ -63,7 +63,10 @@ async def open_upstreams(
         yield upstreams
 
 
-def _http_upstream(name: str, upstream: UpstreamSettings, settings: Settings, held_bytes: HeldBytes) -> HttpUpstream:
+def http_upstream(
+    name: str, upstream: UpstreamSettings, settings: Settings, *, held_bytes: HeldBytes | None = None
+) -> HttpUpstream:
+    """Return an upstream with a URL. Raise StartupError if its settings are invalid."""
     try:
         return HttpUpstream(
             upstream.url,

@@ -21,6 +21,7 @@ from batchline.cli.text import counted, format_size, printable, shortened
 from batchline.domain.models import DEFAULT_UPSTREAM
 
 if TYPE_CHECKING:
+    from batchline.domain.replies import Reply
     from batchline.settings import Settings, UpstreamSettings
 
 _MIN_FREE_BYTES = 1_000_000_000
@@ -198,7 +199,7 @@ def _check_upstreams(settings: "Settings") -> Iterator[Finding]:
     if settings.embeds_model:
         yield _embedded_model()
     for name, upstream in settings.all_upstreams.items():
-        yield _upstream(name, upstream)
+        yield _upstream(name, upstream, settings)
 
 
 def _embedded_model() -> Finding:
@@ -217,37 +218,47 @@ def _embedded_model() -> Finding:
     return Finding("upstream", Verdict.WARNING, f"only the embedded model, a toy for trying; it {state}", remedy)
 
 
-def _upstream(name: str, upstream: "UpstreamSettings") -> Finding:
-    """Ask an upstream for its models, as a client would. No line is sent."""
-    import httpx  # noqa: PLC0415 (not for --help)
+def _upstream(name: str, upstream: "UpstreamSettings", settings: "Settings") -> Finding:
+    """Ask an upstream for its models, as the service does. No line is sent."""
+    from batchline.app import StartupError  # noqa: PLC0415 (all of the service: not for --help)
+    from batchline.domain.replies import Fault  # noqa: PLC0415
 
-    headers = {key: value.get_secret_value() for key, value in upstream.headers.items()}
-    if upstream.api_key is not None:
-        headers["authorization"] = f"Bearer {upstream.api_key.get_secret_value()}"
-    setting = "BATCHLINE_UPSTREAM_URL" if name == DEFAULT_UPSTREAM else f"upstreams.{name}"
-    part, url = "upstream", f"{upstream.url.rstrip('/')}/models"
+    part, setting = "upstream", "BATCHLINE_UPSTREAM_URL" if name == DEFAULT_UPSTREAM else f"upstreams.{name}"
     try:
-        answer = httpx.get(url, headers=headers, timeout=_TIMEOUT_SECONDS, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        reply = asyncio.run(_ask_for_models(name, upstream, settings))
+    except StartupError as error:
+        return Finding(part, Verdict.FAILURE, str(error), f"Correct {setting}: no service starts with it.")
+    if isinstance(reply, Fault):
         remedy = f"Is it running, and is {setting} right? Lines wait until it answers."
-        return Finding(part, Verdict.FAILURE, f"{name}: {httpx.URL(url).host} cannot be reached", remedy)
-    if answer.status_code in {401, 403}:
-        text = f"{name}: does not accept the credentials (status {answer.status_code})"
+        return Finding(part, Verdict.FAILURE, f"{name}: {reply.detail}", remedy)
+    if reply.status in {401, 403}:
+        text = f"{name}: does not accept the credentials (status {reply.status})"
         return Finding(part, Verdict.FAILURE, text, "Check the API key of the upstream.")
-    models = _model_ids(answer)
+    models = _model_ids(reply.body)
     if models is None:
-        return Finding(part, Verdict.WARNING, f"{name}: answers, but lists no models (status {answer.status_code})")
+        return Finding(part, Verdict.WARNING, f"{name}: answers, but lists no models (status {reply.status})")
     shown = ", ".join(shortened(model, length=40) for model in models[:_MAX_MODELS])
     return Finding(part, Verdict.OK, f"{name}: answers with {counted(len(models), 'model')}: {shown}")
 
 
-def _model_ids(answer: Any) -> list[str] | None:
+async def _ask_for_models(name: str, upstream: "UpstreamSettings", settings: "Settings") -> "Reply":
+    from batchline.app.upstreams import http_upstream  # noqa: PLC0415 (all of the service: not for --help)
+
+    limits = {"connect_timeout_seconds": _TIMEOUT_SECONDS, "request_timeout_seconds": _TIMEOUT_SECONDS}
+    client = http_upstream(name, upstream, settings.model_copy(update=limits))
+    try:
+        return await client.get("/v1/models")
+    finally:
+        await client.close()
+
+
+def _model_ids(body: bytes) -> list[str] | None:
     from msgspec import DecodeError  # noqa: PLC0415
 
     from batchline.client.models import model_decoder, page_decoder  # noqa: PLC0415
 
     try:
-        return [model_decoder.decode(raw).id for raw in page_decoder.decode(answer.content).data]
+        return [model_decoder.decode(raw).id for raw in page_decoder.decode(body).data]
     except DecodeError:
         return None
 
