@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from batchline.domain.records import Batch, MendedShard, Owner, Segment, Shard
+from batchline.domain.records import Batch, MendedShard, Segment, Shard
 from batchline.domain.result_order import encode_layout
 from batchline.domain.states import BatchStatus, ShardState
 from batchline.ports import Mending, ResultsSnapshot
@@ -80,24 +80,9 @@ async def test_a_reader_misses_no_segment_of_many_workers(world: World) -> None:
     assert seen == sorted(seen)
 
 
-async def _ended(world: World, owner: Owner, **changes: int) -> Batch:
-    batch = await world.running(owner, shards=[2])
-    await world.record_all(await world.claim())
-    leased = await world.finish()
-    names = {"output": f"results/{batch.id}/2-me-output", "error": f"results/{batch.id}/2-me-error"}
-    files = [
-        world.file(owner, purpose="batch_output", is_error=kind == "error", object_key=key, **changes)
-        for kind, key in names.items()
-    ]
-    await world.store.publish(
-        batch.id, epoch=leased.epoch, owner=ME, files=files, order=b"order", completed=1, failed=1, at=NOW
-    )
-    return await world.seen(batch)
-
-
 async def test_the_results_of_a_terminal_batch_are_in_its_files(world: World) -> None:
     owner = await world.owner()
-    batch = await _ended(world, owner)
+    batch = await world.ended(owner)
     found = await _results(world, batch)
     assert (found.order, found.segments) == (b"order", [])
     assert set(found.files) == {batch.output_file_id, batch.error_file_id}
@@ -109,11 +94,22 @@ async def test_the_results_of_a_terminal_batch_are_in_its_files(world: World) ->
 
 async def test_the_order_is_deleted_when_its_files_expire(world: World) -> None:
     owner = await world.owner()
-    kept = await _ended(world, owner)
-    batch = await _ended(world, owner, expires_at=NOW + 50)
+    kept = await world.ended(owner)
+    batch = await world.ended(owner, expires_at=NOW + 50)
     assert (await _results(world, batch, at=NOW + 50)).files == {}
     await world.stored(owner, expires_at=NOW + 50)
     assert len(await world.expire_files(owner=ME, at=NOW + DAY, limit=99)) == 3
+    assert (await _results(world, batch)).order is None
+    assert (await _results(world, kept)).order == b"order"
+
+
+async def test_the_order_is_deleted_with_the_last_of_its_files(world: World) -> None:
+    """B8: the file that is left is still read in its order."""
+    owner = await world.owner()
+    kept, batch = await world.ended(owner), await world.ended(owner)
+    await world.store.delete_file(owner.project_id, batch.error_file_id or "", at=NOW)
+    assert (await _results(world, batch)).order == b"order"
+    await world.store.delete_file(owner.project_id, batch.output_file_id or "", at=NOW)
     assert (await _results(world, batch)).order is None
     assert (await _results(world, kept)).order == b"order"
 

@@ -76,7 +76,9 @@ class SqlFiles:
             row = yield from one("delete_file", project_id=project_id, id=file_id, at=at)
             if row is None:
                 return None
-            yield from change_many("delete_index", [{"batch_id": batch_id} for batch_id in _batches_of([row])])
+            for batch_id in _batches_of([row]):
+                yield from change_many("delete_index", [{"batch_id": batch_id}])
+                yield from _delete_unused_order(project_id, batch_id, at=at)
             return _file(row)
 
         return await self._database.write(script)
@@ -101,6 +103,17 @@ class SqlFiles:
         many = [{"object_key": object_key} for object_key in object_keys]
         found = await self._database.read(lambda: rows_of_many("known_keys", many))
         return {row["object_key"] for row in found}
+
+
+def _delete_unused_order(project_id: str, batch_id: str, *, at: int) -> Script[None]:
+    """Delete the order of result files unless one of the files can still be read."""
+    order = yield from one("lock_order", batch_id=batch_id)
+    if order is None:
+        return
+    for file_id in (order["output_file_id"], order["error_file_id"]):
+        if (yield from one("file", project_id=project_id, id=file_id, at=at)) is not None:
+            return
+    yield from change_many("delete_order", [{"batch_id": batch_id}])
 
 
 def _file(row: Row) -> File:

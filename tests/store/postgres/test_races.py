@@ -95,6 +95,24 @@ async def test_what_is_rescued_during_a_cancel_never_runs(postgres_url: str, mon
         assert len((await world.finish()).leftovers) == 4
 
 
+async def test_the_order_is_deleted_if_both_result_files_are_deleted_at_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B8: neither delete sees the other before the commit, yet one of them must delete the order."""
+    async with opened(postgres_url) as world:
+        owner = await world.owner()
+        batch = await world.ended(owner)
+        output, error = [file_id or "" for file_id in (batch.output_file_id, batch.error_file_id)]
+        async with held_after(world, "file", monkeypatch) as held:
+            await asyncio.gather(
+                world.store.delete_file(owner.project_id, error, at=NOW),
+                held.meanwhile(world.store.delete_file(owner.project_id, output, at=NOW)),
+            )
+        found = await world.store.results(owner.project_id, batch.id, after=0, limit=9, at=NOW)
+        assert found is not None
+        assert found.order is None
+
+
 async def test_a_batch_is_published_or_cancelled(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C10, C11: a batch whose cancel was confirmed never becomes completed."""
     async with opened(postgres_url) as world:

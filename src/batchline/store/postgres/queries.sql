@@ -977,8 +977,15 @@ INSERT INTO result_orders (batch_id, data) VALUES (:batch_id, :data) ON CONFLICT
 SELECT data FROM result_orders WHERE batch_id = :batch_id;
 
 -- name: delete_order
--- Deletes the order of result files that have expired.
+-- Deletes the order of result files that have expired or were deleted.
 DELETE FROM result_orders WHERE batch_id = ANY (:batch_id::text[]);
+
+-- name: lock_order
+-- Locks the order of the lines in a batch's result files until the end of the transaction, and names the files. Of two
+-- transactions that delete one of them each, the later one then sees that the other file is deleted.
+SELECT output_file_id, error_file_id
+FROM result_orders JOIN batches ON batches.id = result_orders.batch_id
+WHERE result_orders.batch_id = :batch_id FOR UPDATE OF result_orders;
 
 -- name: child_batches
 -- Lists the batches that run the failed lines of batches again, oldest first.

@@ -834,8 +834,14 @@ INSERT INTO result_orders (batch_id, data) VALUES (:batch_id, :data) ON CONFLICT
 SELECT data FROM result_orders WHERE batch_id = :batch_id;
 
 -- name: delete_order
--- Deletes the order of result files that have expired.
+-- Deletes the order of result files that have expired or were deleted.
 DELETE FROM result_orders WHERE batch_id = :batch_id;
+
+-- name: lock_order
+-- Names the files of a batch whose order is stored. Locks nothing: there is one writer at a time.
+SELECT output_file_id, error_file_id
+FROM result_orders JOIN batches ON batches.id = result_orders.batch_id
+WHERE result_orders.batch_id = :batch_id;
 
 -- name: child_batches
 -- Lists the batches that run the failed lines of a batch again, oldest first.
