@@ -2,6 +2,7 @@
 
 import re
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from batchline.system import SystemRandom
 from tests.console.conftest import Console
 from tests.support.clocks import SettableClock
 from tests.support.console import PAGES, Visitor, visitor
+from tests.support.service import chat_lines, running_service
 
 
 @pytest.mark.rule("F7", "Without a session, every page leads to the sign-in.")
@@ -126,6 +128,15 @@ def test_the_sign_in_form_needs_its_own_token(console: Console) -> None:
 def test_signing_in_never_leads_to_another_site(console: Console, to: str) -> None:
     with visitor(console.port) as person:
         assert person.sign_in(console.key, next=to).headers["location"] == "/console/batches"
+
+
+def test_a_download_counts_as_one_read(tmp_path: Path) -> None:
+    """A14: a key that may make one read in a second may make two at once after a pause."""
+    with running_service(tmp_path, "http://127.0.0.1:1/v1", max_key_reads_per_second=1) as service:
+        file = service.client().files.create(file=chat_lines(["one"]), purpose="batch")
+        with visitor(service.port, service.account["api_key"]) as person:
+            reads = [person.get(f"/console/files/{file.id}/content").status_code for _ in range(2)]
+    assert reads == [200, 200]
 
 
 @pytest.mark.rule("F7", "Forms need the scope batch.")

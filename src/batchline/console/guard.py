@@ -100,10 +100,7 @@ class Guard:
             self._metrics.refusals.labels(error.bound).inc()
 
     def route(self, handler: Handler) -> Handler:
-        """Return a handler for a route of the API that the console has too.
-
-        The route reads the session once more, because it authenticates with ``SessionAuth``.
-        """
+        """Return a handler for a route of the API that the console has too. It authenticates with ``SessionAuth``."""
 
         async def handle(request: Request, _visit: Visit) -> ASGIApp:
             return await handler(request)

@@ -26,7 +26,7 @@ def console_routes(services: ApiServices, links: OneTimeLinks | None = None) -> 
     """Return the routes of the console; ``links`` are those that sign in without a key."""
     settings, pages = services.settings, Pages()
     sessions = Sessions(services, links=links)
-    auth = SessionAuth(sessions, accounts=services.store, metered=settings.metering)
+    auth = SessionAuth(accounts=services.store, metered=settings.metering)
     guard = Guard(sessions=sessions, pages=pages, metrics=services.metrics)
     batches = BatchPages(services, pages=pages, auth=auth)
     return [

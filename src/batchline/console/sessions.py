@@ -153,7 +153,7 @@ class Sessions:
         if session is None:
             raise SignInNeeded
         check_site(request)
-        request.state.project_id = session.owner.project_id
+        request.state.owner, request.state.project_id = session.owner, session.owner.project_id
         self._on_key_used(session.owner.key_id)
         scope = READ_SCOPE if request.method in _READING else BATCH_SCOPE
         if not session.owner.may(scope):
@@ -283,12 +283,13 @@ class Sessions:
 class SessionAuth(Auth):
     """Authenticates requests by their session, for routes of the API that the console has too."""
 
-    def __init__(self, sessions: Sessions, *, accounts: Accounts, metered: bool) -> None:
+    def __init__(self, *, accounts: Accounts, metered: bool) -> None:
         super().__init__(accounts=accounts, bearer=False, metered=metered, on_key_used=lambda _key_id: None)
-        self._sessions = sessions
 
     async def owner(self, request: Request) -> Owner:
-        return (await self._sessions.visit(request)).owner
+        """Return the owner that ``Sessions.visit`` has found for this request: each handler of the console calls it."""
+        owner: Owner = request.state.owner
+        return owner
 
 
 class FailureLimit:
