@@ -52,6 +52,15 @@ def test_a_wrong_key_opens_nothing(console: Console) -> None:
         assert "batchline_session" not in person.http.cookies
 
 
+def test_a_person_gets_to_the_page_that_was_asked_for_also_after_a_wrong_key(console: Console) -> None:
+    with visitor(console.port) as person:
+        answer = person.get(person.get("/console/files").headers["location"])
+        for key in ("bl-wrong", console.key):
+            fields = dict(re.findall(r'name="(csrf|next)" value="([^"]*)"', answer.text))
+            answer = person.http.post("/console/sign-in", data={**fields, "key": key})
+        assert answer.headers["location"] == "/console/files"
+
+
 def test_a_key_that_may_not_read_opens_nothing(console: Console) -> None:
     made = console.service.keys("create", "--json", "--scope", "inference")
     key = re.findall(r"bl-[0-9a-f]{48}", made)[0]

@@ -49,12 +49,13 @@ class SignInPages:
             await self._sessions.signed_in(request)
             return see_other(HOME)
         except SignInNeeded:
-            return self._form(request)
+            return self._form(request, to=request.query_params.get("next", ""))
         except StoreDown:
             return self._pages.error(Unavailable(), {"session": None})
 
     async def sign_in(self, request: Request) -> ASGIApp:
         """Open a session for a key."""
+        form: dict[str, str] = {}
         try:
             check_site(request)
             form = await read_form(request)
@@ -65,7 +66,7 @@ class SignInPages:
             self._on_refusal(error)
             is_wrong_key = isinstance(error, InvalidCredentials)
             message = "This is no valid key." if is_wrong_key else error.message
-            return self._form(request, message=message, status=error.status)
+            return self._form(request, to=form.get("next", ""), message=message, status=error.status)
         except StoreDown:
             return self._pages.error(Unavailable(), {"session": None})
         return self._signed_in(request, secret, to=form.get("next", ""))
@@ -80,7 +81,8 @@ class SignInPages:
     async def _use_link(self, request: Request, once: str) -> Response:
         secret = await self._sessions.sign_in_by_link(once)
         if secret is None:
-            return self._form(request, message="This link was used already, or is too old. Sign in with a key.")
+            message = "This link was used already, or is too old. Sign in with a key."
+            return self._form(request, to="", message=message)
         return self._signed_in(request, secret, to="")
 
     def _signed_in(self, request: Request, secret: str, *, to: str) -> Response:
@@ -89,13 +91,14 @@ class SignInPages:
         clear_cookie(response, request, FORM_COOKIE)
         return response
 
-    def _form(self, request: Request, *, message: str = "", status: int = 200) -> Response:
+    def _form(self, request: Request, *, to: str, message: str = "", status: int = 200) -> Response:
+        """Return the form. ``to`` is the page that was asked for; it is checked when the form is sent."""
         secret = self._sessions.new_form_secret()
         values = {
             "session": None,
             "message": message,
             "csrf": csrf_token(secret),
-            "next": request.query_params.get("next", ""),
+            "next": to,
         }
         response = self._pages.render("sign_in.html", values, status=status)
         set_cookie(response, request, FORM_COOKIE, secret, seconds=_FORM_SECONDS)
