@@ -1,15 +1,33 @@
-"""What runs over all projects: the state of upstreams."""
+"""What runs over all projects: the open batches, and the state of upstreams."""
+
+from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from batchline.domain.fleet import ModelQueue, Report, UpstreamLoad
 from batchline.domain.progress import Pause
-from batchline.pipeline.overview import UpstreamsReader, WaitingLines
+from batchline.domain.records import Batch, Project
+from batchline.domain.states import BatchStatus
+from batchline.pipeline.overview import UpstreamsReader, WaitingLines, open_batches
+from batchline.ports import Store
 
 pytestmark = pytest.mark.anyio
 
 _EARLY, _LATE = (Pause(upstream="gpu", detail="refused", since=since) for since in (5, 9))
 _OF_MODEL = Pause(upstream="gpu", model="m", detail="http_503", since=7)
+
+_BATCH = Batch(
+    id="batch_1",
+    project_id="p",
+    key_id="k",
+    endpoint="/v1/chat/completions",
+    input_file_id="file-1",
+    metadata=b"{}",
+    status=BatchStatus.IN_PROGRESS,
+    created_at=1,
+    expires_at=2,
+)
 
 
 class _Workers:
@@ -40,3 +58,28 @@ async def test_the_reports_of_all_workers_add_up_to_the_state_of_an_upstream() -
     ]
     assert (idle.name, idle.workers, idle.limit) == ("idle", 0, 0)
     assert await reader.workers() == 2
+
+
+class _Store:
+    """Has one project with a batch. After the first read, a second one is created, and the first one may be deleted."""
+
+    def __init__(self, *, deletes: bool) -> None:
+        self._deletes, self._ids = deletes, ["first"]
+
+    def _read(self) -> list[str]:
+        found, self._ids = self._ids, ["second"] if self._deletes else ["first", "second"]
+        return found
+
+    async def projects(self) -> list[Project]:
+        return [
+            Project(id=each, name=each, organization_id="o", organization="o", created_at=1) for each in self._read()
+        ]
+
+    async def open_batches(self, *, limit: int) -> list[Batch]:
+        return [replace(_BATCH, id=f"batch_{each}", project_id=each) for each in self._read()]
+
+
+@pytest.mark.parametrize(("deletes", "found"), [(False, ["batch_first"]), (True, [])])
+async def test_projects_may_come_and_go_while_the_open_batches_are_listed(deletes: bool, found: list[str]) -> None:
+    listed = await open_batches(cast("Store", _Store(deletes=deletes)), limit=9)
+    assert [(project.id, batch.id) for project, batch in listed] == [(each[6:], each) for each in found]

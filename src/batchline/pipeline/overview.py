@@ -38,9 +38,14 @@ class UpstreamState(Struct, frozen=True, kw_only=True):
 
 
 async def open_batches(store: Store, *, limit: int) -> list[tuple[Project, Batch]]:
-    """Return batches of all projects that have not ended, oldest first, each with its project."""
+    """Return batches of all projects that have not ended, oldest first, each with its project.
+
+    The projects are read after the batches, so that none is missing that was created meanwhile. Only a project that was
+    deleted meanwhile is missing: its batches have ended, and are left out.
+    """
+    batches = await store.open_batches(limit=limit)
     projects = {project.id: project for project in await store.projects()}
-    return [(projects[batch.project_id], batch) for batch in await store.open_batches(limit=limit)]
+    return [(projects[batch.project_id], batch) for batch in batches if batch.project_id in projects]
 
 
 class UpstreamsReader:
