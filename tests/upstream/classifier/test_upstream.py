@@ -101,14 +101,15 @@ class CountedThreads:
 
 
 class FailingThreads:
-    """Loads the model, and raises this error for every text."""
+    """Loads the model, and raises this error for every text while ``fails`` is true."""
 
     def __init__(self, problem: Exception) -> None:
         self._problem = problem
         self._loaded = False
+        self.fails = True
 
     async def run(self, call: Callable[[], T]) -> T:
-        if self._loaded:
+        if self._loaded and self.fails:
             raise self._problem
         self._loaded = True
         return call()
@@ -426,3 +427,14 @@ async def test_a_failure_of_the_engine_is_a_fault(caplog: pytest.LogCaptureFixtu
     assert reply == Fault(kind=FaultKind.BROKEN, detail="the classifier failed with RuntimeError")
     assert caplog.records
     assert TEXT not in repr([vars(record) for record in caplog.records])
+
+
+@pytest.mark.anyio
+async def test_a_failure_is_logged_again_after_a_recovery(caplog: pytest.LogCaptureFixture) -> None:
+    threads = FailingThreads(RuntimeError("out of memory"))
+    upstream = made(threads)
+    for fails in (True, True, False, True):
+        threads.fails = fails
+        reply = await upstream.post(CLASSIFY, encoded({"text": TEXT}))
+        assert isinstance(reply, Fault) is fails
+    assert len(caplog.records) == 2

@@ -125,6 +125,7 @@ class ClassifierUpstream:
         self._loading = asyncio.Lock()
         self._model: _Model | None = None
         self._problem = ""
+        """The failure of the last request, which is logged once; empty after a success."""
 
     async def post(self, path: str, body: bytes) -> Reply:
         """Classify a text and return the answer."""
@@ -166,6 +167,7 @@ class ClassifierUpstream:
         except Exception as error:  # noqa: BLE001 the engine's errors have no other class in common
             # Without the error's text, which may quote the request.
             return self._fail(FaultKind.BROKEN, f"the classifier failed with {type(error).__name__}")
+        self._problem = ""
         return _Classified(request=request, classification=classification)
 
     async def _get_model(self) -> "_Model":
