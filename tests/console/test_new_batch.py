@@ -1,13 +1,15 @@
 """Making a batch: the check of its file, and the start."""
 
 import re
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.console.conftest import Console
 from tests.support.console import Visitor, shown, visitor
-from tests.support.service import await_end, chat_lines
+from tests.support.service import FORM, await_end, chat_lines, running_service, wait_until
 
 CHAT = "/v1/chat/completions"
 
@@ -48,6 +50,34 @@ def test_what_is_no_file_or_no_endpoint_is_refused(console: Console, person: Vis
     assert _check(person, b"").status_code == 400
     assert _check(person, chat_lines(["one"]), endpoint="/v1/other").status_code == 400
     assert person.http.post("/console/new", data={"csrf": person.csrf()}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("settings", "status"),
+    [({"project_storage_bytes": 1000}, 413), ({"metering": True, "free_credits": 0}, 429)],
+)
+def test_a_demo_that_is_refused_leaves_no_file(settings: dict[str, Any], status: int, tmp_path: Path) -> None:
+    """B2, F3: it needs room and money, as any other batch does."""
+    with (
+        running_service(tmp_path, "http://127.0.0.1:1/v1", **settings) as service,
+        visitor(service.port, service.account["api_key"]) as person,
+    ):
+        assert person.post("/console/demo").status_code == status
+        assert "No files." in person.page("/console/files")
+
+
+def test_creates_count_together_with_uploads(tmp_path: Path) -> None:
+    """A14: also that of the demo."""
+    with (
+        running_service(tmp_path, "http://127.0.0.1:1/v1", max_project_requests=1) as service,
+        visitor(service.port, service.account["api_key"]) as person,
+        service.connect() as upload,
+    ):
+        cookie = {"cookie": f"batchline_session={person.http.cookies['batchline_session']}"}
+        upload.sendall(service.head("/console/new", length=1000, headers=FORM | cookie) + b"--edge")
+        wait_until(lambda: _check(person, b"").status_code == 429, what="the upload")
+        for path in ("/console/demo", "/console/batches", "/console/batches/batch_x/rerun"):
+            assert person.post(path).status_code == 429, path
 
 
 TABLE = b"word,n\none,1\n<b>two,2\nthree,3\nfour,4\n"

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -25,7 +25,7 @@ from batchline.console.views import BatchView, BatchViews, error_groups, timelin
 from batchline.domain.errors import InsufficientQuota, InvalidRequest, StorageFull, StoreDown
 from batchline.domain.merge_patch import MergePatch
 from batchline.domain.progress import Progress
-from batchline.domain.records import Batch, Owner
+from batchline.domain.records import Batch, File, Owner
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.domain.wire import BatchErrors
 from batchline.pipeline.create import CreateAnswer, CreateRequest
@@ -46,8 +46,9 @@ _MAX_SEARCHED_CHARACTERS = 200
 class BatchPages:
     """Shows batches, and cancels, releases and reruns them."""
 
-    def __init__(self, services: ApiServices, *, pages: Pages, auth: SessionAuth) -> None:
-        self._services, self._pages, self._auth = services, pages, auth
+    def __init__(self, services: ApiServices, *, pages: Pages, auth: SessionAuth, throttle: Throttle) -> None:
+        """``throttle`` limits the creates of a project, together with its uploads."""
+        self._services, self._pages, self._auth, self._throttle = services, pages, auth, throttle
         settings = services.settings
         self._views = BatchViews(catalog=settings.catalog, tariff=settings.tariff)
         self._streams = Throttle(settings.max_project_requests, of="live pages", bound="project_live_pages")
@@ -174,35 +175,51 @@ class BatchPages:
     async def rerun(self, request: Request, visit: Visit) -> ASGIApp:
         """Run the failed lines of a batch again, those with some codes or all, perhaps with a patch."""
         codes = frozenset(visit.form.get("codes", "").split("\n")) - {""}
-        answer = await self._services.rerun.create(
-            visit.owner,
-            request.path_params["batch_id"],
-            codes=codes or None,
-            patch=_patch(visit.form.get("patch", "")),
-            metadata=metadata_with_name(visit.form.get("name", "")),
-            idempotency_key=None,
-            retried=False,
-            admit=await self.admission(visit.owner),
-        )
+        with self._throttle.slot(visit.project_id):
+            answer = await self._services.rerun.create(
+                visit.owner,
+                request.path_params["batch_id"],
+                codes=codes or None,
+                patch=_patch(visit.form.get("patch", "")),
+                metadata=metadata_with_name(visit.form.get("name", "")),
+                idempotency_key=None,
+                retried=False,
+                admit=await self._admission(visit.owner),
+            )
         return await self.show_created(answer)
 
     async def create(self, request: Request, visit: Visit) -> ASGIApp:
         """Create a batch of a file that was uploaded and checked."""
-        answer = await self._services.creator.create(
-            visit.owner,
-            CreateRequest(
-                input_file_id=visit.form.get("file_id", ""),
-                endpoint=visit.form.get("endpoint", ""),
-                metadata=metadata_with_name(visit.form.get("name", "")),
-                hold="hold" in visit.form,
-            ),
-            idempotency_key=visit.form.get("once") or None,
-            retried=False,
-            admit=await self.admission(visit.owner),
+        fields = CreateRequest(
+            input_file_id=visit.form.get("file_id", ""),
+            endpoint=visit.form.get("endpoint", ""),
+            metadata=metadata_with_name(visit.form.get("name", "")),
+            hold="hold" in visit.form,
         )
-        return await self.show_created(answer)
+        return await self.show_created(
+            await self.create_batch(visit.owner, fields, idempotency_key=visit.form.get("once") or None)
+        )
 
-    async def admission(self, owner: Owner) -> Any:
+    async def create_batch(
+        self,
+        owner: Owner,
+        fields: CreateRequest,
+        *,
+        idempotency_key: str | None = None,
+        make_input: Callable[[], Awaitable[File]] | None = None,
+    ) -> CreateAnswer:
+        """Create a batch, as far as the project may create one now. See ``BatchCreator.create``."""
+        with self._throttle.slot(owner.project_id):
+            return await self._services.creator.create(
+                owner,
+                fields,
+                idempotency_key=idempotency_key,
+                retried=False,
+                admit=await self._admission(owner),
+                make_input=make_input,
+            )
+
+    async def _admission(self, owner: Owner) -> Callable[[], None]:
         """Return a function that raises unless a project may create a batch now."""
         full = await self._services.storage_quota.exhausted(owner)
         return partial(_admit, full=full, has_funds=self._auth.has_funds(owner))

@@ -21,7 +21,7 @@ from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import InsufficientQuota, InvalidRequest, ObjectsDown
 from batchline.domain.input_lines import InputLines
 from batchline.domain.limits import MAX_FAULTS
-from batchline.domain.records import File, InputFault
+from batchline.domain.records import File, InputFault, Owner
 from batchline.pipeline.create import CreateRequest
 from batchline.pipeline.line_table import LineState, ShownLine
 from batchline.pipeline.rows.table import DELIMITERS
@@ -91,17 +91,29 @@ class NewBatchPages:
 
     async def demo(self, request: Request, visit: Visit) -> ASGIApp:
         """Run a few lines on a model of this service, so that there is a batch to look at."""
-        async with self._services.upload.begin(visit.project_id) as incoming:
-            await incoming.write(self._demo_lines(visit.project_id))
-            file = await incoming.finish(filename="demo.jsonl", expires_after=None)
-        answer = await self._services.creator.create(
-            visit.owner,
-            CreateRequest(input_file_id=file.id, endpoint=CHAT, metadata=metadata_with_name("Demo: capitals")),
-            idempotency_key=None,
-            retried=False,
-            admit=await self._batches.admission(visit.owner),
-        )
+        made: list[File] = []
+
+        async def make_input() -> File:
+            made.append(await self._store_demo(visit.owner))
+            return made[0]
+
+        fields = CreateRequest(input_file_id="", endpoint=CHAT, metadata=metadata_with_name("Demo: capitals"))
+        try:
+            answer = await self._batches.create_batch(visit.owner, fields, make_input=make_input)
+        except BaseException:
+            for file in made:
+                await self._discard(file)
+            raise
         return await self._batches.show_created(answer)
+
+    async def _store_demo(self, owner: Owner) -> File:
+        lines = self._demo_lines(owner.project_id)
+        async with (
+            self._services.storage_quota.reserve(owner, len(lines)),
+            self._services.upload.begin(owner.project_id) as incoming,
+        ):
+            await incoming.write(lines)
+            return await incoming.finish(filename="demo.jsonl", expires_after=None)
 
     async def _review(self, visit: Visit, file: File, chosen: _Chosen) -> ASGIApp:
         report = await self._services.input_check.check(

@@ -28,11 +28,12 @@ def console_routes(services: ApiServices, links: OneTimeLinks | None = None) -> 
     sessions = Sessions(services, links=links)
     auth = SessionAuth(accounts=services.store, metered=settings.metering)
     guard = Guard(sessions=sessions, pages=pages, metrics=services.metrics)
-    batches = BatchPages(services, pages=pages, auth=auth)
+    throttle = Throttle(settings.max_project_requests, of="uploads and creates", bound="project_requests")
+    batches = BatchPages(services, pages=pages, auth=auth, throttle=throttle)
     return [
         *_sign_in_routes(guard, SignInPages(sessions=sessions, pages=pages, on_refusal=guard.count_refusal), pages),
-        *_batch_routes(guard, services, batches, pages, auth),
-        *_account_routes(guard, services, pages, auth),
+        *_batch_routes(guard, services, batches, pages, auth, throttle),
+        *_account_routes(guard, services, pages, auth, throttle),
         *_admin_routes(guard, AdminPages(services, pages=pages, sessions=sessions)),
     ]
 
@@ -58,11 +59,11 @@ def _assets(pages: Pages) -> Handler:
 
 
 def _batch_routes(
-    guard: Guard, services: ApiServices, batches: BatchPages, pages: Pages, auth: SessionAuth
+    guard: Guard, services: ApiServices, batches: BatchPages, pages: Pages, auth: SessionAuth, throttle: Throttle
 ) -> list[Route]:
     settings = services.settings
     lines = LinePages(services, pages=pages)
-    new = NewBatchPages(services, pages=pages, batches=batches, throttle=_uploads(services), metered=settings.metering)
+    new = NewBatchPages(services, pages=pages, batches=batches, throttle=throttle, metered=settings.metering)
     results = ResultRoutes(
         auth=auth,
         throttle=Throttle(settings.max_project_requests, of="reads of results", bound="project_result_reads"),
@@ -87,11 +88,13 @@ def _batch_routes(
     ]
 
 
-def _account_routes(guard: Guard, services: ApiServices, pages: Pages, auth: SessionAuth) -> list[Route]:
+def _account_routes(
+    guard: Guard, services: ApiServices, pages: Pages, auth: SessionAuth, throttle: Throttle
+) -> list[Route]:
     files = FileRoutes(
         auth=auth,
         form_upload=FormUpload(
-            throttle=_uploads(services),
+            throttle=throttle,
             upload=services.upload,
             storage_quota=services.storage_quota,
             max_file_bytes=services.settings.max_file_bytes,
@@ -129,7 +132,3 @@ def _admin_routes(guard: Guard, admin: AdminPages) -> list[Route]:
         Route(f"{ADMIN_HOME}/projects/{{project_id}}/open", Methods(POST=guard.admin_action(admin.open_project))),
         Route(f"{ADMIN_HOME}/close", Methods(POST=guard.admin_action(admin.close_project))),
     ]
-
-
-def _uploads(services: ApiServices) -> Throttle:
-    return Throttle(services.settings.max_project_requests, of="uploads and creates", bound="project_requests")
