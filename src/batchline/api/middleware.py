@@ -110,7 +110,10 @@ def _api_error(error: Exception, request_id: str) -> ApiError:
         log.warning("storage unavailable, answering 503", extra=_trace(error, request_id))
         return Unavailable()
     if isinstance(error, Damaged):
-        log.warning("stored file is damaged, closing the connection", extra={"request_id": request_id})
+        log.warning(
+            "stored file is damaged, answering 500 or closing the connection if the answer has begun",
+            extra={"request_id": request_id},
+        )
         return InternalError()
     if not isinstance(error, ApiError):
         log.error("unexpected error, answering 500", extra=_trace(error, request_id))
