@@ -42,8 +42,9 @@ class _CannotCheck(click.ClickException):
 def fsck(context: click.Context, /, *, repair: bool, as_json: bool, **flags: Any) -> None:
     """Check that everything that is stored agrees: rows, objects, checksums, counts, money.
 
-    Use the settings of the service, which may run meanwhile. Every stored byte is read. The exit code is 0 if nothing
-    is wrong, 1 if something is or remains wrong, and 2 if it could not be checked.
+    Use the settings of the service, which may run meanwhile. All results and the work of batches are read; of uploads,
+    which have no checksum, only the size is checked. The exit code is 0 if nothing is wrong, 1 if something is or
+    remains wrong, and 2 if it could not be checked.
     """
     settings = load_settings(**flags)
     from batchline.app import StartupError  # noqa: PLC0415 (all of the service: not for --help)
