@@ -16,6 +16,7 @@ from batchline.domain.limits import InputLimits, ShardLimits
 from batchline.domain.lines import Line, decode_lines, encode_line
 from batchline.domain.records import SHARED_LANE, NewShard
 from batchline.pipeline.shard import (
+    FIRST_LINE_LEAD,
     MAX_BUFFERED_BYTES,
     MAX_MODEL_CHARACTERS,
     PREFIX_BYTES,
@@ -186,9 +187,29 @@ def indexes_by_prefix(work: Path, prefixes: list[Prefix], limits: ShardLimits, *
 
 def test_like_prompts_stand_side_by_side(tmp_path: Path) -> None:
     """Prefixes in the order of their first lines; within one, longer ones that are shared; else as the file has it."""
-    prefixes = [(9, 5), (1, 2), (9, 6), (1, 3), (9, 5), (1, 2), (4,), (1, 3)]
+    prefixes = [(9, 5), (1, 2), (9, 6), (1, 3), (9, 7), (1, 4), (4,), (1, 8)]
     (order,) = indexes_by_prefix(tmp_path / "work", prefixes, ShardLimits())
-    assert order == [0, 4, 2, 1, 5, 3, 7, 6]
+    assert order == [0, 2, 4, 1, 3, 5, 7, 6]
+
+
+def test_the_first_line_of_a_long_prefix_stands_ahead_of_the_others(tmp_path: Path) -> None:
+    """An engine that reuses only what is computed already would compute the prefix of each line of a group at once."""
+    groups, size = 6, FIRST_LINE_LEAD // 2
+    prefixes = [(0, group) for _ in range(size) for group in range(groups)]
+    shards = indexes_by_prefix(tmp_path / "work", prefixes, ShardLimits())
+    order = [index for shard in shards for index in shard]
+    assert sorted(order) == list(range(groups * size))
+    places = [[place for place, index in enumerate(order) if index % groups == group] for group in range(groups)]
+    assert [order[group_places[0]] for group_places in places] == list(range(groups)), "the first one of the file leads"
+    for first, second, *rest in places[2:]:
+        assert FIRST_LINE_LEAD - groups <= second - first <= FIRST_LINE_LEAD + groups
+        assert rest[-1] - second <= size + groups, "the others stand together"
+
+
+def test_the_first_line_of_a_short_prefix_stays_with_the_others(tmp_path: Path) -> None:
+    """128 bytes that prompts have in common are not worth a second place in a small cache."""
+    shards = indexes_by_prefix(tmp_path / "work", [(n % 3,) for n in range(9)], ShardLimits())
+    assert [index for shard in shards for index in shard] == [0, 3, 6, 1, 4, 7, 2, 5, 8]
 
 
 @pytest.mark.parametrize("prefixes", [1, 8, 1000])

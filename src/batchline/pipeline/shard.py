@@ -1,8 +1,10 @@
 """Writes the work file of a batch and divides it into shards.
 
 Lines of one model stand together, and among them those whose prompts begin alike, so that an inference engine can reuse
-its prefix cache. Apart from that, lines that may have the longest output come first, so that a batch does not end with
-a few long ones. This is a single pass in bounded memory: prompts are compared within the last 16 MiB of lines.
+its prefix cache. The first line of such a group stands further ahead, because many engines and hosted services can
+reuse a prefix only after one request has computed it: if all lines of a group were sent at once, each would pay for it.
+Apart from that, lines that may have the longest output come first, so that a batch does not end with a few long ones.
+This is a single pass in bounded memory: prompts are compared within the last 16 MiB of lines.
 
 A configured model always has its own shards. Of all other names, the first 64 of a file have their own, and the lines
 of the rest share theirs. So a file that names 50,000 models has hardly more shards than one that names a few.
@@ -10,6 +12,7 @@ of the rest share theirs. So a file that names 50,000 models has hardly more sha
 
 from array import array
 from bisect import bisect_right
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import accumulate, pairwise
@@ -29,6 +32,11 @@ MAX_MODEL_CHARACTERS = 256
 
 PREFIX_BYTES = (128, 1024, 8192)
 """The lengths at which the beginnings of two prompts are compared. A shorter common prefix saves almost nothing."""
+
+FIRST_LINE_LEAD = 256
+"""How many lines the first line of a group stands ahead of the others: about as many as are often in flight at once.
+
+A larger lead would push prefixes out of small caches before the others come."""
 
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _MAX_OUTPUT_LIMIT, _MAX_LIMIT_DIGITS = 2**31, 12
@@ -104,7 +112,34 @@ class _Block:
         place_of: Sequence[Any] = [places[prefix] for prefix in self._prefix_of]
         if not same_limits:
             place_of = self._longest_first(place_of)
-        return [self._records[line] for line in sorted(range(len(place_of)), key=place_of.__getitem__)]
+        lines = sorted(range(len(place_of)), key=place_of.__getitem__)
+        return [self._records[line] for line in self._first_lines_ahead(lines)]
+
+    def _first_lines_ahead(self, lines: Sequence[int]) -> Sequence[int]:
+        """Return the lines with the first one of each group whose long prefix they share moved ahead.
+
+        ::
+
+            group    a a a a b b b b c c c c        lead of 4 lines
+            sent     a b a a a c b b b c c c
+        """
+        prefix_of = self._prefix_of
+        shared = {number for number, prefix in enumerate(self._prefixes) if len(prefix) > 1}
+        if shared:
+            shared.intersection_update(number for number, count in Counter(prefix_of).items() if count > 1)
+        if not shared:
+            return lines
+        firsts: deque[int] = deque()
+        for place, line in enumerate(lines):
+            if prefix_of[line] in shared:
+                shared.remove(prefix_of[line])
+                firsts.append(place)
+        moved: dict[int, None] = {}
+        for place, line in enumerate(lines):
+            while firsts and firsts[0] <= place + FIRST_LINE_LEAD:
+                moved[lines[firsts.popleft()]] = None
+            moved[line] = None
+        return list(moved)
 
     def _longest_first(self, place_of: Sequence[Any]) -> Sequence[Any]:
         """Return sort keys for lines by their places, which put the longest output first."""
