@@ -225,6 +225,17 @@ def test_many_models_are_forgotten_when_they_are_idle_and_not_limited() -> None:
     limiter.end(in_flight, Sign.ANSWERED, now)
 
 
+def test_many_limited_models_are_forgotten_when_they_are_idle() -> None:
+    """Otherwise a tenant whose files name models that the upstream refuses would fill the memory."""
+    limiter = Limiter(cap=None)
+    now = serve(limiter, 1.0, model="m")
+    (in_flight,) = limiter.start("m", 1, now)
+    for number in range(1500):
+        refuse(limiter, 8, now, model=f"model {number}", retry_after=1000.0)
+    assert len(limiter._models) <= 1000
+    limiter.end(in_flight, Sign.ANSWERED, now)
+
+
 class Lifted(Upstream):
     """One upstream until some time, and another one from then on."""
 

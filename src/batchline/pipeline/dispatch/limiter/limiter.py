@@ -15,7 +15,8 @@ from batchline.pipeline.dispatch.limiter.sign import Sign
 
 _DEFAULT_CAP = 1024
 _MAX_MODELS = 1000
-"""The number of models at which idle ones are forgotten. A file may name any number of them."""
+"""The number of models at which idle ones are forgotten: first those without a limit, then all. Files may name any
+number of models."""
 
 _MAYBE_REFUSED = frozenset({Sign.UNAVAILABLE, Sign.FAULT})
 _OVERLOADS = frozenset({Sign.UNAVAILABLE, Sign.OVERLOADED})
@@ -79,9 +80,9 @@ class Limiter:
         return limit
 
     def _forget_idle_models(self) -> None:
-        self._models = {
-            name: limit for name, limit in self._models.items() if limit.is_limited or self._load.by_model[name]
-        }
+        busy = {name: limit for name, limit in self._models.items() if self._load.by_model[name]}
+        limited = {name: limit for name, limit in self._models.items() if limit.is_limited}
+        self._models = busy | limited if len(busy | limited) < _MAX_MODELS else busy
 
     def is_blocked(self, model: str, now: float) -> bool:
         """Return whether the lines of a model must wait because the upstream said so with Retry-After."""
