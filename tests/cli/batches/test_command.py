@@ -64,12 +64,12 @@ def test_a_service_holds_a_batch_and_releases_it(tenant: Tenant) -> None:
         completion_window="24h",
         extra_body={"batchline": {"hold": True}},
     )
-    early = _call(tenant, "release", batch.id)
-    assert (early.exit_code, "says: " in early.stderr) == (1, True)
     wait_until(lambda: "held since" in _call(tenant, "show", batch.id).stdout, what="the hold")
     released = _call(tenant, "release", batch.id)
     assert (released.exit_code, released.stderr) == (0, f"{batch.id} is in_progress\n")
     assert counts_of(await_end(client, batch.id)) == (300, 0, 300)
+    late = _call(tenant, "release", batch.id)
+    assert (late.exit_code, "says: " in late.stderr) == (1, True)
 
 
 def test_watching_ends_with_the_batch_and_its_exit_code(tenant: Tenant) -> None:
