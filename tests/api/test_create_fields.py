@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
+from batchline.api.create_fields import read_extension
 from tests.support.api_server import CHAT, Api
 
 HOUR, MONTH = 3600, 2_592_000
@@ -44,6 +46,12 @@ def test_a_limit_of_the_cost_needs_metering(api: Api, file_id: str) -> None:
     error = api.create(input_file_id=file_id, endpoint=CHAT, batchline={"max_cost": 2.5}).error
     assert error["param"] == "batchline.max_cost"
     assert "metering" in error["message"]
+
+
+@pytest.mark.parametrize("number", [b"1e-99999999999999999999", b"0e99999999999999999999", b"-0.0", b"1e-10"])
+def test_a_limit_of_the_cost_may_have_any_exponent(number: bytes) -> None:
+    """G1: JSON has no limit for exponents, and a number below a nano-unit is no fault of the service."""
+    assert read_extension({"batchline": Raw(b'{"max_cost":%b}' % number)}).max_cost == 0
 
 
 @pytest.mark.parametrize("given", [None, {}, {"hold": False}, {"hold": True}, {"reuse": True, "hold": True}])

@@ -1,6 +1,6 @@
 """Reads the optional fields of a create: ``batchline``, which goes beyond OpenAI's API, and the expiry of results."""
 
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from msgspec import DecodeError, Raw, Struct
@@ -46,7 +46,11 @@ def _amount(raw: Raw, value: Any, *, param: str) -> int:
     """Return an amount of units in nano-units, rounded down."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_AMOUNT:
         raise InvalidRequest(f"{param} must be a number from 0 to {MAX_AMOUNT}", param=param)
-    return int(Decimal(bytes(raw).decode()) * NANO)
+    try:
+        return int(Decimal(bytes(raw).decode()) * NANO)
+    except InvalidOperation:
+        # No Decimal has an exponent of 20 digits. The value is in range, so it is zero or close to it.
+        return 0
 
 
 def read_output_lifetime(fields: dict[str, Raw]) -> int | None:
