@@ -149,7 +149,16 @@ def test_a_key_can_have_a_name_scopes_and_an_expiry(shell: Shell) -> None:
     assert (owner.may("read"), owner.may("batch"), owner.may("inference")) == (True, True, False)
 
 
-@pytest.mark.parametrize("option", [("--expires-in", "0d"), ("--expires-in", "soon"), ("--scope", "admin")])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--expires-in", "0d"),
+        ("--expires-in", "soon"),
+        ("--expires-in", "36501d"),
+        ("--expires-in", "999999999d"),
+        ("--scope", "admin"),
+    ],
+)
 def test_an_expiry_or_a_scope_that_does_not_exist_is_refused(shell: Shell, option: tuple[str, str]) -> None:
     assert shell.call("keys", "create", *option).exit_code == 2
 

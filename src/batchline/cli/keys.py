@@ -21,6 +21,8 @@ from batchline.settings import Settings
 
 _BASE_URL = RUN_VARIABLES[0]
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_MAX_LIFETIME_SECONDS = 36_500 * 86_400
+"""A calendar ends with the year 9999, and a key that expires after it could be listed no more."""
 _EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (nothing is bound here)
 """Addresses to listen on that are no address to connect to."""
 
@@ -34,7 +36,10 @@ class _Lifetime(click.ParamType[int]):
         found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", value, re.ASCII)
         if found is None:
             self.fail("expected a number with a unit, such as 12h or 30d", param, ctx)
-        return int(found[1]) * _UNIT_SECONDS[found[2]]
+        seconds = int(found[1]) * _UNIT_SECONDS[found[2]]
+        if seconds > _MAX_LIFETIME_SECONDS:
+            self.fail("the longest time is 36500d, a hundred years; without the option a key never expires", param, ctx)
+        return seconds
 
 
 @click.group(cls=Group)
