@@ -233,3 +233,22 @@ def test_a_server_is_healthy_only_if_it_answers() -> None:
         assert is_healthy(server.url, timeout=5)
         assert not is_healthy(server.url, timeout=5)
     assert not is_healthy(server.url, timeout=5)
+
+
+def test_a_page_keeps_answers_with_half_an_emoji() -> None:
+    """D1: a surrogate without a partner is valid JSON, so `results` and `run --follow` must print such a line."""
+    lines = [rb'{"content":"cut \ud83d"}', rb'{"content":"whole \ud83d\ude00, quoted \\ud83d"}']
+    page = b'{"object":"list","data":[%b],"last_id":"c2","has_more":true}' % b",".join(lines)
+    with answering(reply(200, page)) as server, _client(server.url) as client:
+        found = client.results("batch_1", after=None, limit=10, status=None)
+    assert [bytes(line) for line in found.data] == lines
+    assert (found.last_id, found.has_more) == ("c2", True)
+
+
+def test_a_page_that_is_none_is_refused_whatever_it_contains() -> None:
+    with (
+        answering(reply(200, rb'{"data":"\ud83d"}')) as server,
+        _client(server.url) as client,
+        pytest.raises(RequestRefused, match="is the URL right"),
+    ):
+        client.results("batch_1", after=None, limit=10, status=None)

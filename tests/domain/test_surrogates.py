@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchline.domain.surrogates import Hidden
+from batchline.domain.surrogates import Hidden, without_surrogates
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,15 @@ def test_people_read_a_replacement_character() -> None:
 def test_an_escape_is_restored_byte_for_byte(text: str) -> None:
     hidden = Hidden.hide(text.encode())
     assert hidden is None or hidden.restore(hidden.text) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (rb'"cut \ud83d"', "cut \ufffd"),
+        (b'"cut \xed\xa0\xbd"', "cut \ufffd"),
+        (rb'"\ud83d\ude00 \\ud83d \""', '😀 \\ud83d "'),
+    ],
+)
+def test_a_text_for_people_has_replacement_characters(text: bytes, expected: str) -> None:
+    assert json.loads(without_surrogates(text)) == expected

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
+from msgspec.structs import replace
 
 from batchline import __version__
 from batchline.client.errors import BrokenOff, ClientError, InputChanged, RequestRefused, Unreachable, refusal
@@ -28,6 +29,7 @@ from batchline.client.models import (
     progress_decoder,
     usage_decoder,
 )
+from batchline.domain.surrogates import Hidden
 from batchline.domain.wait_text import AnyWait
 
 T = TypeVar("T")
@@ -190,7 +192,11 @@ class Client:
 
     def _page(self, path: str, **params: str | int | None) -> RemotePage:
         given = {name: value for name, value in params.items() if value is not None}
-        return _decode(page_decoder, self._call("GET", path, params=given))
+        answer = self._call("GET", path, params=given)
+        try:
+            return page_decoder.decode(answer)
+        except DecodeError:
+            return _decode_hidden(answer)
 
     def _call(self, method: str, path: str, **options: Any) -> bytes:
         """Return the body of a successful answer. Raise ClientError."""
@@ -300,6 +306,15 @@ def _raw(answer: bytes) -> Raw:
     """Return an object of the server, after a check that it is one."""
     _decode(object_decoder, answer)
     return Raw(answer)
+
+
+def _decode_hidden(answer: bytes) -> RemotePage:
+    """Return a page with an answer of a model that has a surrogate without a partner, which the decoder refuses."""
+    hidden = Hidden.hide(answer)
+    if hidden is None:
+        return _decode(page_decoder, answer)
+    page = _decode(page_decoder, hidden.text)
+    return replace(page, data=[Raw(hidden.restore(bytes(raw))) for raw in page.data])
 
 
 def _decode(decoder: Decoder[T], answer: bytes | Raw) -> T:

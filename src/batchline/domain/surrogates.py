@@ -51,3 +51,8 @@ class Hidden(Struct, frozen=True):
     def restore_readable(self, text: str) -> str:
         """Return a text for people, in which each surrogate is a replacement character."""
         return re.sub(self.token.decode() + "[0-9a-fA-F]{4}", _REPLACEMENT, text)
+
+
+def without_surrogates(text: bytes) -> bytes:
+    """Return JSON for people, with the escape of a replacement character for each surrogate without a partner."""
+    return _PARTS.sub(lambda match: match[0] if match.lastindex is None else rb"\ufffd", text)
