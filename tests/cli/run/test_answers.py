@@ -23,6 +23,16 @@ def test_results_are_put_in_the_order_of_the_input(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"in", "out"}
 
 
+def test_lines_without_a_readable_custom_id_come_last(tmp_path: Path) -> None:
+    """C12: a damaged line has null in its place. D1: an answer may hold half an emoji. The input may be edited."""
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text(_line("b") + "edited meanwhile\n" + _line("a"))
+    lost = json.dumps({"custom_id": None}) + "\n"
+    output.write_text(lost + _line("a", n=1) + _line("b", answer="\ud83d"))
+    put_in_order(source, output)
+    assert output.read_text() == _line("b", answer="\ud83d") + _line("a", n=1) + lost
+
+
 class _Steps:
     """Answers that are recorded page by page."""
 

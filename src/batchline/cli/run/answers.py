@@ -1,13 +1,15 @@
 """Prints answers as they come, and puts saved results in the order of the input."""
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import DecodeError, Struct
 from msgspec.json import Decoder
 
 from batchline import durable
+from batchline.cli.run.result_lines import decode_line
 from batchline.domain.input_lines import InputLines
 
 if TYPE_CHECKING:
@@ -31,15 +33,15 @@ class AnswerPrinter:
 
 
 class _Named(Struct):
-    custom_id: str
+    custom_id: str | None = None
 
 
 _named = Decoder(_Named)
 
 
 def put_in_order(source: Path, *results: Path | None) -> None:
-    """Sort the lines of files of results by the place of their request in the input."""
-    places = {custom_id: place for place, (custom_id, _, _) in enumerate(_lines(source))}
+    """Sort the lines of files of results by the place of their request in the input. Lines without one come last."""
+    places = {custom_id: place for place, (custom_id, _, _) in enumerate(_lines(source)) if custom_id is not None}
     for path in results:
         if path is not None:
             _sort(path, places)
@@ -47,7 +49,7 @@ def put_in_order(source: Path, *results: Path | None) -> None:
 
 def _sort(path: Path, places: dict[str, int]) -> None:
     """Write the lines of a file in order, one at a time: only their places are held in memory."""
-    lines = sorted(_lines(path), key=lambda line: places.get(line[0], len(places)))
+    lines = sorted(_lines(path), key=lambda line: places.get(line[0] or "", math.inf))
     part = path.with_name(f"{path.name}.part")
     with path.open("rb") as unsorted, part.open("wb") as file:
         for _, begin, length in lines:
@@ -58,13 +60,20 @@ def _sort(path: Path, places: dict[str, int]) -> None:
     durable.replace(part, path)
 
 
-def _lines(path: Path) -> list[tuple[str, int, int]]:
-    """Return the custom_id, the offset and the length of each line."""
+def _lines(path: Path) -> list[tuple[str | None, int, int]]:
+    """Return the custom_id, the offset and the length of each line. The id is None if the line has no readable one."""
     found, begin, counted = [], 0, InputLines()
     with path.open("rb") as file:
         for line in file:
             text = counted.take(line)
             if text is not None:
-                found.append((_named.decode(text).custom_id, begin, len(line)))
+                found.append((_custom_id(text), begin, len(line)))
             begin += len(line)
     return found
+
+
+def _custom_id(text: bytes) -> str | None:
+    try:
+        return decode_line(_named, text).custom_id
+    except DecodeError:
+        return None

@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 import msgspec
 from msgspec import Struct
-from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 
 from batchline.cli.output import say
 from batchline.cli.run.files import STANDARD
+from batchline.cli.run.result_lines import error_of
 from batchline.cli.text import counted, format_count, format_duration, printable, shortened
 from batchline.client.models import Counts, LineFault, RemoteBatch, RemoteProgress
 from batchline.domain.limits import MAX_FAULTS
@@ -142,28 +142,16 @@ def _outcome(counts: Counts) -> str:
     return f"{completed} of {counted(counts.total, 'line')} succeeded, {failed} failed,"
 
 
-class _Error(Struct):
-    code: str | None = None
-    message: str = ""
-
-
-class _Line(Struct):
-    error: _Error
-
-
 class _ErrorCount(Struct):
     lines: int
     first_message: str
-
-
-_line = Decoder(_Line)
 
 
 def _count_by_code(errors: Path) -> dict[str, _ErrorCount]:
     counts: dict[str, _ErrorCount] = {}
     with errors.open("rb") as file:
         for raw in file:
-            error = _line.decode(raw).error
+            error = error_of(raw)
             counts.setdefault(error.code or "-", _ErrorCount(0, error.message)).lines += 1
     return counts
 

@@ -84,3 +84,25 @@ def test_outcomes_are_read_from_both_files(tmp_path: Path) -> None:
         "c": Outcome(error="the answer has no text"),
         "d": Outcome(error="x: y"),
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [
+        (rb'{"choices":[{"message":{"content":"cut \ud83d"}}]}', Outcome(text="cut \ufffd")),
+        (
+            b'{"choices":[{"message":{"content":[{"type":"thinking","thinking":[]},{"type":"text","text":"hi"}]}}]}',
+            Outcome(text="hi"),
+        ),
+        (b'{"choices":null}', Outcome(error="the answer cannot be read as a chat completion")),
+        (b'{"choices":[{"message":{"content":7}}]}', Outcome(error="the answer cannot be read as a chat completion")),
+        (b'{"error":{"code":"bad","message":"no such field"}}', Outcome(error="bad: no such field")),
+    ],
+)
+def test_an_unusual_answer_does_not_cost_the_other_rows_theirs(tmp_path: Path, body: bytes, outcome: Outcome) -> None:
+    """D1: a model's server may send half an emoji, content in parts, or what is no chat completion at all."""
+    usual = b'{"custom_id":"b","response":{"body":{"choices":[{"message":{"content":"hi"}}]}},"error":null}\n'
+    lost = b'{"custom_id":null,"response":null,"error":{"code":"internal_error","message":"damaged"}}\n'
+    path = tmp_path / "o"
+    path.write_bytes(b'{"custom_id":"a","response":{"body":%b},"error":null}\n' % body + lost + usual)
+    assert dict(read_outcomes(path)) == {"a": outcome, "b": Outcome(text="hi")}

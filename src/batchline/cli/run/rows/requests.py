@@ -10,6 +10,7 @@ from msgspec.json import Decoder
 from msgspec.json import decode as decode_json
 
 from batchline.cli.patch import merge_patch
+from batchline.cli.run.result_lines import LineError, decode_line
 from batchline.pipeline.rows.requests import Prompts, request_line
 from batchline.pipeline.rows.table import Row
 
@@ -93,8 +94,12 @@ class Outcome(Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class _Part(Struct):
+    text: str = ""
+
+
 class _Message(Struct):
-    content: str | None = None
+    content: str | list[_Part] | None = None
     refusal: str | None = None
 
 
@@ -104,24 +109,23 @@ class _Choice(Struct):
 
 class _Body(Struct):
     choices: list[_Choice] = field(default_factory=list)
+    error: LineError | None = None
 
 
 class _Response(Struct):
     body: _Body
 
 
-class _LineError(Struct):
-    code: str | None = None
-    message: str = ""
-
-
 class _ResultLine(Struct):
-    custom_id: str
     response: _Response | None = None
-    error: _LineError | None = None
+    error: LineError | None = None
 
 
-_result_line = Decoder(_ResultLine)
+class _Named(Struct):
+    custom_id: str | None = None
+
+
+_result_line, _named = Decoder(_ResultLine), Decoder(_Named)
 
 
 def read_outcomes(*paths: Path) -> Iterator[tuple[str, Outcome]]:
@@ -130,17 +134,23 @@ def read_outcomes(*paths: Path) -> Iterator[tuple[str, Outcome]]:
         if path.exists():
             with path.open("rb") as file:
                 for raw in file:
-                    line = _result_line.decode(raw)
-                    yield line.custom_id, _outcome(line)
+                    custom_id = decode_line(_named, raw).custom_id
+                    if custom_id is not None:
+                        yield custom_id, _outcome(raw)
 
 
-def _outcome(line: _ResultLine) -> Outcome:
-    if line.error is not None:
-        return Outcome(error=f"{line.error.code}: {line.error.message}")
+def _outcome(raw: bytes) -> Outcome:
+    try:
+        line = decode_line(_result_line, raw)
+    except DecodeError:
+        return Outcome(error="the answer cannot be read as a chat completion")
+    error = line.error or (line.response and line.response.body.error)
+    if error:
+        return Outcome(error=f"{error.code}: {error.message}")
     choices = [] if line.response is None else line.response.body.choices
     if not choices:
         return Outcome(error="the answer has no text")
-    message = choices[0].message
-    if message.content is None:
-        return Outcome(error=message.refusal or "the answer has no text")
-    return Outcome(text=message.content)
+    content = choices[0].message.content
+    if content is None:
+        return Outcome(error=choices[0].message.refusal or "the answer has no text")
+    return Outcome(text=content if isinstance(content, str) else "".join(part.text for part in content))

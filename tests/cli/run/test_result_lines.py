@@ -1,0 +1,20 @@
+"""Lines of result files, also those that other servers write or that were damaged."""
+
+import pytest
+
+from batchline.cli.run.result_lines import LineError, error_of
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b'{"response":null,"error":{"code":"a","message":"b","param":null}}', LineError("a", "b")),
+        (rb'{"response":null,"error":{"code":"a","message":"cut \ud83d"}}', LineError("a", "cut \ufffd")),
+        (b'{"response":{"status_code":400,"body":{"error":{"message":"b"}}},"error":null}', LineError(None, "b")),
+        (b'{"response":{"status_code":500,"body":""},"error":null}', LineError()),
+        (b'{"response":null,"error":null}', LineError()),
+    ],
+)
+def test_a_failed_line_says_why_as_far_as_it_can_be_read(line: bytes, error: LineError) -> None:
+    """The report comes after the work is done, so no line of the file may end it."""
+    assert error_of(line) == error
