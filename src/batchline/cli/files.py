@@ -1,7 +1,5 @@
 """``batchline files``: lists, uploads, downloads and deletes files."""
 
-import shutil
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batchline.cli.help import Group
-from batchline.cli.output import client_options, exit_codes, show_object, show_objects
+from batchline.cli.output import client_options, copy_to_stdout, exit_codes, show_object, show_objects
 from batchline.cli.paging import limit_option, read_pages
 from batchline.cli.store import now
 from batchline.cli.text import format_age, format_size, printable
@@ -87,8 +85,7 @@ def download(*, file_id: str, output: str, base_url: str | None, as_json: bool, 
         target = Path(folder) / "content" if output == "-" else Path(output)
         _download(session, file_id, target)
         if output == "-":
-            with target.open("rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer)
+            copy_to_stdout(target, advice="Run the same command again, or save the file with --output")
         elif as_json:
             show_object(session.retrier.few_times(lambda: session.client.file_object(file_id)))
         else:

@@ -1,11 +1,13 @@
 """Prints what commands show: aligned columns for people, JSON for programs, and the progress of a transfer."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -59,6 +61,20 @@ def ask(question: str, *, err: bool = False) -> bool:
 def show_json(value: object) -> None:
     """Print a value as indented JSON."""
     click.echo(json.dumps(value, indent=2))
+
+
+def copy_to_stdout(path: Path, *, advice: str) -> None:
+    """Copy a file to stdout. Raise ClickException with the advice if stdout cannot take it."""
+    try:
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise  # the reader of stdout has gone, which click knows how to end with
+    except OSError as error:
+        # What is left in the buffer would fail again at the end of the process, and change its exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.ClickException(f"stdout cannot be written: {error.strerror}. {advice}.") from None
 
 
 def show_object(raw: bytes | Raw) -> None:

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -313,6 +315,48 @@ def test_a_dash_is_stdin_and_stdout(tenant: Tenant, source: Path, monkeypatch: p
     assert named.exit_code == 0
     assert sorted(json.loads(line)["custom_id"] for line in named.stdout.splitlines()) == sorted(names(20))
     assert {path.name for path in source.parent.iterdir()} == {"in.jsonl", "bad.jsonl"}
+
+
+def test_stdin_can_be_run_again_into_the_same_file(
+    tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F4: stdin has no time at which it was written, so nobody is asked whether its job was finished."""
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner(env=dict.fromkeys(RUN_VARIABLES) | tenant.environment())
+    for word in ("one", "two"):
+        result = runner.invoke(main, ["run", "-", "-o", "out.jsonl"], input=chat_lines([word]))
+        assert result.exit_code == 0, result.output
+    assert len(tenant.batches()) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is there on Linux only")
+def test_a_full_disk_behind_stdout_is_told_with_the_way_to_the_answers(tenant: Tenant, source: Path) -> None:
+    """F4: the work is done and paid for, so a traceback is not all that is left of it."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", "batchline", "run", str(source), "-o", "-"],
+            env=os.environ | tenant.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(full)
+    [batch] = tenant.batches()
+    assert f"No space left on device. The answers are not lost: batchline results {batch['id']}" in ended.stderr
+    assert "Exception" not in ended.stderr
+    assert ended.returncode == 1
+
+
+def test_a_run_needs_no_stdin(tenant: Tenant, source: Path) -> None:
+    """F4: some supervisors start a command with its standard input closed, and Python then has none."""
+    command = [sys.executable, "-P", "-m", "batchline", "run", str(source)]
+    shell = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    ended = subprocess.run(shell, env=os.environ | tenant.environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_failed_lines_are_saved_beside_the_output(tenant: Tenant, tmp_path: Path) -> None:

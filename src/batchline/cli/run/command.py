@@ -158,7 +158,7 @@ def confirm(question: str) -> bool:
 
 
 def _has_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def _refuse_table_options(source: str, **options: object) -> None:

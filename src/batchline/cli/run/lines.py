@@ -1,15 +1,14 @@
 """A run of a JSONL file with one request per line."""
 
-import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from batchline.cli.output import copy_to_stdout
 from batchline.cli.run.context import open_context
-from batchline.cli.run.files import confirm_again, open_files
+from batchline.cli.run.files import STANDARD, confirm_again, open_files
 from batchline.cli.run.report import show_json, show_results
 from batchline.cli.run.runner import RunOptions
 
@@ -27,7 +26,8 @@ class LinesRequest(Struct, frozen=True, kw_only=True):
     def run(self, options: RunOptions, base_url: str | None, flags: Mapping[str, Any], *, as_json: bool) -> int:
         """Run the file, show the results, and return the number of failed lines. Raise ClickException."""
         with open_files(self.source, self.output, self.errors, patch=self.patch) as files:
-            if not (self.again or options.restart or files.to_stdout or files.journal.exists()):
+            is_asked = self.source != STANDARD and not files.to_stdout and not files.journal.exists()
+            if is_asked and not self.again and not options.restart:
                 confirm_again(files.output, files.errors, Path(self.source), ask=options.confirms)
             with open_context(base_url, flags) as context:
                 results = context.run_batch(files, options)
@@ -36,6 +36,8 @@ class LinesRequest(Struct, frozen=True, kw_only=True):
             if as_json:
                 show_json(results)
             elif results.to_stdout and results.output is not None:
-                with results.output.open("rb") as file:
-                    shutil.copyfileobj(file, sys.stdout.buffer)
+                copy_to_stdout(
+                    results.output,
+                    advice=f"The answers are not lost: batchline results {results.batch.id} --succeeded",
+                )
         return results.batch.request_counts.failed
