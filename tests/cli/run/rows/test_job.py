@@ -2,8 +2,10 @@
 
 import csv
 import json
+import signal
 from pathlib import Path
 
+import click
 import pyarrow  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner, Result
@@ -11,7 +13,12 @@ from pyarrow import parquet
 
 from batchline.cli import main
 from batchline.cli.loading import BASE_URL_VARIABLES, KEY_VARIABLES
+from batchline.cli.run.files import RunFiles
 from batchline.cli.run.rows import job
+from batchline.cli.run.rows.requests import RowRequests
+from batchline.pipeline.rows.requests import Prompts
+from batchline.pipeline.rows.table import open_table
+from batchline.pipeline.rows.template import parse_template
 from tests.support.run_process import Environment, Tenant, running
 from tests.support.service import wait_until
 
@@ -138,6 +145,55 @@ def test_a_table_can_be_piped_on(tenant: Tenant, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert [row["id"] for row in csv.DictReader(result.stdout.splitlines())] == ["0", "1"]
     assert {path.name for path in tmp_path.iterdir()} == {"rows.csv"}
+
+
+def test_an_interrupted_table_for_stdout_is_resumed_too(tenant: Tenant, tmp_path: Path) -> None:
+    """F4: its batch goes on at the server and costs money, so the same command must find it again."""
+    source = _write(tmp_path / "rows.csv", 2, directive="[[delay=0.5]]")
+    arguments = (str(source), "--prompt", "{review}", "--model", "m", "-o", "-")
+    with running(tmp_path, *arguments, environment=tenant.environment()) as run:
+        wait_until(lambda: bool(tenant.batches()), what="the batch")
+        run.send(signal.SIGINT)
+        assert run.end().code == 130
+    again = _call(tenant.environment(), *arguments)
+    assert again.exit_code == 0, again.output
+    assert [row["id"] for row in csv.DictReader(again.stdout.splitlines())] == ["0", "1"]
+    assert len(tenant.batches()) == 1
+    assert not list(tmp_path.glob("*.batchline"))
+
+
+def test_answers_are_not_joined_to_the_rows_of_a_table_that_was_edited(tmp_path: Path) -> None:
+    """A row that was inserted meanwhile would shift every answer after it to the wrong row."""
+    source, output = _write(tmp_path / "rows.csv", 3), tmp_path / "out.csv"
+    before = source.read_bytes()
+    prompts = Prompts(prompt=parse_template("--prompt", "{review}"), system=None, model="m")
+    requests = RowRequests(prompts=prompts, patch={})
+
+    def new_job() -> job.RowsJob:
+        return job.RowsJob(source, open_table(source), requests, output=output, folder=tmp_path / "parts")
+
+    def answer_and_edit(files: RunFiles) -> None:
+        lines = [f'{{"custom_id":"row-{n}","response":{{"body":{{}}}}}}\n' for n in (1, 2, 3)]
+        files.output.write_text("".join(lines))
+        source.write_bytes(before.replace(b"0,", b"new,row\n0,", 1))
+
+    begun = new_job()
+    with pytest.raises(click.ClickException, match="has changed since this job was begun"):
+        begun.run(begun.prepare(), answer_and_edit)
+    assert not output.exists()
+    source.write_bytes(before)
+    restored = new_job()
+    assert restored.run(restored.prepare(), lambda _: pytest.fail("the part ran again")).total == 3
+    assert [row["id"] for row in _rows(output)] == ["0", "1", "2"]
+
+
+def test_a_folder_as_output_is_refused_before_anything_runs(tenant: Tenant, tmp_path: Path) -> None:
+    """Else the table could not be written after all its rows had run."""
+    source = _write(tmp_path / "rows.csv", 2)
+    result = _call(tenant.environment(), source, "--prompt", "{review}", "--model", "m", "-o", tmp_path)
+    assert result.exit_code == 2
+    assert "is a folder, not a file" in result.stderr
+    assert tenant.batches() == []
 
 
 def test_a_parquet_table_becomes_joined_rows(tenant: Tenant, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A run of a table: ``batchline run rows.csv --prompt TEXT``."""
 
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +10,8 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchline.cli.output import say, show_json
+from batchline.cli.connection.explain import RESUME
+from batchline.cli.output import copy_to_stdout, say, show_json
 from batchline.cli.run.context import RunContext, open_context
 from batchline.cli.run.files import STANDARD, RunFiles, confirm_again
 from batchline.cli.run.report import Bill
@@ -59,10 +58,11 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
         for template in (prompt, *([] if system is None else [system])):
             template.require_columns(rows.columns)
         schema = None if self.schema is None else load_schema(self.schema)
-        with self._output_file() as output, open_context(base_url, flags) as context:
+        with self._output_file() as (output, folder), open_context(base_url, flags) as context:
             model = self.model or _only_model(context)
             prompts = Prompts(prompt=prompt, system=system, model=model, schema=schema)
-            job = RowsJob(self.source, rows, RowRequests(prompts=prompts, patch=self.patch), output)
+            requests = RowRequests(prompts=prompts, patch=self.patch)
+            job = RowsJob(self.source, rows, requests, output=output, folder=folder)
             if options.restart:
                 job.give_up(context.give_up_batch)
             elif not self.again and not job.is_begun and self.output != STANDARD:
@@ -92,24 +92,26 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
             files = {"output": name, "batch_ids": batch_ids, "seconds": round(seconds, 3)}
             show_json(summary | files | bill.fields())
         elif self.output == STANDARD:
-            with output.open("rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer)
+            copy_to_stdout(output, advice=RESUME)
+        job.forget()
         return counts.failed
 
     @contextmanager
-    def _output_file(self) -> Iterator[Path]:
-        """Yield the file to write. What goes to stdout is written to a temporary file first."""
+    def _output_file(self) -> Iterator[tuple[Path, Path]]:
+        """Yield the file to write, and the folder of the job. What goes to stdout is in a temporary file first."""
         suffix = ".jsonl" if self.source.suffix.lower() == _PARQUET else self.source.suffix
         if self.output == STANDARD:
-            with TemporaryDirectory(prefix="batchline-") as folder:
-                yield Path(folder) / f"output{suffix}"
+            with TemporaryDirectory(prefix="batchline-") as temporary:
+                yield Path(temporary) / f"output{suffix}", self.source.with_name(f"{self.source.name}.stdout.batchline")
             return
         output = self.source.with_suffix(f".output{suffix}") if self.output is None else Path(self.output)
         if output.resolve() == self.source.resolve():
             raise click.UsageError("FILE and --output must be different files")
+        if output.is_dir():
+            raise click.UsageError(f"{output} is a folder, not a file")
         if not output.parent.is_dir():
             raise click.UsageError(f"there is no folder {output.parent}; create it first")
-        yield output
+        yield output, output.with_name(f"{output.name}.batchline")
 
 
 def _with_rows(options: RunOptions, rows: int) -> RunOptions:

@@ -1,7 +1,8 @@
 """The job of a table: parts of at most 50,000 rows, each of which is a batch, and the table with the answers.
 
-The parts are in a folder beside the output, with the journal of each, so that an interrupted job is resumed. Parts that
-are complete do not run again. When the output is written, the folder is deleted.
+The parts are in a folder beside the output, or beside the table if the output is stdout, with the journal of each, so
+that an interrupted job is resumed. Parts that are complete do not run again. When the output is written, the folder is
+deleted.
 """
 
 import hashlib
@@ -47,9 +48,10 @@ class Part(Struct, frozen=True, kw_only=True):
 class RowsJob:
     """A table, its requests, and the output that they become."""
 
-    def __init__(self, source: Path, rows: Rows, requests: RowRequests, output: Path) -> None:
-        self._source, self._rows, self._requests, self._output = source, rows, requests, output
-        self._folder = output.with_name(f"{output.name}.batchline")
+    def __init__(self, source: Path, rows: Rows, requests: RowRequests, *, output: Path, folder: Path) -> None:
+        """``folder`` is where the parts are kept until the job is finished."""
+        self._source, self._rows, self._requests = source, rows, requests
+        self._output, self._folder = output, folder
 
     @property
     def is_begun(self) -> bool:
@@ -60,14 +62,14 @@ class RowsJob:
         """Give up each part that an earlier run began and did not finish, and forget that run."""
         for journal in sorted(self._folder.glob("*.journal")):
             give_up_part(self._files(journal.with_suffix(".jsonl")))
-        self._remove_folder()
+        self.forget()
 
     def prepare(self) -> list[Part]:
         """Write the parts, or find those of an earlier run. Raise ClickException if that was another job."""
         key, path = self._key(), self._folder / _KEY_FILE
         if self.is_begun and path.read_text() != key:
             raise click.ClickException(
-                f"{self._output} belongs to a job with another table, prompt or model that was not finished. Repeat "
+                f"{self._folder} belongs to a job with another table, prompt or model that was not finished. Repeat "
                 "that command to resume it, or add --restart to give it up."
             )
         self._folder.mkdir(exist_ok=True)
@@ -86,12 +88,20 @@ class RowsJob:
                 )
             if not part.is_complete:
                 run_part(part.files)
-        counts = self._join(parts)
-        self._remove_folder()
-        return counts
+        self._refuse_changed_table()
+        return self._join(parts)
 
-    def _remove_folder(self) -> None:
+    def forget(self) -> None:
+        """Delete the folder of the job. Its output must be where the user wants it."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _refuse_changed_table(self) -> None:
+        """Raise ClickException if the table is not the one that the requests were made from."""
+        if (self._folder / _KEY_FILE).read_text() != self._key():
+            raise click.ClickException(
+                f"{self._source} has changed since this job was begun, so its rows and the answers do not belong "
+                "together. Restore the table and run the same command again, or add --restart to give the job up."
+            )
 
     def _key(self) -> str:
         """Return a digest of everything that the requests are made from."""
@@ -128,6 +138,7 @@ class RowsJob:
                 for row in _joined(part, rows, columns):
                     failed += row[columns.error] is not None
                     write(row)
+        self._refuse_changed_table()
         durable.replace(part_file, self._output)
         total = sum(part.rows for part in parts)
         return Counts(total=total, completed=total - failed, failed=failed)
