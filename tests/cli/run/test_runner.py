@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from batchline.cli import main
 from batchline.cli.loading import RUN_VARIABLES
+from batchline.cli.run.files import open_files
 from tests.support.http_proxy import Between, Broken, Exchange, Instead, between
 from tests.support.run_process import Environment, Tenant, names, names_in, running
 from tests.support.service import Mock, chat_line, chat_lines, running_service, wait_until
@@ -357,6 +358,17 @@ def test_a_run_needs_no_stdin(tenant: Tenant, source: Path) -> None:
     shell = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     ended = subprocess.run(shell, env=os.environ | tenant.environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("number", ["1e400", "1" * 5000, "1.10", "123456789012345678901234567890"])
+def test_a_patch_changes_nothing_else_in_a_body(tmp_path: Path, number: str) -> None:
+    """C5: bodies are passed on without loss, and no line goes out without the patch because of what else it has."""
+    source = tmp_path / "in.jsonl"
+    deep = b"[" * 5000
+    source.write_bytes(b'\xef\xbb\xbf{"custom_id":"a","body":{"model":"old","x":%b}}\r\n\n%b' % (number.encode(), deep))
+    with open_files(str(source), None, None, patch={"model": "new"}) as files:
+        patched = files.source.read_bytes()
+    assert patched == b'{"custom_id":"a","body":{"model":"new","x":%b}}\n\n%b' % (number.encode(), deep)
 
 
 def test_failed_lines_are_saved_beside_the_output(tenant: Tenant, tmp_path: Path) -> None:

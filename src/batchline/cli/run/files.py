@@ -11,15 +11,14 @@ from typing import Any
 import click
 from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
-from msgspec.json import decode as decode_json
 from msgspec.json import encode as encode_json
 from msgspec.structs import replace
 
 from batchline.cli.output import moment
-from batchline.cli.patch import merge_patch
 from batchline.cli.run.steps import digest_of
 from batchline.cli.text import printable
 from batchline.domain.input_lines import InputLines
+from batchline.domain.merge_patch import MergePatch
 
 STANDARD = "-"
 _DIGEST_CHARACTERS = 12
@@ -67,19 +66,19 @@ def confirm_again(output: Path, errors: Path, source: Path, *, ask: Callable[[st
 
 def _patched(source: Path, patch: dict[str, Any], folder: Path) -> Path:
     """Return a copy of the input with the patch merged into every body. Lines that cannot be read stay as they are."""
-    path, counted = folder / "patched.jsonl", InputLines()
+    path, counted, merge = folder / "patched.jsonl", InputLines(), MergePatch.parse(encode_json(patch))
     with source.open("rb") as lines, path.open("wb") as file:
         for line in lines:
             text = counted.take(line)
-            file.write(line if text is None else _patched_line(line, text, patch))
+            file.write(line if text is None else _patched_line(line, text, merge))
     return path
 
 
-def _patched_line(line: bytes, text: bytes, patch: dict[str, Any]) -> bytes:
+def _patched_line(line: bytes, text: bytes, patch: MergePatch) -> bytes:
     try:
         request = _object.decode(text)
-        return encode_json(request | {"body": merge_patch(decode_json(request["body"]), patch)}) + b"\n"
-    except (DecodeError, UnicodeDecodeError, KeyError):
+        return encode_json(request | {"body": Raw(patch.apply(bytes(request["body"])))}) + b"\n"
+    except (DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         return line
 
 
