@@ -139,6 +139,8 @@ def test_an_event_is_sent_again(console: Console) -> None:
         with visitor(console.port, console.stranger["api_key"]) as stranger:
             assert stranger.post(path).status_code == 404
         assert person.post(f"{path.rpartition('/deliveries')[0]}/deliveries/999999/resend").status_code == 400
+        for number in ("9" * 20, "9" * 5000, "x", "\u0663"):
+            assert person.post(f"{path.rpartition('/deliveries')[0]}/deliveries/{number}/resend").status_code == 404
         assert person.post(path).status_code == 303
         first, again = receiver.wait_for(lambda received: len(received) == 2)
         assert first.headers["webhook-id"] == again.headers["webhook-id"]

@@ -29,6 +29,8 @@ _MAX_USAGE_ROWS = 10_000
 _SHOWN_DELIVERIES = 20
 _MAX_WEBHOOKS = 20
 _MAX_NAME_CHARACTERS = 100
+_MAX_DIGITS = 18
+"""A number with more digits may be larger than any that a database holds."""
 CHART_WIDTH, CHART_HEIGHT = 900, 160
 _SERIES = 5
 """The number of colours in a chart. The models with the most requests get one each, and all others share the last."""
@@ -186,7 +188,9 @@ class AccountPages:
         webhook_id, delivery_id = request.path_params["webhook_id"], request.path_params["delivery_id"]
         if webhook_id not in {webhook.id for webhook in await self._own_webhooks(visit)}:
             raise NotFound(f"Webhook {webhook_id} not found")
-        if not await self._services.store.resend_delivery(webhook_id, delivery_id):
+        if not delivery_id.isdecimal() or not delivery_id.isascii() or len(delivery_id) > _MAX_DIGITS:
+            raise NotFound("There is no such delivery")
+        if not await self._services.store.resend_delivery(webhook_id, int(delivery_id)):
             raise InvalidRequest("The event is on its way already, or its webhook is disabled")
         return see_other("/console/webhooks")
 

@@ -118,7 +118,7 @@ def _account_routes(
         ),
         Route("/console/webhooks/{webhook_id}/delete", Methods(POST=guard.action(account.delete_webhook))),
         Route(
-            "/console/webhooks/{webhook_id}/deliveries/{delivery_id:int}/resend",
+            "/console/webhooks/{webhook_id}/deliveries/{delivery_id}/resend",
             Methods(POST=guard.action(account.resend)),
         ),
     ]
