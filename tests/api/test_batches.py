@@ -72,6 +72,7 @@ GOOD = {"input_file_id": "file-x", "endpoint": CHAT}
         ({"input_file_id": None, "endpoint": None}, "input_file_id is required", "input_file_id"),
         ({"endpoint": None}, "endpoint is required", "endpoint"),
         ({"endpoint": ["x"]}, "endpoint is required", "endpoint"),
+        ({"endpoint": "x" * 1025}, "endpoint exceeds maximum size of 1024 characters", "endpoint"),
         ({"endpoint": 1, "completion_window": "1h"}, "endpoint is required", "endpoint"),
         ({"completion_window": "1h"}, 'completion_window must be "24h"', "completion_window"),
         ({"completion_window": ""}, 'completion_window must be "24h"', "completion_window"),

@@ -52,6 +52,17 @@ def test_what_is_no_file_or_no_endpoint_is_refused(console: Console, person: Vis
     assert person.http.post("/console/new", data={"csrf": person.csrf()}).status_code == 400
 
 
+def test_a_batch_of_the_console_holds_no_more_than_one_of_the_api(console: Console, person: Visitor) -> None:
+    """C1, A11: its name, its endpoint and the key of its form are bounded, because every list repeats what it holds."""
+    client = console.service.client()
+    file = client.files.create(file=chat_lines(["one"]), purpose="batch")
+    form = {"file_id": file.id, "endpoint": CHAT, "name": "n" * 100_000}
+    assert person.post("/console/batches", form | {"endpoint": "/v1/other"}).status_code == 400
+    assert person.post("/console/batches", form | {"once": "o" * 256}).status_code == 400
+    location = person.post("/console/batches", form).headers["location"]
+    assert client.batches.retrieve(location.rpartition("/")[2]).metadata == {"name": "n" * 200}
+
+
 @pytest.mark.parametrize(
     ("settings", "status"),
     [({"project_storage_bytes": 1000}, 413), ({"metering": True, "free_credits": 0}, 429)],
@@ -77,7 +88,7 @@ def test_creates_count_together_with_uploads(tmp_path: Path) -> None:
         upload.sendall(service.head("/console/new", length=1000, headers=FORM | cookie) + b"--edge")
         wait_until(lambda: _check(person, b"").status_code == 429, what="the upload")
         for path in ("/console/demo", "/console/batches", "/console/batches/batch_x/rerun"):
-            assert person.post(path).status_code == 429, path
+            assert person.post(path, {"endpoint": CHAT}).status_code == 429, path
 
 
 TABLE = b"word,n\none,1\n<b>two,2\nthree,3\nfour,4\n"

@@ -13,7 +13,12 @@ from batchline.api.request_context import client_state_of, read_body
 from batchline.api.responses import JSON, json_response
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import BatchNotFound, InsufficientQuota, InvalidRequest, StorageFull, TooLarge
-from batchline.domain.limits import MAX_JSON_BODY_BYTES, MAX_METADATA_BYTES
+from batchline.domain.limits import (
+    MAX_ENDPOINT_CHARACTERS,
+    MAX_IDEMPOTENCY_KEY_CHARACTERS,
+    MAX_JSON_BODY_BYTES,
+    MAX_METADATA_BYTES,
+)
 from batchline.domain.merge_patch import MergePatch
 from batchline.domain.records import Owner
 from batchline.domain.request_body import parse_json_object
@@ -28,7 +33,6 @@ from batchline.pipeline.storage_quota import StorageQuota
 from batchline.ports import Batches
 
 _DEFAULT_PAGE_ROWS, _MAX_PAGE_ROWS = 20, 100
-_MAX_IDEMPOTENCY_KEY_CHARACTERS = 255
 
 _STRING = Decoder(str)
 _STRINGS = Decoder(list[str])
@@ -152,6 +156,8 @@ def create_request(body: bytes) -> CreateRequest:
     fields = parse_json_object(body)
     input_file_id = _required(fields, "input_file_id")
     endpoint = _required(fields, "endpoint")
+    if len(endpoint) > MAX_ENDPOINT_CHARACTERS:
+        raise InvalidRequest(f"endpoint exceeds maximum size of {MAX_ENDPOINT_CHARACTERS} characters", param="endpoint")
     window = fields.get("completion_window", Raw(b"null"))
     if not _is_null(window) and _string(window) != "24h":
         raise InvalidRequest('completion_window must be "24h"', param="completion_window")
@@ -251,9 +257,9 @@ def batch_id_of(request: Request) -> str:
 
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key", "").strip()
-    if len(key) > _MAX_IDEMPOTENCY_KEY_CHARACTERS:
+    if len(key) > MAX_IDEMPOTENCY_KEY_CHARACTERS:
         raise InvalidRequest(
-            f"Idempotency-Key exceeds {_MAX_IDEMPOTENCY_KEY_CHARACTERS} characters", param="Idempotency-Key"
+            f"Idempotency-Key exceeds {MAX_IDEMPOTENCY_KEY_CHARACTERS} characters", param="Idempotency-Key"
         )
     return key or None
 

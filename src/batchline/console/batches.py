@@ -23,6 +23,7 @@ from batchline.console.pages import Pages
 from batchline.console.sessions import SessionAuth, Visit
 from batchline.console.views import BatchView, BatchViews, error_groups, timeline
 from batchline.domain.errors import InsufficientQuota, InvalidRequest, StorageFull, StoreDown
+from batchline.domain.limits import MAX_IDEMPOTENCY_KEY_CHARACTERS
 from batchline.domain.merge_patch import MergePatch
 from batchline.domain.progress import Progress
 from batchline.domain.records import Batch, File, Owner
@@ -41,6 +42,7 @@ _COMMENT_SECONDS = 15.0
 _MAX_SHOWN_CHILDREN = 20
 _AGES = {"hour": 3600, "day": 86_400, "week": 7 * 86_400, "month": 30 * 86_400}
 _MAX_SEARCHED_CHARACTERS = 200
+_MAX_NAME_CHARACTERS = 200
 
 
 class BatchPages:
@@ -190,15 +192,18 @@ class BatchPages:
 
     async def create(self, request: Request, visit: Visit) -> ASGIApp:
         """Create a batch of a file that was uploaded and checked."""
+        endpoint, once = visit.form.get("endpoint", ""), visit.form.get("once", "")
+        if endpoint not in self._services.settings.batch_endpoints:
+            raise InvalidRequest("Choose one of the endpoints", param="endpoint")
+        if len(once) > MAX_IDEMPOTENCY_KEY_CHARACTERS:
+            raise InvalidRequest("Check the file again: the form is not the one that the console made", param="once")
         fields = CreateRequest(
             input_file_id=visit.form.get("file_id", ""),
-            endpoint=visit.form.get("endpoint", ""),
+            endpoint=endpoint,
             metadata=metadata_with_name(visit.form.get("name", "")),
             hold="hold" in visit.form,
         )
-        return await self.show_created(
-            await self.create_batch(visit.owner, fields, idempotency_key=visit.form.get("once") or None)
-        )
+        return await self.show_created(await self.create_batch(visit.owner, fields, idempotency_key=once or None))
 
     async def create_batch(
         self,
@@ -251,8 +256,9 @@ def batch_path(batch_id: str) -> str:
 
 
 def metadata_with_name(name: str) -> bytes:
-    """Return metadata with a name, or none."""
-    return encode_json({"name": name.strip()}) if name.strip() else b"{}"
+    """Return metadata with a name, or none. A name that is too long is cut."""
+    shown = name.strip()[:_MAX_NAME_CHARACTERS]
+    return encode_json({"name": shown}) if shown else b"{}"
 
 
 def _filters(query: QueryParams) -> dict[str, str]:

@@ -163,7 +163,7 @@ class NewBatchPages:
         models = self._models(project_id)
         return _Chosen(
             endpoint=endpoint,
-            name=fields.get("name", "").strip()[:200],
+            name=fields.get("name", "").strip(),
             hold="hold" in fields,
             prompt=fields.get("prompt", ""),
             system=fields.get("system", ""),

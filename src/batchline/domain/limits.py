@@ -19,6 +19,8 @@ MAX_QUERY_PARAMETERS = 256
 MAX_CONTENT_TYPE_BYTES = 1024
 """A boundary has at most 70 characters. 60 KiB of parameters would take 100 ms."""
 MAX_METADATA_BYTES = 64 * 1024
+MAX_ENDPOINT_CHARACTERS = 1024
+MAX_IDEMPOTENCY_KEY_CHARACTERS = 255
 MAX_JSON_BODY_BYTES = 1024 * 1024
 MIN_LIFETIME_SECONDS, MAX_LIFETIME_SECONDS = 3600, 2_592_000
 """The shortest and the longest lifetime that a client can set for a file."""

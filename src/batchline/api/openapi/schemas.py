@@ -16,7 +16,7 @@ from batchline.domain.chat import Role
 from batchline.domain.embedded_model import EMBEDDED_MODEL
 from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import MissingCredentials
-from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
+from batchline.domain.limits import MAX_ENDPOINT_CHARACTERS, MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
 from batchline.domain.money import MAX_AMOUNT
 from batchline.domain.outcomes import BATCH_CANCELLED, TOO_LONG, Success, error_line, output_line
 from batchline.domain.progress import Activity, Eta, Progress, count_errors
@@ -71,7 +71,10 @@ class CreateOptions(Struct, forbid_unknown_fields=True):
 
 class CreateBatch(Struct):
     input_file_id: Annotated[NonEmpty, Meta(description="A file uploaded with the purpose `batch`.")]
-    endpoint: Annotated[NonEmpty, Meta(description="The `url` that every line of the file names.")]
+    endpoint: Annotated[
+        NonEmpty,
+        Meta(description="The `url` that every line of the file names.", max_length=MAX_ENDPOINT_CHARACTERS),
+    ]
     completion_window: Literal["24h"] | None = None
     metadata: Annotated[dict[str, Any] | None, Meta(description="Up to 64 KiB, returned unchanged.")] = None
     output_expires_after: Annotated[
