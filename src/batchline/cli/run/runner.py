@@ -178,6 +178,11 @@ class BatchRun:
                 f"{self._files.source_name} has changed since this job{batch} was begun. Add --restart to give that "
                 "job up and begin again."
             )
+        if self._options.max_cost not in (None, earlier.create.get("batchline", {}).get("max_cost")):
+            raise click.ClickException(
+                f"This job{batch} was begun with another --max-cost or without one, which cannot be changed. Leave the "
+                "option as it was to resume the job, or add --restart to give it up and begin again."
+            )
 
     def _give_up(self, earlier: JournalEntry) -> None:
         """Cancel the earlier batch. One at another target cannot be reached, and one that has ended is refused."""
