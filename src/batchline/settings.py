@@ -308,8 +308,8 @@ class Settings(BaseSettings):
     max_project_requests: int = Field(
         default=64,
         ge=1,
-        description="Maximum number of parallel uploads and creates of one project, and of its parallel reads of "
-        "results.",
+        description="Maximum number of parallel uploads and creates of one project, of its parallel reads of results, "
+        "and of its parallel lists.",
     )
     max_project_calls: int = Field(
         default=256, ge=1, description="Maximum number of parallel synchronous calls of one project."

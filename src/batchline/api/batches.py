@@ -5,9 +5,11 @@ from msgspec.json import Decoder
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from batchline.api.auth import Auth
 from batchline.api.create_fields import read_extension, read_output_lifetime
+from batchline.api.lists import Lists
 from batchline.api.paging import choice, integer, page
 from batchline.api.request_context import client_state_of, read_body
 from batchline.api.responses import JSON, json_response
@@ -53,12 +55,13 @@ class BatchRoutes:
         progress_reader: ProgressReader,
         batches: Batches,
         storage_quota: StorageQuota,
+        lists: Lists,
     ) -> None:
         self._auth, self._throttle = auth, throttle
         self._creator, self._rerun = creator, rerun
         self._cancellation, self._progress_reader = cancellation, progress_reader
         self._hold_release, self._batches = hold_release, batches
-        self._storage_quota = storage_quota
+        self._storage_quota, self._lists = storage_quota, lists
 
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
@@ -100,8 +103,11 @@ class BatchRoutes:
             background=BackgroundTask(self._mark_answered, request, answer.batch_id),
         )
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, request: Request) -> ASGIApp:
         owner = await self._auth.owner(request)
+        return self._lists.answer(owner, lambda: self._page(request, owner))
+
+    async def _page(self, request: Request, owner: Owner) -> BatchList:
         query = request.query_params
         limit = integer(query, "limit", code="invalid_limit")
         limit = _DEFAULT_PAGE_ROWS if limit is None else max(1, min(limit, _MAX_PAGE_ROWS))
@@ -114,7 +120,7 @@ class BatchRoutes:
             created_before=integer(query, "created_before"),
         )
         shown, has_more = page(rows, limit=limit)
-        return json_response(BatchList.from_records(shown, has_more=has_more))
+        return BatchList.from_records(shown, has_more=has_more)
 
     async def retrieve(self, request: Request) -> Response:
         owner = await self._auth.owner(request)

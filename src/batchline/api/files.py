@@ -9,18 +9,23 @@ from starlette.types import ASGIApp
 from batchline.api.auth import Auth
 from batchline.api.content import Content, headers_of, span_of
 from batchline.api.form_upload import FormUpload
+from batchline.api.lists import Lists
 from batchline.api.multipart import Form
 from batchline.api.paging import choice, integer, page
 from batchline.api.responses import json_response
 from batchline.domain.errors import FileNotFound, InvalidRequest, ObjectsDown
 from batchline.domain.ids import canonical_file_id
 from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
-from batchline.domain.records import BATCH, BATCH_OUTPUT, OTHER_PURPOSES, File
+from batchline.domain.records import BATCH, BATCH_OUTPUT, OTHER_PURPOSES, File, Owner
 from batchline.domain.wire import DeletedFile, FileList, FileObject
 from batchline.pipeline.download import Download
 from batchline.ports import Files, Objects, StoreClock
 
 _MAX_PAGE_ROWS = 10_000
+_STEP_ROWS = 1_000
+"""The rows that are read at once."""
+_MAX_PAGE_CHARACTERS = 4 * 1024 * 1024
+"""The characters of names in a page. A name may have thousands of them, and 10,000 such names would take 80 MB."""
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +41,12 @@ class FileRoutes:
         download: Download,
         files: Files,
         objects: Objects,
+        lists: Lists,
         clock: StoreClock,
     ) -> None:
         self._auth, self._form_upload, self._download = auth, form_upload, download
         self._files, self._objects = files, objects
-        self._clock = clock
+        self._lists, self._clock = lists, clock
 
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner_with_funds(request)
@@ -49,20 +55,31 @@ class FileRoutes:
         )
         return json_response(FileObject.from_record(file))
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, request: Request) -> ASGIApp:
         owner = await self._auth.owner(request)
-        query = request.query_params
-        limit = _limit(request)
-        rows = await self._files.files(
-            owner.project_id,
-            purpose=choice(query, "purpose", (BATCH, BATCH_OUTPUT, *OTHER_PURPOSES)),
-            ascending=choice(query, "order", ("asc", "desc")) == "asc",
-            after=canonical_file_id(query["after"]) if "after" in query else None,
-            limit=limit + 1,
-            at=self._due(),
-        )
-        shown, has_more = page(rows, limit=limit)
-        return json_response(FileList.from_records(shown, has_more=has_more))
+        return self._lists.answer(owner, lambda: self._page(request, owner))
+
+    async def _page(self, request: Request, owner: Owner) -> FileList:
+        """Return a page of files. They are read in steps, and a page has no further step once it is large."""
+        query, limit = request.query_params, _limit(request)
+        after = canonical_file_id(query["after"]) if "after" in query else None
+        found: list[File] = []
+        size, more = 0, True
+        while more and len(found) < limit and size < _MAX_PAGE_CHARACTERS:
+            step_limit = min(limit - len(found), _STEP_ROWS)
+            rows = await self._files.files(
+                owner.project_id,
+                purpose=choice(query, "purpose", (BATCH, BATCH_OUTPUT, *OTHER_PURPOSES)),
+                ascending=choice(query, "order", ("asc", "desc")) == "asc",
+                after=after,
+                limit=step_limit + 1,
+                at=self._due(),
+            )
+            step, more = page(rows, limit=step_limit)
+            found += step
+            size += sum(len(file.filename) for file in step)
+            after = step[-1].id if step else None
+        return FileList.from_records(found, has_more=more)
 
     async def retrieve(self, request: Request) -> Response:
         return json_response(FileObject.from_record(await self._find(request)))

@@ -19,6 +19,7 @@ from batchline.api.files import FileRoutes
 from batchline.api.form_upload import MULTIPART_OVERHEAD_BYTES, FormUpload
 from batchline.api.health import HealthRoutes
 from batchline.api.inference import InferenceRoutes
+from batchline.api.lists import Lists
 from batchline.api.methods import Methods
 from batchline.api.middleware import Middleware
 from batchline.api.models import ModelRoutes
@@ -180,9 +181,10 @@ def _routes(services: ApiServices) -> list[Route]:
         on_key_used=services.on_key_used,
     )
     throttle = Throttle(settings.max_project_requests, of="uploads and creates", bound="project_requests")
+    lists = Lists(limit=settings.max_project_requests)
     return [
-        *_file_routes(services, auth, throttle),
-        *_batch_routes(services, auth, throttle),
+        *_file_routes(services, auth, throttle, lists),
+        *_batch_routes(services, auth, throttle, lists),
         *_usage_routes(services, auth),
         *_inference_routes(services, auth),
         *_model_routes(services, auth),
@@ -199,7 +201,7 @@ def _routes(services: ApiServices) -> list[Route]:
     ]
 
 
-def _file_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list[Route]:
+def _file_routes(services: ApiServices, auth: Auth, throttle: Throttle, lists: Lists) -> list[Route]:
     files = FileRoutes(
         auth=auth,
         form_upload=FormUpload(
@@ -211,6 +213,7 @@ def _file_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list[
         download=services.download,
         files=services.store,
         objects=services.objects,
+        lists=lists,
         clock=services.clock,
     )
     all_files = Methods(GET=files.list, POST=files.create)
@@ -225,7 +228,7 @@ def _file_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list[
     ]
 
 
-def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list[Route]:
+def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle, lists: Lists) -> list[Route]:
     batches = BatchRoutes(
         auth=auth,
         throttle=throttle,
@@ -236,6 +239,7 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle) -> list
         progress_reader=services.progress_reader,
         batches=services.store,
         storage_quota=services.storage_quota,
+        lists=lists,
     )
     check = CheckRoutes(auth=auth, throttle=throttle, input_check=services.input_check)
     all_batches = Methods(GET=batches.list, POST=batches.create)

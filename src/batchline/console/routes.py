@@ -6,6 +6,7 @@ from starlette.types import ASGIApp
 
 from batchline.api.files import FileRoutes
 from batchline.api.form_upload import FormUpload
+from batchline.api.lists import Lists
 from batchline.api.methods import Handler, Methods
 from batchline.api.results import ResultRoutes
 from batchline.api.services import ApiServices
@@ -102,6 +103,7 @@ def _account_routes(
         download=services.download,
         files=services.store,
         objects=services.objects,
+        lists=Lists(limit=services.settings.max_project_requests),
         clock=services.clock,
     )
     account = AccountPages(services, pages=pages, files=files)

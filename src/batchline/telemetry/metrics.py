@@ -32,8 +32,8 @@ DAMAGED_PARTS = ("file", "segment", "shard")
 DELIVERY_RESULTS = ("delivered", "failed", "gone", "given_up")
 BOUNDS = (
     *("call_bytes", "connections", "idle_connections", "key_reads", "organization_storage", "project_call_bytes"),
-    *("project_calls", "project_live_pages", "project_requests", "project_result_reads", "project_storage"),
-    *("sign_in", "unread_answer"),
+    *("project_calls", "project_lists", "project_live_pages", "project_requests", "project_result_reads"),
+    *("project_storage", "sign_in", "unread_answer"),
 )
 CONSOLE_REFUSALS = ("bound", "forged_form", "missing_scope", "not_found", "other", "wrong_key")
 """The values of labels. All series of them are shown from the start, so that a rate over the first event is right."""
