@@ -195,7 +195,7 @@ def test_like_prompts_stand_side_by_side(tmp_path: Path) -> None:
 def test_the_first_line_of_a_long_prefix_stands_ahead_of_the_others(tmp_path: Path) -> None:
     """An engine that reuses only what is computed already would compute the prefix of each line of a group at once."""
     groups, size = 6, FIRST_LINE_LEAD // 2
-    prefixes = [(0, group) for _ in range(size) for group in range(groups)]
+    prefixes: list[Prefix] = [(0, group) for _ in range(size) for group in range(groups)]
     shards = indexes_by_prefix(tmp_path / "work", prefixes, ShardLimits())
     order = [index for shard in shards for index in shard]
     assert sorted(order) == list(range(groups * size))
