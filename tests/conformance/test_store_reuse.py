@@ -4,6 +4,7 @@ import pytest
 
 from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.errors import LeaseLost
+from batchline.domain.progress import LineErrors
 from batchline.domain.records import Balances, Batch, Charge, Shard
 from batchline.domain.reuse import StoredIndex
 from batchline.domain.states import BatchStatus, Hold, Reuse
@@ -150,6 +151,58 @@ async def test_a_batch_with_a_hold_runs_its_trial_after_the_lookup(world: World)
     assert sum(len(unsettled(shard.settled, shard.lines)) for shard in claimed) == 64
     assert all(0 not in unsettled(shard.settled, shard.lines) for shard in claimed)
     assert (await world.seen(batch)).completed == 10
+
+
+async def followed(world: World, *, failed: bool) -> tuple[Batch, FinalizeLease]:
+    """Create a batch with a hold of which 30 lines ran and 970 follow, and lease it for the next step."""
+    batch = await world.running(shards=[100] * 10, reuse=Reuse.LOOKUP, hold=Hold.TRIAL)
+    lease = await leased(world)
+    parts = [divided(shard, copied=[], running=[0, 1, 2], following=list(range(3, 100))) for shard in lease.following]
+    reusing = Reusing(shards=parts, segments=[], charges=[], sources=[])
+    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    for shard in await world.claim():
+        _, progress = moved_on(shard, [0, 1, 2], failed=3 if failed else 0)
+        await world.store.record(
+            batch.id,
+            owner=ME,
+            progress=[progress],
+            segment=segment(3, failed=3 if failed else 0),
+            errors=[LineErrors(code="invalid_request_error", count=3, sample=b"{}")] if failed else [],
+            at=NOW,
+        )
+    return await world.seen(batch), await leased(world)
+
+
+@pytest.mark.rule("G6", "After the trial all lines may start, also those that had waited for equal ones.")
+async def test_lines_that_followed_run_after_the_trial(world: World) -> None:
+    """The trial is over when they stop following, so nothing would let them run if they were withheld for it."""
+    batch, lease = await followed(world, failed=False)
+    assert batch.hold is Hold.WATCHING
+    parts = [
+        divided(shard, copied=list(range(3, 50)), running=list(range(50, 100)), following=[])
+        for shard in lease.following
+    ]
+    reusing = Reusing(shards=parts, segments=[segment(470)], charges=[], sources=[])
+    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    claimed = await world.claim()
+    assert sum(len(unsettled(shard.settled, shard.lines)) for shard in claimed) == 500
+    await world.record_all(claimed)
+    assert (await leased(world)).batch.status is BatchStatus.FINALIZING
+
+
+@pytest.mark.rule("G6", "No line of a held batch starts, also none that had waited for equal ones.")
+async def test_lines_that_followed_in_a_held_batch_run_when_it_is_released(world: World) -> None:
+    batch, lease = await followed(world, failed=True)
+    assert batch.hold is Hold.HELD
+    parts = [divided(shard, copied=[], running=list(range(3, 100)), following=[]) for shard in lease.following]
+    reusing = Reusing(shards=parts, segments=[], charges=[], sources=[])
+    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    assert await world.claim() == []
+    assert await world.store.lease_finalizable(owner=ME, lease=30, at=NOW) is None
+    released = await world.store.release_batch(batch.project_id, batch.id)
+    assert released is not None
+    assert released[1]
+    assert sum(len(unsettled(shard.settled, shard.lines)) for shard in await world.claim()) == 970
 
 
 async def test_an_index_is_stored_once(world: World) -> None:

@@ -39,6 +39,11 @@ def withhold_all_but_trial(shards: Sequence[dict[str, Any]], *, following: int) 
     return divided + [shard | {"n": n} for n, shard in enumerate(rest, following)]
 
 
+def withhold_all(shards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the shards of a batch that is held, with none of them open."""
+    return [shard | {"state": ShardState.WITHHELD} if shard["state"] == ShardState.OPEN else shard for shard in shards]
+
+
 def judge_hold(batch_id: str) -> Script[None]:
     """Hold a batch, or let all of its lines run, by what is recorded of it. The caller holds the lock of the batch."""
     counts = yield from one("hold_counts", batch_id=batch_id)

@@ -8,10 +8,10 @@ from msgspec.structs import asdict
 from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.reuse import Source, StoredIndex
-from batchline.domain.states import ShardState
+from batchline.domain.states import Hold, ShardState
 from batchline.ports import FinalizeLease, Reusing
 from batchline.store.batches import lock_batch
-from batchline.store.hold import JUDGED, judge_hold, withhold_all_but_trial
+from batchline.store.hold import JUDGED, judge_hold, withhold_all, withhold_all_but_trial
 from batchline.store.lanes import open_lanes
 from batchline.store.ledger import charge_account
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, rows
@@ -55,8 +55,10 @@ class SqlReuse:
                 raise LeaseLost("end_reuse_step")
             following = (yield from rows("next_shard_n", batch_id=batch.id))[0]["n"]
             divided = _divide(known, reusing, following=following)
-            if locked["hold"] in JUDGED:
+            if locked["hold"] == Hold.TRIAL:
                 divided = withhold_all_but_trial(divided, following=following + len(divided))
+            elif locked["held"]:
+                divided = withhold_all(divided)
             opened = [shard for shard in divided if shard["state"] == ShardState.OPEN]
             waiting = any(shard["state"] in (ShardState.OPEN, ShardState.WITHHELD) for shard in divided)
             yield from fenced("end_reuse_step", **lease, drained=not waiting)
