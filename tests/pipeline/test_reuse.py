@@ -13,6 +13,7 @@ from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
 from batchline.fsck.check import Fsck
 from batchline.fsck.findings import Checked
+from batchline.pipeline import reuse as pipeline_reuse
 from batchline.pipeline.damage import DamageLog
 from tests.support.earlier_copies import bring_back, copy_of
 from tests.support.engine_harness import Bench
@@ -149,6 +150,36 @@ def test_deleted_results_are_not_reused(tmp_path: Path, indexed: bool) -> None:
             await bench.rows.delete_file(first.project_id, str(first.output_file_id), at=0)
             batch = await bench.ended(await bench.batch(prompts, reuse=True))
             assert (batch.completed, asked(bench) - before, await reused(bench, batch)) == (40, 40, 0)
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("G7", "Results that are deleted while they are copied are not reused.")
+def test_results_that_are_deleted_during_the_lookup_are_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some answers are copied already when the file goes. These are not recorded either."""
+    monkeypatch.setattr(pipeline_reuse, "_READ_BYTES", 1)
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            prompts = [f"word number {n}" for n in range(40)]
+            first = await bench.ended(await bench.batch(prompts))
+            reads = 0
+
+            async def delete_after_some(key: str, *_: int) -> None:
+                nonlocal reads
+                if not key.endswith("-output"):
+                    return
+                reads += 1
+                if reads == 20:
+                    await bench.rows.delete_file(first.project_id, str(first.output_file_id), at=0)
+                    await bench.objects.delete(key)
+
+            bench.objects.trouble["read"] = delete_after_some
+            batch = await bench.ended(await bench.batch(prompts, reuse=True))
+            assert reads == 20
+            assert (batch.completed, asked(bench), await reused(bench, batch)) == (40, 80, 0)
 
         bench.play(scene())
 

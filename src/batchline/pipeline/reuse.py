@@ -251,8 +251,10 @@ class ReuseStep:
                 break
             try:
                 places = find_in_index(await self._index_of(batch, source), wanted)
-                if await self._copy_places(source, places, wanted, copies):
+                if places:
+                    # It counts as used even if only some copies can be made: the file may be deleted meanwhile.
                     used.append(source.output_file_id)
+                    await self._copy_places(source, places, wanted, copies)
             except (Damaged, ObjectMissing) as error:
                 log.warning(
                     "answers of a batch cannot be reused, going on without them",
@@ -264,8 +266,8 @@ class ReuseStep:
 
     async def _copy_places(
         self, source: Source, places: dict[bytes, Place], wanted: dict[bytes, list[_Line]], copies: _Copies
-    ) -> bool:
-        """Copy answers from an output file, in the order of the file, and return whether there were any."""
+    ) -> None:
+        """Copy answers from an output file, in the order of the file. Raise Damaged or ObjectMissing."""
         ordered = sorted(places.items(), key=itemgetter(1))
         for group in _adjacent(ordered):
             start = group[0][1].offset
@@ -281,7 +283,6 @@ class ReuseStep:
                     copies.add(part, answer, saved=saved)
                     if copies.is_full:
                         await copies.flush()
-        return bool(places)
 
     def _saved(self, line: _Line, answer: bytes) -> int:
         """Return the cost that an answer would have had."""
