@@ -184,6 +184,26 @@ def test_results_that_are_deleted_during_the_lookup_are_not_reused(
         bench.play(scene())
 
 
+@pytest.mark.parametrize("earlier", [False, True], ids=["of the same batch", "of an earlier batch"])
+def test_copies_of_a_large_answer_are_written_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    """However many equal lines take it, no more copies are in memory than a segment has."""
+    monkeypatch.setattr(pipeline_reuse, "_SEGMENT_BYTES", 4096)
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            bodies = [_chat("one question")] * 200
+            if earlier:
+                await bench.ended(await bench.batch_of(bodies[:1]))
+            batch = await bench.ended(await bench.batch_of(bodies, reuse=True))
+            assert (batch.completed, asked(bench)) == (200, 1)
+            segments = await bench.rows.segments(batch.id, after=0, limit=1000)
+            assert max(segment.output_bytes for segment in segments) < 2 * 4096
+
+        bench.play(scene())
+
+
 def test_failed_lines_and_other_bodies_are_not_reused(tmp_path: Path) -> None:
     with closing(Bench(tmp_path)) as bench:
 

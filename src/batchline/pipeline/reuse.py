@@ -66,8 +66,6 @@ _MAX_SOURCES = 256
 """The most batches that one lookup searches. Each may need a read of its index and one of its answers."""
 _MAX_TRIES = 3
 """The number of tries if results are deleted during a lookup. In the last one nothing is looked up: the lines run."""
-_LINES_PER_COPY = 256
-"""The number of equal lines that take an answer before the size of the segment is checked."""
 
 
 class _Line(Struct, frozen=True, gc=False):
@@ -279,7 +277,7 @@ class ReuseStep:
                     raise Damaged(source.output_key)
                 lines = wanted.pop(digest)
                 saved = self._saved(lines[0], answer)
-                for part in _parts(lines):
+                for part in _parts(lines, answer):
                     copies.add(part, answer, saved=saved)
                     if copies.is_full:
                         await copies.flush()
@@ -383,7 +381,7 @@ class ReuseStep:
                 if not lines:
                     continue
                 saved = self._saved(lines[0], answer)
-                for part in _parts(lines):
+                for part in _parts(lines, answer):
                     copies.add(part, answer, saved=saved)
                     if copies.is_full:
                         await copies.flush()
@@ -424,11 +422,10 @@ def _by_digest(lines: Iterable[_Line]) -> dict[bytes, list[_Line]]:
     return found
 
 
-def _parts(lines: list[_Line]) -> list[list[_Line]]:
-    """Return equal lines in parts that are small enough to be copied at once."""
-    if len(lines) <= _LINES_PER_COPY:
-        return [lines]
-    return [lines[at : at + _LINES_PER_COPY] for at in range(0, len(lines), _LINES_PER_COPY)]
+def _parts(lines: list[_Line], answer: bytes) -> list[list[_Line]]:
+    """Return equal lines in parts whose copies of an answer fit into memory: those of a segment, or one."""
+    size = max(1, _SEGMENT_BYTES // len(answer))
+    return [lines[at : at + size] for at in range(0, len(lines), size)]
 
 
 def _new_shards(shards: Iterable[Shard]) -> list[NewShard]:
