@@ -10,7 +10,7 @@ from batchline.domain.reuse import StoredIndex
 from batchline.domain.states import BatchStatus, Hold, Reuse
 from batchline.domain.usage import NOTHING, Usage
 from batchline.ports import DividedShard, FinalizeLease, Reusing
-from tests.support.stores import ME, NOW, World, moved_on, segment
+from tests.support.stores import CHAT, DAY, ME, NOW, World, moved_on, segment
 
 pytestmark = pytest.mark.anyio
 
@@ -206,7 +206,7 @@ async def test_lines_that_followed_in_a_held_batch_run_when_it_is_released(world
 
 
 async def test_an_index_is_stored_once(world: World) -> None:
-    batch = await world.running(shards=[4])
+    batch = await world.ended(await world.owner())
     index = StoredIndex(lines=1, size=3, checksum=7, data=b"abc")
     assert await world.store.add_index(batch.id, index)
     assert not await world.store.add_index(batch.id, index)
@@ -214,8 +214,26 @@ async def test_an_index_is_stored_once(world: World) -> None:
     large = StoredIndex(lines=1, size=3, checksum=7, object_key="results/b/index")
     assert await world.store.add_index(batch.id, large)
     assert await world.store.referenced_keys(["results/b/index", "results/b/other"]) == {"results/b/index"}
-    sources = await world.store.reuse_sources(batch.project_id, endpoint="/v1/x", since=0, at=NOW, limit=5)
-    assert sources == [], "a batch that runs has no output file"
+    [source] = await world.store.reuse_sources(batch.project_id, endpoint=CHAT, since=0, at=NOW, limit=5)
+    assert (source.batch_id, source.index_key) == (batch.id, "results/b/index")
+
+
+async def test_a_batch_that_runs_is_no_source(world: World) -> None:
+    batch = await world.running(shards=[4])
+    assert await world.store.reuse_sources(batch.project_id, endpoint=CHAT, since=0, at=NOW, limit=5) == []
+
+
+@pytest.mark.parametrize("expired", [False, True])
+async def test_no_index_is_stored_after_its_output_file_was_removed(world: World, expired: bool) -> None:
+    """A lookup may make an index while the file is removed. Nothing would ever delete it and its object."""
+    batch = await world.ended(await world.owner())
+    if expired:
+        await world.expire_files(owner=ME, at=NOW + 31 * DAY, limit=10)
+    else:
+        await world.store.delete_file(batch.project_id, str(batch.output_file_id), at=NOW)
+    index = StoredIndex(lines=1, size=3, checksum=7, object_key="results/b/index")
+    assert not await world.store.add_index(batch.id, index)
+    assert await world.store.referenced_keys(["results/b/index"]) == set()
 
 
 @pytest.mark.rule("G8", "A record says what is left of the limit, and so do claims and signals.")

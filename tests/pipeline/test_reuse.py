@@ -184,6 +184,22 @@ def test_results_that_are_deleted_during_the_lookup_are_not_reused(
         bench.play(scene())
 
 
+@pytest.mark.rule("G7", "Nothing expires while the clock is held, so the answers are reused.")
+def test_answers_are_reused_while_the_clock_is_held(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path, file_retention_seconds=3600)) as bench:
+
+        async def scene() -> None:
+            clock: Any = bench.engine.api_role.services.clock
+            prompts = [f"word number {n}" for n in range(40)]
+            await bench.ended(await bench.batch(prompts))
+            clock.seconds_behind = 100_000.0
+            await clock.sleep(5000)
+            batch = await bench.ended(await bench.batch(prompts, reuse=True))
+            assert (batch.completed, asked(bench), await reused(bench, batch)) == (40, 40, 40)
+
+        bench.play(scene(), seconds=10_000)
+
+
 @pytest.mark.parametrize("earlier", [False, True], ids=["of the same batch", "of an earlier batch"])
 def test_copies_of_a_large_answer_are_written_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool

@@ -456,7 +456,7 @@ class ReuseStore(Protocol):
         """Return ended batches of a project whose output files are stored, newest first."""
 
     async def add_index(self, batch_id: str, index: StoredIndex) -> bool:
-        """Store the index of a batch, and return whether it had none."""
+        """Store the index of a batch, unless it has one or its output file was removed, and return whether it did."""
 
     async def drop_index(self, batch_id: str) -> None:
         """Forget an index that cannot be read."""
@@ -464,7 +464,7 @@ class ReuseStore(Protocol):
     async def end_reuse_step(self, leased: FinalizeLease, reusing: Reusing, *, at: int) -> bool:
         """Record the lines that took an answer, let others run, and end the lease on the batch.
 
-        Change nothing and return False if one of the sources was deleted meanwhile. Raise LeaseLost.
+        Change nothing and return False if one of the sources was deleted or has expired meanwhile. Raise LeaseLost.
         """
 
 

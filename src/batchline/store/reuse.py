@@ -14,7 +14,7 @@ from batchline.store.batches import lock_batch
 from batchline.store.hold import JUDGED, judge_hold, withhold_all, withhold_all_but_trial
 from batchline.store.lanes import open_lanes
 from batchline.store.ledger import charge_account
-from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, rows
+from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, rows, rows_of_many
 
 
 class SqlReuse:
@@ -46,9 +46,9 @@ class SqlReuse:
                 # It was stopped meanwhile, which closed all of its shards.
                 yield from fenced("end_reuse_step", **lease, drained=True)
                 return True
-            for file_id in sorted(reusing.sources):
-                if not (yield from rows("file", id=file_id, project_id=batch.project_id, at=at)):
-                    return False
+            sources = [{"id": file_id} for file_id in sorted(reusing.sources)]
+            if len((yield from rows_of_many("reusable_files", sources))) < len(sources):
+                return False
             known = {row["n"]: row for row in (yield from rows("following_shards", batch_id=batch.id))}
             if not known.keys() >= {part.n for part in reusing.shards}:
                 # Another process has taken this step meanwhile.

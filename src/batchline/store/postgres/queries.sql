@@ -1424,10 +1424,18 @@ WHERE batches.project_id = :project_id AND batches.created_at >= :since AND batc
     AND batches.status IN ('completed', 'expired', 'cancelled')
 ORDER BY batches.created_at DESC, batches.seq DESC LIMIT :limit;
 
+-- name: reusable_files
+-- Finds those of the files that are stored and not expired, by the database's clock.
+SELECT id FROM files WHERE id = ANY (:id::text[]) AND coalesce(state, '') = 'stored' AND expires_at > unix_time();
+
 -- name: insert_index
--- Stores the index of a batch, or the key of its object, unless there is one.
+-- Stores the index of a batch, or the key of its object, unless there is one or the output file was removed. The file is
+-- locked, so a transaction that removes it meanwhile deletes the index.
 INSERT INTO reuse_indexes (batch_id, lines, size, checksum, object_key, data)
-VALUES (:batch_id, :lines, :size, :checksum, :object_key, :data) ON CONFLICT DO NOTHING;
+SELECT batches.id, :lines::bigint, :size::bigint, :checksum::bigint, :object_key::text, :data::bytea
+FROM batches JOIN files ON files.id = batches.output_file_id AND coalesce(files.state, '') = 'stored'
+WHERE batches.id = :batch_id FOR SHARE OF files
+ON CONFLICT DO NOTHING;
 
 -- name: delete_index
 -- Deletes the indexes of batches whose results have expired, or that cannot be read.

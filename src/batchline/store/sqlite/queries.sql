@@ -1257,10 +1257,17 @@ WHERE batches.project_id = :project_id AND batches.created_at >= :since AND batc
     AND batches.status IN ('completed', 'expired', 'cancelled')
 ORDER BY batches.created_at DESC, batches.seq DESC LIMIT :limit;
 
+-- name: reusable_files
+-- Finds those of the files that are stored and not expired.
+SELECT id FROM files WHERE id = :id AND state = 'stored' AND expires_at > :due;
+
 -- name: insert_index
--- Stores the index of a batch, or the key of its object, unless there is one.
+-- Stores the index of a batch, or the key of its object, unless there is one or the output file was removed.
 INSERT INTO reuse_indexes (batch_id, lines, size, checksum, object_key, data)
-VALUES (:batch_id, :lines, :size, :checksum, :object_key, :data) ON CONFLICT DO NOTHING;
+SELECT batches.id, :lines, :size, :checksum, :object_key, :data
+FROM batches JOIN files ON files.id = batches.output_file_id AND files.state = 'stored'
+WHERE batches.id = :batch_id
+ON CONFLICT DO NOTHING;
 
 -- name: delete_index
 -- Deletes the indexes of batches whose results have expired, or that cannot be read.
