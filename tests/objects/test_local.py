@@ -36,6 +36,21 @@ async def test_a_folder_keeps_only_objects(tmp_path: Path) -> None:
     assert list((tmp_path / "work").iterdir()) == []
 
 
+async def test_the_folder_of_a_batch_is_removed_with_its_last_object(tmp_path: Path) -> None:
+    """Otherwise each batch whose results have expired would leave a folder for ever, on the disk and in memory."""
+    async with folder(tmp_path) as objects:
+        for key in ("results/batch_1/output", "results/batch_1/error", "uploads/file-1"):
+            await objects.put(key, b"1")
+        await objects.delete("results/batch_1/output")
+        assert files_below(tmp_path) == ["results/batch_1/error", "uploads/file-1"]
+        await objects.delete("results/batch_1/error")
+        await objects.delete("uploads/file-1")
+        assert await objects.names("results") == []
+        assert (tmp_path / "uploads").is_dir()
+        await objects.put("results/batch_1/again", b"2")
+        assert await objects.read("results/batch_1/again", 0, 1) == b"2"
+
+
 async def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path) -> None:
     """B2: another process may remove a folder that this one remembers; a put is durable all the same."""
     async with folder(tmp_path) as serving, folder(tmp_path) as worker:

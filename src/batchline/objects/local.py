@@ -73,7 +73,7 @@ class LocalObjects:
                 start += len(chunk)
 
     async def delete(self, key: str) -> None:
-        await self._threads.run(partial(_delete, self._folder.path(key)))
+        await self._threads.run(partial(self._folder.delete, self._folder.path(key)))
 
     async def delete_all(self, prefix: str) -> None:
         await self._threads.run(partial(self._folder.delete_all, self._folder.path(prefix)))
@@ -164,6 +164,13 @@ class _Folder:
         sync_path(target.parent)
 
     @_writing()
+    def delete(self, path: Path) -> None:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()
+        if self._root in path.parent.parent.parents:
+            self._remove_if_empty(path.parent)
+
+    @_writing()
     def delete_all(self, folder: Path) -> None:
         with self._folders_lock:
             _remove_tree(folder)
@@ -194,6 +201,12 @@ class _Folder:
         with self._folders_lock:
             self._make_durable(target.parent)
             temporary.replace(target)
+
+    def _remove_if_empty(self, folder: Path) -> None:
+        """Remove the folder of a batch with its last object. There would be one more with every batch."""
+        with self._folders_lock, suppress(OSError):
+            folder.rmdir()
+            self._durable.discard(folder)
 
     def _forget(self, folder: Path) -> None:
         with self._folders_lock:
@@ -314,12 +327,6 @@ def _read(path: Path, start: int, length: int) -> bytes:
 def _read_chunk(file: FileIO, start: int, end: int) -> bytes:
     # By position: after a cancelled call closed the file, its descriptor may already belong to another file.
     return os.pread(file.fileno(), min(_CHUNK_BYTES, end - start), start)
-
-
-@_writing()
-def _delete(path: Path) -> None:
-    with suppress(FileNotFoundError, NotADirectoryError):
-        path.unlink()
 
 
 @_writing()
