@@ -14,7 +14,8 @@ from batchline.domain.errors import ObjectsDown
 from batchline.domain.records import Batch
 from batchline.domain.replies import Answer
 from batchline.domain.states import BatchStatus
-from tests.simulation.virtual import EPOCH, VirtualClock
+from batchline.pipeline.validation_pool import ValidationDied
+from tests.simulation.virtual import EPOCH, InlineValidator, VirtualClock
 from tests.support.damage import batch_with_damaged_work_file
 from tests.support.engine_harness import Bench
 
@@ -364,6 +365,28 @@ def test_an_object_that_stays_unreadable_does_not_keep_a_batch_open(tmp_path: Pa
 
         bench.play(scene(), seconds=2000)
         assert bench.attempts("good") == 64
+
+
+@pytest.mark.rule("C12", "An input file that cannot be read counts as lost at the end of the window, as every object.")
+@pytest.mark.parametrize("error", [ObjectsDown("Input/output error"), ValidationDied("Two processes died")])
+def test_an_input_file_that_stays_unreadable_does_not_keep_a_batch_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """C12: the work file is damaged, and cannot be made again from the input file."""
+    with closing(Bench(tmp_path, completion_window_seconds=600)) as bench:
+
+        async def fail(*_: Any, **__: Any) -> None:
+            raise error
+
+        async def scene() -> None:
+            batch = await batch_with_damaged_work_file(bench, _remove, lines=100)
+            monkeypatch.setattr(InlineValidator, "validate", fail)
+            ended = await bench.ended(batch)
+            assert bench.time.now >= 600
+            assert ended.completed + ended.failed == 100
+            assert ended.failed > 0
+
+        bench.play(scene(), seconds=2000)
 
 
 @pytest.mark.rule("C12", "A short outage of the object store loses no result, also after the window.")

@@ -34,6 +34,7 @@ from batchline.domain.usage import NOTHING, Usage, total
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.record import INLINE_SEGMENT_BYTES
 from batchline.pipeline.segments import stored_segments
+from batchline.pipeline.validation_pool import ValidationDied
 from batchline.ports import FinalizeLease, Mending, Objects, Store, StoreClock, Validator, Verdict
 
 log = logging.getLogger(__name__)
@@ -298,6 +299,10 @@ class Repair:
                 await self._objects.accept(work, leased.work_key)
         except ObjectMissing:
             return False
+        except (ObjectsDown, ValidationDied):
+            if await self.gives_up_unreadable(leased):
+                return False
+            raise
         return True
 
 
