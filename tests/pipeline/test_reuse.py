@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from batchline.domain.errors import ObjectsDown
 from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
 from batchline.fsck.check import Fsck
 from batchline.fsck.findings import Checked
 from batchline.pipeline import reuse as pipeline_reuse
 from batchline.pipeline.damage import DamageLog
+from batchline.pipeline.validation_pool import ValidationDied
+from tests.simulation.virtual import InlineValidator
 from tests.support.earlier_copies import bring_back, copy_of
 from tests.support.engine_harness import Bench
 
@@ -180,6 +183,38 @@ def test_results_that_are_deleted_during_the_lookup_are_not_reused(
             batch = await bench.ended(await bench.batch(prompts, reuse=True))
             assert reads == 20
             assert (batch.completed, asked(bench), await reused(bench, batch)) == (40, 80, 0)
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("G7", "Lines run if earlier answers cannot be read.")
+@pytest.mark.parametrize(("call", "running"), [("read", 20), ("digests", 40)])
+def test_lines_run_if_the_answers_of_an_earlier_batch_stay_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, running: int
+) -> None:
+    """A disk may fail at one place, or a bucket refuse one object. Answers of other batches are still reused."""
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            prompts = [f"word number {n}" for n in range(40)]
+            await bench.ended(await bench.batch(prompts[:20]))
+            newest = await bench.ended(await bench.batch(prompts[20:]))
+            if call == "read":
+
+                async def fail(key: str, *_: int) -> None:
+                    if key.startswith(f"results/{newest.id}/"):
+                        raise ObjectsDown("Input/output error")
+
+                bench.objects.trouble["read"] = fail
+            else:
+
+                async def die(*_: Any, **__: Any) -> bytes:
+                    raise ValidationDied("Two processes died over one input file")
+
+                monkeypatch.setattr(InlineValidator, "digests", die)
+            ended = await bench.ended(await bench.batch(prompts, reuse=True))
+            assert (ended.completed, ended.failed, asked(bench)) == (40, 0, 40 + running)
+            assert int(str(ended.completed_at)) - ended.created_at < 300
 
         bench.play(scene())
 

@@ -25,7 +25,7 @@ from msgspec.json import encode as encode_json
 from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.chat import named_model
 from batchline.domain.checksum import Checksum, checksum_of
-from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing
+from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing, StoreDown
 from batchline.domain.estimates import estimated_usage
 from batchline.domain.limits import InputLimits
 from batchline.domain.lines import lines_of
@@ -64,6 +64,9 @@ _MAX_GAP_BYTES = 64 * 1024
 _INLINE_INDEX_BYTES = 16 * 1024
 _MAX_SOURCES = 256
 """The most batches that one lookup searches. Each may need a read of its index and one of its answers."""
+_FAILURES_TO_SKIP = 6
+"""The number of failures of a batch, in about a minute, after which an earlier batch whose answers cannot be read is
+left out. Its files may never be readable again, and the lines can run."""
 _MAX_TRIES = 3
 """The number of tries if results are deleted during a lookup. In the last one nothing is looked up: the lines run."""
 
@@ -254,13 +257,22 @@ class ReuseStep:
                     used.append(source.output_file_id)
                     await self._copy_places(source, places, wanted, copies)
             except (Damaged, ObjectMissing) as error:
-                log.warning(
-                    "answers of a batch cannot be reused, going on without them",
-                    extra={"batch": source.batch_id, "reason": str(error)},
-                )
+                self._report_unusable(source, error)
                 await self._store.drop_index(source.batch_id)
+            except StoreDown:
+                raise
+            except Exception as error:
+                if leased.failures < _FAILURES_TO_SKIP:
+                    raise
+                self._report_unusable(source, error)
             await self._clock.sleep(0)
         return used
+
+    def _report_unusable(self, source: Source, error: Exception) -> None:
+        log.warning(
+            "answers of a batch cannot be reused, going on without them",
+            extra={"batch": source.batch_id, "reason": str(error)},
+        )
 
     async def _copy_places(
         self, source: Source, places: dict[bytes, Place], wanted: dict[bytes, list[_Line]], copies: _Copies
