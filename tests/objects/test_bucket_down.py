@@ -92,6 +92,40 @@ def test_a_store_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         asyncio.run(story())
 
 
+@pytest.mark.parametrize("sent", [0, 40])
+async def test_a_store_that_sends_less_than_it_announces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    """C12: the rest of an object is requested as long as bytes come. A store that sends none is not asked for ever."""
+    requests: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
+        start = 0 if len(requests) == 1 else sent
+        body = bytes(sent - start)
+        head = b"206 Partial Content" if len(requests) < 10 else b"400 Asked Again And Again"
+        writer.write(
+            b'HTTP/1.1 %b\r\nConnection: close\r\nETag: "1"\r\nLast-Modified: Tue, 17 Nov 2026 07:00:00 GMT\r\n'
+            b"Content-Range: bytes %d-99/100\r\nContent-Length: %d\r\n\r\n%b" % (head, start, len(body), body)
+        )
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    point_to(monkeypatch, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    monkeypatch.setitem(bucket_module._RETRIES, "max_retries", 0)
+    async with server, opened("s3://bucket/prefix", tmp_path) as objects:
+        received = bytearray()
+
+        async def drain() -> None:
+            async for chunk in objects.stream("uploads/file-1", 0, 100):
+                received.extend(chunk)
+
+        with pytest.raises(ObjectsDown, match="announced more bytes than it sent"):
+            await drain()
+    assert received == bytes(sent)
+
+
 async def test_a_store_that_dies_under_an_upload(
     own_bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

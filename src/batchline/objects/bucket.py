@@ -117,6 +117,9 @@ class BucketObjects:
                     return
                 if start == requested_from:
                     raise explained(fault, action=f"Reading {key}") from None
+            else:
+                if start == requested_from < end:
+                    raise ObjectsDown(f"Reading {key}: the bucket's store announced more bytes than it sent")
 
     async def delete(self, key: str) -> None:
         await self._delete([_checked(key)])
