@@ -249,3 +249,14 @@ def test_an_end_that_says_nothing_is_no_refusal() -> None:
     in_flight.start([job])
     in_flight.finish(job, None, clock.steady())
     assert job.refusal_cost is None
+
+
+@pytest.mark.parametrize("kind", ["http_408", "http_502", "http_504", "timeout"])
+def test_fewer_are_in_flight_if_the_upstream_is_too_slow_for_as_many(kind: str) -> None:
+    """A gateway answers 408 or 504 if the server behind it takes too long, and some servers do so themselves."""
+    slots = Slots(cap=None)
+    jobs = slots.start(32)
+    slots.clock.advance(30.0)
+    for job in jobs:
+        slots.in_flight.finish(job, Retryable(kind, ""), slots.clock.steady())
+    assert slots.in_flight.room == 16

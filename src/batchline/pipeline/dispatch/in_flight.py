@@ -22,7 +22,7 @@ _STALLED_SECONDS, _SLOWER = 1.0, 2.0
 """If none of a lane's requests ended for this time, or if they take so many times as long as those of another lane, the
 lane frees no slot soon enough for the other one."""
 _UNAVAILABLE = frozenset({"http_503", "http_529"})
-_OVERLOADS = frozenset({"http_502", "http_504", FaultKind.TIMEOUT})
+_OVERLOADS = frozenset({"http_408", "http_502", "http_504", FaultKind.TIMEOUT})
 _REFUSALS = frozenset({Sign.THROTTLED, Sign.UNAVAILABLE, Sign.FAULT})
 
 LaneName = tuple[str, str]

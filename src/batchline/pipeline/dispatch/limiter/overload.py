@@ -1,4 +1,4 @@
-"""Tells from timeouts and 502, 503 and 504 whether an upstream has too much to do.
+"""Tells from timeouts and 408, 502, 503 and 504 whether an upstream has too much to do.
 
 ::
 

@@ -12,7 +12,7 @@ class Sign(Enum):
     """The answer was 503 or 529. If it comes quickly, it is a refusal: some servers refuse with it what exceeds their
     limits."""
     OVERLOADED = "overloaded"
-    """The answer was 502 or 504, or there was a timeout. A few of these are no overload."""
+    """The answer was 408, 502 or 504, or there was a timeout. A few of these are no overload."""
     FAULT = "fault"
     """The answer was another 5xx, or the connection was refused. If that comes quickly, it may be a refusal too. Else
     it says nothing about the load."""
