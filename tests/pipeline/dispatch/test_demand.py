@@ -69,13 +69,16 @@ def test_many_lines_that_are_held_back_satisfy_the_shared_lane(harness: Dispatch
 
 
 def test_lines_of_a_paused_model_do_not_satisfy_its_project(harness: DispatcherHarness) -> None:
-    """D3: one of them is enough, to probe with."""
+    """D3: one that was never tried is enough to probe with. Some of those that were tried may never be answered."""
     harness.add(make_jobs(4, model="gone", expires_at=FAR_FUTURE))
     harness.advance(1.0)
     for line in range(15):
         harness.breakers.on_unavailable("gone", line, "http_503")
         harness.breakers.on_real_answer("there")
     harness.reply(REFUSED)
+    assert harness.dispatcher.satisfied_lanes == set()
+    (untried,) = make_jobs(1, model="gone", expires_at=FAR_FUTURE)
+    harness.add([untried])
     assert harness.dispatcher.satisfied_lanes == {Lane(model="gone", project_id="p")}
     assert harness.dispatcher.wanted_lines == 8
 

@@ -187,21 +187,30 @@ def tries_before(harness: ScriptedHarness) -> int:
     return next(index for index, request in enumerate(harness.requests) if request.attempt == 2)
 
 
-@pytest.mark.rule("D3", "A refused line is tried again before lines that were never tried.")
-def test_a_refused_line_goes_first_when_it_is_tried_again() -> None:
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_line_that_is_tried_again_does_not_wait_for_all_others(status: int) -> None:
     """D3: it waits for a second at most. In that time five others are tried, one at a time."""
-    with closing(ScriptedHarness(refused_once(429), cap=1)) as harness:
+    with closing(ScriptedHarness(refused_once(status), cap=1)) as harness:
         harness.add(make_jobs(40, expires_at=FAR_FUTURE))
         harness.advance(30.0)
         assert tries_before(harness) <= 7
 
 
-def test_a_line_with_another_fault_waits_for_its_turn() -> None:
-    """D3: an upstream that fails each line at first must get others before anything can be said about it."""
-    with closing(ScriptedHarness(refused_once(503), cap=1)) as harness:
-        harness.add(make_jobs(40, expires_at=FAR_FUTURE))
-        harness.advance(30.0)
-        assert tries_before(harness) == 40
+@pytest.mark.rule("D9", "Lines that are always refused do not hold up the others of their batch.")
+@pytest.mark.parametrize("status", [429, 503])
+def test_many_lines_that_are_always_refused_do_not_hold_up_the_others(status: int) -> None:
+    """They once filled the queue: the limit fell, the upstream was paused, and each probe was one of them."""
+
+    async def reply(request: Request) -> Reply:
+        if crc32(request.line.encode()) % 4 == 0:
+            await asyncio.sleep(0.01)
+            return refusal(status)
+        return await answer(request)
+
+    with closing(ScriptedHarness(reply)) as harness:
+        jobs = make_jobs(2000, expires_at=FAR_FUTURE)
+        harness.add(jobs)
+        assert seconds_until(harness, 1400) <= 40
 
 
 @pytest.mark.rule("D3", "A refusal that the service provoked while it looks for the limit spends no throttle.")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from batchline.domain.outcomes import Retryable
 from batchline.pipeline.dispatch.queues import ReadyQueue, RetryQueue
 from batchline.pipeline.job import Job
 from tests.support.jobs import make_jobs
@@ -156,11 +157,24 @@ def test_withdrawn_lines_are_gone_and_the_others_keep_their_order() -> None:
     even = ready.withdraw(lambda job: job.position % 2 == 0)
     assert Counter(even) == Counter(soon[::2] + late[::2] + other[::2])
     assert len(ready.withdraw(lambda job: job.batch.project_id == "p", limit=1)) == 1
-    counts = [ready.count_by_model(project_id) for project_id in ("p", "other", "unknown")]
+    counts = [ready.untried_by_model(project_id) for project_id in ("p", "other", "unknown")]
     assert (len(ready), counts) == (4, [{"m": 2, "n": 1}, {"m": 1}, {}])
     left = take(ready, 9, in_flight={"other": 9})
     assert [job.batch.expires_at for job in left] == [10, 10, 20, 1]
     assert (len(ready), dict(ready.by_model), ready.lanes()) == (0, {}, [])
+
+
+@pytest.mark.rule("D3", "Lines that are tried again take turns with those that were never tried.")
+def test_lines_that_are_tried_again_take_turns_with_the_others() -> None:
+    """D3, D9: neither lines that are always refused nor the many that were never tried hold up the rest."""
+    untried, again = make_jobs(3, expires_at=10), make_jobs(5, expires_at=10)
+    for job in again:
+        job.last_fault = Retryable("http_429", "", throttled=True)
+    ready = filled(untried, again)
+    assert ready.untried_by_model("p") == {"m": 3}
+    expected = [again[0], untried[0], again[1], untried[1], again[2], untried[2], again[3], again[4]]
+    assert [take(ready, 1)[0], *take(ready, 4), *take(ready)] == expected
+    assert (len(ready), dict(ready.by_model)) == (0, {})
 
 
 def test_a_retry_waits_until_its_time() -> None:

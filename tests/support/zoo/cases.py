@@ -21,7 +21,9 @@ from tests.support.zoo.runs import (
     beside_a_refused_project,
     beside_a_slow_model,
     beside_hanging_lines,
+    beside_hopeless_lines,
     beside_refused_lines,
+    is_hopeless,
     lines,
     lines_of_models,
     lines_with_metrics,
@@ -77,6 +79,11 @@ def _is_always_refused(job: Job, attempt: int) -> bool:
 def _refuses_a_project(world: World, *, retry_after: float | None = None) -> Upstream:
     inner = Queueing(world, about(0.1), slots=always(32))
     return Refusing(inner, lambda job, _: job.batch.project_id == "two", fault=refusal(retry_after=retry_after))
+
+
+def _refuses_a_part(world: World, *, percent: int, fault: Retryable | None = None) -> Upstream:
+    inner = Queueing(world, about(0.3), slots=always(32))
+    return Refusing(inner, lambda job, _: is_hopeless(job.line.custom_id, percent), fault=fault)
 
 
 def _is_refused_first(job: Job, attempt: int) -> bool:
@@ -479,6 +486,24 @@ CASES = {
         script=beside_refused_lines,
         ideal_seconds=4000 / LINES_PER_SECOND,
         goal=0.9,
+    ),
+    "a tenth always refused": Case(
+        upstream=partial(_refuses_a_part, percent=10),
+        script=beside_hopeless_lines(2000, percent=10),
+        ideal_seconds=1800 / 107,
+        goal=0.7,
+    ),
+    "a tenth always 503": Case(
+        upstream=partial(_refuses_a_part, percent=10, fault=OVERLOAD),
+        script=beside_hopeless_lines(2000, percent=10),
+        ideal_seconds=1800 / 107,
+        goal=0.7,
+    ),
+    "most always refused": Case(
+        upstream=partial(_refuses_a_part, percent=60),
+        script=beside_hopeless_lines(3000, percent=60),
+        ideal_seconds=1200 / 107,
+        goal=0.4,  # Each of these lines is tried 13 times, and the others wait for a slot as often as these.
     ),
     "refused at first": Case(
         upstream=lambda world: Refusing(Upstream(world), _is_refused_first),

@@ -15,7 +15,7 @@ from batchline.domain.retry import RetryPolicy
 from batchline.pipeline.dispatch.circuit_breaker import Breakers, CircuitBreaker
 from batchline.pipeline.dispatch.in_flight import InFlight
 from batchline.pipeline.dispatch.limiter import Limiter
-from batchline.pipeline.dispatch.queues import ReadyQueue
+from batchline.pipeline.dispatch.queues import PROBES_IN_A_ROW, ReadyQueue
 from batchline.pipeline.job import Job
 from batchline.telemetry.metrics import Metrics
 from tests.support.jobs import FAR_FUTURE, make_jobs
@@ -27,7 +27,6 @@ LINES_PER_SECOND = 3500.0
 _CLAIMED_LINES = 64
 _PATIENCE_SECONDS = 3600.0
 _SHORTEST_RATE_WAIT_SECONDS = 0.001
-_PROBES_IN_A_ROW = 4
 _PROBE_CHECK_SECONDS = 0.1
 _QUEUE_LENGTH_SECONDS = 5.0
 
@@ -40,8 +39,12 @@ class Work:
         self.failed = 0
 
     @property
+    def to_do(self) -> int:
+        return max(0, self.open - max(0, self._hopeless - self.failed))
+
+    @property
     def is_done(self) -> bool:
-        return self.open <= max(0, self._hopeless - self.failed)
+        return not self.to_do
 
 
 class SimulatedDispatcher:
@@ -91,9 +94,9 @@ class SimulatedDispatcher:
         self._set_rate_timer()
 
     def _claim(self) -> None:
-        """Claim few lines ahead, so that a line that is tried again need not wait for all that were never tried."""
+        """Claim few lines ahead."""
         for (project, model), jobs in self._unclaimed.items():
-            if jobs and self._ready.count_by_model(project).get(model, 0) < _CLAIMED_LINES // 2:
+            if jobs and self._ready.untried_by_model(project).get(model, 0) < _CLAIMED_LINES // 2:
                 for _ in range(min(_CLAIMED_LINES, len(jobs))):
                     self._ready.add(jobs.popleft())
 
@@ -138,7 +141,7 @@ class SimulatedDispatcher:
         )
         if lane is None:
             return []
-        jobs = self._ready.take_lane(*lane)
+        jobs = self._ready.take_probe(*lane)
         for job in jobs:
             breaker.begin_probe(lane, job.line_key)
         return jobs
@@ -205,7 +208,7 @@ class SimulatedDispatcher:
             self._paused_models = self._breakers.paused_models
         if self._breakers.forgives(model, fault.kind):
             job.probes += 1
-            self._ready.add(job, first=job.probes % _PROBES_IN_A_ROW != 0)
+            self._ready.add(job, first=job.probes % PROBES_IN_A_ROW != 0)
             return
         job.throttles += refusals
         job.attempts += attempts
@@ -221,8 +224,8 @@ class SimulatedDispatcher:
             jitter=self._world.uniform(0, 1),
             limited=not attempts and self.limiter.model(model).is_refused,
         )
-        self._world.after(wait, lambda: self._make_ready(job, first=fault.throttled))
+        self._world.after(wait, lambda: self._make_ready(job))
 
-    def _make_ready(self, job: Job, *, first: bool) -> None:
-        self._ready.add(job, first=first)
+    def _make_ready(self, job: Job) -> None:
+        self._ready.add(job)
         self.pump()

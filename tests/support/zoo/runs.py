@@ -1,10 +1,12 @@
 """Runs lines through the limiter against one upstream, and says how long they took."""
 
 from collections.abc import Callable
+from zlib import crc32
 
 from msgspec import Struct
 
 from batchline.domain.engine_queue import QueueLength
+from tests.support.jobs import make_jobs
 from tests.support.zoo.dispatcher import SimulatedDispatcher, Work
 from tests.support.zoo.upstreams import Engine, Upstream
 from tests.support.zoo.world import World
@@ -46,9 +48,9 @@ class Run:
 
     def seconds_for(self, *works: Work) -> float:
         """Return the time until all of the work is done."""
-        since, few = self.world.time, (1 - _MOST) * sum(work.open for work in works)
+        since, few = self.world.time, (1 - _MOST) * sum(work.to_do for work in works)
         limit_seconds = self._limit_seconds + self._case.outage_seconds
-        self.world.run_until(lambda: sum(work.open for work in works) <= few, limit_seconds=limit_seconds)
+        self.world.run_until(lambda: sum(work.to_do for work in works) <= few, limit_seconds=limit_seconds)
         self.most_seconds = max(self.most_seconds, self.world.time - since)
         self.world.run_until(lambda: all(work.is_done for work in works), limit_seconds=limit_seconds)
         return self.world.time - since
@@ -158,6 +160,22 @@ def beside_refused_lines(run: Run) -> tuple[float, int]:
     run.wait(4.0)
     work = run.dispatcher.add(4000, hopeless=1)
     return run.seconds_for(work), max(0, work.failed - 1)
+
+
+def is_hopeless(custom_id: bytes, percent: int) -> bool:
+    """Return whether a line is one of a part of all lines, chosen by chance."""
+    return crc32(custom_id) % 100 < percent
+
+
+def beside_hopeless_lines(lines: int, *, percent: int) -> Script:
+    """Run lines of which a part is always refused. It does not wait for that part."""
+
+    def script(run: Run) -> tuple[float, int]:
+        hopeless = sum(is_hopeless(job.line.custom_id, percent) for job in make_jobs(lines))
+        work = run.dispatcher.add(lines, hopeless=hopeless)
+        return run.seconds_for(work), max(0, work.failed - hopeless)
+
+    return script
 
 
 def beside_a_refused_project(run: Run) -> tuple[float, int]:

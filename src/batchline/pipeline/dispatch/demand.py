@@ -96,16 +96,19 @@ class Demand:
         """Return the lanes of a project that have enough lines.
 
         Each model counts for itself, because the lines of one may wait for long while those of another start at once.
-        The models of the shared lane count together.
+        The models of the shared lane count together. Lines that are tried again may all be refused for what they
+        contain, so only very many of them are enough.
         """
         lanes, free, held_back = set[Lane](), 0, 0
+        untried_by_model = self._ready.untried_by_model(project_id)
         for model, count in self._ready.count_by_model(project_id).items():
-            needed = self._needed_of(model, enough)
+            untried, needed = untried_by_model[model], self._needed_of(model, enough)
             if needed is None:
-                free += count
+                free += untried
             else:
                 held_back += count
-            if count >= (enough if needed is None else needed):
+            most = _LINES_TO_PROBE if self._breakers.is_paused(model) else _MAX_WAITING_LINES
+            if untried >= (enough if needed is None else needed) or count >= most:
                 lanes.add(Lane(model=model, project_id=project_id))
         if free >= enough or held_back >= _MAX_HELD_BACK_LINES:
             lanes.add(Lane(model=SHARED_LANE, project_id=project_id))

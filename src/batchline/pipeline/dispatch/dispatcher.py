@@ -29,7 +29,7 @@ from batchline.pipeline.dispatch.demand import Demand
 from batchline.pipeline.dispatch.in_flight import InFlight
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.quarantine import WINDOW_SECONDS, Quarantine
-from batchline.pipeline.dispatch.queues import ReadyQueue, RetryQueue
+from batchline.pipeline.dispatch.queues import PROBES_IN_A_ROW, ReadyQueue, RetryQueue
 from batchline.pipeline.dispatch.waiting import Waiting
 from batchline.pipeline.job import HeldBatch, Job
 from batchline.pipeline.record import Recorder
@@ -52,10 +52,6 @@ _LANE_CHECK_SECONDS = 1.0
 
 _OVERDUE_CHECK_SECONDS = 1.0
 """The time between two checks whether overdue lines are still past their window: the clock may have been wrong."""
-
-_PROBES_IN_A_ROW = 4
-"""The number of probes with one line before another line of its project and model is used. Some upstreams need several
-attempts for each line, and some lines are never answered."""
 
 
 class Dispatcher:
@@ -355,7 +351,7 @@ class Dispatcher:
         lane = breaker.next_lane(
             lane for lane in self._ready.lanes() if model in (None, lane[1]) and self._in_flight.may_start_one_of(lane)
         )
-        return [] if lane is None else self._ready.take_lane(*lane)
+        return [] if lane is None else self._ready.take_probe(*lane)
 
     def _take_model_probe(self) -> list[Job]:
         """Take a job to probe one of the paused models with."""
@@ -578,7 +574,7 @@ class Dispatcher:
             return
         if forgiven:
             job.probes += 1
-            self._make_ready(job, first=job.probes % _PROBES_IN_A_ROW != 0)
+            self._make_ready(job, first=job.probes % PROBES_IN_A_ROW != 0)
         elif fault.final or job.throttles > self._policy.max_throttles or job.attempts >= self._policy.max_attempts:
             self._completer.complete(job, fault.as_failure(job.tries))
         else:
@@ -663,9 +659,7 @@ class Dispatcher:
             self._timers_changed.clear()
             now = self._clock.steady()
             for job in self._retries.take_due(now):
-                # A refused line goes first, because it has waited longer than those that were never tried. A line with
-                # another fault goes last: if all lines fail, several of them must be tried before that is known.
-                self._make_ready(job, first=_last_fault(job).throttled)
+                self._make_ready(job)
             self._retry_overdue()
             self.pump()
             self._demand.update()

@@ -140,7 +140,7 @@ class InFlight:
                 _sign_of(outcome),
                 now,
                 project_id=project_id,
-                line=job,
+                line=job.line_key,
                 again=again,
                 retry_after=outcome.retry_after,
                 rate_limits=outcome.rate_limits,

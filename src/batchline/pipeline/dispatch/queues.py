@@ -1,18 +1,23 @@
 """Queues the jobs that do not run: those ready for a slot, and those that wait for their next attempt."""
 
 from collections import Counter, deque
-from collections.abc import Callable, KeysView, Mapping
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
 
 from batchline.pipeline.job import Job
+
+PROBES_IN_A_ROW = 4
+"""The number of probes with one line before another line of its project and model is used. Some upstreams need several
+attempts for each line, and some lines are never answered."""
 
 
 class ReadyQueue:
     """Jobs that may start now, by project and model.
 
     The project with the fewest jobs in flight goes first. Within a project the earliest deadline goes first, and of
-    models with the same one that with the fewest jobs in flight. Where they are even, they take turns.
+    models with the same one that with the fewest jobs in flight. Where they are even, they take turns. So do the jobs
+    of a model that are tried first and those that are tried again.
     """
 
     def __init__(self) -> None:
@@ -34,8 +39,13 @@ class ReadyQueue:
         queue = self._queues.get(project_id)
         return {} if queue is None else queue.by_model
 
+    def untried_by_model(self, project_id: str) -> Counter[str]:
+        """Return the numbers of a project's jobs that were never tried, by model."""
+        queue = self._queues.get(project_id)
+        return Counter() if queue is None else queue.count_untried()
+
     def add(self, job: Job, *, first: bool = False) -> None:
-        """Add a job after the others of its project, model and deadline, or before them if it shall be ``first``."""
+        """Add a job after those of its project, model and deadline, or before them if it shall be ``first``."""
         project_id = job.batch.project_id
         queue = self._queues.get(project_id)
         if queue is None:
@@ -81,6 +91,11 @@ class ReadyQueue:
     def take_lane(self, project_id: str, model: str) -> list[Job]:
         """Take one job of a project and a model."""
         return self._take_of(project_id, 1, _Allowances(lambda name: int(name == model)), _Counts({}))
+
+    def take_probe(self, project_id: str, model: str) -> list[Job]:
+        """Take the job of a project and a model to probe a paused upstream with."""
+        job = self._queues[project_id].next_probe(model)
+        return self.withdraw(lambda other: other is job, limit=1)
 
     def withdraw(self, condition: Callable[[Job], bool], *, limit: int | None = None) -> list[Job]:
         withdrawn: list[Job] = []
@@ -133,6 +148,60 @@ class _Counts(dict[tuple[str, str], int]):
         return number
 
 
+class _ModelQueue:
+    """The jobs of one model. Those that were never tried and those that are tried again are taken in turn.
+
+    So an upstream that refuses some lines again and again gets others between them.
+    """
+
+    __slots__ = ("_again", "_again_is_next", "_untried")
+
+    def __init__(self) -> None:
+        self._untried: deque[Job] = deque()
+        self._again: deque[Job] = deque()
+        self._again_is_next = True
+
+    def __len__(self) -> int:
+        return len(self._untried) + len(self._again)
+
+    @property
+    def untried(self) -> int:
+        """The number of jobs that were never tried."""
+        return len(self._untried)
+
+    def __iter__(self) -> Iterator[Job]:
+        yield from self._again
+        yield from self._untried
+
+    def add(self, job: Job, *, first: bool) -> None:
+        jobs = self._untried if job.last_fault is None else self._again
+        (jobs.appendleft if first else jobs.append)(job)
+
+    def take(self, number: int) -> list[Job]:
+        if not self._again:
+            take = self._untried.popleft
+            return [take() for _ in range(number)]
+        return [self._take_one() for _ in range(number)]
+
+    def _take_one(self) -> Job:
+        again = bool(self._again) and (self._again_is_next or not self._untried)
+        self._again_is_next = not again
+        return (self._again if again else self._untried).popleft()
+
+    @property
+    def next_probe(self) -> Job:
+        """The job to probe with: the one of the last probe if its turn is not over, or else one that was never tried.
+
+        Among those that are tried again, many may be refused for what they contain.
+        """
+        again_is_next = self._again and (self._again[0].probes % PROBES_IN_A_ROW or not self._untried)
+        return (self._again if again_is_next else self._untried)[0]
+
+    def remove(self, jobs: set[Job]) -> None:
+        self._untried = deque(job for job in self._untried if job not in jobs)
+        self._again = deque(job for job in self._again if job not in jobs)
+
+
 class _ProjectQueue:
     """The jobs of one project, by the deadlines of their batches, and by model."""
 
@@ -140,8 +209,15 @@ class _ProjectQueue:
         self._project_id = project_id
         self.size = 0
         self.by_model: Counter[str] = Counter()
-        self._jobs: dict[int, dict[str, deque[Job]]] = {}
+        self._jobs: dict[int, dict[str, _ModelQueue]] = {}
         self._deadlines: list[int] = []
+
+    def count_untried(self) -> Counter[str]:
+        untried: Counter[str] = Counter()
+        for models in self._jobs.values():
+            for model, jobs in models.items():
+                untried[model] += jobs.untried
+        return untried
 
     def add(self, job: Job, *, first: bool) -> None:
         deadline = job.batch.expires_at
@@ -151,8 +227,8 @@ class _ProjectQueue:
             heappush(self._deadlines, deadline)
         jobs = models.get(job.model.id)
         if jobs is None:
-            jobs = models[job.model.id] = deque()
-        (jobs.appendleft if first else jobs.append)(job)
+            jobs = models[job.model.id] = _ModelQueue()
+        jobs.add(job, first=first)
         self.size += 1
         self.by_model[job.model.id] += 1
 
@@ -167,13 +243,16 @@ class _ProjectQueue:
             self._forget_empty()
         return taken
 
+    def next_probe(self, model: str) -> Job:
+        deadline = min(deadline for deadline, models in self._jobs.items() if model in models)
+        return self._jobs[deadline][model].next_probe
+
     def withdraw(self, condition: Callable[[Job], bool], *, limit: int | None) -> list[Job]:
         queues = [jobs for models in self._jobs.values() for jobs in models.values()]
         found = [job for jobs in queues for job in jobs if condition(job)][:limit]
         removed = set(found)
-        for models in self._jobs.values():
-            for model, jobs in models.items():
-                models[model] = deque(job for job in jobs if job not in removed)
+        for jobs in queues:
+            jobs.remove(removed)
         self._count_out(found)
         self._jobs = {
             deadline: {model: jobs for model, jobs in models.items() if jobs} for deadline, models in self._jobs.items()
@@ -181,7 +260,9 @@ class _ProjectQueue:
         self._forget_empty()
         return found
 
-    def _take_of(self, models: dict[str, deque[Job]], limit: int, allowances: _Allowances, lanes: _Counts) -> list[Job]:
+    def _take_of(
+        self, models: dict[str, _ModelQueue], limit: int, allowances: _Allowances, lanes: _Counts
+    ) -> list[Job]:
         """Take jobs with one deadline, each of the model with the fewest in flight."""
         taken: list[Job] = []
         project_id, turns = self._project_id, len(models)
@@ -191,7 +272,7 @@ class _ProjectQueue:
             _, _, model = heappop(able)
             jobs = models.pop(model)
             number = 1 if able else min(limit - len(taken), allowances[model], len(jobs))
-            taken += [jobs.popleft() for _ in range(number)]
+            taken += jobs.take(number)
             allowances[model] -= number
             lanes[project_id, model] += number
             if jobs:

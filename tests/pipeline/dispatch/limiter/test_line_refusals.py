@@ -75,6 +75,16 @@ def test_lines_that_never_pass_are_about_themselves_while_others_pass() -> None:
     assert all(verdicts[20:])
 
 
+def test_lines_that_never_pass_are_about_themselves_if_they_are_refused_in_a_row() -> None:
+    """Refusals come sooner than answers, so many lines that are tried again are refused before another passes."""
+    drive = Drive()
+    verdicts = []
+    for _ in range(4):
+        drive.answer(12)
+        verdicts += [drive.refuse(line, again=True) for line in "abcdef"]
+    assert all(verdicts[18:])
+
+
 def test_lines_that_never_pass_say_nothing_while_no_other_does() -> None:
     """It is an outage, or a window that is used up."""
     drive = Drive()

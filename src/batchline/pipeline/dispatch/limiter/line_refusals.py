@@ -3,7 +3,7 @@
 A limit refuses lines regardless of their content. So refusals are about the lines
 
 - if a single line is refused and no limit is known: its content may be the reason;
-- if lines that were refused before are refused again and again, while others pass;
+- if lines that were refused before are refused again and again, while most of those that are tried first pass;
 - if lines are always refused when they are tried first, and pass in any order when they are tried again: a limit that
   is reached refuses many in a row, also of those that are tried again.
 """
@@ -25,6 +25,8 @@ _MIN_FIRST, _MIN_AGAIN = 16, 4
 """A period needs so many lines that were tried first, and so many that were tried again."""
 _MAX_AGAIN = 256
 """The most lines of a period whose order is remembered."""
+_MAX_LINES = 10_000
+"""The number of refused lines at which they are forgotten, most of which have passed by then."""
 _MIXED_PART = 0.5
 """Lines passed in any order if passed and refused ones alternated at least so often, as a part of the number of the
 rarer of both."""
@@ -40,8 +42,10 @@ class LineRefusals:
         self._refused_at = -inf
         self._refused_line: Hashable = None
         """The line that was refused last, at ``_refused_at``."""
-        self._others_pass = False
-        """Whether any line was answered since then."""
+        self._first_ends = [0, 0]
+        """The numbers of lines that were tried first and refused, and of those that passed."""
+        self._ends_before: dict[Hashable, list[int]] = {}
+        """These numbers at the last refusal of each line that was refused."""
         self._accepted_again = 0.5
         """The part of the lines tried again that passed lately."""
         self._period_ends = 0.0
@@ -53,7 +57,6 @@ class LineRefusals:
         """Whether lines tried first were refused in the last period, and lines tried again passed."""
 
     def on_answer(self, now: float, *, order: int, again: bool, latency_seconds: float) -> None:
-        self._others_pass = True
         if again:
             self._accepted_again += _AGAIN_WEIGHT * (1 - self._accepted_again)
         self._count(now, order=order, again=again, accepted=True, latency_seconds=latency_seconds)
@@ -61,7 +64,7 @@ class LineRefusals:
     def is_about_line(self, line: Hashable, now: float, *, order: int, again: bool, limited: bool) -> bool:
         """Count a refusal, and return whether it is only about its line. ``limited`` says that a limit is known."""
         together = line != self._refused_line and now - self._refused_at <= _TOGETHER_SECONDS
-        others_pass, self._others_pass = self._others_pass, False
+        others_pass = self._others_pass_since(line)
         self._refused_line, self._refused_at = line, now
         self._count(now, order=order, again=again, accepted=False)
         if again:
@@ -70,7 +73,18 @@ class LineRefusals:
             return True
         return again and others_pass and self._accepted_again < _SELDOM
 
+    def _others_pass_since(self, line: Hashable) -> bool:
+        """Return whether most lines that were tried first since the last refusal of a line passed."""
+        refused, passed = self._first_ends
+        refused_before, passed_before = self._ends_before.get(line, self._first_ends)
+        if len(self._ends_before) >= _MAX_LINES:
+            self._ends_before.clear()
+        self._ends_before[line] = [refused, passed]
+        return passed - passed_before > refused - refused_before
+
     def _count(self, now: float, *, order: int, again: bool, accepted: bool, latency_seconds: float = 0.0) -> None:
+        if not again:
+            self._first_ends[accepted] += 1
         counts = self._counts
         first, tried_again = counts[False, True] + counts[False, False], counts[True, True] + counts[True, False]
         if now >= self._period_ends and first >= _MIN_FIRST and tried_again >= _MIN_AGAIN:
