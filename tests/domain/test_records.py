@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from batchline.domain.records import Batch, Charge, by_model, escape_line_breaks, json_text
-from batchline.domain.states import BatchStatus
+from batchline.domain.records import Charge, by_model, escape_line_breaks, json_text
 from batchline.domain.usage import Usage
+from tests.support.records import make_batch
 
 
 def test_charges_are_summed_by_model_and_sorted() -> None:
@@ -23,16 +23,7 @@ def test_charges_are_summed_by_model_and_sorted() -> None:
 
 
 def test_the_usage_of_a_batch_has_all_four_counts() -> None:
-    batch = Batch(
-        id="batch_1",
-        project_id="p",
-        key_id="k",
-        endpoint="/v1/chat/completions",
-        input_file_id="file-1",
-        metadata=b"{}",
-        status=BatchStatus.IN_PROGRESS,
-        created_at=1,
-        expires_at=2,
+    batch = make_batch(
         input_tokens=1,
         cached_tokens=2,
         output_tokens=3,

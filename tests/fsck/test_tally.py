@@ -5,23 +5,12 @@ import pytest
 from batchline.domain import ids
 from batchline.domain.errors import Damaged
 from batchline.domain.outcomes import BATCH_CANCELLED, LOST, Success, error_line, output_line
-from batchline.domain.records import Batch
 from batchline.domain.states import BatchStatus
 from batchline.domain.usage import Usage
 from batchline.fsck.tally import LineNumbers, LineSet, Tally
+from tests.support.records import make_batch
 
-_BATCH = Batch(
-    id="batch_01A",
-    project_id="p",
-    key_id="k",
-    endpoint="/v1",
-    input_file_id="f",
-    metadata=b"{}",
-    status=BatchStatus.COMPLETED,
-    created_at=0,
-    expires_at=1,
-    total=4,
-)
+_BATCH = make_batch(id="batch_01A", status=BatchStatus.COMPLETED, total=4)
 _BODY = b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}'
 
 

@@ -3,31 +3,18 @@
 from typing import cast
 
 import pytest
-from msgspec.structs import replace
 
 from batchline.domain.fleet import ModelQueue, Report, UpstreamLoad
 from batchline.domain.progress import Pause
 from batchline.domain.records import Batch, Project
-from batchline.domain.states import BatchStatus
 from batchline.pipeline.overview import UpstreamsReader, WaitingLines, open_batches
 from batchline.ports import Store
+from tests.support.records import make_batch
 
 pytestmark = pytest.mark.anyio
 
 _EARLY, _LATE = (Pause(upstream="gpu", detail="refused", since=since) for since in (5, 9))
 _OF_MODEL = Pause(upstream="gpu", model="m", detail="http_503", since=7)
-
-_BATCH = Batch(
-    id="batch_1",
-    project_id="p",
-    key_id="k",
-    endpoint="/v1/chat/completions",
-    input_file_id="file-1",
-    metadata=b"{}",
-    status=BatchStatus.IN_PROGRESS,
-    created_at=1,
-    expires_at=2,
-)
 
 
 class _Workers:
@@ -76,7 +63,7 @@ class _Store:
         ]
 
     async def open_batches(self, *, limit: int) -> list[Batch]:
-        return [replace(_BATCH, id=f"batch_{each}", project_id=each) for each in self._read()]
+        return [make_batch(id=f"batch_{each}", project_id=each) for each in self._read()]
 
 
 @pytest.mark.parametrize(("deletes", "found"), [(False, ["batch_first"]), (True, [])])

