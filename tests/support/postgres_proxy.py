@@ -85,6 +85,10 @@ async def wired(port: int) -> AsyncIterator[Wire]:
         serving: list[asyncio.Task[None]] = []
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if not server.is_serving():
+                # The connection was made just before the end of the test.
+                writer.transport.abort()
+                return
             serving.append(group.create_task(wire.serve(reader, writer)))
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0)
