@@ -226,7 +226,7 @@ class _Server:
         self._folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=self._parent(durable=durable)))
         if user is not None:
             os.chown(self._folder, user.pw_uid, user.pw_gid)
-        self.port = port or _free_port()
+        self.port = port
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._programs = installation() / "bin"
@@ -274,11 +274,16 @@ class _Server:
         return self._process is not None and self._process.poll() is not None
 
     def start(self) -> None:
-        """Start the server, repeatedly until it stays up: the children of a killed one must end first."""
-        give_up = time.monotonic() + PATIENCE
+        """Start the server, repeatedly until it stays up: the children of a killed one must end first.
+
+        If no port was given, the first start takes a free one, and another one if that is taken meanwhile.
+        """
+        give_up, chooses = time.monotonic() + PATIENCE, not self.port
         while self._process is None or self._process.poll() is not None:
             if time.monotonic() > give_up:
                 sys.exit("PostgreSQL does not start")
+            if chooses:
+                self.port = _free_port()
             self._process = self._launch()
             self._wait_until_ready(self._process, give_up)
         _report(f"postgres runs as {self._process.pid}")

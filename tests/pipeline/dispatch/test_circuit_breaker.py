@@ -125,16 +125,16 @@ def test_an_open_gate_lets_everything_through() -> None:
     assert all(bench.starts() for _ in range(1000))
 
 
-@pytest.mark.rule("D3", "A paused upstream is probed every 1 to 15 s.")
+@pytest.mark.rule("D3", "A paused upstream is probed every 1 to 5 s.")
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
-def test_probes_come_every_one_to_fifteen_seconds(chance: float) -> None:
+def test_probes_come_every_one_to_five_seconds(chance: float) -> None:
     """D3: one at a time, less and less often, and never not at all."""
     probes = paused(chance=chance).probes(300)
     gaps = [later - earlier for earlier, later in pairwise(probes)]
     assert probes[0] == pytest.approx(1 + chance, abs=0.11)
-    assert all(0.99 <= gap <= 15.1 for gap in gaps)
+    assert all(0.99 <= gap <= 5.1 for gap in gaps)
     assert all(later >= earlier - 0.11 for earlier, later in pairwise(gaps))
-    assert gaps[-1] == pytest.approx(7.5 * (1 + chance), abs=0.11)
+    assert gaps[-1] == pytest.approx(2.5 * (1 + chance), abs=0.11)
 
 
 def test_the_wait_for_the_next_probe_is_known() -> None:
@@ -152,7 +152,7 @@ def test_the_wait_for_the_next_probe_is_known() -> None:
 
 
 def test_probes_become_rare_while_earlier_ones_have_no_reply() -> None:
-    """D3: a slow server would never be done with what it was sent if a probe every 15 s added to it."""
+    """D3: a slow server would never be done with what it was sent if a probe every 5 s added to it."""
     bench, begun = paused(), list[int]()
     end = bench.clock.steady() + 1200
     while bench.clock.steady() < end:
@@ -161,9 +161,9 @@ def test_probes_become_rare_while_earlier_ones_have_no_reply() -> None:
         begun.append(len(begun))
     assert len(begun) == 10
     for line in begun:
-        assert bench.breaker.seconds_to_probe > 15
+        assert bench.breaker.seconds_to_probe > 5
         bench.fault(line)
-    assert bench.breaker.seconds_to_probe == 15
+    assert bench.breaker.seconds_to_probe == 5
 
 
 def test_gone_answers_to_probes_leave_it_paused() -> None:
@@ -384,16 +384,6 @@ def test_429s_pause_only_after_a_second() -> None:
     bench.clock.advance(1.0)
     bench.fault(32, throttled=True)
     assert bench.breaker.paused
-
-
-@pytest.mark.parametrize(("throttled", "longest"), [(False, 15.0), (True, 5.0)])
-def test_an_upstream_that_says_429_is_probed_more_often(throttled: bool, longest: float) -> None:
-    bench = Bench()
-    for line in range(16):
-        bench.fault(line, throttled=throttled)
-        bench.clock.advance(0.1)
-    probes = bench.probes(100)
-    assert probes[-1] - probes[-2] == pytest.approx(longest, abs=0.11)
 
 
 class Models:

@@ -574,7 +574,7 @@ CASES = {
         script=lines(4800),
         outage_seconds=_OUTAGE_SECONDS,
         ideal_seconds=30.0,
-        goal=0.65,  # An upstream that was unavailable for a minute is probed every 15 s (D3).
+        goal=0.8,
     ),
     # The lines that were refused in the outage wait for five minutes, as they are told. The others do not.
     "outage of 429, Retry-After": Case(

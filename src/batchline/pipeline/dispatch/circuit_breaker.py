@@ -31,9 +31,8 @@ _FLAPPING_FACTOR, _MAX_ANSWERS_TO_PAUSE = 4, 1024
 _FLAPPING_SECONDS = 60.0
 """Faults within this time after a pause show an upstream that answers now and then."""
 _FIRST_PROBE_SECONDS = 2.0
-_LONGEST_PROBE_SECONDS = 15.0
-_LONGEST_PROBE_SECONDS_IF_THROTTLED = 5.0
-"""An upstream that answers 429 can be asked more often than one that does not answer."""
+_LONGEST_PROBE_SECONDS = 5.0
+"""A server that restarts or loads a model should not stand idle for long once it is ready."""
 _LONGEST_PROBE_SECONDS_IF_UNANSWERED = 600.0
 """While an earlier probe is in flight, the time between probes doubles up to this. A slow server may still process what
 it got before the pause, and would never be done with that if each probe added to it."""
@@ -74,7 +73,6 @@ class CircuitBreaker:
         """The number of answers that the last pause needed."""
         self._since = 0
         self._reason = ""
-        self._throttled = False
         self._crashed = self._impatient = False
         self._next_probe = self._last_probe = 0.0
         self._interval = _FIRST_PROBE_SECONDS
@@ -131,7 +129,6 @@ class CircuitBreaker:
         reason, throttled = self._last_fault
         if throttled and self._clock.steady() - self._unavailable_since < _THROTTLED_SECONDS:
             return
-        self._throttled = throttled
         self._pause(reason)
         self._crashed = False
 
@@ -212,9 +209,7 @@ class CircuitBreaker:
 
     @property
     def _longest_interval(self) -> float:
-        if self._probing:
-            return _LONGEST_PROBE_SECONDS_IF_UNANSWERED
-        return _LONGEST_PROBE_SECONDS_IF_THROTTLED if self._throttled else _LONGEST_PROBE_SECONDS
+        return _LONGEST_PROBE_SECONDS_IF_UNANSWERED if self._probing else _LONGEST_PROBE_SECONDS
 
     def _end_pause(self) -> None:
         if self.paused:
