@@ -27,6 +27,7 @@ from tests.support.zoo.runs import (
     lines,
     lines_of_models,
     lines_with_metrics,
+    single_lines,
     with_two_names,
 )
 from tests.support.zoo.upstreams import (
@@ -468,6 +469,19 @@ CASES = {
         script=beside_a_slow_model(2560, project="two"),
         ideal_seconds=2560 / 128,
         goal=0.75,  # As above.
+    ),
+    # A line waits for the one that is processed, and for the next one that is already there.
+    "single lines, one slot": Case(
+        upstream=lambda world: Queueing(world, about(3.0), slots=always(1)),
+        script=single_lines(8, every_seconds=60.0, after_seconds=200.0),
+        ideal_seconds=4.5,
+        goal=0.35,
+    ),
+    "single lines, four slots": Case(
+        upstream=lambda world: Queueing(world, about(2.0), slots=always(4)),
+        script=single_lines(8, every_seconds=60.0, after_seconds=100.0),
+        ideal_seconds=2.25,
+        goal=0.5,
     ),
     "two names, one queue": Case(
         upstream=lambda world: Queueing(world, about(0.2), slots=always(64)),

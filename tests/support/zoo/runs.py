@@ -195,3 +195,22 @@ def beside_hanging_lines(run: Run) -> tuple[float, int]:
         works.append(run.dispatcher.add(50))
         seconds.append(run.seconds_for(works[-1]))
     return max(seconds), sum(work.failed for work in works)
+
+
+def single_lines(number: int, *, every_seconds: float, after_seconds: float) -> Script:
+    """Return a script that runs single lines now and then while another project has a large batch, for their mean time.
+
+    It begins after some time, since the first requests of the batch cannot be taken back.
+    """
+
+    def script(run: Run) -> tuple[float, int]:
+        run.dispatcher.add(2000, project="two")
+        run.wait(after_seconds)
+        works, seconds = [], []
+        for _ in range(number):
+            works.append(run.dispatcher.add(1))
+            seconds.append(run.seconds_for(works[-1]))
+            run.wait(max(0.0, every_seconds - seconds[-1]))
+        return sum(seconds) / number, sum(work.failed for work in works)
+
+    return script

@@ -115,23 +115,33 @@ def test_a_queue_is_kept_short_for_ten_minutes(kind: str, seconds: float, settli
         check_queue(kind, seconds, seed, settling=settling, measured=measured, least=20, usual=64)
 
 
-_TOO_LONG = "a round takes as long as its whole queue, so the way down from 128 takes minutes"
-
-
-@pytest.mark.parametrize(
-    "slots",
-    [
-        16,
-        pytest.param(4, marks=pytest.mark.xfail(reason=_TOO_LONG)),
-        pytest.param(1, marks=pytest.mark.xfail(reason=_TOO_LONG)),
-    ],
-)
+@pytest.mark.parametrize("slots", [16, 4, 1])
 def test_a_first_limit_that_is_too_high_is_left(slots: int) -> None:
     """A server of few slots gets few more than it has, after 40 s."""
     world = World(1)
     span = Drive(Queueing(world, about(0.2, noise=0.3), slots=always(slots)), lines=6000).settle(40.0).run(20.0)
     assert span.rate >= 0.95 * slots / 0.2
     assert span.usual_limit <= 1.5 * slots + 4
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+@pytest.mark.parametrize(("slots", "seconds"), [(1, 3.0), (2, 5.0), (4, 2.0)])
+def test_requests_of_others_do_not_wait_long_at_a_small_server(kind: str, slots: int, seconds: float) -> None:
+    """D8: the first round shows a deep queue, so the limit falls at once and not by many rounds of a minute each."""
+    drive = Drive(Queueing(World(2), KINDS[kind](seconds), slots=always(slots)), lines=1000)
+    first_round = FIRST_LIMIT * seconds / slots
+    span = drive.settle(first_round).run(10 * first_round)
+    assert span.usual_limit <= 3 * slots + 3
+    assert span.rate >= 0.95 * slots / seconds
+
+
+def test_a_quick_answer_that_is_not_usual_does_not_lower_the_limit_for_long() -> None:
+    """By one answer from a cache, a server of eight slots seems to have less than one."""
+    latencies = iter([0.001, *[1.0] * 7])
+    world = World(1)
+    queueing = Queueing(world, lambda _: next(latencies, 1.0), slots=always(8))
+    span = Drive(queueing, lines=2000).settle(60.0).run(60.0)
+    assert span.rate >= 0.95 * 8
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.proof)])

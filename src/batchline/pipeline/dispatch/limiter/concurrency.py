@@ -6,9 +6,10 @@
       ^                                         │ ^                                │
       └──(throughput grew, or a probe was better)┘ └──(timeouts and 503s: half)     └──(fewer were enough: hold those)
 
-Every arrow but the last follows a complete round (`rounds.py`). The idea is that of gradient limiters such as Netflix's
-concurrency-limits and of BBR's probing: compare throughput at neighbouring limits, and prefer the lower one. As in BBR,
-the lowest limit that can be enough is the throughput multiplied by the lowest latency seen.
+Every arrow but the last follows a complete round (`rounds.py`). A ramp goes up, but takes one step far down if requests
+wait long in a deep queue. The idea is that of gradient limiters such as Netflix's concurrency-limits and of BBR's
+probing: compare throughput at neighbouring limits, and prefer the lower one. As in BBR, the lowest limit that can be
+enough is the throughput multiplied by the lowest latency seen.
 """
 
 from collections import deque
@@ -42,6 +43,8 @@ _UP_FACTOR, _DOWN_FACTOR, _FAR_DOWN_FACTOR = 1.33, 0.8, 0.6
 _QUEUES, _FEW = 1.5, 16
 """An upstream seems to queue if answers take so many times as long as the quickest of the ramp. No limit lower than a
 few is looked for."""
+_LEAST = 2
+"""With one request in flight, an upstream is idle until the next one comes."""
 _WORTH_A_PROBE = 0.9
 """A lower limit is probed only if it is at most this part of the limit."""
 _MIN_GAIN, _TOLERATED_LOSS = 0.04, 0.02
@@ -59,6 +62,18 @@ slot."""
 _EVEN, _QUEUED = 0.25, 0.6
 """Latencies that vary less than this are about equal; if they correlate more than this with the number in flight, some
 requests queued behind others."""
+_DEEPLY_QUEUED = 0.9
+"""If latencies correlate more than this with the number in flight, most of each is the time in a queue, and the
+quickest answer shows how long one takes without it."""
+_LONG_WAIT_SECONDS = 1.0
+"""If requests wait longer than this in the queue of the upstream, it is worth to look for a limit below a few: the
+requests of another project, and of synchronous calls, wait there too."""
+_SPARE, _DEEP = 2.0, 6.0
+"""A queue is deep if the limit is six times what the throughput and the quickest answer show to be enough. Twice that
+is a limit with some to spare, and with enough load for an upstream that adds servers under load."""
+_STEP_DOWN_PART = 0.75
+"""The step down was right if it left this part of the throughput. It is measured by few answers, and a limit that is a
+little too low is soon found to be so."""
 _QUEUE_LENGTH_SECONDS = 15.0
 """The time for which a queue length that an engine reports is used."""
 _OWN_PART = 0.5
@@ -99,6 +114,8 @@ class ConcurrencyLimit:
         """The next step of the ramp."""
         self._points: list[Measure] = []
         """The measurements of this ramp."""
+        self._quickest = inf
+        """The lowest latency of a request in a round that queued deeply; infinity if there was none."""
         self._round: Round | None = None
         self._usual_latency: dict[str, float] = {}
         """The mean latency of each model in its first round. All latencies are divided by it."""
@@ -108,10 +125,12 @@ class ConcurrencyLimit:
         self._rounds_off = 0
         """The number of rounds in a row that had another throughput than expected."""
         self._least_latency = inf
-        """The lowest mean latency of any round."""
+        """The lowest mean latency of any round, or the lowest latency of a request in one that queued deeply."""
         self._variation = 0.0
         """The variation of the latencies in the last round."""
         self._is_quick = False
+        self._mean_seconds = 0.0
+        """The mean latency of the last round in seconds."""
         self._again = False
         """Whether a limit of the ramp is measured a second time, more precisely."""
         self._queue: _Queue | None = None
@@ -201,8 +220,8 @@ class ConcurrencyLimit:
     def _new_round(self, now: float) -> Round:
         limit = self.limit
         if self._phase is _Phase.RAMP and not self._again:
-            return Round(limit, size=max(_MIN_ROUND // 2, limit), full=False, part=_RAMP_PART, since=now)
-        size = max(_MIN_ROUND, 2 * limit) if self._is_quick else max(_MIN_ROUND // 2, limit)
+            return Round(limit, size=max(_MIN_ROUND, limit), full=False, part=_RAMP_PART, since=now)
+        size = max(_MIN_ROUND, 2 * limit if self._is_quick else limit)
         precise = (self._variation / (_RAMP_ERROR if self._again else _HOLD_ERROR)) ** 2
         return Round(
             limit, size=int(max(size, min(_MOST_ROUNDS * limit, precise))), full=True, part=_HOLD_PART, since=now
@@ -212,6 +231,7 @@ class ConcurrencyLimit:
         measure = round_.measure
         self._variation, self._is_quick = measure.variation, now - round_.since < _QUICK_SECONDS
         self._least_latency = min(self._least_latency, measure.latency)
+        self._mean_seconds = round_.mean_seconds
         if self._phase is _Phase.RAMP:
             self._consider_first(round_, measure, now)
         elif self._phase is _Phase.PROBE:
@@ -235,7 +255,11 @@ class ConcurrencyLimit:
             self._consider_ramp(measure, now, queued=False)
             return
         uneven = measure.variation >= _EVEN
-        queued = uneven and round_.correlation > _QUEUED
+        correlation = round_.correlation if uneven else 0.0
+        queued = correlation > _QUEUED
+        if correlation > _DEEPLY_QUEUED:
+            self._quickest = min(self._quickest, round_.quickest)
+            self._least_latency = min(self._least_latency, self._quickest)
         if queued:
             measure = round_.last_measure
         elif uneven and round_.extend(_HOLD_PART):
@@ -244,17 +268,42 @@ class ConcurrencyLimit:
             return
         else:
             measure.load = measure.limit
+        if self._step_down(measure):
+            return
         is_worse = queued and any(measure.rate < _NEAR_BEST * point.rate for point in self._points)
         if self._is_quick and uneven and not is_worse:
             self._again = True
         else:
             self._consider_ramp(measure, now, queued=queued)
 
+    def _step_down(self, measure: Measure) -> bool:
+        """Go on with the ramp at a much lower limit if requests wait long, and return whether that is so.
+
+        A server with one slot would otherwise need many minutes for the rounds of a search step by step.
+        """
+        enough = measure.rate * self._quickest
+        if self.limit < _DEEP * enough or not self._waits_long(measure):
+            return False
+        self._points.append(measure)
+        self._set_limit(int(_SPARE * enough) + 1, _Phase.RAMP)
+        return True
+
+    def _end_step_down(self, measure: Measure, before: Measure, now: float) -> None:
+        if measure.rate > _STEP_DOWN_PART * before.rate:
+            self.set_limit(measure.limit, now)
+        else:
+            # The quickest answer was no usual one.
+            self._quickest, self._least_latency = inf, measure.latency
+            self._end_ramp(now)
+
     def _consider_ramp(self, measure: Measure, now: float, *, queued: bool) -> None:
         self._points.append(measure)
         if queued:
             self._factor = _CLIMB_FACTOR
         if len(self._points) > 1:
+            if measure.limit < self._points[-2].limit:
+                self._end_step_down(measure, self._points[-2], now)
+                return
             elasticity = _elasticity(*self._points[-2:])
             if elasticity < _LEAST_ELASTICITY:
                 self._end_ramp(now)
@@ -326,8 +375,13 @@ class ConcurrencyLimit:
         """
         if self._has_queue(_Queue.LONG, now):
             return min(self.limit, self._enough)
-        lowest = int(self.limit * self._least_latency / measure.latency)
-        return lowest if max(lowest, _FEW) <= _WORTH_A_PROBE * self.limit else self.limit
+        lowest = max(_LEAST, int(self.limit * self._least_latency / measure.latency))
+        few = min(_FEW, int(_SPARE * lowest) + 1) if self._waits_long(measure) else _FEW
+        return lowest if max(lowest, few) <= _WORTH_A_PROBE * self.limit else self.limit
+
+    def _waits_long(self, measure: Measure) -> bool:
+        """Return whether requests of the last round took much longer than at the lowest latency."""
+        return self._mean_seconds * (1 - self._least_latency / measure.latency) > _LONG_WAIT_SECONDS
 
     def _end_probe(self, measure: Measure, now: float) -> None:
         probe = self._probe

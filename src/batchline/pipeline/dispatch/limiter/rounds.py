@@ -139,6 +139,16 @@ class Round:
             return 0.0
 
     @property
+    def quickest(self) -> float:
+        """The lowest latency, as a multiple of the usual one."""
+        return min(latency for _, latency in self._answers)
+
+    @property
+    def mean_seconds(self) -> float:
+        """The mean latency in seconds."""
+        return fmean(latency for _, _, latency in self._latencies)
+
+    @property
     def measure(self) -> Measure:
         return Measure(self.limit, self._answers)
 
