@@ -36,6 +36,9 @@ def test_what_an_answer_reports() -> None:
         body(prompt_tokens="12"),
         body(prompt_tokens=-1, completion_tokens=2**31),
         body(prompt_tokens=12),
+        body(completion_tokens=3),
+        body(prompt_tokens=None, completion_tokens=3, total_tokens=15),
+        body(total_tokens=15),
         body(prompt_tokens=12, completion_tokens=-1),
         body(prompt_tokens=12, completion_tokens=1.5),
         body(prompt_tokens=12, completion_tokens=True),
@@ -53,6 +56,15 @@ def test_nothing_and_nonsense_count_nothing(answer: bytes) -> None:
 
 def test_an_endpoint_without_output_reports_a_total() -> None:
     assert reported_usage(body(prompt_tokens=12, total_tokens=12)) == Usage(input_tokens=12)
+
+
+def test_a_count_of_0_is_a_count() -> None:
+    """An answer without text is charged for its input as reported, and not by an estimate."""
+    assert reported_usage(body(prompt_tokens=12, completion_tokens=0)) == Usage(input_tokens=12)
+    assert reported_usage(body(input_tokens=0, output_tokens=3)) == Usage(output_tokens=3)
+    assert reported_usage(body(prompt_tokens=0, completion_tokens=0, input_tokens=12, output_tokens=3)) == Usage(
+        input_tokens=12, output_tokens=3
+    )
 
 
 def test_the_sum_has_the_shape_the_official_client_reads() -> None:

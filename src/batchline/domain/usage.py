@@ -78,12 +78,12 @@ def usage_in(report: Raw) -> Usage:
         reported = _reported.decode(report)
     except DecodeError:
         return NOTHING
-    input_tokens = reported.prompt_tokens or reported.input_tokens or 0
-    output_tokens = reported.completion_tokens or reported.output_tokens
-    if output_tokens is None and reported.total_tokens is not None:
+    input_tokens = _larger(reported.prompt_tokens, reported.input_tokens)
+    output_tokens = _larger(reported.completion_tokens, reported.output_tokens)
+    if input_tokens is not None and output_tokens is None and reported.total_tokens is not None:
         # Endpoints without a text as answer, such as embeddings, report the input and the total.
         output_tokens = reported.total_tokens - input_tokens
-    if output_tokens is None or not _are_counts(input_tokens, output_tokens):
+    if input_tokens is None or output_tokens is None or not _are_counts(input_tokens, output_tokens):
         return NOTHING
     input_details = reported.prompt_tokens_details or reported.input_tokens_details
     output_details = reported.completion_tokens_details or reported.output_tokens_details
@@ -93,6 +93,11 @@ def usage_in(report: Raw) -> Usage:
         output_tokens=output_tokens,
         reasoning_tokens=_detail(output_details.reasoning_tokens if output_details else None),
     )
+
+
+def _larger(*tokens: int | None) -> int | None:
+    """Return the count under one of its two names. A server that writes both may leave one of them at 0."""
+    return max((count for count in tokens if count is not None), default=None)
 
 
 def _are_counts(input_tokens: int, output_tokens: int) -> bool:
