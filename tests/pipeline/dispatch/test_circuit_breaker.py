@@ -27,6 +27,7 @@ class Bench:
             self.fault(line)
 
     def fault(self, line: object, reason: str = "refused", *, throttled: bool = False) -> None:
+        self.breaker.end_probe(line)
         self.breaker.on_unavailable(line, reason, throttled=throttled)
         self.breaker.pause_if_unavailable(self.breaker.answers_to_pause)
 
@@ -40,6 +41,7 @@ class Bench:
             return False
         if self.breaker.paused:
             self.breaker.begin_probe(LANE, "probe")
+            self.breaker.end_probe("probe")
             self.breaker.on_unavailable("probe", "refused")
         return True
 

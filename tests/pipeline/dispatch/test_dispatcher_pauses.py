@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from batchline.domain.replies import Answer, Reply
-from tests.support.dispatchers import Request, ScriptedHarness
+from batchline.domain.replies import Answer, Fault, FaultKind, Reply
+from tests.support.dispatchers import DispatcherHarness, Request, ScriptedHarness
 from tests.support.jobs import FAR_FUTURE, make_jobs
 
 ANSWER = Answer(status=200, body=b'{"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}')
@@ -171,6 +171,21 @@ def test_a_paused_upstream_is_probed_though_every_slot_hangs() -> None:
         scene.failing_projects = set()
         scene.advance(30.0)
         assert (scene.succeeded(project="a"), scene.recorder.errors) == (50, [])
+
+
+def test_an_upstream_that_is_restarted_while_probes_hang_is_probed_soon() -> None:
+    """D3: the probes break together, so their lines become suspects. None of them is in flight any more."""
+    with closing(DispatcherHarness(cap=64)) as bench:
+        bench.add(make_jobs(40, expires_at=FAR_FUTURE))
+        bench.reply(refusal(503))
+        assert bench.breaker.paused
+        bench.advance(300.0)
+        bench.reply(Fault(kind=FaultKind.BROKEN, detail="the connection ended before an answer came"))
+        before = bench.sent
+        bench.advance(16.0)
+        assert bench.sent > before
+        bench.reply(ANSWER)
+        assert not bench.breaker.paused
 
 
 def test_an_outage_soon_after_another_costs_no_line() -> None:

@@ -118,8 +118,6 @@ class CircuitBreaker:
             self._unavailable_since = self._clock.steady()
         self._unavailable += 1
         self._lines.append(line)
-        if line in self._probing:
-            self._end_probe(line)
         self._last_fault = reason, throttled
 
     def pause_if_unavailable(self, answers: int = _ANSWERS_TO_PAUSE) -> None:
@@ -201,7 +199,10 @@ class CircuitBreaker:
         self._probed[lane] = self._last_probe = self._clock.steady()
         self._schedule_probe()
 
-    def _end_probe(self, line: Hashable) -> None:
+    def end_probe(self, line: Hashable) -> None:
+        """Note that the attempt of a line has ended, in whatever way. If it was a probe, the next one may be due."""
+        if line not in self._probing:
+            return
         self._probing.remove(line)
         if self._interval > self._longest_interval:
             self._interval = self._longest_interval
@@ -287,6 +288,12 @@ class Breakers:
         if self.upstream.flowing:
             # If the whole upstream answers now and then, a pause of one model needs as many answers as one of all.
             breaker.pause_if_unavailable(needed if last_attempt else max(needed, breaker.answers_to_pause))
+
+    def end_probe(self, model: str, line: Hashable) -> None:
+        """Note that the attempt of a line has ended, in whatever way."""
+        self.upstream.end_probe(line)
+        if model in self._models:
+            self._models[model].end_probe(line)
 
     def forgives(self, model: str, kind: str) -> bool:
         """Return whether a fault of this kind spends no attempt."""

@@ -480,6 +480,8 @@ class Dispatcher:
             self._release(job)
         if job.suspect:
             self._quarantine.finish(job)
+        if self._breakers.is_paused(model):
+            self._breakers.end_probe(model, job.line_key)
         if isinstance(outcome, Success):
             self._end(job, outcome, "success")
         elif isinstance(outcome, Retryable):
