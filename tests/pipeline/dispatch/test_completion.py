@@ -105,10 +105,22 @@ def test_all_ready_jobs_but_one_move_to_another_upstream() -> None:
     for job in make_jobs(5):
         scene.completer.acquire(job)
         ready.add(job)
-    failover.move_all()
+    failover.move_all(is_paused=lambda _: True)
     assert (len(ready), len(other.accepted)) == (1, 4)
     # The names of batches are numbered, so bodies differ by a digit.
     assert abs(scene.completer.bytes_by_project["p"] - len(scene.job.line.body)) <= 1
+
+
+def test_the_pause_of_a_model_moves_its_jobs_alone_and_leaves_one_to_probe_with() -> None:
+    """D3: the other model is available here. Its lines do not probe the model that is paused."""
+    scene, ready, other = Scene(), ReadyQueue(), Target()
+    failover = Failover(ready=ready, completer=scene.completer, find_alternative=lambda _: other)
+    for job in make_jobs(5, model="there") + make_jobs(5, model="paused"):
+        scene.completer.acquire(job)
+        ready.add(job)
+    failover.move_all(is_paused=lambda model: model == "paused")
+    assert ready.by_model == {"there": 5, "paused": 1}
+    assert {job.model.id for job in other.accepted} == {"paused"}
 
 
 def test_a_suspect_does_not_move() -> None:

@@ -116,17 +116,22 @@ class Failover:
         self._ready, self._completer, self._find_alternative = ready, completer, find_alternative
 
     def move(self, job: Job) -> bool:
-        """Move a job to another upstream, and return whether there was one. One job stays, for the next probe."""
-        other = None if job.suspect or not self._ready else self._find_alternative(job)
+        """Move a job to another upstream, and return whether there was one.
+
+        One job of each model stays, for the next probe: that of another model does not end the pause of this one.
+        """
+        other = None if job.suspect or not self._ready.by_model[job.model.id] else self._find_alternative(job)
         if other is None:
             return False
         self._completer.release(job)
         other.accept(job)
         return True
 
-    def move_all(self) -> None:
-        """Move every ready job that another upstream can run, except one to probe this upstream with."""
-        for job in self._ready.withdraw(lambda job: self._find_alternative(job) is not None):
+    def move_all(self, *, is_paused: Callable[[str], bool]) -> None:
+        """Move every ready job of a paused model that another upstream can run, except one of each to probe with."""
+        for job in self._ready.withdraw(
+            lambda job: is_paused(job.model.id) and self._find_alternative(job) is not None
+        ):
             if not self.move(job):
                 self._ready.add(job)
 

@@ -546,7 +546,7 @@ class Dispatcher:
         )
         if self._breakers.is_paused(model) and not was_paused:
             self._paused_models = self._breakers.paused_models
-            self._failover.move_all()
+            self._failover.move_all(is_paused=self._breakers.is_paused)
 
     def _on_upstream_answer(self, job: Job) -> None:
         job.suspect = False
