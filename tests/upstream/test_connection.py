@@ -469,6 +469,24 @@ def test_a_port_without_a_server_is_refused(run: Run) -> None:
     assert run(main()) == Fault(kind=FaultKind.REFUSED, detail="cannot connect to the upstream: connection refused")
 
 
+@pytest.mark.parametrize("hosts", [["127.0.0.1", "127.0.0.2"], ["255.255.255.255"]])
+def test_the_reason_of_a_refused_connection_names_no_address(monkeypatch: pytest.MonkeyPatch, hosts: list[str]) -> None:
+    """D2: the reason becomes part of an error line, and the addresses of the operator's servers are not for tenants."""
+
+    async def main() -> Reply:
+        async with serving(answers_once) as wire:
+            port = wire.port
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        async with client(port, url="http://model.example:{port}/v1") as upstream:
+            return await post(upstream)
+
+    reply = asyncio.run(main())
+    assert isinstance(reply, Fault)
+    assert reply.kind is FaultKind.REFUSED
+    assert not [host for host in hosts if host in reply.detail]
+
+
 def test_a_name_that_does_not_resolve_is_refused(run: Run) -> None:
     """The text gets into tenants' error files, which must not name the operator's machines."""
 

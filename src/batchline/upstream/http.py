@@ -7,6 +7,7 @@ to 155 us, of a budget of 60 us per line.
 
 import asyncio
 import math
+import os
 import re
 import socket
 import ssl
@@ -249,4 +250,5 @@ def _explain(error: OSError, connect_timeout: float) -> str:
             return "connection refused"
         case ConnectionResetError():
             return "connection reset"
-    return str(error) or type(error).__name__
+    # Not the text of the error, which names addresses: tenants may read this.
+    return os.strerror(error.errno) if error.errno else "none of its addresses accepts a connection"
