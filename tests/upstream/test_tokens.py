@@ -3,16 +3,19 @@
 The tests use a real llama.cpp, servers that behave as vLLM and SGLang are documented, and servers without a route.
 """
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from batchline.domain.outcomes import Retryable, classify_reply
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
+from batchline.system import SystemClock
 from batchline.upstream.tokens import UpstreamTokens
 from tests.support.raw_server import ManualClock, Peer, answer, client, serving
 
@@ -125,6 +128,33 @@ async def test_the_count_is_what_a_real_server_reads(llama_url: str, body: bytes
         reply = await upstream.post(CHAT, body)
     assert isinstance(reply, Answer)
     assert counted == json.loads(reply.body)["usage"]["prompt_tokens"]
+
+
+class NoRoutes:
+    """An upstream that answers every route with 404, and at once."""
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        return Answer(status=404, body=b"{}")
+
+
+async def test_other_tasks_run_between_two_estimates() -> None:
+    """A chat with very many messages takes long to estimate, and a few that are shortened would stop the process."""
+    tokens, order = UpstreamTokens(NoRoutes(), clock=SystemClock()), list[str]()
+
+    async def shorten() -> None:
+        for _ in range(5):
+            await tokens.count(HELLO)
+            order.append("estimate")
+
+    async def work() -> None:
+        while order.count("estimate") < 10:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        for task in (shorten(), shorten(), work()):
+            group.create_task(task)
+    assert ("estimate", "estimate") not in pairwise(order)
 
 
 async def test_vllm_counts_the_chat_as_it_will_be_sent() -> None:
