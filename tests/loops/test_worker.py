@@ -286,3 +286,20 @@ def test_a_worker_without_a_share_keeps_no_lines_from_the_others(tmp_path: Path)
 
         bench.play(scene(), seconds=100)
         assert bench.attempts("line") == 20
+
+
+def test_lines_of_one_project_that_fill_the_space_keep_no_other_project_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D8: one claim may take lines for all of the space, and these may hang."""
+    monkeypatch.setattr("batchline.loops.worker._MAX_HELD_BYTES", 64 * 1024)
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            await bench.batch(f"good {n} [[delay=500]] {'x' * 2048}" for n in range(80))
+            await asyncio.sleep(5)
+            began = bench.time.now
+            assert (await bench.ended(await bench.batch(["good"], project="beta"))).completed == 1
+            assert bench.time.now - began < 5
+
+        bench.play(scene())

@@ -42,7 +42,8 @@ _DRAIN_POLL_SECONDS = 0.05
 _MIN_FINAL_FLUSH_SECONDS = 5.0
 """The least time that the recorder gets for its last flush, if the shutdown grace is shorter."""
 _MAX_HELD_BYTES = 64 * 1024 * 1024
-"""The most bytes of lines that are held to run: enough for any upstream, and little for a machine."""
+"""The most bytes of lines that are held to run: enough for any upstream, and little for a machine. Beyond this, each
+project may have one shard."""
 _MAX_LINES_PER_TURN = 32
 """The number of lines that are passed to dispatchers before other tasks may run. Each is checked, and answers wait
 meanwhile."""
@@ -250,11 +251,15 @@ class Worker:
     async def _claim(self) -> bool:
         self._work_available.clear()
         wanted = max(dispatcher.wanted_lines for dispatcher in self._dispatchers.values())
-        space = _MAX_HELD_BYTES - sum(dispatcher.held_bytes for dispatcher in self._dispatchers.values())
-        if wanted <= 0 or space <= 0:
+        if wanted <= 0:
             return False
+        space = _MAX_HELD_BYTES - sum(dispatcher.held_bytes for dispatcher in self._dispatchers.values())
+        without = self._satisfied_lanes()
+        if space <= 0:
+            # The lines that are held may hang. A project that has none here gets one shard all the same.
+            space, without = 1, without + self._lanes_held()
         try:
-            jobs = await self._claims.claim(lines=wanted, bytes=space, without=self._satisfied_lanes())
+            jobs = await self._claims.claim(lines=wanted, bytes=space, without=without)
         except (StoreDown, ObjectsDown) as error:
             log.warning("failed to claim shards, retrying", extra={"reason": str(error)})
             return False
@@ -279,6 +284,11 @@ class Worker:
             else:
                 lanes += set.intersection(*(_lanes_of_model(each.satisfied_lanes, model) for each in demanding))
         return lanes
+
+    def _lanes_held(self) -> list[Lane]:
+        """Return the lanes of the projects that have lines here."""
+        projects = set[str]().union(*(dispatcher.projects for dispatcher in self._dispatchers.values()))
+        return [Lane(model=None, project_id=project_id) for project_id in sorted(projects)]
 
     def _distribute(self, jobs: list[Job]) -> None:
         """Add each job to the least busy upstream of its model.

@@ -171,6 +171,11 @@ class Dispatcher:
         return self._completer.bytes_by_project.total()
 
     @property
+    def projects(self) -> set[str]:
+        """The projects of the jobs that have no outcome yet."""
+        return set(self._completer.bytes_by_project)
+
+    @property
     def in_flight(self) -> int:
         return len(self._in_flight)
 
