@@ -490,3 +490,16 @@ def test_the_metrics_name_the_model_that_is_paused() -> None:
     family = next(one for one in scene.metrics.registry.collect() if one.name == "batchline_upstream_paused")
     (sample,) = family.samples
     assert sample.labels == {"upstream": "gpu", "model": "gone", "reason": "http_503"}
+
+
+def test_models_with_a_fault_now_and_then_do_not_fill_the_memory() -> None:
+    """A file may name another model in each line. A model that is paused is not forgotten."""
+    scene = Models()
+    for line in range(16):
+        scene.breakers.on_unavailable("gone", line, "http_503")
+        scene.breakers.on_real_answer("there")
+    for line in range(3000):
+        scene.breakers.on_unavailable(f"name-{line}", line, "http_503")
+        scene.breakers.on_real_answer("there")
+    assert scene.pauses() == {"gone"}
+    assert len(scene.breakers._models) <= 1000

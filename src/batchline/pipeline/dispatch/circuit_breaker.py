@@ -38,6 +38,8 @@ _LONGEST_PROBE_SECONDS_IF_UNANSWERED = 600.0
 it got before the pause, and would never be done with that if each probe added to it."""
 _NEW_LANE_SECONDS = 1.0
 """The time between the probes of projects and models that were not probed yet in this pause."""
+_MAX_MODELS = 1000
+"""The number of models at which those that run as usual are forgotten. Files may name any number of models."""
 _CREDENTIALS = frozenset({"http_401", "http_403"})
 
 Lane = tuple[str, str]
@@ -278,6 +280,8 @@ class Breakers:
         ``last_attempt`` says that the line would fail for good.
         """
         if model not in self._models:
+            if len(self._models) >= _MAX_MODELS:
+                self._models = {name: breaker for name, breaker in self._models.items() if not breaker.flowing}
             self._models[model] = self._new(model)
         breaker = self._models[model]
         # The probes of a model that is paused alone say nothing new about the others.
