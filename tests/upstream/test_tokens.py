@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from batchline.domain.chat import check_request
+from batchline.domain.models import Catalog, Model
 from batchline.domain.outcomes import Retryable, classify_reply
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.system import SystemClock
@@ -135,6 +137,17 @@ class NoRoutes:
 
     async def post(self, path: str, body: bytes) -> Reply:
         return Answer(status=404, body=b"{}")
+
+
+async def test_a_chat_as_deep_as_the_check_of_a_request_allows_is_estimated() -> None:
+    """The messages are read again further down the stack, where less depth is left. An exception would end the call."""
+    tokens, catalog, estimated = UpstreamTokens(NoRoutes(), clock=SystemClock()), Catalog(), 0
+    for depth in range(800, 1000):
+        body = b'{"model":"m","messages":[{"role":"user","content":"Hi","x":%b%b}]}' % (b"[" * depth, b"]" * depth)
+        if isinstance(check_request(body, endpoint=CHAT, project_id="p", catalog=catalog), Model):
+            assert isinstance(await tokens.count(body), int)
+            estimated += 1
+    assert estimated > 0
 
 
 async def test_other_tasks_run_between_two_estimates() -> None:

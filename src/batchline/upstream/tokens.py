@@ -144,7 +144,7 @@ def _estimate(chat: "_Chat") -> int:
 def _text_bytes(message: Raw) -> int:
     try:
         content = _message.decode(message).content
-    except (DecodeError, UnicodeDecodeError):
+    except (DecodeError, UnicodeDecodeError, RecursionError):
         return 0
     texts = [content] if isinstance(content, str) else [part.text for part in content or ()]
     return sum(len(text.encode()) for text in texts if text)
