@@ -2,6 +2,7 @@
 
 import pytest
 
+from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.records import Charge, MendedShard, Segment
 from batchline.domain.states import BatchStatus, Reuse, ShardState
@@ -150,6 +151,20 @@ async def test_lines_that_run_again_stop_at_the_end_of_the_window(world: World) 
     assert await world.expire(at=batch.expires_at) == [batch.id]
     assert await world.claim() == []
     assert await world.publish(await world.finish(at=batch.expires_at)) is BatchStatus.COMPLETED
+
+
+@pytest.mark.rule("C10", "A batch that is cancelled while it is repaired runs no line again.")
+async def test_a_batch_that_is_cancelled_while_it_is_repaired_runs_no_line_again(world: World) -> None:
+    batch = await world.running(shards=[4])
+    await world.record_all(await world.claim())
+    mended = MendedShard(n=0, settled=b"\x0e", completed=3, failed=0, state=ShardState.OPEN)
+    leased = await world.finish()
+    await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 100)
+    await world.store.mend(leased, Mending(shards=[mended], removed={}, lost=[], added=[], errors=[]), at=NOW)
+    assert await world.claim() == []
+    finish = await world.finish()
+    assert [unsettled(left.settled, left.lines) for left in finish.leftovers] == [[0]]
+    assert await world.publish(finish) is BatchStatus.CANCELLED
 
 
 @pytest.mark.rule("F3", "batches fail stops a batch, and its lines that have no result fail.")

@@ -568,7 +568,8 @@ class ShardStore(Protocol):
     async def mend(self, leased: FinalizeLease, mending: Mending, *, at: int) -> None:
         """Repair a batch in one transaction, give back the charges of lost segments, and end the lease.
 
-        Shards that become open run again; without any, the batch can be finalized at once. Raise LeaseLost.
+        Shards that become open run again, unless the batch was stopped meanwhile, which closes them. Without any, the
+        batch can be finalized at once. Raise LeaseLost.
         """
 
     async def queue_state(self) -> QueueState:

@@ -225,14 +225,21 @@ class SqlShards:
 
     async def mend(self, leased: FinalizeLease, mending: Mending, *, at: int) -> None:
         batch_id = leased.batch.id
-        opened = {shard.n for shard in mending.shards if shard.state is ShardState.OPEN}
+        reopened = {shard.n for shard in mending.shards if shard.state is ShardState.OPEN}
 
         def script() -> Script[None]:
-            yield from lock_batch(batch_id)
-            yield from fenced("mend_batch", **_lease_of(leased), drained=not opened)
-            known = yield from rows("batch_shards", batch_id=batch_id)
-            yield from open_lanes([row for row in known if row["n"] in opened])
-            yield from change_many("mend_shard", [_mend_params(batch_id, shard) for shard in mending.shards])
+            batch = yield from lock_batch(batch_id)
+            if batch is None:
+                raise LeaseLost("mend_batch")
+            # The batch may have been stopped since it was leased.
+            state = _state_without_lease(batch)
+            shards = [replace(shard, state=state) if shard.n in reopened else shard for shard in mending.shards]
+            drained = not reopened or state is ShardState.CLOSED
+            yield from fenced("mend_batch", **_lease_of(leased), drained=drained)
+            if state is ShardState.OPEN:
+                known = yield from rows("batch_shards", batch_id=batch_id)
+                yield from open_lanes([row for row in known if row["n"] in reopened])
+            yield from change_many("mend_shard", [_mend_params(batch_id, shard) for shard in shards])
             for segment in mending.added:
                 yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
             yield from change("delete_line_errors", batch_id=batch_id)
