@@ -333,6 +333,17 @@ async def test_lanes_that_are_left_out_are_not_claimed(world: World) -> None:
     assert len(await world.claim()) == 1
 
 
+@pytest.mark.parametrize("model", ["a\0b", "\0", "\x10", "\x100", 'é"\\u0000\\', "\u2028"])
+async def test_a_lane_with_any_name_can_be_left_out(world: World, model: str) -> None:
+    """D3: clients name models with any characters, and no name keeps lines of other projects from being claimed."""
+    alpha, beta = await world.owner("alpha"), await world.owner("beta")
+    left_out = await world.running(alpha, model=model)
+    others = {(await world.running(beta, model=name)).id for name in (model, "m")}
+    without = [Lane(model=model, project_id=alpha.project_id)]
+    assert {shard.batch_id for shard in await world.claim(without=without)} == others
+    assert [shard.batch_id for shard in await world.claim()] == [left_out.id]
+
+
 def _share_of(shards: list[Shard], batch: Batch) -> int:
     return sum(shard.lines for shard in shards if shard.batch_id == batch.id)
 

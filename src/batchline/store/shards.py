@@ -59,7 +59,7 @@ class SqlShards:
     async def claim(
         self, *, owner: str, lease: float, lines: int, bytes: int, alone: bool, without: Sequence[Lane] = (), at: int
     ) -> Claim:
-        excluded_lanes = encode_json(without).decode()
+        excluded_lanes = encode_json([_as_json_names(lane) for lane in without]).decode()
 
         def script() -> Script[Claim]:
             chosen = yield from choose_shards(lines=lines, space=bytes, alone=alone, without=excluded_lanes, at=at)
@@ -336,6 +336,16 @@ class SqlShards:
         many = [{"batch_id": batch_id} for batch_id in batch_ids]
         found = await self._database.read(lambda: rows_of_many("known_batches", many))
         return {row["id"]: convert(dict(row), KnownBatch, strict=False) for row in found}
+
+
+def _as_json_names(lane: Lane) -> Lane:
+    """Return a lane as a statement can find it by JSON: by its model, or by its project alone.
+
+    Clients name models with any characters. PostgreSQL refuses NUL in JSON, SQLite ends a text there, and PostgreSQL's
+    tables have control characters in another form. A project that uses such a name waits with its other models too.
+    """
+    has_control_characters = lane.model is not None and min(lane.model, default=" ") < " "
+    return replace(lane, model=None) if has_control_characters else lane
 
 
 def _lease(chosen: Sequence[Shard], *, owner: str, lease: float) -> Script[list[Shard]]:
