@@ -222,6 +222,16 @@ async def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     assert files_below(tmp_path) == ["file"]
 
 
+async def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path) -> None:
+    """F5: a start says that the objects cannot be used, and a periodic task tries again."""
+    (tmp_path / "results").symlink_to("results")
+    async with folder(tmp_path) as objects:
+        with pytest.raises(ObjectsDown):
+            await objects.names("results")
+        with pytest.raises(ObjectsDown):
+            await anext(aiter(objects.keys("results")))
+
+
 async def test_an_abort_waits_for_a_write_that_was_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B2: if a client disconnects during a write, the thread still writes to its own file."""
     real_write = local_module._write_all

@@ -329,7 +329,6 @@ def _read_chunk(file: FileIO, start: int, end: int) -> bytes:
     return os.pread(file.fileno(), min(_CHUNK_BYTES, end - start), start)
 
 
-@_writing()
 def _keys(path: str | Path, prefix: str) -> Iterator[str]:
     for entry in _entries(path):
         key = f"{prefix}/{entry.name}"
@@ -339,6 +338,7 @@ def _keys(path: str | Path, prefix: str) -> Iterator[str]:
             yield key
 
 
+@_writing()
 def _entries(path: str | Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(path) as entries:
