@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -138,6 +139,29 @@ def test_batches_that_fail_to_be_finalized_do_not_hold_up_others(
             del bench.store.trouble["publish"]
             for batch in batches:
                 assert (await bench.ended(batch)).completed == 1
+
+        bench.play(scene(), seconds=1000)
+
+
+def test_a_batch_that_failed_to_be_finalized_very_often_is_tried_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once a minute: an object store that is unavailable for a day causes more than a thousand failures."""
+    with closing(Bench(tmp_path)) as bench:
+
+        async def fail(*_: Any, **__: Any) -> None:
+            with closing(sqlite3.connect(tmp_path / "store.sqlite")) as rows, rows:
+                rows.execute("UPDATE batches SET failures = 2000")
+            raise ValueError("a fault of this batch")
+
+        async def scene() -> None:
+            bench.store.trouble["publish"] = fail
+            batch = await bench.batch(["broken"])
+            await asyncio.sleep(100)
+            retries = [vars(record)["retry_in"] for record in caplog.records if "finalize" in record.getMessage()]
+            assert retries == [1, 60, 60]
+            del bench.store.trouble["publish"]
+            assert (await bench.ended(batch)).completed == 1
 
         bench.play(scene(), seconds=1000)
 

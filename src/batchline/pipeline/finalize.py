@@ -33,6 +33,8 @@ _MAX_REPAIRS = 8
 """A batch whose counts still disagree after this number of repairs is not repaired again. It is finalized again now and
 then."""
 _MAX_BACKOFF_SECONDS = 60.0
+_MAX_DOUBLINGS = 6
+"""The number of failures after which the longest wait is reached."""
 
 
 class Finalizer:
@@ -117,7 +119,7 @@ class Finalizer:
         return None
 
     async def _defer(self, leased: FinalizeLease, error: Exception) -> None:
-        retry_in = min(2.0**leased.failures, _MAX_BACKOFF_SECONDS)
+        retry_in = min(2.0 ** min(leased.failures, _MAX_DOUBLINGS), _MAX_BACKOFF_SECONDS)
         log.error(
             "failed to finalize a batch, retrying",
             exc_info=not isinstance(error, ObjectsDown),
