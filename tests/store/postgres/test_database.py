@@ -292,6 +292,20 @@ async def test_an_outage_of_the_database_strikes_nobody(postgres_url: str) -> No
         assert (await world.seen(batch)).completed == 1
 
 
+async def test_a_clock_that_went_back_keeps_no_dead_worker_alive(postgres_url: str) -> None:
+    """D5: leases end again a whole lease after the clock of the database was set back, however far it was ahead."""
+    async with opened(postgres_url) as world:
+        await world.rescue()
+        await world.execute("UPDATE watch SET seen = seen + interval '1 hour', since = since + interval '1 hour'")
+        await world.running(shards=[4])
+        (shard,) = await world.claim(holder=OTHER)
+        assert await world.rescue() == 0
+        await world.pass_time(LEASE - 1)
+        assert await world.store.renew_shards(owner=OTHER, lease=LEASE) == {key(shard)}
+        await world.pass_time(LEASE + 1)
+        assert await world.rescue() == 1
+
+
 async def test_everything_goes_through_a_pooler_that_keeps_no_state(postgres_url: str) -> None:
     """Each transaction may run on another server connection, so none depends on a connection's state."""
     async with opened(postgres_url, pooled=True) as world:

@@ -848,7 +848,8 @@ FROM shards WHERE batch_id = :batch_id AND owner = :owner AND state = 'leased';
 
 -- name: watch_leases
 -- Notes that a process can use the database. If none did so for half of a lease that seems to have ended, the database
--- was down: then each owner gets a whole lease of time to renew, from now on.
+-- was down: then each owner gets a whole lease of time to renew, from now on. So it does if the last note is of a later
+-- time: the clock was set back, and the start of the period may be as far ahead as the clock was.
 WITH lapsed AS (
     SELECT min(lease) AS lease FROM (
         SELECT lease FROM shards WHERE owner IS NOT NULL AND state = 'leased' AND lease_until < clock_timestamp()
@@ -862,7 +863,9 @@ WITH lapsed AS (
     ) AS leases
 )
 UPDATE watch SET seen = clock_timestamp(),
-    since = CASE WHEN seen < clock_timestamp() - lapsed.lease / 2 THEN clock_timestamp() ELSE since END
+    since = CASE
+        WHEN seen < clock_timestamp() - lapsed.lease / 2 OR seen > clock_timestamp() THEN clock_timestamp() ELSE since
+    END
 FROM lapsed WHERE id = 1;
 
 -- name: expired_leases
