@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from batchline.domain.bitmap import all_but
+from batchline.domain.bitmap import all_but, unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.progress import LineErrors
 from batchline.domain.records import Charge, OrganizationBooks
-from batchline.domain.states import FileState, ShardState
+from batchline.domain.states import FileState, Hold, ShardState
 from batchline.domain.usage import Usage
 from batchline.ports import InspectedBatch, UnsettledShard
 from tests.support.stores import NOW, OTHER, World
@@ -127,6 +127,16 @@ async def test_a_shard_with_lost_lines_is_closed_and_its_worker_loses_it(world: 
         await world.record(first, [2])
     with pytest.raises(LeaseLost):
         await world.store.hand_over(batch.id, [lost])
+
+
+async def test_other_lines_run_if_all_of_a_trial_is_handed_over(world: World) -> None:
+    """G6: else they would wait until the end of the window."""
+    batch = await world.running(shards=(100,), hold=Hold.TRIAL)
+    [trial] = await world.claim()
+    lost = UnsettledShard(n=trial.n, epoch=trial.epoch, leased=True, former=trial.settled, settled=trial.settled)
+    await world.store.hand_over(batch.id, [lost])
+    [rest] = await world.claim()
+    assert len(unsettled(trial.settled, 100)) + len(unsettled(rest.settled, 100)) == 100
 
 
 async def test_a_batch_that_could_not_be_finalized_is_tried_again_at_once(world: World) -> None:

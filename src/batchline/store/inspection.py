@@ -10,6 +10,7 @@ from batchline.domain.records import Batch, InspectedFile, InspectedShard, Organ
 from batchline.domain.usage import Usage
 from batchline.ports import InspectedBatch, UnsettledShard
 from batchline.store.batches import lock_batch
+from batchline.store.hold import JUDGED, judge_hold
 from batchline.store.lanes import open_lanes
 from batchline.store.shards import add_line_errors
 from batchline.store.sql import Database, Row, Script, change, fenced, fenced_many, one, rows, rows_of_many
@@ -80,10 +81,12 @@ class SqlInspection:
 
         def script() -> Script[None]:
             yield from fenced_many("unsettle_shard", leased)
-            yield from lock_batch(batch_id)
+            batch = yield from lock_batch(batch_id)
             yield from fenced_many("unsettle_shard", others)
             yield from change("retry_finalize", batch_id=batch_id)
             yield from change("mark_drained", batch_id=batch_id)
+            if batch is not None and batch["hold"] in JUDGED:
+                yield from judge_hold(batch_id)
 
         await self._database.write(script)
 
