@@ -133,6 +133,14 @@ def test_the_sign_in_form_needs_its_own_token(console: Console) -> None:
         assert "batchline_session" not in person.http.cookies
 
 
+@pytest.mark.rule("F7", "A form has at most 64 KiB: a stranger's is held in memory too.")
+def test_a_form_of_a_stranger_takes_little_memory(console: Console) -> None:
+    with visitor(console.port) as stranger:
+        assert stranger.sign_in("k" * 60 * 1024).status_code == 403
+        answer = stranger.sign_in("k" * 64 * 1024)
+        assert (answer.status_code, "The form exceeds 65536 bytes" in answer.text) == (413, True)
+
+
 @pytest.mark.parametrize("to", ["https://example.com/", "//example.com", "/console/../v1", "/console/\\example.com"])
 def test_signing_in_never_leads_to_another_site(console: Console, to: str) -> None:
     with visitor(console.port) as person:

@@ -32,7 +32,6 @@ from batchline.domain.errors import (
     TooLarge,
     Unavailable,
 )
-from batchline.domain.limits import MAX_JSON_BODY_BYTES
 from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -43,6 +42,9 @@ AdminHandler = Callable[[Request, AdminVisit], Awaitable[ASGIApp]]
 V = TypeVar("V", bound=SignedIn)
 ADMIN_HOME = "/console/admin"
 _MAX_FIELDS = 200
+_MAX_FORM_BYTES = 64 * 1024
+"""As many as the head of a request may have. Anyone may send the form that signs in, on every connection, as slowly as
+the service allows, and each is held in memory until it is complete."""
 _READING = frozenset({"GET", "HEAD"})
 
 
@@ -135,8 +137,8 @@ async def read_form(request: Request) -> dict[str, str]:
     """Return the fields of a form. Of fields with the same name, the values are joined by line ends."""
     body = await read_body(
         request,
-        max_bytes=MAX_JSON_BODY_BYTES,
-        too_large=TooLarge(f"The form exceeds {MAX_JSON_BODY_BYTES} bytes"),
+        max_bytes=_MAX_FORM_BYTES,
+        too_large=TooLarge(f"The form exceeds {_MAX_FORM_BYTES} bytes"),
         cut_off=InvalidRequest("The form was cut off"),
     )
     try:
