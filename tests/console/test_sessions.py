@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchline.console.sessions import FailureLimit, OneTimeLinks
+from batchline.console.sessions import FailureLimit, OneTimeLinks, csrf_token
 from batchline.domain.errors import RateLimited
 from batchline.system import SystemRandom
 from tests.console.conftest import Console
@@ -129,6 +129,13 @@ def test_the_sign_in_form_needs_its_own_token(console: Console) -> None:
     with visitor(console.port) as person:
         person.get("/console/sign-in")
         answer = person.http.post("/console/sign-in", data={"key": console.key, "csrf": "0" * 64})
+        assert answer.status_code == 403
+        assert "batchline_session" not in person.http.cookies
+
+
+def test_the_sign_in_form_needs_the_cookie_that_came_with_it(console: Console) -> None:
+    with visitor(console.port) as person:
+        answer = person.http.post("/console/sign-in", data={"key": console.key, "csrf": csrf_token("")})
         assert answer.status_code == 403
         assert "batchline_session" not in person.http.cookies
 

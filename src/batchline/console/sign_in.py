@@ -59,7 +59,9 @@ class SignInPages:
         try:
             check_site(request)
             form = await read_form(request)
-            if form.get(CSRF_FIELD) != csrf_token(request.cookies.get(FORM_COOKIE, "")):
+            # Without this cookie anyone could compute the token, and sign a person in to another project from outside.
+            cookie = request.cookies.get(FORM_COOKIE)
+            if not cookie or form.get(CSRF_FIELD) != csrf_token(cookie):
                 raise ForgedRequest
             secret = await self._sessions.sign_in(request, form.get("key", "").strip()[:_MAX_KEY_CHARACTERS])
         except ApiError as error:
