@@ -119,8 +119,8 @@ async def test_a_publish_that_fails_writes_no_event(world: World) -> None:
     assert len(await world.store.deliveries(webhook.id, limit=10)) == 1
 
 
-async def claim(world: World, *without: str) -> list[str]:
-    claimed = await world.store.claim_deliveries(lease=60, without=without, limit=10)
+async def claim(world: World) -> list[str]:
+    claimed = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=10)
     return [delivery.event_id for _, delivery in claimed]
 
 
@@ -129,12 +129,32 @@ async def test_each_webhook_gets_one_event_at_a_time_in_order(world: World) -> N
     await hook(world, owner)
     await hook(world, owner, name="wh_2")
     first, second = await fail(world, owner), await fail(world, owner)
-    claimed = await world.store.claim_deliveries(lease=60, without=["wh_2"], limit=10)
+    called = {"wh_2": owner.project_id}
+    claimed = await world.store.claim_deliveries(lease=60, in_flight=called, per_project=10, limit=10)
     assert [(webhook.id, delivery.batch_id) for webhook, delivery in claimed] == [("wh_1", first)]
     await world.store.end_attempt(claimed[0][1], OK, retry_in=5)
-    claimed = await world.store.claim_deliveries(lease=60, without=[], limit=10)
+    claimed = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=10)
     found = sorted((webhook.id, delivery.batch_id) for webhook, delivery in claimed)
     assert found == [("wh_1", second), ("wh_2", first)]
+
+
+@pytest.mark.rule("G10", "The webhooks of one project leave room for the events of others.")
+async def test_a_project_with_fewer_events_on_their_way_comes_first(world: World) -> None:
+    alpha, beta = await world.owner(), await world.owner("beta")
+    for n in range(5):
+        await hook(world, alpha, name=f"wh_{n}")
+    await hook(world, beta, name="wh_beta")
+    for owner in (alpha, beta):
+        await fail(world, owner)
+
+    async def claimed(in_flight: dict[str, str], *, limit: int) -> list[str]:
+        found = await world.store.claim_deliveries(lease=60, in_flight=in_flight, per_project=3, limit=limit)
+        return sorted(webhook.id for webhook, _ in found)
+
+    called = {"wh_0": alpha.project_id}
+    assert await claimed(called, limit=1) == ["wh_beta"]
+    assert await claimed(called, limit=10) == ["wh_1", "wh_2"]
+    assert await claimed(dict.fromkeys(["wh_0", "wh_1", "wh_2"], alpha.project_id), limit=10) == []
 
 
 @pytest.mark.rule("G10", "An attempt of a process that died is made again, with the same id.")
@@ -142,10 +162,10 @@ async def test_an_attempt_without_a_result_is_made_again(world: World) -> None:
     owner = await world.owner()
     await hook(world, owner)
     batch_id = await fail(world, owner)
-    (late,) = await world.store.claim_deliveries(lease=60, without=[], limit=10)
+    (late,) = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=10)
     assert await claim(world) == []
     await world.set_time(NOW + 61)
-    (again,) = await world.store.claim_deliveries(lease=60, without=[], limit=10)
+    (again,) = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=10)
     assert again[1].event_id == late[1].event_id == f"evt_{batch_id[6:]}"
     await world.store.end_attempt(late[1], FAULT, retry_in=5)
     await world.store.end_attempt(again[1], OK, retry_in=5)
@@ -160,13 +180,13 @@ async def test_a_delivery_that_failed_is_due_after_its_wait_and_given_up_at_last
     at = NOW
     for retry_in in (5, 300):
         await world.set_time(at)
-        ((_, delivery),) = await world.store.claim_deliveries(lease=60, without=[], limit=10)
+        ((_, delivery),) = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=10)
         await world.store.end_attempt(delivery, FAULT, retry_in=retry_in)
         await world.set_time(at + retry_in - 1)
         assert await claim(world) == []
         at += retry_in
     await world.set_time(at + 1)
-    ((_, delivery),) = await world.store.claim_deliveries(lease=60, without=[], limit=10)
+    ((_, delivery),) = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=10)
     assert delivery.attempts == 2
     await world.store.end_attempt(delivery, FAULT, retry_in=None)
     (ended,) = await world.store.deliveries("wh_1", limit=10)
@@ -181,7 +201,7 @@ async def test_a_receiver_that_is_gone_disables_its_webhook(world: World) -> Non
     await hook(world, owner)
     await fail(world, owner)
     await fail(world, owner)
-    ((_, delivery),) = await world.store.claim_deliveries(lease=60, without=[], limit=10)
+    ((_, delivery),) = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=10)
     await world.store.end_attempt(delivery, GONE, retry_in=5)
     webhook = await world.store.webhook("wh_1")
     assert webhook is not None
@@ -199,7 +219,7 @@ async def test_a_webhook_is_rotated_and_deleted(world: World) -> None:
     await fail(world, owner)
     assert await world.store.webhooks() == [webhook]
     assert await world.store.rotate_webhook("wh_1", secret="whsec_BBBB")
-    ((rotated, _),) = await world.store.claim_deliveries(lease=0, without=[], limit=10)
+    ((rotated, _),) = await world.store.claim_deliveries(lease=0, in_flight={}, per_project=10, limit=10)
     assert rotated.secret == "whsec_BBBB"
     assert not await world.store.rotate_webhook("wh_none", secret="whsec_BBBB")
     assert await world.store.delete_webhook("wh_1")
@@ -212,7 +232,7 @@ async def test_old_deliveries_are_deleted_and_pending_ones_stay(world: World) ->
     owner = await world.owner()
     await hook(world, owner)
     await fail(world, owner)
-    ((_, delivery),) = await world.store.claim_deliveries(lease=60, without=[], limit=10)
+    ((_, delivery),) = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=10)
     await world.store.end_attempt(delivery, OK, retry_in=5)
     await fail(world, owner)
     await world.set_time(NOW + 99)
@@ -228,13 +248,13 @@ async def test_an_ended_delivery_is_sent_again_as_if_it_were_new(world: World) -
     owner = await world.owner()
     webhook = await hook(world, owner)
     await complete(world, owner)
-    [(_, first)] = await world.store.claim_deliveries(lease=60, without=[], limit=1)
+    [(_, first)] = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=1)
     assert not await world.store.resend_delivery(webhook.id, first.id), "it has not ended"
     await world.store.end_attempt(first, OK, retry_in=5)
     assert not await world.store.resend_delivery("wh_other", first.id)
     assert not await world.store.resend_delivery(webhook.id, first.id + 100)
     assert await world.store.resend_delivery(webhook.id, first.id)
-    [(_, again)] = await world.store.claim_deliveries(lease=60, without=[], limit=1)
+    [(_, again)] = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=1)
     assert (again.id, again.event_id, again.attempts) == (first.id, first.event_id, 0)
     await world.store.end_attempt(first, GONE, retry_in=None)
     [shown] = await world.store.deliveries(webhook.id, limit=10)
@@ -245,6 +265,6 @@ async def test_nothing_is_sent_again_to_a_webhook_that_is_disabled(world: World)
     owner = await world.owner()
     webhook = await hook(world, owner)
     await complete(world, owner)
-    [(_, delivery)] = await world.store.claim_deliveries(lease=60, without=[], limit=1)
+    [(_, delivery)] = await world.store.claim_deliveries(lease=60, in_flight={}, per_project=10, limit=1)
     await world.store.end_attempt(delivery, GONE, retry_in=None)
     assert not await world.store.resend_delivery(webhook.id, delivery.id)

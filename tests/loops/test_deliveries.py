@@ -1,10 +1,12 @@
 """The delivery of events in a running engine (G10): at least once, with the same id, on a schedule."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from batchline.domain.records import Batch, Owner
 from batchline.domain.states import BatchStatus
@@ -103,9 +105,9 @@ async def attempt(store: SqlStore, sender: MemorySender, clock: SettableClock) -
         await deliveries.step()
 
 
-async def fail_batch(store: SqlStore, owner: Owner) -> None:
+async def fail_batch(store: SqlStore, owner: Owner, batch_id: str = "batch_1") -> None:
     batch = Batch(
-        id="batch_1",
+        id=batch_id,
         project_id=owner.project_id,
         key_id=owner.key_id,
         endpoint="/v1/chat/completions",
@@ -178,6 +180,35 @@ def test_a_slow_receiver_does_not_hold_up_another(tmp_path: Path) -> None:
             assert bench.time.now - before < 5
 
         bench.play(scene())
+
+
+@pytest.mark.anyio
+async def test_many_slow_receivers_of_a_project_do_not_hold_up_another_project(tmp_path: Path) -> None:
+    clock, sender, answered = SettableClock(now=NOW), MemorySender(), asyncio.Event()
+    real = sender.send
+
+    async def send(message: Message) -> SendResult:
+        result = await real(message)
+        await answered.wait()
+        return result
+
+    sender.send = send  # type: ignore[method-assign]
+    async with on_sqlite(tmp_path, clock) as store:
+        busy = await store.create_key(KEY)
+        other = await store.create_key(replace(KEY, key_id="key_2", digest=b"2", project="q", project_id="3"))
+        for n in range(20):
+            await store.create_webhook(webhook_of(f"wh_{n}", busy.project_id))
+        await store.create_webhook(webhook_of("wh_other", other.project_id))
+        deliveries = Deliveries(store=store, sender=sender, clock=clock, metrics=Metrics(), every=1)
+        async with deliveries._group:
+            await fail_batch(store, busy)
+            await deliveries.step()
+            await fail_batch(store, other, "batch_2")
+            await deliveries.step()
+            await asyncio.sleep(0)
+            urls = [message.url for message in sender.messages]
+            answered.set()
+        assert "https://wh_other.example.org/" in urls
 
 
 @pytest.mark.rule("G10", "An event is delivered although its process died before, during or after the attempt.")

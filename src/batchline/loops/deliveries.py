@@ -1,7 +1,8 @@
 """Delivers events to webhooks, at least once: each is a row that the end of its batch wrote (G10).
 
 An attempt moves the time of the next one ahead before it begins. If this process dies meanwhile, another one tries
-again after that time. Each webhook gets one event at a time from each process, so a slow one does not hold up others.
+again after that time. From each process a webhook gets one event at a time and a project a few, so slow receivers do
+not hold up others.
 """
 
 import asyncio
@@ -18,6 +19,9 @@ log = logging.getLogger(__name__)
 _LEASE_SECONDS = int(TIMEOUT_SECONDS) + 5
 """The time after which an attempt of a process that died is made again."""
 _MAX_IN_FLIGHT = 16
+_MAX_PROJECT_IN_FLIGHT = 4
+"""The most webhooks of one project that are called at once, so that the slow ones of a few projects leave room for the
+events of others."""
 _KEPT_SECONDS = 7 * 86_400
 """The time for which ended deliveries are kept."""
 _CLEANUP_SECONDS = 3600.0
@@ -28,8 +32,8 @@ class Deliveries:
 
     def __init__(self, *, store: Webhooks, sender: EventSender, clock: Clock, metrics: Metrics, every: float) -> None:
         self._store, self._sender, self._clock, self._metrics = store, sender, clock, metrics
-        self._in_flight: set[str] = set()
-        """The webhooks that are being called."""
+        self._in_flight: dict[str, str] = {}
+        """The webhooks that are being called, with the project of each."""
         self._group = asyncio.TaskGroup()
         self._task = PeriodicTask("webhooks", self.step, every=every, clock=clock)
         self._cleanup_at = 0.0
@@ -48,9 +52,11 @@ class Deliveries:
         room = _MAX_IN_FLIGHT - len(self._in_flight)
         if room <= 0:
             return False
-        claimed = await self._store.claim_deliveries(lease=_LEASE_SECONDS, without=sorted(self._in_flight), limit=room)
+        claimed = await self._store.claim_deliveries(
+            lease=_LEASE_SECONDS, in_flight=self._in_flight, per_project=_MAX_PROJECT_IN_FLIGHT, limit=room
+        )
         for webhook, delivery in claimed:
-            self._in_flight.add(webhook.id)
+            self._in_flight[webhook.id] = webhook.project_id
             self._group.create_task(self._deliver(webhook, delivery))
         if self._clock.steady() >= self._cleanup_at:
             self._cleanup_at = self._clock.steady() + _CLEANUP_SECONDS
@@ -81,7 +87,7 @@ class Deliveries:
                 extra={"webhook": webhook.id, "event": delivery.event_id},
             )
         finally:
-            self._in_flight.discard(webhook.id)
+            self._in_flight.pop(webhook.id, None)
         self.wake()
 
     async def _end(self, webhook: Webhook, delivery: Delivery, result: SendResult) -> None:

@@ -824,11 +824,13 @@ class Webhooks(Protocol):
         """Return the last deliveries to a webhook, newest first."""
 
     async def claim_deliveries(
-        self, *, lease: int, without: Sequence[str], limit: int
+        self, *, lease: int, in_flight: Mapping[str, str], per_project: int, limit: int
     ) -> list[tuple[Webhook, Delivery]]:
-        """Begin an attempt of the first due delivery to each webhook, except to those in ``without``.
+        """Begin an attempt of the first due delivery to each webhook, except to those that are being called.
 
-        Without ``end_attempt``, each is due again after ``lease`` seconds.
+        ``in_flight`` has these, with the project of each. A project gets no more attempts than make it ``per_project``
+        with them, and the project that has the fewest comes first. Without ``end_attempt``, each is due again after
+        ``lease`` seconds.
         """
 
     async def end_attempt(self, delivery: Delivery, result: SendResult, *, retry_in: int | None) -> None:

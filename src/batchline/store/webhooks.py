@@ -1,6 +1,6 @@
 """Stores webhooks, and the deliveries of events to them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from msgspec import convert
 from msgspec.json import encode as encode_json
@@ -43,10 +43,12 @@ class SqlWebhooks:
         return [convert(dict(row), Delivery) for row in found]
 
     async def claim_deliveries(
-        self, *, lease: int, without: Sequence[str], limit: int
+        self, *, lease: int, in_flight: Mapping[str, str], per_project: int, limit: int
     ) -> list[tuple[Webhook, Delivery]]:
-        left_out = encode_json(without).decode()
-        due = await self._database.read(lambda: rows("due_deliveries", without=left_out, limit=limit))
+        called = encode_json(in_flight).decode()
+        due = await self._database.read(
+            lambda: rows("due_deliveries", in_flight=called, per_project=per_project, limit=limit)
+        )
         if not due:
             return []
 

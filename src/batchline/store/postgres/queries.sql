@@ -1347,13 +1347,19 @@ SELECT id, webhook_id, event_id, type, batch_id, created_at, state, epoch, attem
 FROM deliveries WHERE webhook_id = :webhook_id ORDER BY id DESC LIMIT :limit;
 
 -- name: due_deliveries
--- Finds the first due delivery to each webhook.
+-- Finds the first due delivery to each webhook, up to a number for each project. ``in_flight`` names the project of each
+-- webhook that is being called. The project that has the fewest of these comes first.
 SELECT id FROM (
-    SELECT deliveries.id, row_number() OVER (PARTITION BY webhook_id ORDER BY next_at, deliveries.id) AS place
-    FROM deliveries JOIN webhooks ON webhooks.id = deliveries.webhook_id
-    WHERE deliveries.state = 'pending' AND deliveries.next_at <= unix_time() AND webhooks.disabled_at IS NULL
-        AND deliveries.webhook_id NOT IN (SELECT json_array_elements_text(:without::text::json))
-) AS due WHERE place = 1 LIMIT :limit;
+    SELECT id, next_at, row_number() OVER (PARTITION BY project_id ORDER BY next_at, id)
+        + (SELECT count(*) FROM json_each_text(:in_flight::text::json) AS called WHERE called.value = project_id) AS place_in_project
+    FROM (
+        SELECT deliveries.id, deliveries.next_at, webhooks.project_id,
+            row_number() OVER (PARTITION BY webhook_id ORDER BY next_at, deliveries.id) AS place
+        FROM deliveries JOIN webhooks ON webhooks.id = deliveries.webhook_id
+        WHERE deliveries.state = 'pending' AND deliveries.next_at <= unix_time() AND webhooks.disabled_at IS NULL
+            AND deliveries.webhook_id NOT IN (SELECT key FROM json_each_text(:in_flight::text::json))
+    ) AS firsts WHERE place = 1
+) AS due WHERE place_in_project <= :per_project::bigint ORDER BY place_in_project, next_at, id LIMIT :limit;
 
 -- name: claim_delivery
 -- Begins an attempt, unless another process did so first. If this process dies, the next attempt is made after a while.
