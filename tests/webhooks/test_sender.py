@@ -1,9 +1,12 @@
 """Sending events (G10): what is sent, where to, and what comes of it."""
 
+import asyncio
 import socket
 import ssl
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from tests.support.scripted_server import answering, reply
 from tests.support.webhook_receivers import running_receiver
 
 pytestmark = pytest.mark.anyio
+
+PATIENCE = 10.0
 
 
 def message(url: str, *, by_operator: bool = True) -> Message:
@@ -134,6 +139,29 @@ async def test_a_certificate_that_is_not_trusted_is_refused(tmp_path: Path) -> N
         assert "TLS failed" in (refused.detail or "")
         other = await send(f"https://127.0.0.1:{port}/", tls=trusting)
         assert "TLS failed" in (other.detail or "")
+
+
+async def test_a_slow_name_server_of_a_receiver_holds_up_no_other_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answered = Event(), Event()
+
+    def getaddrinfo(*_args: Any, **_options: Any) -> Any:
+        asked.set()
+        answered.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    async with asyncio.TaskGroup() as group:
+        sending = group.create_task(send("https://slow.example.org/"))
+        with ThreadPoolExecutor(1) as other:
+            await loop.run_in_executor(other, asked.wait)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.to_thread(int)
+        finally:
+            answered.set()
+    assert "cannot be resolved" in (sending.result().detail or "")
 
 
 def _resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:

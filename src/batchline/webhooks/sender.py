@@ -7,6 +7,8 @@ between. It uses no proxy of the environment, follows no redirect, and reads onl
 import asyncio
 import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from urllib.parse import urlsplit
 
 from batchline import __version__
@@ -16,6 +18,8 @@ from batchline.webhooks.addresses import refusal_of
 _MAX_HEAD_BYTES = 16 * 1024
 _MAX_INTERIM_ANSWERS = 8
 _MAX_DETAIL_CHARACTERS = 300
+_RESOLVER_THREADS = 32
+"""Twice as many as webhooks are called at once, because a lookup goes on for a while after its attempt was given up."""
 
 
 class HttpSender:
@@ -26,6 +30,9 @@ class HttpSender:
     ) -> None:
         self._allows_private, self._timeout_seconds = allows_private, timeout_seconds
         self._tls = tls
+        # A project chooses the name, and so how slowly its name server answers. The event loop looks up only a few at a
+        # time, and among them are the names of the upstreams and the database.
+        self._resolver = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="webhook-names")
 
     async def send(self, message: Message) -> SendResult:
         """Send an event and return the result. A failure is a result too, and never an exception."""
@@ -65,7 +72,8 @@ class HttpSender:
 
     async def _resolve(self, host: str, port: int, message: Message, *, secure: bool) -> str:
         """Return an address of a host. Raise _Refused if any of its addresses is not allowed."""
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._resolver, look_up)
         addresses = [str(sockaddr[0]) for *_, sockaddr in found]
         for address in addresses:
             self._check(address, message, secure=secure)
