@@ -386,7 +386,7 @@ def _services(
         tariff=settings.tariff,
         on_work_available=on_work_available,
     )
-    storage_quota = StorageQuota(settings.storage_limits, files=store, max_file_bytes=settings.max_file_bytes)
+    storage_quota = StorageQuota(settings.storage_limits, files=store)
     results = ResultReader(store=store, objects=objects, clock=clock, damage_log=damage_log)
     return ApiServices(
         settings=settings,

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from batchline.cli.loading import load_settings
+from batchline.domain.errors import StorageFull
 from batchline.domain.records import Owner
 from batchline.pipeline.storage_quota import StorageQuota
 from batchline.ports import Files
@@ -69,6 +70,20 @@ def test_uploads_that_are_under_way_count(serve: Callable[..., Api]) -> None:
         assert read_reply(sock).status == 200
 
 
+def test_an_upload_without_a_length_leaves_room_for_others(serve: Callable[..., Api]) -> None:
+    """B2: openai-node sends no length. What has not arrived refuses no other upload and no create."""
+    api = serve(project_storage_bytes=4 * 1024 * 1024)
+    head = api.head("POST /v1/files", f"content-type: {FORM['content-type']}", "transfer-encoding: chunked")
+    with api.connect() as sock:
+        sock.sendall(head + b"%x\r\n%b\r\n" % (5000, BODY[:5000]))
+        wait_until(lambda: api.uploading() == 1)
+        file = api.upload(LINE)
+        assert file.status == 200
+        assert api.create(input_file_id=file.json["id"], endpoint=CHAT).status == 200
+        sock.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY) - 5000, BODY[5000:]))
+        assert read_reply(sock).status == 200
+
+
 def test_a_full_project_creates_no_batch(serve: Callable[..., Api]) -> None:
     """B2: a batch keeps a copy of its input, and its results."""
     api = serve(project_storage_bytes=len(BODY))
@@ -108,13 +123,14 @@ async def test_a_project_and_an_organization_can_have_limits_of_their_own(tmp_pa
         "[projects.AAAA-1]\nstorage_bytes = 20\n[organizations.bbbb-1]\nstorage_bytes = 15\n"
     )
     files = cast(Files, _FixedFiles())
-    quota = StorageQuota(load_settings(config=str(file)).storage_limits, files=files, max_file_bytes=100)
+    quota = StorageQuota(load_settings(config=str(file)).storage_limits, files=files)
     room = {}
     for project, organization in (("x", "y"), ("aaaa-1", "y"), ("aaaa-1", "bbbb-1")):
         owner = Owner(key_id="k", project_id=project, organization_id=organization)
         async with quota.reserve(owner, None) as reserved:
-            assert reserved is not None
-            room[project, organization] = reserved.bytes, reserved.error.bound
+            with pytest.raises(StorageFull) as refused:
+                await reserved.cover(reserved.bytes + 1)
+            room[project, organization] = reserved.bytes, refused.value.bound
     assert room == {
         ("x", "y"): (10, "project_storage"),
         ("aaaa-1", "y"): (20, "project_storage"),

@@ -7,9 +7,9 @@ from starlette.requests import Request
 from batchline.api.multipart import Form
 from batchline.api.request_context import body_chunks
 from batchline.api.throttle import Throttle
-from batchline.domain.errors import ApiError, InvalidMultipart, InvalidRequest, TooLarge
+from batchline.domain.errors import InvalidMultipart, InvalidRequest, TooLarge
 from batchline.domain.records import File, Owner
-from batchline.pipeline.storage_quota import Room, StorageQuota
+from batchline.pipeline.storage_quota import Reservation, StorageQuota
 from batchline.pipeline.upload import IncomingFile, Upload
 
 MULTIPART_OVERHEAD_BYTES = 1024 * 1024
@@ -41,10 +41,10 @@ class FormUpload:
         with self._throttle.slot(owner.project_id):
             form = Form(request.headers.get("content-type", ""))
             async with (
-                self._storage_quota.reserve(owner, self._announced_bytes(request)) as room,
+                self._storage_quota.reserve(owner, self._announced_bytes(request)) as reservation,
                 self._upload.begin(owner.project_id) as incoming,
             ):
-                await self._receive(request, form, incoming, room, check)
+                await self._receive(request, form, incoming, reservation, check)
                 _check_end(form, check_complete)
                 file = await incoming.finish(filename=form.filename, expires_after=lifetime(form))
         return form, file
@@ -54,26 +54,22 @@ class FormUpload:
         request: Request,
         form: Form,
         incoming: IncomingFile,
-        room: Room | None,
+        reservation: Reservation,
         check: Callable[[Form], None],
     ) -> None:
-        """Read the form to its end and write its file part, checking the fields as soon as they are read.
-
-        ``room`` is what the project may still store, or None.
-        """
-        max_bytes = self._max_file_bytes + MULTIPART_OVERHEAD_BYTES
-        too_large: ApiError = TooLarge(
-            f"File exceeds maximum size of {self._max_file_bytes} bytes", code="file_too_large", param="file"
-        )
-        if room is not None and room.bytes < self._max_file_bytes:
-            max_bytes, too_large = room.bytes, room.error
+        """Read the form to its end and write its file part, checking the fields as soon as they are read."""
         chunks = body_chunks(
             request,
-            max_bytes=max_bytes,
-            too_large=too_large,
+            max_bytes=self._max_file_bytes + MULTIPART_OVERHEAD_BYTES,
+            too_large=TooLarge(
+                f"File exceeds maximum size of {self._max_file_bytes} bytes", code="file_too_large", param="file"
+            ),
             cut_off=InvalidMultipart("The upload was cut off"),
         )
+        received = 0
         async for chunk in chunks:
+            received += len(chunk)
+            await reservation.cover(received)
             pieces = form.feed(chunk)
             check(form)
             for piece in pieces:

@@ -1,8 +1,9 @@
 """Bounds the bytes of the files that a project and its organization store."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 from batchline.domain.errors import StorageFull
@@ -10,8 +11,11 @@ from batchline.domain.limits import StorageLimits
 from batchline.domain.records import Owner
 from batchline.ports import Files
 
+_STEP_BYTES = 1024 * 1024
+"""The bytes by which an upload of unknown size reserves room while it arrives. Each step reads the store."""
 
-class Room(NamedTuple):
+
+class _Room(NamedTuple):
     """The bytes that are left within a limit, and the error for an upload that needs more."""
 
     bytes: int
@@ -21,14 +25,13 @@ class Room(NamedTuple):
 class StorageQuota:
     """The quotas of all projects and organizations. Without a limit the store is not read.
 
-    Inputs and results count. Uploads in progress in this process count as well. Those of other processes count once
-    they are stored, so several nodes can exceed a quota by the uploads that they receive at the same time. Results are
-    never refused.
+    Inputs and results count. Uploads in progress in this process count as well, those of unknown size by what has
+    arrived. Those of other processes count once they are stored, so several nodes can exceed a quota by the uploads
+    that they receive at the same time. Results are never refused.
     """
 
-    def __init__(self, limits: StorageLimits, *, files: Files, max_file_bytes: int) -> None:
+    def __init__(self, limits: StorageLimits, *, files: Files) -> None:
         self._limits, self._files = limits, files
-        self._max_file_bytes = max_file_bytes
         self._arriving: Counter[str] = Counter()
         """The bytes of uploads in progress, by the id of their project and of their organization."""
 
@@ -38,26 +41,32 @@ class StorageQuota:
         return room.error if room is not None and room.bytes <= 0 else None
 
     @asynccontextmanager
-    async def reserve(self, owner: Owner, size: int | None) -> AsyncIterator[Room | None]:
-        """Reserve room for an upload until it has ended, and yield the bytes that it may have; None without a limit.
+    async def reserve(self, owner: Owner, size: int | None) -> AsyncIterator["Reservation"]:
+        """Reserve room for an upload until it has ended. Raise StorageFull if there is none.
 
-        Raise StorageFull if there is no room. An upload of unknown size may be as large as the room that is left.
+        An upload of unknown size calls ``cover`` while it arrives. If it reserved all that is left, every other upload
+        and every create would be refused meanwhile, however small it turns out to be.
         """
-        room = await self._room(owner)
-        if room is None:
-            yield None
-            return
-        if room.bytes <= 0 or (size is not None and size > room.bytes):
-            raise room.error
-        reserved = min(room.bytes, self._max_file_bytes) if size is None else size
-        held = {owner.project_id: reserved, owner.organization_id: reserved}
-        self._arriving += Counter(held)
+        reservation = Reservation(partial(self._hold, owner))
         try:
-            yield Room(reserved, room.error)
+            if size is None:
+                await reservation.cover(1)
+            else:
+                reservation.bytes = await self._hold(owner, size, size)
+            yield reservation
         finally:
-            self._arriving -= Counter(held)
+            self._arriving -= _held(owner, reservation.bytes)
 
-    async def _room(self, owner: Owner) -> Room | None:
+    async def _hold(self, owner: Owner, least: int, most: int) -> int:
+        """Count up to ``most`` bytes as arriving, and return how many. Raise StorageFull if ``least`` do not fit."""
+        room = await self._room(owner)
+        if room is not None and (room.bytes <= 0 or least > room.bytes):
+            raise room.error
+        size = most if room is None else min(most, room.bytes)
+        self._arriving += _held(owner, size)
+        return size
+
+    async def _room(self, owner: Owner) -> _Room | None:
         """Return the smaller of the two rooms that are left, or None if there is no limit."""
         stored: list[tuple[str, str, int, int]] = []
         if limit := self._limits.of_project(owner.project_id):
@@ -68,7 +77,25 @@ class StorageQuota:
             stored.append(("organization", owner.organization_id, limit, used))
         # Uploads may have begun while the store was read, so they are counted last.
         rooms = [
-            Room(limit - used - self._arriving[key], StorageFull(limit, scope=scope))
+            _Room(limit - used - self._arriving[key], StorageFull(limit, scope=scope))
             for scope, key, limit, used in stored
         ]
         return min(rooms, key=lambda room: room.bytes, default=None)
+
+
+class Reservation:
+    """The room that one upload holds. ``hold`` is ``StorageQuota._hold`` for its owner."""
+
+    def __init__(self, hold: Callable[[int, int], Awaitable[int]]) -> None:
+        self._hold = hold
+        self.bytes = 0
+
+    async def cover(self, size: int) -> None:
+        """Hold room for the first ``size`` bytes of the upload. Raise StorageFull if they do not fit."""
+        missing = size - self.bytes
+        if missing > 0:
+            self.bytes += await self._hold(missing, max(missing, _STEP_BYTES))
+
+
+def _held(owner: Owner, size: int) -> Counter[str]:
+    return Counter({owner.project_id: size, owner.organization_id: size})
