@@ -67,19 +67,28 @@ def test_a_webhook_of_a_project_names_another_machine_and_https(console: Console
     assert person.post("/console/webhooks", {"url": "https://example.com"}).status_code == 400
 
 
-def test_a_chart_has_a_bar_for_each_day_and_model() -> None:
-    def used(start: int, model: str, requests: int) -> ProjectUsage:
-        zero = dict.fromkeys(
-            ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost", "reused", "saved"), 0
-        )
-        return ProjectUsage(start=start, model=model, lines=0, requests=requests, **zero)
+def _used(start: int, model: str, requests: int) -> ProjectUsage:
+    zero = dict.fromkeys(
+        ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost", "reused", "saved"), 0
+    )
+    return ProjectUsage(start=start, model=model, lines=0, requests=requests, **zero)
 
-    bars = _usage_chart([used(0, "a", 3), used(0, "b", 1), used(86_400, "a", 2)], ["a", "b"], since=0)
+
+def test_a_chart_has_a_bar_for_each_day_and_model() -> None:
+    bars = _usage_chart([_used(0, "a", 3), _used(0, "b", 1), _used(86_400, "a", 2)], ["a", "b"], since=0)
     assert [(bar.x, bar.y, bar.height, bar.series) for bar in bars] == [
         (0, 40, 120, 0),
         (0, 0, 40, 1),
         (30, 80, 80, 0),
     ]
+
+
+def test_a_chart_of_thousands_of_models_has_few_bars() -> None:
+    """A line may name any model where none are configured, and the event loop draws the chart."""
+    models = [f"model-{n}" for n in range(10_000)]
+    bars = _usage_chart([_used(0, model, 1) for model in models], models, since=0)
+    assert [bar.series for bar in bars] == [0, 1, 2, 3, 4]
+    assert bars[-1].label == "1970-01-01: 9,996 requests of others"
 
 
 def _new_key(console: Console, *options: str) -> tuple[str, str]:

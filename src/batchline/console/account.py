@@ -1,6 +1,6 @@
 """The pages of a project beside its batches: files, usage, keys and webhooks."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -34,6 +34,7 @@ _MAX_DIGITS = 18
 CHART_WIDTH, CHART_HEIGHT = 900, 160
 _SERIES = 5
 """The number of colours in a chart. The models with the most requests get one each, and all others share the last."""
+_OTHERS = "others"
 
 
 class AccountPages:
@@ -249,17 +250,19 @@ def _by_model(rows: Sequence[ProjectUsage]) -> list[tuple[str, dict[str, int]]]:
 
 
 def _usage_chart(rows: Sequence[ProjectUsage], models: list[str], *, since: int) -> list[ChartBar]:
-    """Return the requests of each day as bars, divided by model."""
-    by_day: dict[int, list[ProjectUsage]] = defaultdict(list)
+    """Return the requests of each day as bars, divided by model. The models after the first few have one bar a day."""
+    series = {model: number for number, model in enumerate(models[: _SERIES - 1])}
+    by_day: dict[int, Counter[int]] = defaultdict(Counter)
     for row in rows:
-        by_day[row.start].append(row)
-    peak = max((sum(row.requests for row in found) for found in by_day.values()), default=0)
+        by_day[row.start][series.get(row.model, _SERIES - 1)] += row.requests
+    peak = max((found.total() for found in by_day.values()), default=0)
     width = CHART_WIDTH / _DAYS
+    names = [*series, *[_OTHERS] * (_SERIES - len(series))]
     bars = []
     for at, found in sorted(by_day.items()):
         top = float(CHART_HEIGHT)
-        for row in sorted(found, key=lambda row: models.index(row.model)):
-            height = CHART_HEIGHT * max(0, row.requests) / peak if peak > 0 else 0.0
+        for number, requests in sorted(found.items()):
+            height = CHART_HEIGHT * max(0, requests) / peak if peak > 0 else 0.0
             top -= height
             bars.append(
                 ChartBar(
@@ -267,8 +270,8 @@ def _usage_chart(rows: Sequence[ProjectUsage], models: list[str], *, since: int)
                     y=round(top, 1),
                     width=round(width - 3, 1),
                     height=round(height, 1),
-                    label=f"{day(at)}: {row.requests:,} requests of {row.model}",
-                    series=min(models.index(row.model), _SERIES - 1),
+                    label=f"{day(at)}: {requests:,} requests of {names[number]}",
+                    series=number,
                 )
             )
     return bars
