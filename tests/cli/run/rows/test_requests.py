@@ -61,6 +61,15 @@ def test_each_field_of_a_schema_is_a_column() -> None:
     assert columns.values(Outcome(text="oops"))["error"] == "the answer is not a JSON object: oops"
 
 
+@pytest.mark.parametrize("text", ["[" * 5000, '{"label":' * 5000])
+def test_an_answer_that_is_nested_too_deep_does_not_cost_the_other_rows_theirs(text: str) -> None:
+    """A small model that is held to JSON may repeat an opening bracket until its tokens are used up."""
+    columns = answer_columns(["id"], {"properties": {"label": {}}})
+    values = columns.values(Outcome(text=text))
+    assert values["label"] is None
+    assert values["error"].startswith("the answer is not a JSON object: ")
+
+
 @pytest.mark.parametrize("content", ["nope", "[]", "{}", '{"properties": {}}'])
 def test_a_schema_describes_an_object(tmp_path: Path, content: str) -> None:
     path = tmp_path / "s.json"

@@ -66,7 +66,7 @@ class AnswerColumns(Struct, frozen=True, kw_only=True):
     def _parsed(self, text: str) -> Row:
         try:
             answer = decode_json(text.encode())
-        except DecodeError:
+        except (DecodeError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             return {self.error: f"the answer is not a JSON object: {text}"}
