@@ -10,6 +10,7 @@ from pyarrow import parquet
 
 from batchline.pipeline.rows.fault import RowsFault
 from batchline.pipeline.rows.table import DelimitedRows, open_table
+from batchline.pipeline.rows.template import as_text
 
 
 def _table(folder: Path, name: str, content: bytes) -> Path:
@@ -27,9 +28,9 @@ def test_a_csv_has_its_columns_in_the_first_line(tmp_path: Path) -> None:
 
 def test_tsv_and_objects_are_tables_too(tmp_path: Path) -> None:
     assert list(open_table(_table(tmp_path, "a.tsv", b"a\tb\n1\t2\n"))) == [{"a": "1", "b": "2"}]
-    rows = open_table(_table(tmp_path, "a.jsonl", b'{"a": 1, "b": null}\n\n{"a": 2}\n'))
-    assert rows.columns == ["a", "b"]
-    assert list(rows) == [{"a": 1, "b": None}, {"a": 2}]
+    rows = open_table(_table(tmp_path, "a.jsonl", b'\xef\xbb\xbf{"a": 1, "b": null}\n\n{"a": 2, "c": 3}\n'))
+    assert rows.columns == ["a", "b", "c"], "those of the first object are not all"
+    assert list(rows) == [{"a": 1, "b": None}, {"a": 2, "c": 3}]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ def test_tsv_and_objects_are_tables_too(tmp_path: Path) -> None:
         ("a.csv", b"a,b\n1,\xff\n", "the text is not UTF-8"),
         ("a.jsonl", b"", "a.jsonl is empty"),
         ("a.jsonl", b'{"a": 1}\n[1]\n', "line 2: expected a JSON object"),
+        ("a.jsonl", b'{"a": ' + b"[" * 5000, "line 1: expected a JSON object"),
         ("a.xlsx", b"", "a template needs a table: .csv, .tsv, .jsonl, .parquet"),
     ],
 )
@@ -68,6 +70,35 @@ def test_a_parquet_file_is_a_table(tmp_path: Path) -> None:
     first, second, _ = rows
     assert (first["review"], second["review"]) == ("good, or so", None)
     assert str(first["at"]) == "2026-11-01"
+
+
+def test_a_parquet_file_may_have_nanoseconds(tmp_path: Path) -> None:
+    """Pandas writes every time with them, and a time of Python has none."""
+    path = tmp_path / "rows.parquet"
+    times = pyarrow.array([1_793_491_200_000_000_001], pyarrow.timestamp("ns", "UTC"))
+    parquet.write_table(pyarrow.table({"at": times}), path)
+    assert [as_text(row["at"]) for row in open_table(path)] == ['"2026-11-01T00:00:00Z"']
+
+
+def test_a_parquet_file_that_cannot_be_used_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"text": [str(number) * 50 for number in range(3000)]}), path)
+    content = bytearray(path.read_bytes())
+    content[200:2000] = bytes(1800)
+    path.write_bytes(content)
+    with pytest.raises(RowsFault, match=r"^rows.parquet: the rows cannot be read: "):
+        list(open_table(path))
+    twice = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
+    parquet.write_table(twice, path)
+    with pytest.raises(RowsFault, match="two columns have the same name"):
+        open_table(path)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_file_that_cannot_be_opened_is_refused_in_words(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(RowsFault, match=f"^{name} cannot be read: "):
+        open_table(tmp_path / name)
 
 
 def test_a_fault_stands_in_place_of_its_row(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ def test_columns_are_filled_in() -> None:
     template = parse_template("--prompt", "Classify {my review} as {{json}}: {n}")
     assert template.columns == {"my review", "n"}
     assert template.fill({"my review": "good {n}", "n": 3}) == "Classify good {n} as {json}: 3"
+    assert template.fill({"n": 3}) == "Classify  as {json}: 3", "an object of a JSONL table may lack a column"
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from msgspec import DecodeError
 from msgspec.json import Decoder
 
+from batchline.domain.input_lines import skip_byte_order_mark
 from batchline.pipeline.rows.fault import RowsFault
 
 Row = dict[str, Any]
@@ -36,6 +37,13 @@ class Rows(Protocol):
 
 def open_table(path: Path) -> Rows:
     """Return the rows of a file, by its suffix. Raise RowsFault if it cannot be read as a table."""
+    try:
+        return _open(path)
+    except OSError as error:
+        raise RowsFault(f"{path.name} cannot be read: {error.strerror or error}") from None
+
+
+def _open(path: Path) -> Rows:
     suffix = path.suffix.lower()
     if suffix in DELIMITERS:
         return DelimitedRows(path, name=path.name)
@@ -54,8 +62,7 @@ class DelimitedRows:
         _, self.columns = next(self._lines(), (0, list[str]()))
         if not self.columns:
             raise RowsFault(f"{name} is empty")
-        if len(set(self.columns)) < len(self.columns):
-            raise RowsFault(f"{name}: two columns have the same name")
+        _refuse_equal_names(self.columns, table=name)
 
     def __iter__(self) -> Iterator[Row]:
         for row in self.with_faults():
@@ -98,23 +105,23 @@ class DelimitedRows:
 
 
 class _ObjectRows:
-    """The rows of a JSONL file: one object per line. The columns are those of the first object."""
+    """The rows of a JSONL file: one object per line. An object may lack some of the columns, which are those of all."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        first = next(iter(self), None)
-        if first is None:
+        self.columns = list(dict.fromkeys(column for row in self for column in row))
+        if not self.columns:
             raise RowsFault(f"{path.name} is empty")
-        self.columns = list(first)
 
     def __iter__(self) -> Iterator[Row]:
         with self._path.open("rb") as file:
+            skip_byte_order_mark(file)
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 try:
                     yield _object.decode(line)
-                except (DecodeError, UnicodeDecodeError):
+                except (DecodeError, UnicodeDecodeError, RecursionError):
                     raise RowsFault(f"{self._path.name}, line {number}: expected a JSON object") from None
 
 
@@ -124,6 +131,7 @@ class _ParquetRows:
     def __init__(self, path: Path) -> None:
         try:
             library = import_module("pyarrow.parquet")  # an extra, which may not be installed
+            self._arrow = import_module("pyarrow")
         except ImportError:
             raise RowsFault(
                 f"{path.name}: reading Parquet needs a library; install it with: pip install 'batchline[parquet]'"
@@ -132,8 +140,30 @@ class _ParquetRows:
             self._file = library.ParquetFile(path)
         except ValueError:  # the base of the library's error for what it cannot read
             raise RowsFault(f"{path.name} is not a Parquet file") from None
-        self.columns: list[str] = list(self._file.schema_arrow.names)
+        self._name, self._schema = path.name, self._in_microseconds(self._file.schema_arrow)
+        self.columns: list[str] = list(self._schema.names)
+        _refuse_equal_names(self.columns, table=path.name)
 
     def __iter__(self) -> Iterator[Row]:
-        for group in self._file.iter_batches(batch_size=_BATCH_ROWS):
-            yield from group.to_pylist()
+        try:
+            for group in self._file.iter_batches(batch_size=_BATCH_ROWS):
+                yield from self._arrow.Table.from_batches([group]).cast(self._schema, safe=False).to_pylist()
+        except (OSError, ValueError) as error:  # the bases of the library's errors for damaged bytes and wrong values
+            raise RowsFault(f"{self._name}: the rows cannot be read: {error}") from None
+
+    def _in_microseconds(self, schema: Any) -> Any:
+        """Return a schema without nanoseconds, which a time of Python does not have, but pandas writes by default."""
+        arrow = self._arrow
+        return arrow.schema(
+            [
+                field.with_type(arrow.timestamp("us", field.type.tz))
+                if arrow.types.is_timestamp(field.type) and field.type.unit == "ns"
+                else field
+                for field in schema
+            ]
+        )
+
+
+def _refuse_equal_names(columns: list[str], *, table: str) -> None:
+    if len(set(columns)) < len(columns):
+        raise RowsFault(f"{table}: two columns have the same name")

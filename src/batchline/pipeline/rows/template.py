@@ -26,8 +26,8 @@ class Template(Struct, frozen=True):
         return {column for _, column in self.parts if column is not None}
 
     def fill(self, row: Mapping[str, Any]) -> str:
-        """Return the text for a row."""
-        return "".join(text + ("" if column is None else as_text(row[column])) for text, column in self.parts)
+        """Return the text for a row. A column that the row lacks is an empty text."""
+        return "".join(text + ("" if column is None else as_text(row.get(column))) for text, column in self.parts)
 
     def require_columns(self, known: Collection[str]) -> None:
         """Raise RowsFault if the table lacks a column that the text names."""
