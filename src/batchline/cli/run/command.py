@@ -51,7 +51,7 @@ _LARGE_JOB_LINES = 10_000
 )
 @click.option("--reuse", is_flag=True, help="Take answers that the same lines got before, and run equal lines once.")
 @click.option(
-    "--max-cost", type=click.FloatRange(min=0), metavar="AMOUNT", help="Start no line once the batch costs so much."
+    "--max-cost", type=click.FloatRange(min=0), metavar="AMOUNT", help="Start no line once the job costs so much."
 )
 @click.option(
     "--ask-over",

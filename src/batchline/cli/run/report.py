@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.json import encode as encode_json
 
 from batchline.cli.output import say
@@ -98,32 +98,31 @@ def _summary(results: Results) -> str:
     return "; ".join([*parts, *bill.describe()])
 
 
-class Bill:
-    """The tokens and the cost of the batches of a job, and what they reused."""
+class Bill(Struct, kw_only=True):
+    """The batches of a job, their tokens and their cost, and what they reused."""
 
-    def __init__(self) -> None:
-        self._input_tokens = self._output_tokens = self._reused = 0
-        self._cost = self._saved = 0.0
+    batch_ids: list[str] = field(default_factory=list)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    reused: int = 0
+    saved: float = 0.0
 
     def add(self, results: Results) -> None:
         """Add a batch."""
         tokens, progress = results.batch.tokens, results.progress
-        self._input_tokens += tokens.input_tokens
-        self._output_tokens += tokens.output_tokens
-        self._cost, self._saved = self._cost + progress.cost, self._saved + progress.saved
-        self._reused += progress.reused
+        self.batch_ids.append(results.batch.id)
+        self.input_tokens += tokens.input_tokens
+        self.output_tokens += tokens.output_tokens
+        self.cost, self.saved = self.cost + progress.cost, self.saved + progress.saved
+        self.reused += progress.reused
 
     def describe(self) -> list[str]:
         """Return the bill in words; nothing for what is zero."""
-        tokens = f"{format_count(self._input_tokens)} tokens in, {format_count(self._output_tokens)} out"
-        progress = RemoteProgress(cost=self._cost, reused=self._reused, saved=self._saved)
-        used = self._input_tokens or self._output_tokens
+        tokens = f"{format_count(self.input_tokens)} tokens in, {format_count(self.output_tokens)} out"
+        progress = RemoteProgress(cost=self.cost, reused=self.reused, saved=self.saved)
+        used = self.input_tokens or self.output_tokens
         return [part for part in (tokens if used else "", describe_bill(progress)) if part]
-
-    def fields(self) -> dict[str, int | float]:
-        """Return the bill for programs."""
-        tokens = {"input_tokens": self._input_tokens, "output_tokens": self._output_tokens}
-        return {**tokens, "cost": self._cost, "reused": self._reused, "saved": self._saved}
 
 
 def describe_bill(progress: RemoteProgress) -> str:

@@ -8,13 +8,12 @@ from typing import Any
 
 import click
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from batchline.cli.connection.explain import RESUME
 from batchline.cli.output import copy_to_stdout, say, show_json
 from batchline.cli.run.context import RunContext, open_context
 from batchline.cli.run.files import STANDARD, RunFiles, confirm_again
-from batchline.cli.run.report import Bill
 from batchline.cli.run.rows.job import RowsJob
 from batchline.cli.run.rows.requests import RowRequests, load_schema
 from batchline.cli.run.runner import RunOptions
@@ -70,16 +69,16 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
             return self._run(context, job, options, output, as_json=as_json)
 
     def _run(self, context: RunContext, job: RowsJob, options: RunOptions, output: Path, *, as_json: bool) -> int:
-        begun_at, batch_ids = context.clock.now(), list[str]()
+        begun_at = context.clock.now()
         context.display.stage("Writing the requests")
         parts = job.prepare()
-        bill = Bill()
+        bill = job.load_bill()
         chosen = iter([_with_rows(options, sum(part.rows for part in parts))])
 
         def run_part(files: RunFiles) -> None:
-            results = context.run_batch(files, next(chosen, replace(options, threshold=None)))
-            batch_ids.append(results.batch.id)
-            bill.add(results)
+            part_options = next(chosen, replace(options, threshold=None))
+            bill.add(context.run_batch(files, replace(part_options, max_cost=_left(options.max_cost, bill.cost))))
+            job.save_bill(bill)
 
         counts = job.run(parts, run_part)
         context.display.clear()
@@ -89,8 +88,7 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
         click.echo(f"  output  {printable(name)}", err=True)
         if as_json:
             summary = {"rows": counts.total, "completed": counts.completed, "failed": counts.failed}
-            files = {"output": name, "batch_ids": batch_ids, "seconds": round(seconds, 3)}
-            show_json(summary | files | bill.fields())
+            show_json(summary | {"output": name, "seconds": round(seconds, 3)} | asdict(bill))
         elif self.output == STANDARD:
             copy_to_stdout(output, advice=RESUME)
         job.forget()
@@ -119,6 +117,11 @@ def _with_rows(options: RunOptions, rows: int) -> RunOptions:
     if options.threshold is None:
         return options
     return replace(options, threshold=replace(options.threshold, job_lines=rows))
+
+
+def _left(max_cost: float | None, cost: float) -> float | None:
+    """Return what the next batch of a job may cost; None if the job has no limit."""
+    return None if max_cost is None else max(0.0, max_cost - cost)
 
 
 def _outcome(counts: Counts) -> str:

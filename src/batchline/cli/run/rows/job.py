@@ -13,10 +13,12 @@ from pathlib import Path
 
 import click
 from msgspec import Struct
+from msgspec.json import decode as decode_json
 from msgspec.json import encode as encode_json
 
 from batchline import durable
 from batchline.cli.run.files import RunFiles
+from batchline.cli.run.report import Bill
 from batchline.cli.run.rows.requests import AnswerColumns, RowRequests, answer_columns, read_outcomes
 from batchline.cli.run.rows.writer import row_writer
 from batchline.cli.run.steps import digest_of
@@ -28,6 +30,7 @@ _MAX_PART_LINES = 50_000
 _MAX_PART_BYTES = 90 * 1024 * 1024
 """Both stay within the usual limits of a batch and of an upload."""
 _KEY_FILE = "job"
+_BILL_FILE = "bill"
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -90,6 +93,17 @@ class RowsJob:
                 run_part(part.files)
         self._refuse_changed_table()
         return self._join(parts)
+
+    def load_bill(self) -> Bill:
+        """Return the bill of the parts that are complete."""
+        path = self._folder / _BILL_FILE
+        return decode_json(path.read_bytes(), type=Bill) if path.exists() else Bill()
+
+    def save_bill(self, bill: Bill) -> None:
+        """Save the bill of the parts that are complete, for a run that resumes the job."""
+        new = self._folder / f"{_BILL_FILE}.part"
+        new.write_bytes(encode_json(bill))
+        new.replace(self._folder / _BILL_FILE)
 
     def forget(self) -> None:
         """Delete the folder of the job. Its output must be where the user wants it."""

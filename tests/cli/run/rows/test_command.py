@@ -1,0 +1,87 @@
+"""`batchline run` on a table: what its batches have in common."""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from msgspec.json import encode as encode_json
+
+from batchline.cli.run.display import PlainLines
+from batchline.cli.run.files import RunFiles
+from batchline.cli.run.report import Results
+from batchline.cli.run.rows import command, job
+from batchline.cli.run.rows.command import RowsRequest
+from batchline.cli.run.runner import RunOptions
+from batchline.client.models import RemoteBatch, RemoteProgress
+from batchline.system import SystemClock
+
+
+class _Context:
+    """Runs batches in which every line costs one unit. The batch with the number ``broken`` fails."""
+
+    def __init__(self, *, broken: int = 0) -> None:
+        self.clock, self._broken = SystemClock(), broken
+        self.display = PlainLines(io.StringIO(), steady=self.clock.steady)
+        self.limits: list[float | None] = []
+
+    def run_batch(self, files: RunFiles, options: RunOptions) -> Results:
+        self.limits.append(options.max_cost)
+        if len(self.limits) == self._broken:
+            raise click.ClickException("broken")
+        lines = [json.loads(line) for line in files.source.read_bytes().splitlines()]
+        answer = {"body": {"choices": [{"message": {"content": "yes"}}]}}
+        files.output.write_bytes(
+            b"".join(encode_json({"custom_id": line["custom_id"], "response": answer}) + b"\n" for line in lines)
+        )
+        batch = RemoteBatch(id=f"batch_{lines[0]['custom_id']}", status="completed")
+        progress = RemoteProgress(cost=float(len(lines)))
+        return Results(batch=batch, output=files.output, errors=None, seconds=0.0, progress=progress)
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of three batches with two rows each."""
+    monkeypatch.setattr(job, "_MAX_PART_LINES", 2)
+    path = tmp_path / "rows.csv"
+    path.write_text("n\n" + "".join(f"{number}\n" for number in range(6)))
+    return path
+
+
+def _run(table: Path, context: _Context, monkeypatch: pytest.MonkeyPatch, *, max_cost: float | None) -> int:
+    @contextmanager
+    def opened(*_: Any) -> Iterator[_Context]:
+        yield context
+
+    monkeypatch.setattr(command, "open_context", opened)
+    request = RowsRequest(
+        source=table, output=None, prompt="{n}", system=None, model="m", schema=None, patch={}, again=False
+    )
+    return request.run(RunOptions(restart=False, max_cost=max_cost), None, {}, as_json=True)
+
+
+@pytest.mark.parametrize(("max_cost", "limits"), [(5.0, [5.0, 3.0, 1.0]), (3.0, [3.0, 1.0, 0.0]), (None, [None] * 3)])
+def test_the_batches_of_a_table_share_the_limit_of_the_cost(
+    table: Path, monkeypatch: pytest.MonkeyPatch, max_cost: float | None, limits: list[float | None]
+) -> None:
+    """G8: who names a limit means all rows, and does not know how many batches they become."""
+    context = _Context()
+    assert _run(table, context, monkeypatch, max_cost=max_cost) == 0
+    assert context.limits == limits
+
+
+def test_a_resumed_table_counts_what_its_earlier_batches_cost(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(click.ClickException, match="broken"):
+        _run(table, _Context(broken=2), monkeypatch, max_cost=5.0)
+    resumed = _Context()
+    assert _run(table, resumed, monkeypatch, max_cost=5.0) == 0
+    assert resumed.limits == [3.0, 1.0]
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["batch_ids"] == ["batch_row-1", "batch_row-3", "batch_row-5"]
+    assert summary["cost"] == 6.0
