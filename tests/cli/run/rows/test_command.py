@@ -27,6 +27,7 @@ class _Context:
     def __init__(self, *, broken: int = 0) -> None:
         self.clock, self._broken = SystemClock(), broken
         self.display = PlainLines(io.StringIO(), steady=self.clock.steady)
+        self.target = None
         self.limits: list[float | None] = []
 
     def run_batch(self, files: RunFiles, options: RunOptions) -> Results:
@@ -85,3 +86,19 @@ def test_a_resumed_table_counts_what_its_earlier_batches_cost(
     summary = json.loads(capsys.readouterr().out)
     assert summary["batch_ids"] == ["batch_row-1", "batch_row-3", "batch_row-5"]
     assert summary["cost"] == 6.0
+
+
+def test_a_file_that_cannot_be_written_is_told_in_words(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk or a folder of someone else is not a fault of the program."""
+    (table.parent / "rows.output.csv.batchline" / "part-2.jsonl").mkdir(parents=True)
+    with pytest.raises(click.ClickException, match=r"part-2.jsonl: Is a directory. Run the same command again"):
+        _run(table, _Context(), monkeypatch, max_cost=None)
+
+
+def test_the_journal_of_a_run_without_a_table_is_not_touched(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of run keep what they need to resume under the same name, one in a file and one in a folder."""
+    journal = table.parent / "rows.output.csv.batchline"
+    journal.write_text("state")
+    with pytest.raises(click.ClickException, match="a run without --prompt that was not finished"):
+        _run(table, _Context(), monkeypatch, max_cost=None)
+    assert journal.read_text() == "state"

@@ -10,7 +10,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from batchline.cli.connection.explain import RESUME
+from batchline.cli.connection.explain import RESUME, explain_errors
 from batchline.cli.output import copy_to_stdout, say, show_json
 from batchline.cli.run.context import RunContext, open_context
 from batchline.cli.run.files import STANDARD, RunFiles, confirm_again
@@ -57,7 +57,11 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
         for template in (prompt, *([] if system is None else [system])):
             template.require_columns(rows.columns)
         schema = None if self.schema is None else load_schema(self.schema)
-        with self._output_file() as (output, folder), open_context(base_url, flags) as context:
+        with (
+            self._output_file() as (output, folder),
+            open_context(base_url, flags) as context,
+            explain_errors(context.target, advice=RESUME),
+        ):
             model = self.model or _only_model(context)
             prompts = Prompts(prompt=prompt, system=system, model=model, schema=schema)
             requests = RowRequests(prompts=prompts, patch=self.patch)

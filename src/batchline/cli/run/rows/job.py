@@ -69,6 +69,11 @@ class RowsJob:
 
     def prepare(self) -> list[Part]:
         """Write the parts, or find those of an earlier run. Raise ClickException if that was another job."""
+        if self._folder.is_file():
+            raise click.ClickException(
+                f"{self._folder} belongs to a run without --prompt that was not finished. Repeat that command to "
+                "resume it, or choose another --output."
+            )
         key, path = self._key(), self._folder / _KEY_FILE
         if self.is_begun and path.read_text() != key:
             raise click.ClickException(
