@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner
 
+from batchline.app import maintenance
 from batchline.cli import main
 from tests.support.stored_data import StoredData, empty_data, make_data
 
@@ -113,3 +115,13 @@ def test_what_cannot_be_checked_is_refused(data: StoredData, tmp_path: Path) -> 
     (data.data_dir / "batchline.sqlite").write_bytes(b"no database at all, but long enough to be read as one" * 99)
     (data.data_dir / "batchline.sqlite-wal").unlink(missing_ok=True)
     assert data.fsck().exit_code == 2
+
+
+def test_an_interrupted_check_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code 1 says that something is wrong. After Ctrl-C that is not known."""
+
+    def interrupt(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(maintenance, "check_stored_data", interrupt)
+    assert CliRunner().invoke(main, ["fsck", "--data-dir", str(tmp_path)]).exit_code == 130

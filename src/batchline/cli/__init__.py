@@ -16,6 +16,8 @@ _COMMANDS = {
 """The commands, as ``--help`` groups them."""
 _ERROR = "Error: "
 """The text that click prints before the message of an error."""
+_INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells use it. It is not 1, because nothing has failed."""
 _MODULES = {"api": "roles", "serve": "roles", "worker": "roles"}
 """The modules of commands that do not have a module of their own name."""
 
@@ -34,9 +36,12 @@ class _LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command. Wrap the message of its error between words."""
+        """Run a command. Wrap the message of its error between words, and end in order at Ctrl-C."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # the line on which the terminal shows ^C ends
+            raise click.exceptions.Exit(_INTERRUPTED) from None
         except click.ClickException as error:
             first, *others = error.message.split("\n")
             lines = [
