@@ -153,7 +153,8 @@ def test_a_refusal_carries_the_message_and_the_headers_of_the_answer() -> None:
 def test_an_answer_that_is_not_the_api_is_explained() -> None:
     """A proxy between the client and the service may answer with HTML."""
     assert str(_refused(reply(502, b"<html>"))) == "the server answered 502 Word"
-    assert "is the URL right?" in str(_refused(reply(200, b"<html>a page</html>")))
+    for page in (b"<html>a page</html>", b'{"id": "r\xe9seau", "status": "x"}', b'{"x": ' + b"[" * 5000):
+        assert "is the URL right?" in str(_refused(reply(200, page)))
 
 
 def test_an_unreachable_address_is_distinguished_from_a_broken_connection() -> None:

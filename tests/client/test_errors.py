@@ -31,7 +31,9 @@ def test_the_class_follows_from_status_and_code(status: int, code: str, kind: ty
 
 
 def test_an_answer_without_an_error_body_is_described_by_its_status() -> None:
-    assert str(refusal(502, "Bad Gateway", {}, b"<html>")) == "the server answered 502 Bad Gateway"
+    latin, deep = b'{"error": {"message": "r\xe9seau"}}', b'{"error": {"x": ' + b"[" * 5000
+    for body in (b"<html>", latin, deep):
+        assert str(refusal(502, "Bad Gateway", {}, body)) == "the server answered 502 Bad Gateway"
     assert "redirects to https://other/v1" in str(refusal(301, "", {"location": "https://other/v1"}, b""))
 
 

@@ -195,7 +195,7 @@ class Client:
         answer = self._call("GET", path, params=given)
         try:
             return page_decoder.decode(answer)
-        except DecodeError:
+        except (DecodeError, UnicodeDecodeError):
             return _decode_hidden(answer)
 
     def _call(self, method: str, path: str, **options: Any) -> bytes:
@@ -320,7 +320,7 @@ def _decode_hidden(answer: bytes) -> RemotePage:
 def _decode(decoder: Decoder[T], answer: bytes | Raw) -> T:
     try:
         return decoder.decode(answer)
-    except DecodeError:
+    except (DecodeError, UnicodeDecodeError, RecursionError):
         raise RequestRefused(
             200, "the answer is not that of a batchline server; is the URL right?", code=None, headers={}
         ) from None

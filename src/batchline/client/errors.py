@@ -85,7 +85,7 @@ def refusal(status: int, reason: str, headers: Mapping[str, str], body: bytes) -
     """Return the error for an answer. A proxy's answer may have no error body; then the status is the message."""
     try:
         error = _envelope.decode(body).error
-    except DecodeError:
+    except (DecodeError, UnicodeDecodeError, RecursionError):
         error = _ErrorBody(message=_describe(status, reason, headers))
     return _error_class(status, error.code)(
         status, error.message[:_MAX_MESSAGE_LENGTH], code=error.code, headers=headers
