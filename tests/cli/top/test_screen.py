@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from batchline.cli import main
 from tests.support.command_line import Shell
+from tests.support.scripted_server import answering, reply
 from tests.support.service import Service, chat_lines, submit
 
 
@@ -33,3 +34,13 @@ def test_a_folder_without_a_service_says_so(tmp_path: Path) -> None:
     shown = shell.text("top")
     assert shown.splitlines()[0] == "No service runs on this data folder."
     assert "No batch is open." in shown
+
+
+def test_a_url_of_something_else_is_refused_in_words(tmp_path: Path) -> None:
+    """A person may name the address of Grafana, which answers every path with a page."""
+    shell = Shell(tmp_path / "data")
+    shell.text("keys", "create")
+    with answering(reply(200, b'<!doctype html>\n<html lang="en"><title>Grafana</title>')) as server:
+        result = shell.call("top", "--url", server.url)
+    assert result.exit_code == 1
+    assert "is not a batchline service" in " ".join(result.stderr.split())

@@ -107,7 +107,10 @@ async def _metrics(url: str, settings: Settings) -> ServiceState | None:
         return None
     if answer.status_code in {401, 403}:
         raise click.ClickException(f"{url}/metrics needs the administrator's token: set BATCHLINE_ADMIN_TOKEN")
-    return read_metrics(answer.text) if answer.is_success else None
+    try:
+        return read_metrics(answer.text) if answer.is_success else None
+    except ValueError:
+        raise click.ClickException(f"{url} is not a batchline service: its /metrics cannot be read") from None
 
 
 def _view(snapshot: Snapshot) -> RenderableType:
