@@ -49,6 +49,8 @@ def test_create_prints_ready_lines(shell: Shell, monkeypatch: pytest.MonkeyPatch
     key, url = shown.split()[1], "http://127.0.0.1:8123/v1"
     assert f"export OPENAI_BASE_URL={url} OPENAI_API_KEY={key}\n" in shown
     assert f'OpenAI(base_url="{url}", api_key="{key}")\n' in shown
+    monkeypatch.setenv("BATCHLINE_HOST", "::1")
+    assert 'base_url="http://[::1]:8123/v1"' in shell.call("keys", "create").stdout
     monkeypatch.setenv("BATCHLINE_BASE_URL", "https://batch.example.org/v1")
     assert 'base_url="https://batch.example.org/v1"' in shell.call("keys", "create").stdout
     monkeypatch.setenv("BATCHLINE_BEARER", "off")

@@ -23,8 +23,6 @@ _BASE_URL = RUN_VARIABLES[0]
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MAX_LIFETIME_SECONDS = 36_500 * 86_400
 """A calendar ends with the year 9999, and a key that expires after it could be listed no more."""
-_EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (nothing is bound here)
-"""Addresses to listen on that are no address to connect to."""
 
 
 class _Lifetime(click.ParamType[int]):
@@ -242,11 +240,12 @@ def _show_secret(fields: dict[str, str], *, as_json: bool) -> None:
 
 def _show_ready_lines(secret: str, flags: dict[str, Any]) -> None:
     """Print the lines that give the key to OpenAI clients: one for the shell and one for Python."""
+    from batchline.cli.connection.local_service import local_url  # noqa: PLC0415 (imports httpx)
+
     settings = Settings(**{name: value for name, value in flags.items() if value is not None})
     if not settings.bearer:
         return
-    host = "127.0.0.1" if settings.host in _EVERY_ADDRESS else settings.host
-    url = os.environ.get(_BASE_URL) or f"http://{host}:{settings.port}/v1"
+    url = os.environ.get(_BASE_URL) or f"{local_url(settings)}/v1"
     click.echo(f"\nShell   export OPENAI_BASE_URL={shlex.quote(url)} OPENAI_API_KEY={secret}")
     click.echo(f"Python  client = OpenAI(base_url={json.dumps(url)}, api_key={json.dumps(secret)})")
 

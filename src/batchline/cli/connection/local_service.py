@@ -228,16 +228,17 @@ def url_of_another_folder(settings: Settings) -> str | None:
 
     What a command writes into this folder is unknown to that service.
     """
-    url = f"http://{_address(settings.host)}:{settings.port}"
+    url = local_url(settings)
     holder = find_holder(settings.data_dir)
     if settings.database_url is not None or settings.port == 0 or (holder is not None and holder.url == url):
         return None
     return url if is_batchline(url, timeout=_HEALTH_TIMEOUT_SECONDS) else None
 
 
-def _address(host: str) -> str:
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (nothing is bound here)
-    return f"[{address}]" if ":" in address else address
+def local_url(settings: Settings) -> str:
+    """Return the URL at which this machine reaches a service with these settings."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 (nothing is bound)
+    return f"http://{f'[{address}]' if ':' in address else address}:{settings.port}"
 
 
 def _loopback(url: str) -> str:
