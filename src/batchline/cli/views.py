@@ -65,9 +65,9 @@ def status_text(status: str) -> Text:
     return Text(printable(status), style=_STYLES.get(status, ""))
 
 
-def bar_text(counts: Counts, *, width: int, ascii_only: bool = False) -> Text:
-    """Return a bar of the lines that are done, with the failed ones in red, and the share in percent."""
-    full, empty = ("#", ".") if ascii_only else ("█", "░")
+def bar_text(counts: Counts, *, width: int) -> Text:
+    """Return a bar of the lines that are done for stdout, with the failed ones in red, and the share in percent."""
+    full, empty = ("█", "░") if "utf" in (sys.stdout.encoding or "").lower() else ("#", ".")
     total = max(1, counts.total)
     done = int(counts.done / total * width)
     failed = min(done, -(-counts.failed * width // total)) if counts.failed else 0
@@ -75,8 +75,3 @@ def bar_text(counts: Counts, *, width: int, ascii_only: bool = False) -> Text:
     return Text.assemble(
         (full * (done - failed), "green"), (full * failed, "red"), (empty * (width - done), "dim"), percent
     )
-
-
-def is_ascii(stream: TextIO) -> bool:
-    """Return whether a stream cannot show the characters of a bar."""
-    return "utf" not in (stream.encoding or "").lower()
