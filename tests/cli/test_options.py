@@ -215,3 +215,18 @@ sys.exit(",".join({{"uvicorn", "starlette", "httpx", "batchline.app"}} & set(sys
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (result.returncode, result.stderr.strip()) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("keys list", 1), ("doctor", 1), ("top", 1), ("batches list", 1), ("usage", 1), ("fsck", 2)]
+)
+def test_a_folder_that_cannot_be_looked_into_is_told_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: int
+) -> None:
+    """It may be that of the service, which only its own user may enter. A name that is too long fails alike."""
+    for name in ("BATCHLINE_BASE_URL", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    result = CliRunner().invoke(main, [*command.split(), "--data-dir", str(tmp_path / ("x" * 300))])
+    assert isinstance(result.exception, SystemExit), "no traceback"
+    assert result.exit_code == code
+    assert "File name too long" in result.stderr

@@ -36,12 +36,9 @@ class _LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command. Wrap the message of its error between words, and end in order at Ctrl-C."""
+        """Run a command. Wrap the message of its error between words."""
         try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            click.echo(err=True)  # the line on which the terminal shows ^C ends
-            raise click.exceptions.Exit(_INTERRUPTED) from None
+            return self._invoke(ctx)
         except click.ClickException as error:
             first, *others = error.message.split("\n")
             lines = [
@@ -50,6 +47,19 @@ class _LazyGroup(click.Group):
             ]
             vars(error)["message"] = "\n".join(lines)
             raise
+
+    def _invoke(self, ctx: click.Context) -> object:
+        """Run a command. End in order at Ctrl-C, and raise ClickException if a file or a folder cannot be used."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # the line on which the terminal shows ^C ends
+            raise click.exceptions.Exit(_INTERRUPTED) from None
+        except BrokenPipeError:
+            raise  # the reader of stdout has gone, which click knows how to end with
+        except OSError as error:
+            place = "" if error.filename is None else f"{error.filename}: "
+            raise click.ClickException(f"{place}{error.strerror or repr(error)}") from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -54,7 +54,7 @@ def fsck(context: click.Context, /, *, repair: bool, as_json: bool, **flags: Any
         with progress_line() as show:
             checked = Checked(on_progress=lambda checked: show(_progress(checked)))
             report = asyncio.run(check_stored_data(settings, checked, repair=repair))
-    except StartupError as error:
+    except (StartupError, OSError) as error:
         raise _CannotCheck(str(error)) from None
     if as_json:
         show_json(_document(report, repair=repair))
