@@ -23,6 +23,15 @@ def test_results_are_put_in_the_order_of_the_input(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"in", "out"}
 
 
+def test_a_last_line_without_an_end_is_not_joined_to_another(tmp_path: Path) -> None:
+    """Other servers than batchline may write their files so."""
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text(_line("a") + _line("b"))
+    output.write_text(_line("b") + _line("a").rstrip("\n"))
+    put_in_order(source, output)
+    assert output.read_text() == _line("a") + _line("b")
+
+
 def test_lines_without_a_readable_custom_id_come_last(tmp_path: Path) -> None:
     """C12: a damaged line has null in its place. D1: an answer may hold half an emoji. The input may be edited."""
     source, output = tmp_path / "in", tmp_path / "out"

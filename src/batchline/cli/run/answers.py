@@ -48,13 +48,16 @@ def put_in_order(source: Path, *results: Path | None) -> None:
 
 
 def _sort(path: Path, places: dict[str, int]) -> None:
-    """Write the lines of a file in order, one at a time: only their places are held in memory."""
+    """Write the lines of a file in order, one at a time: only their places are held in memory.
+
+    The last line of another server's file may have no end, and it may not be the last any more.
+    """
     lines = sorted(_lines(path), key=lambda line: places.get(line[0] or "", math.inf))
     part = path.with_name(f"{path.name}.part")
     with path.open("rb") as unsorted, part.open("wb") as file:
         for _, begin, length in lines:
             unsorted.seek(begin)
-            file.write(unsorted.read(length))
+            file.write(unsorted.read(length).rstrip(b"\r\n") + b"\n")
         file.flush()
         durable.sync(file.fileno())
     durable.replace(part, path)
