@@ -180,6 +180,7 @@ class SimulatedDispatcher:
         model = job.model.id
         evidence = outcome if isinstance(outcome, Success) or not self._breakers.is_paused(model) else None
         self._in_flight.finish(job, evidence, self._world.time)
+        self._breakers.end_probe(model, job.line_key)
         if isinstance(outcome, Retryable):
             self.refused += 1
             self._on_fault(job, outcome)
