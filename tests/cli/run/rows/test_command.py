@@ -53,14 +53,21 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def _run(table: Path, context: _Context, monkeypatch: pytest.MonkeyPatch, *, max_cost: float | None) -> int:
+def _run(
+    table: Path,
+    context: _Context,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    max_cost: float | None = None,
+    output: str | None = None,
+) -> int:
     @contextmanager
     def opened(*_: Any) -> Iterator[_Context]:
         yield context
 
     monkeypatch.setattr(command, "open_context", opened)
     request = RowsRequest(
-        source=table, output=None, prompt="{n}", system=None, model="m", schema=None, patch={}, again=False
+        source=table, output=output, prompt="{n}", system=None, model="m", schema=None, patch={}, again=False
     )
     return request.run(RunOptions(restart=False, max_cost=max_cost), None, {}, as_json=True)
 
@@ -92,7 +99,7 @@ def test_a_file_that_cannot_be_written_is_told_in_words(table: Path, monkeypatch
     """A full disk or a folder of someone else is not a fault of the program."""
     (table.parent / "rows.output.csv.batchline" / "part-2.jsonl").mkdir(parents=True)
     with pytest.raises(click.ClickException, match=r"part-2.jsonl: Is a directory. Run the same command again"):
-        _run(table, _Context(), monkeypatch, max_cost=None)
+        _run(table, _Context(), monkeypatch)
 
 
 def test_the_journal_of_a_run_without_a_table_is_not_touched(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,5 +107,26 @@ def test_the_journal_of_a_run_without_a_table_is_not_touched(table: Path, monkey
     journal = table.parent / "rows.output.csv.batchline"
     journal.write_text("state")
     with pytest.raises(click.ClickException, match="a run without --prompt that was not finished"):
-        _run(table, _Context(), monkeypatch, max_cost=None)
+        _run(table, _Context(), monkeypatch)
     assert journal.read_text() == "state"
+
+
+def test_two_runs_of_one_table_do_not_write_the_same_files(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would write the requests anew while the first sends them."""
+    context = _Context()
+    answer = context.run_batch
+
+    def run_twice(files: RunFiles, options: RunOptions) -> Results:
+        with pytest.raises(click.ClickException, match="Another run is working on this output"):
+            _run(table, _Context(), monkeypatch)
+        return answer(files, options)
+
+    monkeypatch.setattr(context, "run_batch", run_twice)
+    assert _run(table, context, monkeypatch) == 0
+
+
+def test_an_output_that_would_not_be_what_its_name_says_is_refused(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(click.UsageError, match="Parquet cannot be written"):
+        _run(table, _Context(), monkeypatch, output=str(table.with_name("answers.parquet")))

@@ -178,12 +178,13 @@ def test_answers_are_not_joined_to_the_rows_of_a_table_that_was_edited(tmp_path:
         source.write_bytes(before.replace(b"0,", b"new,row\n0,", 1))
 
     begun = new_job()
-    with pytest.raises(click.ClickException, match="has changed since this job was begun"):
+    with pytest.raises(click.ClickException, match="has changed since this job was begun"), begun.locked():
         begun.run(begun.prepare(), answer_and_edit)
     assert not output.exists()
     source.write_bytes(before)
     restored = new_job()
-    assert restored.run(restored.prepare(), lambda _: pytest.fail("the part ran again")).total == 3
+    with restored.locked():
+        assert restored.run(restored.prepare(), lambda _: pytest.fail("the part ran again")).total == 3
     assert [row["id"] for row in _rows(output)] == ["0", "1", "2"]
 
 

@@ -70,7 +70,8 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
                 job.give_up(context.give_up_batch)
             elif not self.again and not job.is_begun and self.output != STANDARD:
                 confirm_again(output, output, self.source, ask=options.confirms)
-            return self._run(context, job, options, output, as_json=as_json)
+            with job.locked():
+                return self._run(context, job, options, output, as_json=as_json)
 
     def _run(self, context: RunContext, job: RowsJob, options: RunOptions, output: Path, *, as_json: bool) -> int:
         begun_at = context.clock.now()
@@ -107,6 +108,8 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
                 yield Path(temporary) / f"output{suffix}", self.source.with_name(f"{self.source.name}.stdout.batchline")
             return
         output = self.source.with_suffix(f".output{suffix}") if self.output is None else Path(self.output)
+        if output.suffix.lower() == _PARQUET:
+            raise click.UsageError("Parquet cannot be written; choose an --output with the suffix .csv, .tsv or .jsonl")
         if output.resolve() == self.source.resolve():
             raise click.UsageError("FILE and --output must be different files")
         if output.is_dir():

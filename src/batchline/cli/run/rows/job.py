@@ -6,8 +6,10 @@ deleted.
 """
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from batchline.cli.run.rows.requests import AnswerColumns, RowRequests, answer_c
 from batchline.cli.run.rows.writer import row_writer
 from batchline.cli.run.steps import digest_of
 from batchline.client.models import Counts
+from batchline.locks import AlreadyLocked, try_lock
 from batchline.pipeline.rows.requests import row_id
 from batchline.pipeline.rows.table import Row, Rows
 
@@ -67,20 +70,36 @@ class RowsJob:
             give_up_part(self._files(journal.with_suffix(".jsonl")))
         self.forget()
 
-    def prepare(self) -> list[Part]:
-        """Write the parts, or find those of an earlier run. Raise ClickException if that was another job."""
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder, and keep other runs out of it meanwhile. Raise ClickException if that cannot be."""
         if self._folder.is_file():
             raise click.ClickException(
                 f"{self._folder} belongs to a run without --prompt that was not finished. Repeat that command to "
                 "resume it, or choose another --output."
             )
+        self._folder.mkdir(exist_ok=True)
+        fd = os.open(self._folder, os.O_RDONLY)
+        try:
+            self._lock(fd)
+            yield
+        finally:
+            os.close(fd)
+
+    def _lock(self, fd: int) -> None:
+        try:
+            try_lock(fd)
+        except AlreadyLocked:
+            raise click.ClickException(f"Another run is working on this output ({self._folder})") from None
+
+    def prepare(self) -> list[Part]:
+        """Write the parts, or find those of an earlier run. Raise ClickException if that was another job."""
         key, path = self._key(), self._folder / _KEY_FILE
         if self.is_begun and path.read_text() != key:
             raise click.ClickException(
                 f"{self._folder} belongs to a job with another table, prompt or model that was not finished. Repeat "
                 "that command to resume it, or add --restart to give it up."
             )
-        self._folder.mkdir(exist_ok=True)
         parts = list(self._write_parts())
         if not parts:
             raise click.UsageError(f"{self._source.name} has no rows")
