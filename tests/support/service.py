@@ -104,7 +104,9 @@ class Program:
         os.set_blocking(self._log, False)
         with os.fdopen(theirs, "wb") as log:
             self._process = _started(arguments, inherited | dict(environment or {}), forked=forked, log=log)
-        self._family: set[psutil.Process] = {psutil.Process(self._process.pid)}
+        self._family = set[psutil.Process]()
+        with suppress(psutil.NoSuchProcess):  # it may have ended already
+            self._family.add(psutil.Process(self._process.pid))
         self._written, self._reading, self._whole = bytearray(), Lock(), False
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
