@@ -12,6 +12,15 @@ from tests.support.stores import DAY, LEASE, ME, NOW, OTHER, World, key, moved_o
 
 pytestmark = pytest.mark.anyio
 
+ONE_LINE_AGAIN = Mending(
+    shards=[MendedShard(n=0, settled=b"\x0e", completed=3, failed=0, state=ShardState.OPEN)],
+    removed={},
+    lost=[],
+    added=[],
+    errors=[],
+)
+"""The repair of a shard of four lines, of which one runs again."""
+
 
 @pytest.mark.rule("C12", "A record is void if the database lost what its worker recorded before.")
 async def test_a_record_on_lost_progress_is_void(world: World) -> None:
@@ -145,9 +154,8 @@ async def test_a_repair_reopens_lines_and_gives_their_charges_back(world: World)
 async def test_lines_that_run_again_stop_at_the_end_of_the_window(world: World) -> None:
     batch = await world.running(shards=[4])
     await world.record_all(await world.claim())
-    mended = MendedShard(n=0, settled=b"\x0e", completed=3, failed=0, state=ShardState.OPEN)
     leased = await world.finish()
-    await world.store.mend(leased, Mending(shards=[mended], removed={}, lost=[], added=[], errors=[]), at=NOW)
+    await world.store.mend(leased, ONE_LINE_AGAIN, at=NOW)
     assert await world.expire(at=batch.expires_at) == [batch.id]
     assert await world.claim() == []
     assert await world.publish(await world.finish(at=batch.expires_at)) is BatchStatus.COMPLETED
@@ -157,10 +165,9 @@ async def test_lines_that_run_again_stop_at_the_end_of_the_window(world: World) 
 async def test_a_batch_that_is_cancelled_while_it_is_repaired_runs_no_line_again(world: World) -> None:
     batch = await world.running(shards=[4])
     await world.record_all(await world.claim())
-    mended = MendedShard(n=0, settled=b"\x0e", completed=3, failed=0, state=ShardState.OPEN)
     leased = await world.finish()
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 100)
-    await world.store.mend(leased, Mending(shards=[mended], removed={}, lost=[], added=[], errors=[]), at=NOW)
+    await world.store.mend(leased, ONE_LINE_AGAIN, at=NOW)
     assert await world.claim() == []
     finish = await world.finish()
     assert [unsettled(left.settled, left.lines) for left in finish.leftovers] == [[0]]

@@ -21,6 +21,7 @@ from batchline.domain.waiting import (
     UpstreamPause,
     Wait,
 )
+from tests.support.records import make_batch
 
 CATALOG = Catalog(
     [
@@ -37,19 +38,7 @@ BLOCKED = ModelQueue(reason="retry_after", lines=0, until=70)
 
 
 def _batch(**fields: Any) -> Batch:
-    given: dict[str, Any] = {
-        "id": "batch_1",
-        "project_id": "mine",
-        "key_id": "key",
-        "endpoint": "/v1/chat/completions",
-        "input_file_id": "file-1",
-        "metadata": b"{}",
-        "status": BatchStatus.IN_PROGRESS,
-        "created_at": 1,
-        "expires_at": 2,
-        "total": 100,
-    }
-    return Batch(**given | fields)
+    return make_batch(**{"project_id": "mine", "total": 100} | fields)
 
 
 def _report(load: UpstreamLoad | None = None, *, owner: str = "a", **fields: Any) -> Report:

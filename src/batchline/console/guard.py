@@ -43,8 +43,8 @@ V = TypeVar("V", bound=SignedIn)
 ADMIN_HOME = "/console/admin"
 _MAX_FIELDS = 200
 _MAX_FORM_BYTES = 64 * 1024
-"""As many as the head of a request may have. Anyone may send the form that signs in, on every connection, as slowly as
-the service allows, and each is held in memory until it is complete."""
+"""A form may have as many bytes as the head of a request. Anyone may send the form that signs in, on every connection,
+as slowly as the service allows, and each is held in memory until it is complete."""
 _READING = frozenset({"GET", "HEAD"})
 
 

@@ -44,7 +44,7 @@ _QUEUES, _FEW = 1.5, 16
 """An upstream seems to queue if answers take so many times as long as the quickest of the ramp. No limit lower than a
 few is looked for."""
 _LEAST = 2
-"""With one request in flight, an upstream is idle until the next one comes."""
+"""An upstream that has only one request in flight is idle until the next one comes."""
 _WORTH_A_PROBE = 0.9
 """A lower limit is probed only if it is at most this part of the limit."""
 _MIN_GAIN, _TOLERATED_LOSS = 0.04, 0.02
