@@ -6,7 +6,7 @@ from threading import Event, Thread
 
 import pytest
 
-from batchline.fsck.findings import CheckReport, Kind, RepairStatus
+from batchline.fsck.findings import FsckReport, Kind, RepairStatus
 from batchline.system import SystemClock
 from tests.support.backup_service import Load
 from tests.support.restore_targets import Target, back_up
@@ -97,7 +97,7 @@ def test_objects_without_a_row_are_counted_and_named(data: StoredData) -> None:
 @pytest.mark.rule("F6", "A check while the service is busy finds nothing wrong.")
 def test_nothing_is_wrong_while_a_service_is_busy(any_data: StoredData) -> None:
     """Batches are created, run, finalized and pruned, and files are deleted, during many checks."""
-    reports: list[CheckReport] = []
+    reports: list[FsckReport] = []
     over = Event()
 
     def keep_checking() -> None:

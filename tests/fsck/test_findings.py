@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from batchline.fsck.findings import TITLES, Checked, CheckReport, Finding, Kind, RepairStatus
+from batchline.fsck.findings import TITLES, Checked, Finding, FsckReport, Kind, RepairStatus
 
 _PROBLEM = Finding(kind=Kind.SEGMENT, problem="is missing", next="Restore it.")
 
@@ -12,7 +12,7 @@ def test_every_kind_has_a_title() -> None:
 
 
 def test_only_so_many_findings_of_a_kind_are_kept() -> None:
-    report = CheckReport(checked=Checked())
+    report = FsckReport(checked=Checked())
     report.add([_PROBLEM] * 1500)
     report.add([replace(_PROBLEM, kind=Kind.WORK)])
     assert report.found == {Kind.SEGMENT: 1500, Kind.WORK: 1}
@@ -22,7 +22,7 @@ def test_only_so_many_findings_of_a_kind_are_kept() -> None:
 
 
 def test_what_was_repaired_and_what_is_left_over_is_no_problem() -> None:
-    report = CheckReport(checked=Checked())
+    report = FsckReport(checked=Checked())
     report.add([replace(_PROBLEM, repair_status=RepairStatus.REPAIRED), replace(_PROBLEM, kind=Kind.LEFTOVER)])
     assert report.is_clean
     report.add([replace(_PROBLEM, repair_status=RepairStatus.HANDED_OVER)])

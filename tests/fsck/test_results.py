@@ -9,7 +9,7 @@ from batchline.domain.records import BATCH, InspectedFile
 from batchline.domain.states import FileState
 from batchline.fsck.findings import Checked
 from batchline.fsck.reading import ObjectReader
-from batchline.fsck.results import ResultReader
+from batchline.fsck.results import ResultFileReader
 from tests.support.input_files import BOM
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +40,7 @@ async def test_blank_lines_and_a_byte_order_mark_do_not_count(beginning: bytes) 
     data = beginning + b'{"custom_id":"a"}\n\n{"custom_id":"b"}\r\n \n{"custom_id":"c"}'
     stored: Any = _Stored(data)
     tally: Any = _Tally()
-    reader = ResultReader(ObjectReader(stored, Checked()))
+    reader = ResultFileReader(ObjectReader(stored, Checked()))
     assert str(await reader.renamed(_file(data), tally)) == "2"
 
 

@@ -7,7 +7,7 @@ from batchline.domain.errors import Damaged
 from batchline.domain.outcomes import BATCH_CANCELLED, LOST, Success, error_line, output_line
 from batchline.domain.states import BatchStatus
 from batchline.domain.usage import Usage
-from batchline.fsck.tally import LineNumbers, LineSet, Tally
+from batchline.fsck.tally import LineNumbers, LineSet, LineTally
 from tests.support.records import make_batch
 
 _BATCH = make_batch(id="batch_01A", status=BatchStatus.COMPLETED, total=4)
@@ -19,7 +19,7 @@ def _output(index: int, custom_id: bytes = b'"a"', *, batch: str = _BATCH.id) ->
 
 
 def test_lines_tokens_and_errors_are_counted() -> None:
-    tally = Tally(_BATCH)
+    tally = LineTally(_BATCH)
     for index in (0, 2):
         tally.add(_output(index), is_error=False)
     for failure in (BATCH_CANCELLED, LOST):
@@ -32,7 +32,7 @@ def test_lines_tokens_and_errors_are_counted() -> None:
 
 
 def test_a_custom_id_that_was_lost_differs_from_none() -> None:
-    tally = Tally(_BATCH)
+    tally = LineTally(_BATCH)
     tally.add(_output(0), is_error=False)
     tally.add(error_line(ids.line_id(_BATCH.id, 1), b"null", LOST), is_error=True)
     assert tally.differs(0, "b")
@@ -42,7 +42,7 @@ def test_a_custom_id_that_was_lost_differs_from_none() -> None:
 
 
 def test_a_line_of_another_batch_or_beyond_the_last_is_foreign() -> None:
-    tally = Tally(_BATCH)
+    tally = LineTally(_BATCH)
     tally.add(_output(0, batch="batch_01B"), is_error=False)
     tally.add(_output(4), is_error=False)
     assert tally.lines.foreign == 2
@@ -51,7 +51,7 @@ def test_a_line_of_another_batch_or_beyond_the_last_is_foreign() -> None:
 
 def test_a_line_in_the_wrong_file_is_damage() -> None:
     with pytest.raises(Damaged):
-        Tally(_BATCH).add(_output(0), is_error=True)
+        LineTally(_BATCH).add(_output(0), is_error=True)
 
 
 def test_many_lines_are_shown_by_the_first_of_them() -> None:

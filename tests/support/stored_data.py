@@ -18,7 +18,7 @@ from batchline.app.backends import identity_check, open_shared_objects, open_sto
 from batchline.cli import main
 from batchline.cli.loading import load_settings
 from batchline.fsck.check import Fsck
-from batchline.fsck.findings import Checked, CheckReport
+from batchline.fsck.findings import Checked, FsckReport
 from batchline.pipeline.damage import DamageLog
 from batchline.ports import Clock, Objects, Store
 from batchline.settings import DAY
@@ -74,10 +74,10 @@ class StoredData:
 
     def check(
         self, *, repair: bool = False, work_retention_seconds: int = DAY, clock: Clock | None = None
-    ) -> CheckReport:
+    ) -> FsckReport:
         """Run a check. Unless it gets a clock, it waits for nothing, and no time passes but in its pauses."""
 
-        async def run() -> CheckReport:
+        async def run() -> FsckReport:
             settings = load_settings(**self.settings)
             async with open_store(settings) as store, open_shared_objects(settings) as objects:
                 fsck = Fsck(

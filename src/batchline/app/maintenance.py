@@ -19,7 +19,7 @@ from batchline.backup.postgres import PostgresRows
 from batchline.backup.restore import Restore, Rows, SqliteRows
 from batchline.backup.workspace import workspace
 from batchline.fsck.check import Fsck
-from batchline.fsck.findings import Checked, CheckReport
+from batchline.fsck.findings import Checked, FsckReport
 from batchline.pipeline.damage import DamageLog
 from batchline.settings import Settings
 from batchline.system import SystemClock, SystemRandom, ThreadPool
@@ -49,7 +49,7 @@ async def restore_backup(settings: Settings, archive: Archive, progress: Progres
             await restore.run(archive)
 
 
-async def check_stored_data(settings: Settings, checked: Checked, *, repair: bool) -> CheckReport:
+async def check_stored_data(settings: Settings, checked: Checked, *, repair: bool) -> FsckReport:
     """Check everything that the settings name, beside a service that may run. Raise StartupError."""
     if not has_database(settings):
         raise StartupError(

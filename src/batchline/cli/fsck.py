@@ -11,7 +11,7 @@ from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
 from batchline.cli.output import json_flag, progress_line, say, show_json
 from batchline.cli.text import counted, format_size, printable
-from batchline.fsck.findings import TITLES, Checked, CheckReport, Finding, Fix, Kind, RepairStatus
+from batchline.fsck.findings import TITLES, Checked, Finding, Fix, FsckReport, Kind, RepairStatus
 
 _AMOUNTS = ("batches", "segments", "files", "objects", "organizations", "bytes")
 """The numbers of ``Checked``, in the order in which they are shown."""
@@ -67,7 +67,7 @@ def _progress(checked: Checked) -> str:
     return f"Checking: {counted(checked.batches, 'batch')}, {format_size(checked.bytes)}"
 
 
-def _show(report: CheckReport, *, repair: bool) -> None:
+def _show(report: FsckReport, *, repair: bool) -> None:
     checked = report.checked
     amounts = ", ".join(f"{name}: {getattr(checked, name)}" for name in _AMOUNTS if name != "bytes")
     say(f"Checked {amounts}; {format_size(checked.bytes)} were read.", indent=2)
@@ -77,7 +77,7 @@ def _show(report: CheckReport, *, repair: bool) -> None:
     click.echo(f"\n{_summary(report, repair=repair)}" if report.found else _summary(report, repair=repair))
 
 
-def _show_kind(report: CheckReport, kind: Kind) -> None:
+def _show_kind(report: FsckReport, kind: Kind) -> None:
     named = report.of_kind(kind)
     click.echo(f"\n{TITLES[kind]} ({report.found[kind]})")
     for finding in named:
@@ -104,7 +104,7 @@ def _next(finding: Finding) -> str:
     return finding.next
 
 
-def _summary(report: CheckReport, *, repair: bool) -> str:
+def _summary(report: FsckReport, *, repair: bool) -> str:
     wrong = report.repaired + report.remaining
     if not wrong:
         return "Nothing is wrong."
@@ -114,7 +114,7 @@ def _summary(report: CheckReport, *, repair: bool) -> str:
     return f"{problems} found, {report.repaired} repaired, {report.remaining} left."
 
 
-def _document(report: CheckReport, *, repair: bool) -> object:
+def _document(report: FsckReport, *, repair: bool) -> object:
     return {
         "clean": report.is_clean,
         "repair": repair,

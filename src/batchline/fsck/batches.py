@@ -13,7 +13,7 @@ from batchline.domain.states import TERMINAL, BatchStatus, FileState, Stop
 from batchline.domain.usage import Usage
 from batchline.fsck.findings import Checked, Finding, Fix, Kind
 from batchline.fsck.reading import ObjectReader
-from batchline.fsck.results import ResultCheck, ResultReader
+from batchline.fsck.results import ResultCheck, ResultFileReader
 from batchline.fsck.rules import (
     broken_rules,
     is_active,
@@ -24,7 +24,7 @@ from batchline.fsck.rules import (
     wrong_usage,
 )
 from batchline.fsck.segments import SegmentCheck, SegmentReader
-from batchline.fsck.tally import LineNumbers, Tally
+from batchline.fsck.tally import LineNumbers, LineTally
 from batchline.fsck.work import WorkCheck, WorkReader
 from batchline.ports import Clock, InspectedBatch, Store
 
@@ -35,7 +35,7 @@ _SETTLE_SECONDS = 1.0
 _RESTORE = "Restore it from a backup if there is one"
 
 
-class BatchCheck:
+class BatchChecker:
     """Checks batches. ``work_retention_seconds`` says how long the work of an ended batch is kept."""
 
     def __init__(
@@ -45,7 +45,7 @@ class BatchCheck:
         self._work_retention_seconds = work_retention_seconds
         self._segments = SegmentReader(store, reader, checked)
         self._work = WorkReader(reader)
-        self._results = ResultReader(reader)
+        self._results = ResultFileReader(reader)
 
     async def check(self, batch_id: str) -> list[Finding]:
         """Return the findings of a batch, after two checks that saw it in the same state. A deleted batch has none."""
@@ -112,7 +112,7 @@ class BatchCheck:
         ended_at = batch.completed_at or batch.expired_at or batch.cancelled_at or 0
         return rows.work_key is not None and ended_at + self._work_retention_seconds > self._clock.now()
 
-    async def _renamed(self, rows: InspectedBatch, tally: Tally) -> LineNumbers:
+    async def _renamed(self, rows: InspectedBatch, tally: LineTally) -> LineNumbers:
         """Return the lines whose result has another custom_id than the work file, or else the input file, has."""
         source = rows.files.get(rows.batch.input_file_id)
         if self._keeps_work(rows):
@@ -183,7 +183,7 @@ def _wrong_work(rows: InspectedBatch, work: WorkCheck) -> Iterator[Finding]:
             )
 
 
-def _wrong_active_counts(rows: InspectedBatch, tally: Tally, next_step: str) -> Iterator[Finding]:
+def _wrong_active_counts(rows: InspectedBatch, tally: LineTally, next_step: str) -> Iterator[Finding]:
     batch_id = rows.batch.id
     completed, failed = (sum(getattr(shard, name) for shard in rows.shards) for name in ("completed", "failed"))
     usage = recorded_usage(rows.shards)

@@ -9,11 +9,11 @@ from batchline.domain.identity import MARKER_FOLDER
 from batchline.domain.money import units
 from batchline.domain.records import BATCH_OUTPUT, InspectedFile
 from batchline.domain.states import FileState
-from batchline.fsck.batches import BatchCheck
-from batchline.fsck.findings import Checked, CheckReport, Finding, Fix, Kind, RepairStatus
+from batchline.fsck.batches import BatchChecker
+from batchline.fsck.findings import Checked, Finding, Fix, FsckReport, Kind, RepairStatus
 from batchline.fsck.reading import ObjectReader, Unreadable
 from batchline.fsck.repair import BatchRepair
-from batchline.fsck.results import ResultReader
+from batchline.fsck.results import ResultFileReader
 from batchline.loops.sweep import batch_of, find_unneeded, pages_of
 from batchline.pipeline.assemble import Assembler
 from batchline.pipeline.damage import DamageLog
@@ -40,8 +40,8 @@ class Fsck:
         self._store, self._objects, self._identity = store, objects, identity
         self._checked = checked
         self._reader = ObjectReader(objects, checked)
-        self._results = ResultReader(self._reader)
-        self._batches = BatchCheck(
+        self._results = ResultFileReader(self._reader)
+        self._batches = BatchChecker(
             store=store,
             reader=self._reader,
             checked=checked,
@@ -49,11 +49,11 @@ class Fsck:
             work_retention_seconds=work_retention_seconds,
         )
         assembler = Assembler(store=store, objects=objects, damage_log=damage_log)
-        self._repair = BatchRepair(store=store, objects=objects, check=self._batches, assembler=assembler)
+        self._repair = BatchRepair(store=store, objects=objects, checker=self._batches, assembler=assembler)
 
-    async def run(self, *, repair: bool) -> CheckReport:
+    async def run(self, *, repair: bool) -> FsckReport:
         """Check everything, and repair what can be. Raise StoreDown, or ObjectsDown if no object can be read."""
-        report = CheckReport(checked=self._checked)
+        report = FsckReport(checked=self._checked)
         identity = await self._check_identity()
         report.add(identity)
         if identity:
@@ -82,7 +82,7 @@ class Fsck:
             return False
         return not await self._store.needs_objects()
 
-    async def _check_money(self, report: CheckReport, *, repair: bool) -> None:
+    async def _check_money(self, report: FsckReport, *, repair: bool) -> None:
         for organization in await self._store.organizations():
             finding = await self._check_books(organization.id)
             if finding is not None and repair:
@@ -109,7 +109,7 @@ class Fsck:
             fix=Fix.SET_TO_LEDGER,
         )
 
-    async def _check_batches(self, report: CheckReport, *, repair: bool) -> None:
+    async def _check_batches(self, report: FsckReport, *, repair: bool) -> None:
         last = ""
         while page := await self._store.inspected_ids(after=last, limit=_PAGE_ROWS):
             for batch_id in page:

@@ -123,7 +123,7 @@ class Checked:
 
 
 @dataclass(kw_only=True)
-class CheckReport:
+class FsckReport:
     """All findings, up to a number of each kind, and how many there are in all."""
 
     checked: Checked

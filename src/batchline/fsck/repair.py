@@ -12,7 +12,7 @@ from batchline.domain.errors import Damaged, LeaseLost, ObjectMissing
 from batchline.domain.records import InspectedFile, Shard
 from batchline.domain.result_order import OrderBuilder
 from batchline.domain.states import FileState, ShardState
-from batchline.fsck.batches import BatchCheck, status_before_end, usage_of
+from batchline.fsck.batches import BatchChecker, status_before_end, usage_of
 from batchline.fsck.findings import Finding, Fix, Kind, RepairStatus
 from batchline.fsck.rules import is_active
 from batchline.pipeline.assemble import Assembler, ResultWriter
@@ -25,9 +25,9 @@ _MAX_ROUNDS = 3
 class BatchRepair:
     """Repairs batches, and checks each of them again."""
 
-    def __init__(self, *, store: Store, objects: Objects, check: BatchCheck, assembler: Assembler) -> None:
+    def __init__(self, *, store: Store, objects: Objects, checker: BatchChecker, assembler: Assembler) -> None:
         self._store, self._objects = store, objects
-        self._check, self._assembler = check, assembler
+        self._checker, self._assembler = checker, assembler
 
     async def repair(self, batch_id: str, findings: Sequence[Finding]) -> list[Finding]:
         """Repair a batch and return all its findings, each with its ``repair_status``.
@@ -42,7 +42,7 @@ class BatchRepair:
                 break
             for fix in sorted(fixes):
                 await self._apply(fix, rows, left)
-            left = await self._check.check(batch_id)
+            left = await self._checker.check(batch_id)
             new = [finding for finding in left if not any(finding.same_as(known) for known in found)]
             found += new
             if not new:
@@ -72,7 +72,7 @@ class BatchRepair:
 
     async def _remake_results(self, rows: InspectedBatch, file_ids: set[str | None]) -> None:
         """Write damaged result files again, if their segments give the same bytes as before."""
-        if rows.work_key is None or (await self._check.check_segments(rows)).damaged:
+        if rows.work_key is None or (await self._checker.check_segments(rows)).damaged:
             return
         batch = replace(rows.batch, status=status_before_end(rows.batch.status))
         lease = FinalizeLease(
@@ -102,7 +102,7 @@ class BatchRepair:
             await writer.remove()
 
     async def _correct_counts(self, rows: InspectedBatch) -> None:
-        results = await self._check.check_results(rows)
+        results = await self._checker.check_results(rows)
         if results.knows_all:
             tally, usage = results.tally, usage_of(rows, results)
             await self._store.correct_counts(
@@ -112,8 +112,8 @@ class BatchRepair:
     async def _hand_over(self, rows: InspectedBatch, findings: Sequence[Finding]) -> None:
         if not is_active(rows.batch):
             return
-        segments = await self._check.check_segments(rows)
-        work = await self._check.check_work(rows, segments)
+        segments = await self._checker.check_segments(rows)
+        work = await self._checker.check_work(rows, segments)
         closing = {shard.n: shard for shard in work.unsettled}
         without_owner = {finding.shard for finding in findings if finding.kind is Kind.LEASE}
         for shard in rows.shards:

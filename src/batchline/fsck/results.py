@@ -11,7 +11,7 @@ from batchline.domain.input_lines import InputLines
 from batchline.domain.records import File, InspectedFile
 from batchline.domain.states import FileState
 from batchline.fsck.reading import ObjectReader, Unreadable
-from batchline.fsck.tally import LineNumbers, Tally
+from batchline.fsck.tally import LineNumbers, LineTally
 from batchline.ports import InspectedBatch
 
 
@@ -26,7 +26,7 @@ _request = Decoder(_Request)
 class ResultCheck:
     """The lines of the result files of a batch. A file that was deleted or has expired cannot be compared."""
 
-    tally: Tally
+    tally: LineTally
     damaged: list[tuple[InspectedFile, str]]
     knows_output: bool
     """Whether all lines of the output file are known."""
@@ -38,7 +38,7 @@ class ResultCheck:
         return self.knows_output and self.knows_errors
 
 
-class ResultReader:
+class ResultFileReader:
     """Streams result files."""
 
     def __init__(self, reader: ObjectReader) -> None:
@@ -46,7 +46,7 @@ class ResultReader:
 
     async def check(self, rows: InspectedBatch) -> ResultCheck:
         """Read both result files, as far as they are stored."""
-        batch, tally = rows.batch, Tally(rows.batch)
+        batch, tally = rows.batch, LineTally(rows.batch)
         found = ResultCheck(tally, [], batch.output_file_id is None, batch.error_file_id is None)
         for file_id, is_error in ((batch.output_file_id, False), (batch.error_file_id, True)):
             file = rows.files.get(file_id or "")
@@ -63,7 +63,7 @@ class ResultReader:
                 found.knows_output = True
         return found
 
-    async def renamed(self, file: InspectedFile, tally: Tally) -> LineNumbers:
+    async def renamed(self, file: InspectedFile, tally: LineTally) -> LineNumbers:
         """Return the lines whose result has another custom_id than in the input file, if that can be read."""
         found, counted = LineNumbers(), InputLines()
         try:
@@ -83,7 +83,7 @@ class ResultReader:
             read.update(line)
         _verify(file, read)
 
-    async def _count(self, file: File, tally: Tally, *, is_error: bool) -> None:
+    async def _count(self, file: File, tally: LineTally, *, is_error: bool) -> None:
         read = Checksum()
         damage: Damaged | None = None
         async for line in self._reader.lines(file.object_key, file.bytes + 1):

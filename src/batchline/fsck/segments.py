@@ -7,7 +7,7 @@ from batchline.domain.errors import Damaged
 from batchline.domain.records import Segment
 from batchline.fsck.findings import Checked
 from batchline.fsck.reading import ObjectReader, Unreadable
-from batchline.fsck.tally import Tally
+from batchline.fsck.tally import LineTally
 from batchline.pipeline.segments import stored_segments
 from batchline.ports import InspectedBatch, Store
 
@@ -16,7 +16,7 @@ from batchline.ports import InspectedBatch, Store
 class SegmentCheck:
     """The damaged segments of a batch, each with what is wrong, and the lines of the others."""
 
-    tally: Tally
+    tally: LineTally
     damaged: list[tuple[Segment, str]] = field(default_factory=list)
 
 
@@ -28,7 +28,7 @@ class SegmentReader:
 
     async def check(self, rows: InspectedBatch) -> SegmentCheck:
         """Read the segments that the batch had when its rows were read."""
-        found = SegmentCheck(Tally(rows.batch))
+        found = SegmentCheck(LineTally(rows.batch))
         wanted = {segment.id for segment in rows.segments}
         async for segment in stored_segments(self._store, rows.batch.id):
             if segment.id not in wanted:
@@ -43,7 +43,7 @@ class SegmentReader:
         found.damaged += [(segment, "has no row any more") for segment in rows.segments if segment.id in wanted]
         return found
 
-    async def _count(self, segment: Segment, tally: Tally) -> None:
+    async def _count(self, segment: Segment, tally: LineTally) -> None:
         size = segment.output_bytes + segment.error_bytes
         data = segment.data or b""
         if segment.object_key is not None:

@@ -75,7 +75,7 @@ class LineSet:
         return found
 
 
-class Tally:
+class LineTally:
     """The lines that were read. It takes 9 bytes for each line of the batch."""
 
     def __init__(self, batch: Batch) -> None:

@@ -13,7 +13,7 @@ from batchline.domain.lines import Line, lines_of
 from batchline.domain.records import InspectedShard
 from batchline.domain.states import ShardState
 from batchline.fsck.reading import ObjectReader, Unreadable
-from batchline.fsck.tally import LineNumbers, LineSet, Tally
+from batchline.fsck.tally import LineNumbers, LineSet, LineTally
 from batchline.ports import InspectedBatch, UnsettledShard
 
 _text = Decoder(str)
@@ -43,7 +43,7 @@ class WorkReader:
     def __init__(self, reader: ObjectReader) -> None:
         self._reader = reader
 
-    async def check(self, rows: InspectedBatch, tally: Tally, *, compares_bits: bool) -> WorkCheck:
+    async def check(self, rows: InspectedBatch, tally: LineTally, *, compares_bits: bool) -> WorkCheck:
         """Compare the work file of a batch with its results, and the bitmaps too if all results could be read."""
         found = WorkCheck(LineSet(rows.batch.total))
         async for pieces, lines in self._groups(rows, found):
@@ -82,7 +82,7 @@ class WorkReader:
         return lines
 
 
-def _compare(pieces: list[InspectedShard], lines: list[Line], tally: Tally, found: WorkCheck) -> None:
+def _compare(pieces: list[InspectedShard], lines: list[Line], tally: LineTally, found: WorkCheck) -> None:
     """Compare bitmaps with results. A line is recorded if its bit is set in every piece."""
     open_positions = {at for piece in pieces for at in unsettled(piece.settled, piece.lines)}
     lost = []
