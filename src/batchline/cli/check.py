@@ -12,7 +12,7 @@ from batchline.cli.text import counted, format_count, format_duration, printable
 if TYPE_CHECKING:
     from msgspec import Raw
 
-    from batchline.cli.connection.session import Session
+    from batchline.cli.connection.session import ClientSession
     from batchline.client.models import CheckedModel, RemoteCheck
 
 _EXIT_INVALID = 1
@@ -43,7 +43,7 @@ def check(*, file: Path, base_url: str | None, as_json: bool, **flags: Any) -> N
     raise SystemExit(0 if found.valid else _EXIT_INVALID)
 
 
-def _check(session: "Session", file: Path) -> "Raw":
+def _check(session: "ClientSession", file: Path) -> "Raw":
     from batchline.cli.run.steps import endpoint_of  # noqa: PLC0415
 
     client, retrier = session.client, session.retrier

@@ -13,7 +13,7 @@ from batchline.cli.store import now
 from batchline.cli.text import format_age, format_size, printable
 
 if TYPE_CHECKING:
-    from batchline.cli.connection.session import Session
+    from batchline.cli.connection.session import ClientSession
     from batchline.client.models import RemoteFile
 
 _EPILOG = exit_codes("0", "1", "2", "4")
@@ -108,7 +108,7 @@ def delete(*, file_ids: tuple[str, ...], base_url: str | None, as_json: bool, **
                 click.echo(f"{printable(file_id)} is deleted", err=True)
 
 
-def _download(session: "Session", file_id: str, target: Path) -> None:
+def _download(session: "ClientSession", file_id: str, target: Path) -> None:
     from batchline.cli.connection.transfer import download as download_to  # noqa: PLC0415
 
     def show(done: int, total: int) -> None:

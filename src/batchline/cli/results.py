@@ -12,7 +12,7 @@ from batchline.cli.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from batchline.cli.connection.session import Session
+    from batchline.cli.connection.session import ClientSession
 
 _PAGE_LINES = 1000
 
@@ -59,7 +59,7 @@ def results(
             _print_recorded(session, batch_id, status)
 
 
-def _print_recorded(session: "Session", batch_id: str, status: str | None) -> None:
+def _print_recorded(session: "ClientSession", batch_id: str, status: str | None) -> None:
     client, cursor = session.client, None
     while True:
         page = session.retrier.few_times(
@@ -80,7 +80,7 @@ def _print_recorded(session: "Session", batch_id: str, status: str | None) -> No
         )
 
 
-def _print_merged(session: "Session", batch_id: str) -> None:
+def _print_merged(session: "ClientSession", batch_id: str) -> None:
     out = sys.stdout.buffer
     for chunk in session.client.merged(batch_id):
         out.write(chunk)
@@ -90,7 +90,7 @@ def _print_merged(session: "Session", batch_id: str) -> None:
 class Follower:
     """Prints each line of a batch once, also if the connection breaks or the service is restarted."""
 
-    def __init__(self, session: "Session", batch_id: str, *, status: str | None) -> None:
+    def __init__(self, session: "ClientSession", batch_id: str, *, status: str | None) -> None:
         self._session, self._batch_id, self._status = session, batch_id, status
         self._cursor: str | None = None
 

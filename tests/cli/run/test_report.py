@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from batchline.cli.run.report import Results, fault_lines, show_json, show_results
+from batchline.cli.run.report import SavedResults, fault_lines, show_results, show_summary
 from batchline.client.models import Counts, LineFault, RemoteBatch, RemoteProgress
 from batchline.domain.limits import MAX_FAULTS
 
@@ -19,7 +19,7 @@ def test_a_hundred_faults_may_not_be_all() -> None:
     assert fault_lines([LineFault("Input file contains no JSONL lines")]) == ["Input file contains no JSONL lines"]
 
 
-def _results(tmp_path: Path) -> Results:
+def _results(tmp_path: Path) -> SavedResults:
     errors = tmp_path / "errors.jsonl"
     lines = [("b", "other"), ("a", "[legacy:x] first"), ("a", "second\x1b[2J")]
     errors.write_text("".join(json.dumps({"error": {"code": code, "message": text}}) + "\n" for code, text in lines))
@@ -29,7 +29,7 @@ def _results(tmp_path: Path) -> Results:
         request_counts=Counts(total=1003, completed=1000, failed=3),
         usage=Raw(b'{"input_tokens": 5000, "output_tokens": 7, "total_tokens": 5007}'),
     )
-    return Results(batch=batch, output=None, errors=errors, seconds=3.44)
+    return SavedResults(batch=batch, output=None, errors=errors, seconds=3.44)
 
 
 def test_errors_are_counted_by_code_with_the_first_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +47,7 @@ def test_errors_are_counted_by_code_with_the_first_message(tmp_path: Path, capsy
 
 
 def test_the_summary_for_programs_is_json_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show_json(_results(tmp_path))
+    show_summary(_results(tmp_path))
     summary = json.loads(capsys.readouterr().out)
     assert (summary["batch_id"], summary["failed"], summary["output"], summary["seconds"]) == ("batch_1", 3, None, 3.44)
     assert summary["usage"]["input_tokens"] == 5000
@@ -57,6 +57,6 @@ def test_the_summary_says_what_was_paid_and_what_was_saved(tmp_path: Path, capsy
     results = replace(_results(tmp_path), progress=RemoteProgress(cost=0.25, reused=990, saved=24.5))
     show_results(results)
     assert "; cost 0.25; 990 lines reused, which saved 24.5\n" in capsys.readouterr().err
-    show_json(results)
+    show_summary(results)
     summary = json.loads(capsys.readouterr().out)
     assert (summary["cost"], summary["reused"], summary["saved"]) == (0.25, 990, 24.5)

@@ -2,19 +2,19 @@
 
 import pytest
 
-from batchline.cli.run.result_lines import LineError, error_of
+from batchline.cli.run.result_lines import FailureReason, error_of
 
 
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        (b'{"response":null,"error":{"code":"a","message":"b","param":null}}', LineError("a", "b")),
-        (rb'{"response":null,"error":{"code":"a","message":"cut \ud83d"}}', LineError("a", "cut \ufffd")),
-        (b'{"response":{"status_code":400,"body":{"error":{"message":"b"}}},"error":null}', LineError(None, "b")),
-        (b'{"response":{"status_code":500,"body":""},"error":null}', LineError()),
-        (b'{"response":null,"error":null}', LineError()),
+        (b'{"response":null,"error":{"code":"a","message":"b","param":null}}', FailureReason("a", "b")),
+        (rb'{"response":null,"error":{"code":"a","message":"cut \ud83d"}}', FailureReason("a", "cut \ufffd")),
+        (b'{"response":{"status_code":400,"body":{"error":{"message":"b"}}},"error":null}', FailureReason(None, "b")),
+        (b'{"response":{"status_code":500,"body":""},"error":null}', FailureReason()),
+        (b'{"response":null,"error":null}', FailureReason()),
     ],
 )
-def test_a_failed_line_says_why_as_far_as_it_can_be_read(line: bytes, error: LineError) -> None:
+def test_a_failed_line_says_why_as_far_as_it_can_be_read(line: bytes, error: FailureReason) -> None:
     """The report comes after the work is done, so no line of the file may end it."""
     assert error_of(line) == error

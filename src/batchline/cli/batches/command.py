@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
-    from batchline.cli.connection.session import Session
+    from batchline.cli.connection.session import ClientSession
 
 _EPILOG = exit_codes("0", "1", "2", "4")
 
@@ -120,7 +120,7 @@ def _change(
     flags: dict[str, Any],
     *,
     as_json: bool,
-    change: "Callable[[Session], Callable[[str], Raw]]",
+    change: "Callable[[ClientSession], Callable[[str], Raw]]",
 ) -> None:
     """Change each batch and show its new state."""
     from batchline.cli.connection.session import connect  # noqa: PLC0415 (imports httpx: not for --help)

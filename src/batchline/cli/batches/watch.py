@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from batchline.cli.batches.views import BatchState, batch_table, detail_view, states_of
-from batchline.cli.connection.session import Session
+from batchline.cli.connection.session import ClientSession
 from batchline.cli.run.waiting import describe_wait
 from batchline.cli.text import format_count, format_rate, printable
 from batchline.cli.views import console
@@ -21,7 +21,7 @@ _LISTED = 50
 _EXIT_SOME_FAILED = 3
 
 
-def watch_one(session: Session, batch_id: str, *, as_json: bool) -> int:
+def watch_one(session: ClientSession, batch_id: str, *, as_json: bool) -> int:
     """Show a batch until it ends, and return the exit code for its end."""
     with _screen() as live:
         show = _shower(live, detail_view, as_json=as_json)
@@ -33,7 +33,7 @@ def watch_one(session: Session, batch_id: str, *, as_json: bool) -> int:
             session.pause(_POLL_SECONDS)
 
 
-def watch_all(session: Session, *, as_json: bool) -> None:
+def watch_all(session: ClientSession, *, as_json: bool) -> None:
     """Show the batches that have not ended, until the command is interrupted."""
     seen: set[str] = set()
 
@@ -52,7 +52,7 @@ def watch_all(session: Session, *, as_json: bool) -> None:
             session.pause(_POLL_SECONDS)
 
 
-def _read(session: Session, batch_id: str) -> BatchState:
+def _read(session: ClientSession, batch_id: str) -> BatchState:
     return BatchState.from_objects(session.client.batch_object(batch_id), session.client.progress(batch_id))
 
 

@@ -19,7 +19,7 @@ from batchline.client.retry import Retrier
 from batchline.system import SystemClock
 
 
-class Session(Struct, frozen=True, kw_only=True):
+class ClientSession(Struct, frozen=True, kw_only=True):
     """The target, the client and the display of a client command."""
 
     client: Client
@@ -33,7 +33,7 @@ class Session(Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def connect(base_url: str | None, flags: Mapping[str, Any], *, needs_worker: bool = False) -> Iterator[Session]:
+def connect(base_url: str | None, flags: Mapping[str, Any], *, needs_worker: bool = False) -> Iterator[ClientSession]:
     """Yield a session. Raise ClickException with an explanation if a request fails, and exit at Ctrl-C.
 
     On a data folder that no service uses, a service without a worker is started for the command, so that a command that
@@ -65,7 +65,7 @@ def connect(base_url: str | None, flags: Mapping[str, Any], *, needs_worker: boo
         with closing(target), explain_errors(target), client:
             target.url()
             clear()
-            yield Session(client=client, retrier=retrier, target=target, pause=pause, stage=stage, clear=clear)
+            yield ClientSession(client=client, retrier=retrier, target=target, pause=pause, stage=stage, clear=clear)
 
 
 def _say_retry(reason: str) -> None:

@@ -15,7 +15,7 @@ from batchline.cli.output import say
 from batchline.cli.run.display import Display, stderr_display
 from batchline.cli.run.files import RunFiles
 from batchline.cli.run.journal import Journal, JournalUnusable
-from batchline.cli.run.report import Results
+from batchline.cli.run.report import SavedResults
 from batchline.cli.run.runner import BatchRun, RunOptions
 from batchline.cli.text import printable
 from batchline.client.client import Client
@@ -31,7 +31,7 @@ class RunContext(Struct, frozen=True, kw_only=True):
     clock: SystemClock
     pause: Callable[[float], None]
 
-    def run_batch(self, files: RunFiles, options: RunOptions) -> Results:
+    def run_batch(self, files: RunFiles, options: RunOptions) -> SavedResults:
         """Run one batch, or resume it. Raise ClickException."""
         with self._open_run(files, options) as batch_run:
             return batch_run.run()

@@ -9,7 +9,7 @@ from msgspec import Struct
 from batchline.cli.output import copy_to_stdout
 from batchline.cli.run.context import open_context
 from batchline.cli.run.files import STANDARD, confirm_again, open_files
-from batchline.cli.run.report import show_json, show_results
+from batchline.cli.run.report import show_results, show_summary
 from batchline.cli.run.runner import RunOptions
 
 
@@ -34,7 +34,7 @@ class LinesRequest(Struct, frozen=True, kw_only=True):
                 context.display.clear()
                 show_results(results)
             if as_json:
-                show_json(results)
+                show_summary(results)
             elif results.to_stdout and results.output is not None:
                 copy_to_stdout(
                     results.output,

@@ -19,7 +19,7 @@ from batchline.domain.line_errors import without_legacy
 _MAX_CODES = 20
 
 
-class Results(Struct, frozen=True, kw_only=True):
+class SavedResults(Struct, frozen=True, kw_only=True):
     """The ended batch and the files that were saved."""
 
     batch: RemoteBatch
@@ -37,7 +37,7 @@ class Results(Struct, frozen=True, kw_only=True):
     """The progress of the batch at its end, with its cost."""
 
 
-def show_results(results: Results) -> None:
+def show_results(results: SavedResults) -> None:
     """Print the outcome, the files and a table of errors to stderr; stdout is for programs."""
     _print(_summary(results))
     for name, shown in (("output", _output_name(results)), ("errors", _name(results.errors))):
@@ -48,7 +48,7 @@ def show_results(results: Results) -> None:
             _print(f"  {line}")
 
 
-def show_json(results: Results) -> None:
+def show_summary(results: SavedResults) -> None:
     """Print a summary as JSON to stdout."""
     batch, counts = results.batch, results.batch.request_counts
     summary = {
@@ -68,7 +68,7 @@ def show_json(results: Results) -> None:
     click.echo(msgspec.json.format(encode_json(summary), indent=2))
 
 
-def _output_name(results: Results) -> str | None:
+def _output_name(results: SavedResults) -> str | None:
     return STANDARD if results.to_stdout and results.output is not None else _name(results.output)
 
 
@@ -90,15 +90,15 @@ def _print(text: str) -> None:
     say(text, indent=2, err=True)
 
 
-def _summary(results: Results) -> str:
+def _summary(results: SavedResults) -> str:
     counts = results.batch.request_counts
     parts = [f"{results.batch.status.capitalize()}: {_outcome(counts)} in {format_duration(results.seconds)}"]
-    bill = Bill()
+    bill = JobBill()
     bill.add(results)
     return "; ".join([*parts, *bill.describe()])
 
 
-class Bill(Struct, kw_only=True):
+class JobBill(Struct, kw_only=True):
     """The batches of a job, their tokens and their cost, and what they reused."""
 
     batch_ids: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Bill(Struct, kw_only=True):
     reused: int = 0
     saved: float = 0.0
 
-    def add(self, results: Results) -> None:
+    def add(self, results: SavedResults) -> None:
         """Add a batch."""
         tokens, progress = results.batch.tokens, results.progress
         self.batch_ids.append(results.batch.id)

@@ -10,7 +10,7 @@ from batchline.domain.surrogates import without_surrogates
 T = TypeVar("T")
 
 
-class LineError(Struct, frozen=True):
+class FailureReason(Struct, frozen=True):
     """Why a line failed."""
 
     code: str | None = None
@@ -18,7 +18,7 @@ class LineError(Struct, frozen=True):
 
 
 class _Body(Struct):
-    error: LineError | None = None
+    error: FailureReason | None = None
 
 
 class _Response(Struct):
@@ -26,7 +26,7 @@ class _Response(Struct):
 
 
 class _FailedLine(Struct):
-    error: LineError | None = None
+    error: FailureReason | None = None
     response: _Response | None = None
 
 
@@ -44,7 +44,7 @@ def decode_line(decoder: Decoder[T], line: bytes) -> T:
         return decoder.decode(without_surrogates(line))
 
 
-def error_of(line: bytes) -> LineError:
+def error_of(line: bytes) -> FailureReason:
     """Return why a line of an error file failed, as far as it can be read.
 
     Other servers than batchline write the upstream's refusal as a response, and no error of the line.
@@ -52,5 +52,5 @@ def error_of(line: bytes) -> LineError:
     try:
         found = decode_line(_failed_line, line)
     except DecodeError:
-        return LineError()
-    return found.error or (found.response and found.response.body.error) or LineError()
+        return FailureReason()
+    return found.error or (found.response and found.response.body.error) or FailureReason()

@@ -15,7 +15,7 @@ from batchline.cli.run.display import Display
 from batchline.cli.run.estimate import Threshold, describe, foretell
 from batchline.cli.run.files import RunFiles
 from batchline.cli.run.journal import Journal, JournalEntry
-from batchline.cli.run.report import Results, fault_lines
+from batchline.cli.run.report import SavedResults, fault_lines
 from batchline.cli.run.steps import Steps, digest_of
 from batchline.cli.run.waiting import describe_wait
 from batchline.cli.text import printable
@@ -85,7 +85,7 @@ class BatchRun:
             pause=pause,
         )
 
-    def run(self) -> Results:
+    def run(self) -> SavedResults:
         """Run the batch and save its results. Raise ClickException with an explanation and the exit code."""
         with explain_errors(self._target, advice=RESUME, if_gone="Add --restart to begin again."), self._client:
             entry = self._resume_or_begin()
@@ -105,7 +105,7 @@ class BatchRun:
             if self._options.in_input_order:
                 put_in_order(self._files.source, output, errors)
             self._journal.remove()
-            return Results(
+            return SavedResults(
                 batch=batch,
                 output=output,
                 errors=errors,

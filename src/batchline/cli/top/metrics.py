@@ -12,8 +12,8 @@ _Samples = list[tuple[dict[str, str], float]]
 """The values of one metric, each with its labels."""
 
 
-class UpstreamState(Struct, kw_only=True):
-    """An upstream at one moment."""
+class ScrapedUpstream(Struct, kw_only=True):
+    """An upstream as the metrics of a service show it at one moment."""
 
     name: str
     in_flight: int = 0
@@ -34,7 +34,7 @@ class ServiceState(Struct, kw_only=True):
     """Lines recorded since the service started."""
     held_bytes: int = 0
     clock_held: bool = False
-    upstreams: list[UpstreamState] = field(default_factory=list)
+    upstreams: list[ScrapedUpstream] = field(default_factory=list)
 
     @property
     def in_flight(self) -> int:
@@ -57,11 +57,11 @@ def read_metrics(text: str) -> ServiceState:
     )
 
 
-def _upstreams(samples: Mapping[str, _Samples]) -> list[UpstreamState]:
-    upstreams: dict[str, UpstreamState] = {}
+def _upstreams(samples: Mapping[str, _Samples]) -> list[ScrapedUpstream]:
+    upstreams: dict[str, ScrapedUpstream] = {}
 
-    def upstream(labels: dict[str, str]) -> UpstreamState:
-        return upstreams.setdefault(labels["upstream"], UpstreamState(name=labels["upstream"]))
+    def upstream(labels: dict[str, str]) -> ScrapedUpstream:
+        return upstreams.setdefault(labels["upstream"], ScrapedUpstream(name=labels["upstream"]))
 
     for labels, value in samples["upstream_limit"]:
         upstream(labels).limit = value

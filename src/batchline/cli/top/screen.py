@@ -21,7 +21,7 @@ from batchline.cli.loading import load_settings
 from batchline.cli.output import show_json
 from batchline.cli.store import now, require_store
 from batchline.cli.text import format_age, format_count, format_rate, format_size
-from batchline.cli.top.metrics import ServiceState, UpstreamState, read_metrics
+from batchline.cli.top.metrics import ScrapedUpstream, ServiceState, read_metrics
 from batchline.cli.views import bar_text, console, show, table
 from batchline.client.models import Counts
 from batchline.domain.errors import StoreDown
@@ -137,12 +137,12 @@ def _head(snapshot: Snapshot) -> Text:
     return Text("  ".join(parts), style="bold")
 
 
-def _upstream_table(upstreams: list[UpstreamState]) -> Table:
+def _upstream_table(upstreams: list[ScrapedUpstream]) -> Table:
     heads = ("upstream", "in flight", "limit", "rate limit", "waiting", "state")
     return table(heads, [_upstream_row(upstream) for upstream in upstreams], right=heads[1:5])
 
 
-def _upstream_row(upstream: UpstreamState) -> tuple[Text | str, ...]:
+def _upstream_row(upstream: ScrapedUpstream) -> tuple[Text | str, ...]:
     state = "; ".join(upstream.pauses) or _waits(upstream.waiting) or "ok"
     return (
         upstream.name,
@@ -196,7 +196,7 @@ def _as_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _upstream_json(upstream: UpstreamState) -> dict[str, Any]:
+def _upstream_json(upstream: ScrapedUpstream) -> dict[str, Any]:
     return {
         "upstream": upstream.name,
         "in_flight": upstream.in_flight,

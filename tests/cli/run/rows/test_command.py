@@ -13,7 +13,7 @@ from msgspec.json import encode as encode_json
 
 from batchline.cli.run.display import PlainLines
 from batchline.cli.run.files import RunFiles
-from batchline.cli.run.report import Results
+from batchline.cli.run.report import SavedResults
 from batchline.cli.run.rows import command, job
 from batchline.cli.run.rows.command import RowsRequest
 from batchline.cli.run.runner import RunOptions
@@ -30,7 +30,7 @@ class _Context:
         self.target = None
         self.limits: list[float | None] = []
 
-    def run_batch(self, files: RunFiles, options: RunOptions) -> Results:
+    def run_batch(self, files: RunFiles, options: RunOptions) -> SavedResults:
         self.limits.append(options.max_cost)
         if len(self.limits) == self._broken:
             raise click.ClickException("broken")
@@ -41,7 +41,7 @@ class _Context:
         )
         batch = RemoteBatch(id=f"batch_{lines[0]['custom_id']}", status="completed")
         progress = RemoteProgress(cost=float(len(lines)))
-        return Results(batch=batch, output=files.output, errors=None, seconds=0.0, progress=progress)
+        return SavedResults(batch=batch, output=files.output, errors=None, seconds=0.0, progress=progress)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_two_runs_of_one_table_do_not_write_the_same_files(table: Path, monkeypa
     context = _Context()
     answer = context.run_batch
 
-    def run_twice(files: RunFiles, options: RunOptions) -> Results:
+    def run_twice(files: RunFiles, options: RunOptions) -> SavedResults:
         with pytest.raises(click.ClickException, match="Another run is working on this output"):
             _run(table, _Context(), monkeypatch)
         return answer(files, options)

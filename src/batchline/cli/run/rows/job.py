@@ -20,7 +20,7 @@ from msgspec.json import encode as encode_json
 
 from batchline import durable
 from batchline.cli.run.files import RunFiles
-from batchline.cli.run.report import Bill
+from batchline.cli.run.report import JobBill
 from batchline.cli.run.rows.requests import AnswerColumns, RowRequests, answer_columns, read_outcomes
 from batchline.cli.run.rows.writer import row_writer
 from batchline.cli.run.steps import digest_of
@@ -118,12 +118,12 @@ class RowsJob:
         self._refuse_changed_table()
         return self._join(parts)
 
-    def load_bill(self) -> Bill:
+    def load_bill(self) -> JobBill:
         """Return the bill of the parts that are complete."""
         path = self._folder / _BILL_FILE
-        return decode_json(path.read_bytes(), type=Bill) if path.exists() else Bill()
+        return decode_json(path.read_bytes(), type=JobBill) if path.exists() else JobBill()
 
-    def save_bill(self, bill: Bill) -> None:
+    def save_bill(self, bill: JobBill) -> None:
         """Save the bill of the parts that are complete, for a run that resumes the job."""
         new = self._folder / f"{_BILL_FILE}.part"
         new.write_bytes(encode_json(bill))

@@ -10,7 +10,7 @@ from msgspec.json import Decoder
 from msgspec.json import decode as decode_json
 
 from batchline.cli.patch import merge_patch
-from batchline.cli.run.result_lines import LineError, decode_line
+from batchline.cli.run.result_lines import FailureReason, decode_line
 from batchline.pipeline.rows.requests import Prompts, request_line
 from batchline.pipeline.rows.table import Row
 
@@ -52,7 +52,7 @@ class AnswerColumns(Struct, frozen=True, kw_only=True):
         """All columns in order."""
         return [*(self.fields.values() or [self.answer]), self.error]
 
-    def values(self, outcome: "Outcome | None") -> Row:
+    def values(self, outcome: "RowOutcome | None") -> Row:
         """Return the values for the outcome of a row."""
         empty: Row = dict.fromkeys(self.names)
         if outcome is None:
@@ -87,7 +87,7 @@ def answer_columns(columns: Sequence[str], schema: Mapping[str, Any] | None) -> 
     return AnswerColumns(fields=fields, answer=free(_ANSWER) if not fields else _ANSWER, error=free(_ERROR))
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class RowOutcome(Struct, frozen=True, kw_only=True):
     """The result of a row."""
 
     text: str = ""
@@ -109,7 +109,7 @@ class _Choice(Struct):
 
 class _Body(Struct):
     choices: list[_Choice] = field(default_factory=list)
-    error: LineError | None = None
+    error: FailureReason | None = None
 
 
 class _Response(Struct):
@@ -118,7 +118,7 @@ class _Response(Struct):
 
 class _ResultLine(Struct):
     response: _Response | None = None
-    error: LineError | None = None
+    error: FailureReason | None = None
 
 
 class _Named(Struct):
@@ -128,7 +128,7 @@ class _Named(Struct):
 _result_line, _named = Decoder(_ResultLine), Decoder(_Named)
 
 
-def read_outcomes(*paths: Path) -> Iterator[tuple[str, Outcome]]:
+def read_outcomes(*paths: Path) -> Iterator[tuple[str, RowOutcome]]:
     """Yield the custom_id and the outcome of each line of files of results. Files that do not exist are empty."""
     for path in paths:
         if path.exists():
@@ -139,18 +139,18 @@ def read_outcomes(*paths: Path) -> Iterator[tuple[str, Outcome]]:
                         yield custom_id, _outcome(raw)
 
 
-def _outcome(raw: bytes) -> Outcome:
+def _outcome(raw: bytes) -> RowOutcome:
     try:
         line = decode_line(_result_line, raw)
     except DecodeError:
-        return Outcome(error="the answer cannot be read as a chat completion")
+        return RowOutcome(error="the answer cannot be read as a chat completion")
     error = line.error or (line.response and line.response.body.error)
     if error:
-        return Outcome(error=f"{error.code}: {error.message}")
+        return RowOutcome(error=f"{error.code}: {error.message}")
     choices = [] if line.response is None else line.response.body.choices
     if not choices:
-        return Outcome(error="the answer has no text")
+        return RowOutcome(error="the answer has no text")
     content = choices[0].message.content
     if content is None:
-        return Outcome(error=choices[0].message.refusal or "the answer has no text")
-    return Outcome(text=content if isinstance(content, str) else "".join(part.text for part in content))
+        return RowOutcome(error=choices[0].message.refusal or "the answer has no text")
+    return RowOutcome(text=content if isinstance(content, str) else "".join(part.text for part in content))
