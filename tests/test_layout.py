@@ -1,6 +1,10 @@
-"""Checks that tests mirror the package: the tests of ``src/batchline/a/b.py`` are in ``tests/a/test_b.py``."""
+"""Checks that tests mirror the package, and that a class is found by its name.
+
+The tests of ``src/batchline/a/b.py`` are in ``tests/a/test_b.py``.
+"""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -138,3 +142,13 @@ def test_each_exception_names_a_module_and_tests_that_exist(module: str) -> None
     """A renamed module or test does not leave a line behind in the table."""
     assert (_PACKAGE / f"{module}.py").is_file()
     assert (_TESTS / EXCEPTIONS[module].tests).is_file()
+
+
+def test_a_public_class_name_is_defined_once() -> None:
+    """A reader who searches for a class finds one thing, and not two that have nothing to do with each other."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path.relative_to(_PACKAGE).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

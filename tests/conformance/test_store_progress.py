@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from batchline.domain.errors import LeaseLost
-from batchline.domain.progress import LineErrors, Sample
+from batchline.domain.progress import LineErrors, ProgressSample
 from batchline.domain.records import Batch
 from batchline.ports import BatchSnapshot
 from tests.support.stores import ME, NOW, OTHER, World, cut, moved_on, segment
@@ -111,7 +111,7 @@ async def test_lines_are_counted_in_buckets_of_five_seconds(world: World) -> Non
     await world.record(second, [0, 1], at=NOW + 4)
     await world.record(first, [2, 3, 4], at=NOW + 5)
     samples = (await _snapshot(world, batch)).samples
-    assert samples == [Sample(at=NOW, lines=4), Sample(at=NOW + 5, lines=3)]
+    assert samples == [ProgressSample(at=NOW, lines=4), ProgressSample(at=NOW + 5, lines=3)]
 
 
 async def test_the_last_sixty_buckets_are_kept_and_go_with_the_work(world: World) -> None:
@@ -123,10 +123,10 @@ async def test_the_last_sixty_buckets_are_kept_and_go_with_the_work(world: World
     samples = (await _snapshot(world, batch)).samples
     assert [sample.at for sample in samples] == [NOW + 5 * n for n in range(2, 62)]
     await world.record(shard, [62], at=NOW + 5000)
-    assert (await _snapshot(world, batch)).samples == [Sample(at=NOW + 5000, lines=1)]
+    assert (await _snapshot(world, batch)).samples == [ProgressSample(at=NOW + 5000, lines=1)]
     await world.store.delete_work(batch.id)
     assert (await _snapshot(world, batch)).samples == []
-    assert (await _snapshot(world, other)).samples == [Sample(at=NOW, lines=1)]
+    assert (await _snapshot(world, other)).samples == [ProgressSample(at=NOW, lines=1)]
 
 
 async def test_models_are_those_of_lines_that_may_still_run(world: World) -> None:

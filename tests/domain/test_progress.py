@@ -6,14 +6,14 @@ from itertools import pairwise
 import pytest
 
 from batchline.domain.outcomes import BATCH_CANCELLED, TOO_LONG, Failure, error_line
-from batchline.domain.progress import BUCKET_SECONDS, KEPT_SECONDS, Eta, Sample, count_errors, eta_of, rate_of
+from batchline.domain.progress import BUCKET_SECONDS, KEPT_SECONDS, Eta, ProgressSample, count_errors, eta_of, rate_of
 
 BEGAN = 1_000
 
 
-def _samples(*lines: int, since: int = BEGAN) -> list[Sample]:
+def _samples(*lines: int, since: int = BEGAN) -> list[ProgressSample]:
     """One bucket after the other; those without a line are not kept."""
-    return [Sample(at=since + n * BUCKET_SECONDS, lines=count) for n, count in enumerate(lines) if count]
+    return [ProgressSample(at=since + n * BUCKET_SECONDS, lines=count) for n, count in enumerate(lines) if count]
 
 
 def _eta(*lines: int, remaining: int) -> Eta:
@@ -81,7 +81,7 @@ def test_a_bucket_without_lines_is_one_of_the_buckets() -> None:
 def test_with_less_than_two_buckets_anything_is_possible(lines: tuple[int, ...]) -> None:
     """Also when all there is came in the bucket that is not over."""
     now = BEGAN + len(lines) * BUCKET_SECONDS + 1
-    current = Sample(at=BEGAN + len(lines) * BUCKET_SECONDS, lines=10)
+    current = ProgressSample(at=BEGAN + len(lines) * BUCKET_SECONDS, lines=10)
     eta = eta_of([*_samples(*lines), current], remaining=1000, began=BEGAN, now=now)
     assert eta is not None
     assert eta.low < eta.seconds / 3 < 3 * eta.seconds < eta.high
@@ -90,7 +90,11 @@ def test_with_less_than_two_buckets_anything_is_possible(lines: tuple[int, ...])
 def test_the_variation_is_that_of_whole_buckets_which_are_kept() -> None:
     """Neither the one that the batch began in, nor the one that is not over, nor what is older than five minutes."""
     steady = _samples(*[20] * (KEPT_SECONDS // BUCKET_SECONDS), since=BEGAN)
-    partial = [Sample(at=BEGAN - BUCKET_SECONDS, lines=1), *steady, Sample(at=BEGAN + KEPT_SECONDS, lines=4)]
+    partial = [
+        ProgressSample(at=BEGAN - BUCKET_SECONDS, lines=1),
+        *steady,
+        ProgressSample(at=BEGAN + KEPT_SECONDS, lines=4),
+    ]
     young = eta_of(partial[:7], remaining=400, began=BEGAN - 1, now=BEGAN + 26)
     old = eta_of(partial, remaining=400, began=0, now=BEGAN + KEPT_SECONDS + 1)
     for eta in (young, old):

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
-from batchline.upstream.mock.script import Ending, Outcome, Script
+from batchline.upstream.mock.script import Ending, Script, ScriptedOutcome
 from tests.simulation.virtual import Time
 
 RESTART_SECONDS = 2.0
@@ -75,7 +75,7 @@ class SimulatedUpstream:
                 return Fault(kind=FaultKind.BROKEN, detail="the connection broke")
         return None
 
-    def _end(self, outcome: Outcome) -> Reply:
+    def _end(self, outcome: ScriptedOutcome) -> Reply:
         if outcome.ending is Ending.CRASH:
             self._machine.crash(RESTART_SECONDS)
         if outcome.ending is not Ending.WHOLE:

@@ -9,7 +9,7 @@ from batchline.api.request_context import body_chunks
 from batchline.api.throttle import Throttle
 from batchline.domain.errors import InvalidMultipart, InvalidRequest, TooLarge
 from batchline.domain.records import File, Owner
-from batchline.pipeline.storage_quota import Reservation, StorageQuota
+from batchline.pipeline.storage_quota import StorageQuota, UploadReservation
 from batchline.pipeline.upload import IncomingFile, Upload
 
 MULTIPART_OVERHEAD_BYTES = 1024 * 1024
@@ -54,7 +54,7 @@ class FormUpload:
         request: Request,
         form: Form,
         incoming: IncomingFile,
-        reservation: Reservation,
+        reservation: UploadReservation,
         check: Callable[[Form], None],
     ) -> None:
         """Read the form to its end and write its file part, checking the fields as soon as they are read."""

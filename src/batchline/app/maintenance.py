@@ -16,7 +16,7 @@ from batchline.app.startup import StartupError, folder_lock, make_folder
 from batchline.backup.archive import Archive
 from batchline.backup.manifest import Progress
 from batchline.backup.postgres import PostgresRows
-from batchline.backup.restore import Restore, Rows, SqliteRows
+from batchline.backup.restore import Restore, SqliteRows, TargetDatabase
 from batchline.backup.workspace import workspace
 from batchline.fsck.check import Fsck
 from batchline.fsck.findings import Checked, FsckReport
@@ -38,7 +38,7 @@ async def restore_backup(settings: Settings, archive: Archive, progress: Progres
         folder_lock(settings.data_dir),
         workspace(settings.data_dir) as folder,
     ):
-        rows: Rows = SqliteRows(settings.data_dir)
+        rows: TargetDatabase = SqliteRows(settings.data_dir)
         if url is not None:
             await migrate_own_store(settings)
             rows = PostgresRows(url.get_secret_value(), pooled=settings.database_pooler)

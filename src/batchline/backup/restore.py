@@ -25,7 +25,7 @@ _MAX_CONCURRENT_WRITES = 8
 _RUN_AGAIN = "Nothing was restored; the same command may be run again."
 
 
-class Rows(Protocol):
+class TargetDatabase(Protocol):
     """The database that rows are restored into."""
 
     async def require_empty(self) -> None:
@@ -45,7 +45,14 @@ class Restore:
     """Restores one backup. ``folder`` is an empty folder on a local disk."""
 
     def __init__(
-        self, *, rows: Rows, objects: Objects, folder: Path, threads: Threads, random: Random, progress: Progress
+        self,
+        *,
+        rows: TargetDatabase,
+        objects: Objects,
+        folder: Path,
+        threads: Threads,
+        random: Random,
+        progress: Progress,
     ) -> None:
         self._rows, self._objects, self._random = rows, objects, random
         self._database = folder / "batchline.sqlite"

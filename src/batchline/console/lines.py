@@ -26,7 +26,7 @@ _MAX_DIGITS = 9
 _MAX_SEARCHED_CHARACTERS = 1000
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class ShownMessage(Struct, frozen=True, kw_only=True):
     """A message of a chat."""
 
     role: str
@@ -46,7 +46,7 @@ class LineView(Struct, frozen=True, kw_only=True):
     """A line as a page shows it."""
 
     line: ShownLine
-    messages: list[Message]
+    messages: list[ShownMessage]
     answer: str
     message: str
     """The reason why it failed."""
@@ -187,8 +187,8 @@ def _text(value: Any) -> str:
     return "\n".join(parts)[:_SHOWN_CHARACTERS]
 
 
-def _message(value: Any) -> Message:
-    return Message(role=cut(_text(_field(value, "role")), 20) or "message", text=_text(_field(value, "content")))
+def _message(value: Any) -> ShownMessage:
+    return ShownMessage(role=cut(_text(_field(value, "role")), 20) or "message", text=_text(_field(value, "content")))
 
 
 def _answer_text(answer: Any) -> str:

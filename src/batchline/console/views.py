@@ -10,7 +10,7 @@ from batchline.console.text import metadata_of, moment, name_of, sentence
 from batchline.domain.line_errors import remedy_for, without_legacy
 from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
-from batchline.domain.progress import BUCKET_SECONDS, KEPT_SECONDS, Eta, LineErrors, Progress, Sample, bucket_of
+from batchline.domain.progress import BUCKET_SECONDS, KEPT_SECONDS, Eta, LineErrors, Progress, ProgressSample, bucket_of
 from batchline.domain.records import Batch
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.domain.wait_text import any_wait, describe_wait
@@ -185,7 +185,7 @@ def _chart_start(now: float) -> int:
     return bucket_of(now) - KEPT_SECONDS + BUCKET_SECONDS
 
 
-def _chart(samples: Sequence[Sample], *, now: float) -> tuple[list[ChartBar], float]:
+def _chart(samples: Sequence[ProgressSample], *, now: float) -> tuple[list[ChartBar], float]:
     """Return the lines per second of the last five minutes as bars, and the highest of them."""
     first = _chart_start(now)
     lines = {sample.at: sample.lines for sample in samples if sample.at >= first}

@@ -19,7 +19,7 @@ _RATE_SECONDS = 60
 _MAX_SAMPLE_CHARACTERS = 300
 
 
-class Sample(Struct, frozen=True, kw_only=True):
+class ProgressSample(Struct, frozen=True, kw_only=True):
     """Lines recorded in the five seconds from ``at``; a bucket without lines has no sample."""
 
     at: int
@@ -75,7 +75,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     errors: list[LineErrors]
     child_batch_ids: list[str] = []
     bill: Bill = Bill()
-    samples: list[Sample] = []
+    samples: list[ProgressSample] = []
     """Oldest first, none older than five minutes."""
 
 
@@ -128,14 +128,14 @@ def bucket_of(at: float) -> int:
     return int(at // BUCKET_SECONDS) * BUCKET_SECONDS
 
 
-def rate_of(samples: Iterable[Sample], *, began: float, now: float) -> float:
+def rate_of(samples: Iterable[ProgressSample], *, began: float, now: float) -> float:
     """Return the lines per second over the last minute, or since the batch began if that is shorter."""
     start = bucket_of(now) + BUCKET_SECONDS - _RATE_SECONDS
     lines = sum(sample.lines for sample in samples if sample.at >= start)
     return lines / max(1.0, now - max(start, began))
 
 
-def eta_of(samples: Sequence[Sample], *, remaining: int, began: float, now: float) -> Eta | None:
+def eta_of(samples: Sequence[ProgressSample], *, remaining: int, began: float, now: float) -> Eta | None:
     """Estimate when the remaining lines are recorded, at the current rate; None if there is no rate or no line is left.
 
     ``seconds = remaining / rate``, and not less than the time for which nothing was recorded: the last lines of a batch
@@ -156,7 +156,7 @@ def eta_of(samples: Sequence[Sample], *, remaining: int, began: float, now: floa
     return Eta(seconds=ceil(seconds), low=floor(seconds / spread), high=ceil(seconds * spread))
 
 
-def _variation(samples: Iterable[Sample], *, began: float, now: float) -> tuple[float, int]:
+def _variation(samples: Iterable[ProgressSample], *, began: float, now: float) -> tuple[float, int]:
     """Return the standard deviation of the complete buckets divided by their mean, and their number."""
     lines = {sample.at: sample.lines for sample in samples}
     first = max(-bucket_of(-began), bucket_of(now) - KEPT_SECONDS + BUCKET_SECONDS)

@@ -41,13 +41,13 @@ class StorageQuota:
         return room.error if room is not None and room.bytes <= 0 else None
 
     @asynccontextmanager
-    async def reserve(self, owner: Owner, size: int | None) -> AsyncIterator["Reservation"]:
+    async def reserve(self, owner: Owner, size: int | None) -> AsyncIterator["UploadReservation"]:
         """Reserve room for an upload until it has ended. Raise StorageFull if there is none.
 
         An upload of unknown size calls ``cover`` while it arrives. If it reserved all that is left, every other upload
         and every create would be refused meanwhile, however small it turns out to be.
         """
-        reservation = Reservation(partial(self._hold, owner))
+        reservation = UploadReservation(partial(self._hold, owner))
         try:
             if size is None:
                 await reservation.cover(1)
@@ -83,7 +83,7 @@ class StorageQuota:
         return min(rooms, key=lambda room: room.bytes, default=None)
 
 
-class Reservation:
+class UploadReservation:
     """The room that one upload holds. ``hold`` is ``StorageQuota._hold`` for its owner."""
 
     def __init__(self, hold: Callable[[int, int], Awaitable[int]]) -> None:

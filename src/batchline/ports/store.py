@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from batchline.domain.fleet import Report
 from batchline.domain.identity import Identity
-from batchline.domain.progress import LineErrors, Sample
+from batchline.domain.progress import LineErrors, ProgressSample
 from batchline.domain.records import (
     ALL_SCOPES,
     AdminSession,
@@ -132,8 +132,8 @@ class Accounts(Protocol):
         """Delete an organization, unless it has projects or a balance. Its ledger stays."""
 
 
-class Sessions(Protocol):
-    """A session of the console. It ends with its key, and after a time."""
+class SessionStore(Protocol):
+    """Sessions of the console. Each ends with its key, and after a time."""
 
     async def open_session(self, digest: bytes, *, key_id: str, expires_at: int) -> bool:
         """Open a session of a key; return False if the key is not valid. ``digest`` is the hash of its secret."""
@@ -273,7 +273,7 @@ class BatchSnapshot(Struct, frozen=True, kw_only=True):
     """The models of lines that are not recorded yet and may still run."""
     errors: list[LineErrors]
     """The most frequent first. Their counts sum to the number of failed lines."""
-    samples: list[Sample]
+    samples: list[ProgressSample]
     """Oldest first, none older than five minutes. Empty once the batch's work is deleted."""
     child_batch_ids: list[str]
     """The batches that run failed lines of it again, oldest first."""
@@ -851,7 +851,7 @@ class Webhooks(Protocol):
 
 class Store(
     Accounts,
-    Sessions,
+    SessionStore,
     Ledger,
     Files,
     Batches,

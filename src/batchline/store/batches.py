@@ -7,7 +7,7 @@ from msgspec import convert
 from msgspec.json import encode as encode_json
 
 from batchline.domain.errors import InvalidCredentials, LeaseLost
-from batchline.domain.progress import LineErrors, Sample
+from batchline.domain.progress import LineErrors, ProgressSample
 from batchline.domain.records import Batch, Bill, NewShard
 from batchline.domain.states import BatchStatus, ShardState
 from batchline.domain.wire import BatchObject
@@ -160,7 +160,7 @@ class SqlBatches:
                 batch=(yield from with_counts(row)),
                 models=[found["model"] for found in models],
                 errors=[convert(dict(found), LineErrors) for found in errors],
-                samples=[convert(dict(found), Sample) for found in samples],
+                samples=[convert(dict(found), ProgressSample) for found in samples],
                 child_batch_ids=[found["id"] for found in children],
                 bill=convert(dict(bill[0]), Bill),
             )

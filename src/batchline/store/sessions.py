@@ -8,7 +8,7 @@ _OF_SESSION = ("key_name", "key_hint", "project", "organization", "expires_at")
 
 
 class SqlSessions:
-    """The Sessions port."""
+    """The SessionStore port."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

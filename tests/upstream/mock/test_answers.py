@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import Response
 
 from batchline.domain.usage import Usage, reported_usage
-from batchline.upstream.mock.script import Outcome, Plan, Script
+from batchline.upstream.mock.script import Plan, Script, ScriptedOutcome
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
@@ -27,7 +27,7 @@ def asking(path: str, prompt: str) -> bytes:
     return json.dumps({"model": "m", "input": prompt, "stream": True}).encode()
 
 
-def decide(path: str, body: bytes, *, plan: Plan | None = None) -> Outcome:
+def decide(path: str, body: bytes, *, plan: Plan | None = None) -> ScriptedOutcome:
     return Script(plan).decide(path, body)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchline.upstream.mock.directives import DirectiveInvalid, directive_for_attempt, parse_directives
-from batchline.upstream.mock.script import Ending, Outcome, Script
+from batchline.upstream.mock.script import Ending, Script, ScriptedOutcome
 
 CHAT = "/v1/chat/completions"
 
@@ -17,7 +17,7 @@ def chat(prompt: str) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": prompt}]}).encode()
 
 
-def decide(prompt: str) -> Outcome:
+def decide(prompt: str) -> ScriptedOutcome:
     return Script().decide(CHAT, chat(prompt))
 
 

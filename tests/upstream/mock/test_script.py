@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from batchline.domain.replies import Answer, Fault, FaultKind
-from batchline.upstream.mock.script import Outcome, Plan, Script, ScriptedUpstream
+from batchline.upstream.mock.script import Plan, Script, ScriptedOutcome, ScriptedUpstream
 from tests.support.raw_server import ManualClock
 
 CHAT = "/v1/chat/completions"
@@ -19,7 +19,7 @@ def chat(*contents: object, role: str = "user") -> bytes:
     return json.dumps({"model": "some-model", "messages": messages}).encode()
 
 
-def decide(prompt: str, *, plan: Plan | None = None) -> Outcome:
+def decide(prompt: str, *, plan: Plan | None = None) -> ScriptedOutcome:
     return Script(plan).decide(CHAT, chat(prompt))
 
 

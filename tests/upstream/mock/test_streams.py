@@ -14,7 +14,7 @@ from batchline.domain.errors import StreamBroken
 from batchline.domain.replies import Answer, Fault, Reply
 from batchline.system import SystemClock
 from batchline.upstream.http import HttpUpstream
-from batchline.upstream.mock.script import Outcome, Plan, Script
+from batchline.upstream.mock.script import Plan, Script, ScriptedOutcome
 from batchline.upstream.mock.server import MockServer, serve_mock
 from batchline.upstream.streaming import EventStream
 
@@ -34,7 +34,7 @@ def asking(path: str, prompt: str, *, stream: bool = True) -> bytes:
     return json.dumps({"model": "m", "input": prompt, "stream": stream}).encode()
 
 
-def decide(path: str, body: bytes, *, plan: Plan | None = None) -> Outcome:
+def decide(path: str, body: bytes, *, plan: Plan | None = None) -> ScriptedOutcome:
     return Script(plan).decide(path, body)
 
 

@@ -80,7 +80,7 @@ class Ending(StrEnum):
     CRASH = "crash"
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class ScriptedOutcome(Struct, frozen=True, kw_only=True):
     """The reply to one attempt; ``status``, ``body`` and the fields below describe the answer, if one is sent."""
 
     ending: Ending = Ending.WHOLE
@@ -111,7 +111,7 @@ class Script:
         self.plan = plan
         self._rates = [(percent, directive) for percent, directive in plan.rates() if percent > 0]
 
-    def decide(self, path: str, body: bytes) -> Outcome:
+    def decide(self, path: str, body: bytes) -> ScriptedOutcome:
         """Count this attempt of a request and return its outcome."""
         digest = self._digest(path.encode(), body)
         attempt = self.tries[digest] = self.tries.get(digest, 0) + 1
@@ -119,9 +119,9 @@ class Script:
             request = read_request(path, body)
             directives = parse_directives(request.prompt()) if request else []
         except (RequestInvalid, DirectiveInvalid) as error:
-            return Outcome(status=400, body=error_body(400, str(error)))
+            return ScriptedOutcome(status=400, body=error_body(400, str(error)))
         if request is None:
-            return Outcome(status=404, body=error_body(404, f"the mock upstream does not serve {path[:100]}"))
+            return ScriptedOutcome(status=404, body=error_body(404, f"the mock upstream does not serve {path[:100]}"))
         directive = self._choose(directives, digest, attempt)
         return self._outcome(directive, request, identity=f"{digest:016x}", attempt=attempt)
 
@@ -146,14 +146,14 @@ class Script:
                     return directive
         return _NORMAL_ANSWER
 
-    def _outcome(self, directive: Directive, request: MockRequest, *, identity: str, attempt: int) -> Outcome:
+    def _outcome(self, directive: Directive, request: MockRequest, *, identity: str, attempt: int) -> ScriptedOutcome:
         delay = self.plan.delay if directive.delay is None else directive.delay
         if directive.action in _ENDINGS_WITHOUT_ANSWER:
-            return Outcome(ending=_ENDINGS_WITHOUT_ANSWER[directive.action], delay=delay)
+            return ScriptedOutcome(ending=_ENDINGS_WITHOUT_ANSWER[directive.action], delay=delay)
         status = _status(directive)
         planned_retry_after = self.plan.retry_after if status in {429, 503} else None
         events = _events(directive, status, request, identity)
-        return Outcome(
+        return ScriptedOutcome(
             ending=Ending.CUT if directive.action is Action.CUT else Ending.WHOLE,
             delay=delay,
             status=status,
@@ -196,7 +196,7 @@ class ScriptedUpstream:
             self._on_crash()
         return self._reply(outcome)
 
-    def _reply(self, outcome: Outcome) -> Reply:
+    def _reply(self, outcome: ScriptedOutcome) -> Reply:
         if outcome.ending in {Ending.DROP, Ending.CRASH}:
             return Fault(kind=FaultKind.BROKEN, detail="the connection ended before an answer came")
         if len(outcome.body) > self._max_answer_bytes:

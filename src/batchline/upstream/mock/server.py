@@ -21,7 +21,7 @@ from msgspec import DecodeError, Struct
 from msgspec.json import Decoder, encode
 
 from batchline.upstream.mock.answers import error_body, model_list
-from batchline.upstream.mock.script import Ending, Outcome, Plan, Script
+from batchline.upstream.mock.script import Ending, Plan, Script, ScriptedOutcome
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 CRASH_EXIT_CODE = 70
@@ -52,26 +52,28 @@ class MockServer:
             connection.drop()
         await self._server.wait_closed()
 
-    def control(self, request: "_Request") -> Outcome | None:
+    def control(self, request: "_Request") -> ScriptedOutcome | None:
         """Return the answer to a request that the script does not decide, or None if it does."""
         match request.method, request.path:
             case b"GET", "/stats":
-                return Outcome(body=encode(self.stats.document(self.script)))
+                return ScriptedOutcome(body=encode(self.stats.document(self.script)))
             case b"GET", "/v1/models":
-                return Outcome(body=model_list())
+                return ScriptedOutcome(body=model_list())
             case b"POST", "/script":
                 return self._change_plan(request.body)
             case b"POST", _:
                 return None
-        return Outcome(status=404, body=error_body(404, f"the mock upstream does not serve {request.path[:100]}"))
+        return ScriptedOutcome(
+            status=404, body=error_body(404, f"the mock upstream does not serve {request.path[:100]}")
+        )
 
-    def _change_plan(self, body: bytes) -> Outcome:
+    def _change_plan(self, body: bytes) -> ScriptedOutcome:
         try:
             self.script.follow(_PLANS.decode(body))
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return Outcome(status=400, body=error_body(400, str(error)))
+            return ScriptedOutcome(status=400, body=error_body(400, str(error)))
         self.stats.peak_in_flight = self.stats.in_flight
-        return Outcome(body=encode(self.script.plan))
+        return ScriptedOutcome(body=encode(self.script.plan))
 
 
 async def serve_mock(
@@ -193,11 +195,11 @@ class _Connection(asyncio.Protocol):
         else:
             self._perform(outcome)
 
-    def _perform_delayed(self, outcome: Outcome) -> None:
+    def _perform_delayed(self, outcome: ScriptedOutcome) -> None:
         self._perform(outcome)
         self._serve_waiting()
 
-    def _perform(self, outcome: Outcome) -> None:
+    def _perform(self, outcome: ScriptedOutcome) -> None:
         match outcome.ending:
             case Ending.WHOLE if outcome.events:
                 self._begin_events(outcome, outcome.events)
@@ -220,11 +222,11 @@ class _Connection(asyncio.Protocol):
             case Ending.HANG:
                 pass
 
-    def _begin_events(self, outcome: Outcome, events: tuple[bytes, ...]) -> None:
+    def _begin_events(self, outcome: ScriptedOutcome, events: tuple[bytes, ...]) -> None:
         self._transport.write(_head(outcome))
         self._send_events(outcome, deque(events))
 
-    def _send_events(self, outcome: Outcome, events: deque[bytes]) -> None:
+    def _send_events(self, outcome: ScriptedOutcome, events: deque[bytes]) -> None:
         """Send the events one after the other, with the pause that the prompt asks for."""
         while events:
             event = events.popleft()
@@ -234,11 +236,11 @@ class _Connection(asyncio.Protocol):
                 return
         self._end_events(outcome)
 
-    def _continue_events(self, outcome: Outcome, events: deque[bytes]) -> None:
+    def _continue_events(self, outcome: ScriptedOutcome, events: deque[bytes]) -> None:
         self._send_events(outcome, events)
         self._serve_waiting()
 
-    def _end_events(self, outcome: Outcome) -> None:
+    def _end_events(self, outcome: ScriptedOutcome) -> None:
         if outcome.ending is Ending.CUT:
             self._count_end("cut")
             self._transport.close()
@@ -252,7 +254,7 @@ class _Connection(asyncio.Protocol):
             self._in_flight = False
             self._server.stats.end(ending)
 
-    def _send(self, outcome: Outcome) -> None:
+    def _send(self, outcome: ScriptedOutcome) -> None:
         self._transport.write(_head(outcome) + outcome.body)
         self._finish()
 
@@ -266,10 +268,10 @@ class _Connection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._waiting.clear()
             self._current = None
-            self._send(Outcome(status=status, body=error_body(status, message)))
+            self._send(ScriptedOutcome(status=status, body=error_body(status, message)))
 
 
-def _head(outcome: Outcome) -> bytes:
+def _head(outcome: ScriptedOutcome) -> bytes:
     optional = (
         ("X-Request-Id", outcome.request_id),
         ("Retry-After", None if outcome.retry_after is None else f"{outcome.retry_after:g}"),
@@ -281,7 +283,7 @@ def _head(outcome: Outcome) -> bytes:
     return f"{head}{_framing(outcome)}{fields}\r\n".encode()
 
 
-def _framing(outcome: Outcome) -> str:
+def _framing(outcome: ScriptedOutcome) -> str:
     if outcome.events:
         return "Transfer-Encoding: chunked\r\n"
     return "" if outcome.status in {204, 304} else f"Content-Length: {len(outcome.body)}\r\n"
