@@ -98,9 +98,9 @@ def main() -> None:
         for name, count in tokenizers.items():
             true = sum(map(count, bodies.values()))
             counted = sum(count(bodies[body]) for body in sample.bodies)
-            foretold = by_size * counted / sum(map(request_tokens, sample.bodies))
+            corrected = by_size * counted / sum(map(request_tokens, sample.bodies))
             density = sum(map(len, bodies)) / true
-            print(f"| {kind} | {name} | {density:.2f} | {by_size / true - 1:+.0%} | {foretold / true - 1:+.1%} |")
+            print(f"| {kind} | {name} | {density:.2f} | {by_size / true - 1:+.0%} | {corrected / true - 1:+.1%} |")
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ def test_models_and_costs_are_those_of_the_project(serve: Callable[..., Api]) ->
     assert by_name["x"]["cost_at_most"] is None
 
 
-@pytest.mark.rule("G5", "The time is foretold by the last batches of the same models.")
-def test_the_time_is_foretold_by_the_last_batches(serve: Callable[..., Api]) -> None:
+@pytest.mark.rule("G5", "The time is estimated by the last batches of the same models.")
+def test_the_time_is_estimated_by_the_last_batches(serve: Callable[..., Api]) -> None:
     api = serve()
     batch_id = api.create(input_file_id=api.upload(line(1)).json["id"], endpoint=CHAT).json["id"]
     api.change(

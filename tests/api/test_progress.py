@@ -108,7 +108,7 @@ def test_progress_tells_of_rate_end_errors_and_tokens(serve: Callable[..., Api])
     assert error["sample"] == {"custom_id": "line-1", "message": f"[legacy:http_400] {TOO_LONG.message}"}
 
 
-def test_what_is_cancelled_has_no_end_to_foretell(serve: Callable[..., Api]) -> None:
+def test_no_end_is_estimated_for_a_cancelled_batch(serve: Callable[..., Api]) -> None:
     """C10: lines that did not run will not."""
     api = serve()
     batch_id = _created(api, _lines(10))

@@ -43,7 +43,7 @@ def test_an_old_batch_is_measured_over_the_last_minute() -> None:
     assert rate_of(samples, began=BEGAN, now=BEGAN + 600) == 0.0
 
 
-def test_without_a_rate_or_a_rest_there_is_no_end_to_foretell() -> None:
+def test_no_end_is_estimated_without_a_rate_or_lines_left() -> None:
     assert eta_of([], remaining=5, began=BEGAN, now=BEGAN + 10) is None
     assert eta_of(_samples(5), remaining=0, began=BEGAN, now=BEGAN + 10) is None
     assert eta_of(_samples(5), remaining=5, began=BEGAN, now=BEGAN + 600) is None

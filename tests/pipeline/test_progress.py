@@ -75,7 +75,7 @@ def test_lines_in_flight_are_those_of_the_batch(tmp_path: Path) -> None:
         bench.play(scene())
 
 
-def test_the_end_is_foretold_from_what_was_recorded(tmp_path: Path) -> None:
+def test_the_end_is_estimated_from_what_was_recorded(tmp_path: Path) -> None:
     """With four of 600 lines done per second, the end is known to a few seconds after a minute.
 
     A batch that has ended has no rate, whether or not its work file was removed yet.
@@ -261,7 +261,7 @@ def test_lines_wait_for_their_next_attempt(tmp_path: Path) -> None:
         bench.play(scene())
 
 
-@pytest.mark.rule("D11", "Lines wait for storage, and no end is foretold.")
+@pytest.mark.rule("D11", "Lines wait for storage, and no end is estimated.")
 def test_lines_wait_for_storage(tmp_path: Path) -> None:
     with closing(Bench(tmp_path, latency=0.5, max_concurrency=4)) as bench:
 
@@ -278,8 +278,8 @@ def test_lines_wait_for_storage(tmp_path: Path) -> None:
         bench.play(scene())
 
 
-@pytest.mark.rule("D11", "While the upstream is paused, no end is foretold.")
-def test_a_pause_has_no_end_to_foretell(tmp_path: Path) -> None:
+@pytest.mark.rule("D11", "While the upstream is paused, no end is estimated.")
+def test_no_end_is_estimated_during_a_pause(tmp_path: Path) -> None:
     with closing(Bench(tmp_path, latency=0.5, max_concurrency=4)) as bench:
 
         async def scene() -> None:

@@ -1,4 +1,4 @@
-"""The tokens of an input, foretold from a few lines that the tokenizers of upstreams count (G5)."""
+"""The tokens of an input, estimated from a few lines that the tokenizers of upstreams count (G5)."""
 
 import asyncio
 import json

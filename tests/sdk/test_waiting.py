@@ -116,7 +116,7 @@ def test_lines_wait_for_slots(service: Service, mock: Mock) -> None:
     wait_until(lambda: bool(mock.stats()["in_flight"] == 0), what="the end of the lines in flight")
 
 
-@pytest.mark.rule("D11", "The progress says that an upstream does not accept the credentials, and foretells no end.")
+@pytest.mark.rule("D11", "The progress says that an upstream does not accept the credentials, and estimates no end.")
 def test_lines_wait_for_a_paused_upstream(service: Service, mock: Mock) -> None:
     mock.follow()
     client = service.client()

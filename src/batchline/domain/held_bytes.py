@@ -66,10 +66,11 @@ class HeldBytes:
 
     def _grant(self) -> None:
         """Give bytes to the reservations that wait, in the order of their requests."""
-        while self._waiting and self._has_room_for(self._waiting[0]):
+        while self._waiting and self._admit(self._waiting[0]):
             self._give(self._waiting.popleft())
 
-    def _has_room_for(self, reservation: "Reservation") -> bool:
+    def _admit(self, reservation: "Reservation") -> bool:
+        """Return whether a reservation gets its bytes now. One that exceeds the limit is noted as such."""
         if self.total + reservation.wanted <= self._limit:
             return True
         if self._unrecorded or len(self._exceeding) >= _MAX_EXCEEDING:

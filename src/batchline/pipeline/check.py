@@ -1,4 +1,4 @@
-"""Checks an input file as a create would, and foretells the tokens, cost and time of its batch (G5).
+"""Checks an input file as a create would, and estimates the tokens, cost and time of its batch (G5).
 
 Nothing is stored.
 """
@@ -18,7 +18,7 @@ from batchline.ports import ModelSurvey, Objects, StoreClock, Validator
 
 _HISTORY_SECONDS = 7 * 86_400
 _HISTORY_BATCHES = 5
-"""The time is foretold by this number of the last batches of a model, not older than a week."""
+"""The time is estimated from this number of the last batches of a model, not older than a week."""
 
 
 class ModelCheck(Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class InputCheck:
             lines=verdict.lines,
             models=[self._check_model(owner, found, counted.get(found.model)) for found in survey.models],
             duplicates=survey.duplicates,
-            seconds=await self._foretell(owner, survey.models),
+            seconds=await self._estimate_seconds(owner, survey.models),
         )
 
     def _check_model(self, owner: Owner, survey: ModelSurvey, counted: CountedTokens | None) -> ModelCheck:
@@ -106,7 +106,7 @@ class InputCheck:
             cost_at_most=cost,
         )
 
-    async def _foretell(self, owner: Owner, models: list[ModelSurvey]) -> tuple[int, int] | None:
+    async def _estimate_seconds(self, owner: Owner, models: list[ModelSurvey]) -> tuple[int, int] | None:
         """Return the least and the most seconds: models run side by side at best, and one after the other at worst."""
         low, high = 0.0, 0.0
         for survey in models:

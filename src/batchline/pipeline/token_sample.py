@@ -1,4 +1,4 @@
-"""Counts the tokens of a few lines of an input with the tokenizers of their upstreams, to foretell those of all (G5).
+"""Counts the tokens of a few lines of an input with the tokenizers of their upstreams, to estimate those of all (G5).
 
 A check must stay cheap for an upstream that is busy. So it asks for a few lines of a few models, a few at a time, and
 for a short time. Without an answer the estimate by size is used.
@@ -41,7 +41,7 @@ class TokenSampler:
             model = self._catalog.find(survey.model, project_id) if survey.model else None
             if model is not None:
                 counts = await self._count_sample(model, survey.sample)
-                found[survey.model] = _foretell(survey, counts)
+                found[survey.model] = _estimate_tokens(survey, counts)
         return found
 
     async def _count_sample(self, model: Model, sample: Sequence[bytes]) -> dict[bytes, int]:
@@ -69,7 +69,7 @@ class TokenSampler:
         return counts
 
 
-def _foretell(survey: ModelSurvey, counts: Mapping[bytes, int]) -> CountedTokens:
+def _estimate_tokens(survey: ModelSurvey, counts: Mapping[bytes, int]) -> CountedTokens:
     """Return the tokens of all lines, estimated by size and corrected by the lines that were counted."""
     if not counts:
         return CountedTokens(survey.input_tokens)

@@ -52,7 +52,7 @@ def test_a_wide_terminal_shows_more() -> None:
 
 
 @pytest.mark.parametrize("reason", ["upstream_paused", "storage", "held"])
-def test_no_end_is_foretold_while_paused(reason: str) -> None:
+def test_no_end_is_estimated_while_paused(reason: str) -> None:
     paused = _state(AnyWait(reason=reason, upstream="default", detail="refused"))
     row = _drawn(batch_table([paused], width=80))[1]
     assert row.split()[2] == ("held" if reason == "held" else "paused")

@@ -72,7 +72,7 @@ def test_a_log_is_told_of_trouble_at_once_and_of_the_same_trouble_no_more_often(
     assert written.getvalue().endswith("paused\n")
 
 
-def test_no_end_is_foretold_while_paused() -> None:
+def test_no_end_is_estimated_while_paused() -> None:
     written, watch = StringIO(), Watch()
     display = TerminalLine(written, steady=watch)
     for done in range(5):

@@ -19,7 +19,7 @@ def _call(tenant: Tenant, *arguments: object, answer: str = "") -> Result:
 
 
 @pytest.mark.rule("F4", "Before a job with many lines the run says its tokens, cost and time.")
-def test_a_large_job_is_foretold_and_runs_without_a_terminal(tenant: Tenant, source: Path) -> None:
+def test_a_large_job_is_estimated_and_runs_without_a_terminal(tenant: Tenant, source: Path) -> None:
     result = _call(tenant, source, "--ask-over", 19)
     assert result.exit_code == 0, result.output
     assert "This job takes: 20 lines; about " in result.stderr
@@ -42,7 +42,7 @@ def test_nothing_runs_if_the_user_says_no(tenant: Tenant, source: Path, monkeypa
     assert _call(tenant, source, "--ask-over", 5, answer="y\n").exit_code == 0
 
 
-def test_a_table_is_foretold_as_a_whole(tenant: Tenant, tmp_path: Path) -> None:
+def test_a_table_is_estimated_as_a_whole(tenant: Tenant, tmp_path: Path) -> None:
     source = tmp_path / "rows.csv"
     source.write_text("name\n" + "".join(f"row {n}\n" for n in range(30)))
     result = _call(tenant, source, "--prompt", "{name}", "--model", "m", "--ask-over", 10)

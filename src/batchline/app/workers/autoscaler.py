@@ -42,9 +42,10 @@ class Autoscaler:
         if self._busy_in_a_row >= self._busy_checks and len(cpu_shares) < self._max_processes:
             self._busy_in_a_row = 0
             return 1
-        return -1 if self._has_been_idle(cpu_shares, at) else 0
+        return -1 if self._note_idle(cpu_shares, at) else 0
 
-    def _has_been_idle(self, cpu_shares: Sequence[float], at: float) -> bool:
+    def _note_idle(self, cpu_shares: Sequence[float], at: float) -> bool:
+        """Note whether one process fewer would do, and return True if that was so for long enough."""
         if len(cpu_shares) == 1 or sum(cpu_shares) / (len(cpu_shares) - 1) >= self._spare_cpu_share:
             self._idle_since = None
             return False

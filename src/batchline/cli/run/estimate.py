@@ -30,7 +30,7 @@ class Threshold(Struct, frozen=True, kw_only=True):
         return (self.job_lines or _count_lines(source)) > self.lines
 
 
-def foretell(client: Client, retrier: Retrier, file_id: str, *, endpoint: str) -> RemoteCheck | None:
+def estimate_batch(client: Client, retrier: Retrier, file_id: str, *, endpoint: str) -> RemoteCheck | None:
     """Return what a batch of an uploaded file will take; None if the server cannot say, or the file is not valid."""
     try:
         found = check_decoder.decode(retrier.few_times(lambda: client.check(file_id, endpoint=endpoint)))

@@ -12,7 +12,7 @@ from batchline.cli.connection.target import Target
 from batchline.cli.output import say
 from batchline.cli.run.answers import AnswerPrinter, put_in_order
 from batchline.cli.run.display import Display
-from batchline.cli.run.estimate import Threshold, describe, foretell
+from batchline.cli.run.estimate import Threshold, describe, estimate_batch
 from batchline.cli.run.files import RunFiles
 from batchline.cli.run.journal import Journal, JournalEntry
 from batchline.cli.run.report import SavedResults, fault_lines
@@ -196,7 +196,7 @@ class BatchRun:
 
     def _submit(self, entry: JournalEntry) -> str:
         try:
-            return self._steps.submit(entry, self._files.source, before_create=self._foretell)
+            return self._steps.submit(entry, self._files.source, before_create=self._confirm_large_job)
         except (Denied, OutOfFunds, Throttled, ServerTrouble):
             raise
         except RequestRefused as error:
@@ -206,14 +206,14 @@ class BatchRun:
                 raise
             raise self._input_refused(self._client.batch(error.batch_id)) from None
 
-    def _foretell(self, entry: JournalEntry) -> None:
+    def _confirm_large_job(self, entry: JournalEntry) -> None:
         """Say what a large job will take, and ask whether to run it. Raise ClickException if the user says no."""
         threshold = self._options.threshold
         if threshold is None or not threshold.is_exceeded_by(self._files.source) or not self._target.is_batchline():
             return
         self._display.stage("Estimating tokens, cost and time")
         file_id = str(entry.file_id)
-        found = foretell(self._client, self._retrier, file_id, endpoint=entry.endpoint)
+        found = estimate_batch(self._client, self._retrier, file_id, endpoint=entry.endpoint)
         if found is None:
             return
         self._say(*describe(found, job_lines=threshold.job_lines))

@@ -648,17 +648,17 @@ class Dispatcher:
 
     def _withdraw(self, condition: Callable[[Job], bool]) -> list[Job]:
         """Take the jobs that meet a condition out of every queue."""
-        overdue = [job for job in self._overdue if condition(job)]
-        if overdue:
+        withdrawn = [job for job in self._overdue if condition(job)]
+        if withdrawn:
             self._overdue = [job for job in self._overdue if not condition(job)]
         for batch_id, jobs in list(self._unfunded_jobs.items()):
-            overdue += [job for job in jobs if condition(job)]
+            withdrawn += [job for job in jobs if condition(job)]
             if not (left := deque(job for job in jobs if not condition(job))):
                 del self._unfunded_jobs[batch_id]
             else:
                 self._unfunded_jobs[batch_id] = left
         queues = (self._retries, self._ready, self._quarantine)
-        return overdue + [job for queue in queues for job in queue.withdraw(condition)]
+        return withdrawn + [job for queue in queues for job in queue.withdraw(condition)]
 
     async def _run_timers(self) -> None:
         """Make jobs ready when their wait is over, and start a probe when it is due."""

@@ -169,13 +169,13 @@ class TrustedClock:
             return wall, wall
         if ahead < 0:
             self._hold = None
-        elif self._holds_back(wall - uptime, uptime):
+        elif self._hold_until_even(wall - uptime, uptime):
             self._trust(wall, uptime)
             return wall, wall
         return wall, expected
 
-    def _holds_back(self, offset: float, uptime: float) -> bool:
-        """Hold a clock that is ahead, and return whether it ran evenly for long enough to be trusted."""
+    def _hold_until_even(self, offset: float, uptime: float) -> bool:
+        """Hold a clock that is ahead, and return True once it ran evenly for long enough to be trusted."""
         hold = self._hold
         if hold is None or abs(offset - hold.offset) > TOLERANCE_SECONDS:
             ends = hold.ends if hold is not None else uptime - self._started < START_HOLD_SECONDS
