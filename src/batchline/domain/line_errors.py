@@ -16,7 +16,7 @@ _REMEDIES = {
     "rate_limit_exceeded": "The upstream refused these lines for too long. Rerun them later.",
     "request_too_large": "These requests are too large for the upstream; shorten them.",
 }
-_OTHER_REMEDY = "Read the sample, mend its cause, and rerun the failed lines."
+_OTHER_REMEDY = "Read the sample, correct its cause, and rerun the failed lines."
 
 
 def remedy_for(code: str) -> str:
