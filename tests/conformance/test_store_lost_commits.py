@@ -4,16 +4,16 @@ import pytest
 
 from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
-from batchline.domain.records import Charge, MendedShard, Segment
+from batchline.domain.records import Charge, RepairedShard, Segment
 from batchline.domain.states import BatchStatus, Reuse, ShardState
 from batchline.domain.usage import Usage
-from batchline.ports import Mending, Reusing
+from batchline.ports import RepairChanges, ReuseChanges
 from tests.support.stores import DAY, LEASE, ME, NOW, OTHER, World, key, moved_on, segment
 
 pytestmark = pytest.mark.anyio
 
-ONE_LINE_AGAIN = Mending(
-    shards=[MendedShard(n=0, settled=b"\x0e", completed=3, failed=0, state=ShardState.OPEN)],
+ONE_LINE_AGAIN = RepairChanges(
+    shards=[RepairedShard(n=0, settled=b"\x0e", completed=3, failed=0, state=ShardState.OPEN)],
     removed={},
     lost=[],
     added=[],
@@ -72,7 +72,7 @@ async def test_a_finalizer_whose_lease_was_lost_publishes_nothing(world: World) 
     for attempt in (
         world.publish(mine),
         world.store.defer_finalize(mine, seconds=1),
-        world.store.mend(mine, Mending(shards=[], removed={}, lost=[], added=[], errors=[]), at=NOW),
+        world.store.repair_batch(mine, RepairChanges(shards=[], removed={}, lost=[], added=[], errors=[]), at=NOW),
     ):
         with pytest.raises(LeaseLost):
             await attempt
@@ -91,12 +91,12 @@ async def test_a_batch_that_the_database_lost_is_a_lost_lease(world: World) -> N
     await world.record_all(await world.claim(lines=8))
     lease = await world.finish()
     await go_back()
-    nothing = Mending(shards=[], removed={}, lost=[], added=[], errors=[])
+    nothing = RepairChanges(shards=[], removed={}, lost=[], added=[], errors=[])
     for attempt in (
         world.store.renew_batch(following.id, epoch=reusing_lease.epoch, owner=ME, lease=LEASE),
-        world.store.end_reuse_step(reusing_lease, Reusing(shards=[], segments=[], charges=[], sources=[]), at=NOW),
+        world.store.end_reuse_step(reusing_lease, ReuseChanges(shards=[], segments=[], charges=[], sources=[]), at=NOW),
         world.store.defer_finalize(lease, seconds=1),
-        world.store.mend(lease, nothing, at=NOW),
+        world.store.repair_batch(lease, nothing, at=NOW),
         world.publish(lease),
     ):
         with pytest.raises(LeaseLost):
@@ -131,11 +131,11 @@ async def test_a_repair_reopens_lines_and_gives_their_charges_back(world: World)
         await world.store.record(batch.id, owner=ME, progress=[progress], segment=lost, charges=[charge], at=NOW)
     leased = await world.finish()
     first, _ = await world.store.segments(batch.id, after=0, limit=9)
-    mended = MendedShard(
+    repaired = RepairedShard(
         n=0, settled=b"\x0c", completed=2, failed=0, usage=Usage(input_tokens=6, output_tokens=8), state=ShardState.OPEN
     )
-    mending = Mending(shards=[mended], removed={first.id: None}, lost=[first.id], added=[], errors=[])
-    await world.store.mend(leased, mending, at=NOW)
+    changes = RepairChanges(shards=[repaired], removed={first.id: None}, lost=[first.id], added=[], errors=[])
+    await world.store.repair_batch(leased, changes, at=NOW)
     seen = await world.seen(batch)
     assert (seen.status, seen.completed, seen.input_tokens) == (BatchStatus.FINALIZING, 2, 6)
     (organization,) = await world.store.organizations()
@@ -155,7 +155,7 @@ async def test_lines_that_run_again_stop_at_the_end_of_the_window(world: World) 
     batch = await world.running(shards=[4])
     await world.record_all(await world.claim())
     leased = await world.finish()
-    await world.store.mend(leased, ONE_LINE_AGAIN, at=NOW)
+    await world.store.repair_batch(leased, ONE_LINE_AGAIN, at=NOW)
     assert await world.expire(at=batch.expires_at) == [batch.id]
     assert await world.claim() == []
     assert await world.publish(await world.finish(at=batch.expires_at)) is BatchStatus.COMPLETED
@@ -167,7 +167,7 @@ async def test_a_batch_that_is_cancelled_while_it_is_repaired_runs_no_line_again
     await world.record_all(await world.claim())
     leased = await world.finish()
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 100)
-    await world.store.mend(leased, ONE_LINE_AGAIN, at=NOW)
+    await world.store.repair_batch(leased, ONE_LINE_AGAIN, at=NOW)
     assert await world.claim() == []
     finish = await world.finish()
     assert [unsettled(left.settled, left.lines) for left in finish.leftovers] == [[0]]

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from batchline.domain.records import Batch, MendedShard, Segment, Shard
+from batchline.domain.records import Batch, RepairedShard, Segment, Shard
 from batchline.domain.result_order import encode_layout
 from batchline.domain.states import BatchStatus, ShardState
-from batchline.ports import Mending, ResultsSnapshot
+from batchline.ports import RepairChanges, ResultsSnapshot
 from tests.support.stores import DAY, ME, NOW, World, moved_on, segment
 
 pytestmark = pytest.mark.anyio
@@ -131,11 +131,11 @@ async def test_an_emptied_segment_keeps_its_place(world: World) -> None:
         shard = await _record(world, shard, position)
     parts = (await _results(world, batch)).segments
     layout = encode_layout([3], [b"1"])
-    mended = MendedShard(n=0, settled=b"\x07", completed=3, failed=0, state=ShardState.OPEN)
-    mending = Mending(
-        shards=[mended], removed={parts[3].id: layout, parts[1].id: None}, lost=[], added=[segment(1)], errors=[]
+    repaired = RepairedShard(n=0, settled=b"\x07", completed=3, failed=0, state=ShardState.OPEN)
+    changes = RepairChanges(
+        shards=[repaired], removed={parts[3].id: layout, parts[1].id: None}, lost=[], added=[segment(1)], errors=[]
     )
-    await world.store.mend(await world.finish(), mending, at=NOW)
+    await world.store.repair_batch(await world.finish(), changes, at=NOW)
     found = await _results(world, batch)
     assert [part.id for part in found.segments[:4]] == [part.id for part in parts]
     assert found.segments[4].id > parts[3].id

@@ -9,7 +9,7 @@ from batchline.domain.records import Balances, Batch, Charge, Shard
 from batchline.domain.reuse import StoredIndex
 from batchline.domain.states import BatchStatus, Hold, Reuse
 from batchline.domain.usage import NOTHING, Usage
-from batchline.ports import DividedShard, FinalizeLease, Reusing
+from batchline.ports import DividedShard, FinalizeLease, ReuseChanges
 from tests.support.stores import CHAT, DAY, ME, NOW, World, moved_on, segment
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ async def looked_up(world: World) -> Batch:
     assert [shard.lines for shard in lease.following] == [4, 4]
     assert (lease.batch.status, lease.batch.reuse) == (BatchStatus.IN_PROGRESS, Reuse.LOOKUP)
     first, second = lease.following
-    reusing = Reusing(
+    changes = ReuseChanges(
         shards=[
             divided(first, copied=[0, 1], running=[2], following=[3]),
             divided(second, copied=[0], running=[1, 3], following=[2]),
@@ -50,7 +50,7 @@ async def looked_up(world: World) -> Batch:
         charges=[SAVED],
         sources=[],
     )
-    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    assert await world.store.end_reuse_step(lease, changes, at=NOW)
     return await world.seen(batch)
 
 
@@ -70,15 +70,15 @@ async def test_a_step_that_another_process_took_is_a_lost_lease(world: World) ->
     """Also if the answer to the commit was lost, and the same process tries again."""
     await world.running(shards=[2], reuse=Reuse.LOOKUP)
     lease = await leased(world)
-    reusing = Reusing(
+    changes = ReuseChanges(
         shards=[divided(lease.following[0], copied=[], running=[0, 1], following=[])],
         segments=[],
         charges=[],
         sources=[],
     )
-    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    assert await world.store.end_reuse_step(lease, changes, at=NOW)
     with pytest.raises(LeaseLost):
-        await world.store.end_reuse_step(lease, reusing, at=NOW)
+        await world.store.end_reuse_step(lease, changes, at=NOW)
 
 
 async def test_lines_that_follow_are_looked_at_when_the_others_are_recorded(world: World) -> None:
@@ -88,7 +88,7 @@ async def test_lines_that_follow_are_looked_at_when_the_others_are_recorded(worl
     assert lease.batch.status is BatchStatus.IN_PROGRESS
     assert [unsettled(shard.settled, shard.lines) for shard in lease.following] == [[3], [2]]
     first, second = lease.following
-    reusing = Reusing(
+    changes = ReuseChanges(
         shards=[
             divided(first, copied=[3], running=[], following=[]),
             divided(second, copied=[], running=[2], following=[]),
@@ -97,7 +97,7 @@ async def test_lines_that_follow_are_looked_at_when_the_others_are_recorded(worl
         charges=[],
         sources=[],
     )
-    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    assert await world.store.end_reuse_step(lease, changes, at=NOW)
     [left] = await world.claim()
     assert unsettled(left.settled, left.lines) == [2]
     await world.record_all([left])
@@ -125,8 +125,8 @@ async def test_a_step_that_ends_after_a_cancellation_changes_nothing(world: Worl
     await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
     [shard] = lease.following
     parts = [divided(shard, copied=[0, 1, 2, 3], running=[], following=[])]
-    reusing = Reusing(shards=parts, segments=[segment(4)], charges=[SAVED], sources=[])
-    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    changes = ReuseChanges(shards=parts, segments=[segment(4)], charges=[SAVED], sources=[])
+    assert await world.store.end_reuse_step(lease, changes, at=NOW)
     lease = await leased(world)
     assert (lease.batch.status, lease.batch.completed) == (BatchStatus.CANCELLING, 0)
 
@@ -136,8 +136,8 @@ async def test_a_step_whose_source_was_deleted_changes_nothing(world: World) -> 
     lease = await leased(world)
     [shard] = lease.following
     parts = [divided(shard, copied=[0, 1, 2, 3], running=[], following=[])]
-    reusing = Reusing(shards=parts, segments=[segment(4)], charges=[], sources=["file-gone"])
-    assert not await world.store.end_reuse_step(lease, reusing, at=NOW)
+    changes = ReuseChanges(shards=parts, segments=[segment(4)], charges=[], sources=["file-gone"])
+    assert not await world.store.end_reuse_step(lease, changes, at=NOW)
     assert (await world.seen(lease.batch)).completed == 0
 
 
@@ -145,8 +145,8 @@ async def test_a_batch_with_a_hold_runs_its_trial_after_the_lookup(world: World)
     batch = await world.running(shards=[100] * 10, reuse=Reuse.LOOKUP, hold=Hold.TRIAL)
     lease = await leased(world)
     parts = [divided(shard, copied=[0], running=list(range(1, 100)), following=[]) for shard in lease.following]
-    reusing = Reusing(shards=parts, segments=[segment(10)], charges=[], sources=[])
-    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    changes = ReuseChanges(shards=parts, segments=[segment(10)], charges=[], sources=[])
+    assert await world.store.end_reuse_step(lease, changes, at=NOW)
     claimed = await world.claim()
     assert sum(len(unsettled(shard.settled, shard.lines)) for shard in claimed) == 64
     assert all(0 not in unsettled(shard.settled, shard.lines) for shard in claimed)
@@ -158,8 +158,8 @@ async def followed(world: World, *, failed: bool) -> tuple[Batch, FinalizeLease]
     batch = await world.running(shards=[100] * 10, reuse=Reuse.LOOKUP, hold=Hold.TRIAL)
     lease = await leased(world)
     parts = [divided(shard, copied=[], running=[0, 1, 2], following=list(range(3, 100))) for shard in lease.following]
-    reusing = Reusing(shards=parts, segments=[], charges=[], sources=[])
-    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    changes = ReuseChanges(shards=parts, segments=[], charges=[], sources=[])
+    assert await world.store.end_reuse_step(lease, changes, at=NOW)
     for shard in await world.claim():
         _, progress = moved_on(shard, [0, 1, 2], failed=3 if failed else 0)
         await world.store.record(
@@ -182,8 +182,8 @@ async def test_lines_that_followed_run_after_the_trial(world: World) -> None:
         divided(shard, copied=list(range(3, 50)), running=list(range(50, 100)), following=[])
         for shard in lease.following
     ]
-    reusing = Reusing(shards=parts, segments=[segment(470)], charges=[], sources=[])
-    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    changes = ReuseChanges(shards=parts, segments=[segment(470)], charges=[], sources=[])
+    assert await world.store.end_reuse_step(lease, changes, at=NOW)
     claimed = await world.claim()
     assert sum(len(unsettled(shard.settled, shard.lines)) for shard in claimed) == 500
     await world.record_all(claimed)
@@ -195,8 +195,8 @@ async def test_lines_that_followed_in_a_held_batch_run_when_it_is_released(world
     batch, lease = await followed(world, failed=True)
     assert batch.hold is Hold.HELD
     parts = [divided(shard, copied=[], running=list(range(3, 100)), following=[]) for shard in lease.following]
-    reusing = Reusing(shards=parts, segments=[], charges=[], sources=[])
-    assert await world.store.end_reuse_step(lease, reusing, at=NOW)
+    changes = ReuseChanges(shards=parts, segments=[], charges=[], sources=[])
+    assert await world.store.end_reuse_step(lease, changes, at=NOW)
     assert await world.claim() == []
     assert await world.store.lease_finalizable(owner=ME, lease=30, at=NOW) is None
     released = await world.store.release_batch(batch.project_id, batch.id)

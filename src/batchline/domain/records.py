@@ -458,7 +458,7 @@ class Segment(Struct, frozen=True, kw_only=True):
             raise Damaged(self.place)
 
 
-class MendedShard(Struct, frozen=True, kw_only=True):
+class RepairedShard(Struct, frozen=True, kw_only=True):
     """A shard as it is after a repair: its bitmap and counts say what the readable segments hold."""
 
     n: int

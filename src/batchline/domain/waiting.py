@@ -115,5 +115,5 @@ Wait = (
 
 
 def stops_all_lines(wait: Wait | None) -> bool:
-    """Return whether lines cannot run until something outside the batch changes, so that its end cannot be estimated."""
+    """Return whether lines cannot run until something outside the batch changes: its end cannot be estimated."""
     return isinstance(wait, HeldWait | UpstreamPause | StorageWait)

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 _MAX_NAMED = 1000
-"""The most findings of one kind that are kept. If a whole disk is lost, more of them tell nobody more."""
+"""The most findings of one kind that are kept. If a whole disk is lost, further ones are of no use."""
 
 
 class Kind(StrEnum):

@@ -26,7 +26,7 @@ from batchline.domain.limits import STRIKES, InputLimits
 from batchline.domain.lines import Line, lines_of
 from batchline.domain.outcomes import LOST, error_line
 from batchline.domain.progress import LineErrors, count_errors
-from batchline.domain.records import SHARED_LANE, Batch, MendedShard, Segment, Shard
+from batchline.domain.records import SHARED_LANE, Batch, RepairedShard, Segment, Shard
 from batchline.domain.result_lines import ResultLine, read_result_line, split_lines
 from batchline.domain.result_order import decode_layout, encode_layout, keep_places
 from batchline.domain.states import ShardState, Stop
@@ -35,7 +35,7 @@ from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.record import INLINE_SEGMENT_BYTES
 from batchline.pipeline.segments import stored_segments
 from batchline.pipeline.validation_pool import ValidationDied
-from batchline.ports import FinalizeLease, Mending, Objects, Store, StoreClock, Validator, Verdict
+from batchline.ports import FinalizeLease, Objects, RepairChanges, Store, StoreClock, Validator, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class _Group:
                 failing += self._open.pop(n)
         return {lines[position].index: lines[position].custom_id for position in failing}
 
-    def mended(self, found: Mapping[int, Usage | None], *, runs_again: bool) -> Iterator[MendedShard]:
+    def repaired(self, found: Mapping[int, Usage | None], *, runs_again: bool) -> Iterator[RepairedShard]:
         """Yield the pieces as they are now. The first has the counts of all, since only their sum is used."""
         results = [found[line.index] for line in self.lines or [] if line.index in found]
         for piece in self.pieces:
@@ -117,7 +117,7 @@ class _Group:
             state = ShardState.DONE
             if positions:
                 state = ShardState.OPEN if runs_again and piece.strikes < STRIKES else ShardState.CLOSED
-            yield _mended(piece, positions, state=state, results=results)
+            yield _repaired(piece, positions, state=state, results=results)
             results = []
 
 
@@ -149,15 +149,15 @@ class Repair:
             )
             results.errors += count_errors(lines)
             results.found |= dict.fromkeys(failing)
-        shards = [shard for group in groups for shard in group.mended(results.found, runs_again=runs_again)]
-        mending = Mending(
+        shards = [shard for group in groups for shard in group.repaired(results.found, runs_again=runs_again)]
+        changes = RepairChanges(
             shards=_count_rest(shards, groups, results.found),
             removed=results.emptied(),
             lost=results.lost,
             added=results.added,
             errors=results.errors,
         )
-        await self._store.mend(leased, mending, at=int(self._clock.now()))
+        await self._store.repair_batch(leased, changes, at=int(self._clock.now()))
         log.warning(
             "batch repaired",
             extra={
@@ -354,21 +354,21 @@ def _lines_of_unreadable(batch: Batch, groups: Iterable[_Group], found: Mapping[
 
 
 def _count_rest(
-    shards: list[MendedShard], groups: Iterable[_Group], found: Mapping[int, Usage | None]
-) -> list[MendedShard]:
+    shards: list[RepairedShard], groups: Iterable[_Group], found: Mapping[int, Usage | None]
+) -> list[RepairedShard]:
     """Count the results of lines that are in no readable shard for the first unreadable one."""
     unreadable = [piece for group in groups if group.lines is None for piece in group.pieces]
     if not unreadable:
         return shards
     readable = {line.index for group in groups for line in group.lines or []}
     rest = [usage for index, usage in found.items() if index not in readable]
-    counted = _mended(unreadable[0], [], state=ShardState.DONE, results=rest)
+    counted = _repaired(unreadable[0], [], state=ShardState.DONE, results=rest)
     return [counted if shard.n == counted.n else shard for shard in shards]
 
 
-def _mended(piece: Shard, positions: list[int], *, state: ShardState, results: list[Usage | None]) -> MendedShard:
+def _repaired(piece: Shard, positions: list[int], *, state: ShardState, results: list[Usage | None]) -> RepairedShard:
     usages = [usage for usage in results if usage is not None]
-    return MendedShard(
+    return RepairedShard(
         n=piece.n,
         settled=all_but(positions, piece.lines),
         completed=len(usages),

@@ -52,7 +52,7 @@ from batchline.domain.states import Reuse
 from batchline.domain.usage import NOTHING
 from batchline.pipeline.record import INLINE_SEGMENT_BYTES
 from batchline.pipeline.segments import read_segment, stored_segments
-from batchline.ports import DividedShard, FinalizeLease, Objects, Reusing, Store, StoreClock, Validator
+from batchline.ports import DividedShard, FinalizeLease, Objects, ReuseChanges, Store, StoreClock, Validator
 from batchline.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -182,21 +182,21 @@ class ReuseStep:
                 sources = await self._copy_earlier(leased, lines, copies)
             await copies.flush()
             follows = leased.batch.reuse is Reuse.LOOKUP
-            reusing = Reusing(
+            changes = ReuseChanges(
                 shards=_divide(leased.following, lines, copies, follows=follows),
                 segments=copies.segments,
                 charges=copies.charges,
                 sources=sources,
             )
-            if await self._store.end_reuse_step(leased, reusing, at=int(self._clock.now())):
-                self._report(leased.batch, reusing)
+            if await self._store.end_reuse_step(leased, changes, at=int(self._clock.now())):
+                self._report(leased.batch, changes)
                 return
 
-    def _report(self, batch: Batch, reusing: Reusing) -> None:
-        reused = sum(charge.reused for charge in reusing.charges)
+    def _report(self, batch: Batch, changes: ReuseChanges) -> None:
+        reused = sum(charge.reused for charge in changes.charges)
         self._metrics.lines.labels("succeeded").inc(reused)
         self._metrics.reused_lines.inc(reused)
-        self._metrics.saved_units.inc(sum(charge.saved for charge in reusing.charges) / NANO)
+        self._metrics.saved_units.inc(sum(charge.saved for charge in changes.charges) / NANO)
         log.info("answers reused", extra={"batch": batch.id, "lines": reused, "step": batch.reuse})
 
     async def _read_waiting(self, leased: FinalizeLease) -> list[_Line]:

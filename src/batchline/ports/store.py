@@ -28,7 +28,6 @@ from batchline.domain.records import (
     Lane,
     LeasedBatch,
     LedgerEntry,
-    MendedShard,
     NewShard,
     Organization,
     OrganizationBooks,
@@ -36,6 +35,7 @@ from batchline.domain.records import (
     Project,
     ProjectUsage,
     QueueState,
+    RepairedShard,
     SchemaVersions,
     Segment,
     Session,
@@ -412,10 +412,10 @@ class FinalizeLease(Struct, frozen=True, kw_only=True):
     """The number of times that damage of it was repaired."""
 
 
-class Mending(Struct, frozen=True, kw_only=True):
+class RepairChanges(Struct, frozen=True, kw_only=True):
     """The changes of a repair to a batch: its shards, the segments that are lost or replaced, and errors by code."""
 
-    shards: list[MendedShard]
+    shards: list[RepairedShard]
     removed: dict[int, bytes | None]
     """The ids of segments that are lost or replaced, each with the layout of those lines that keep their place."""
     lost: list[int]
@@ -439,7 +439,7 @@ class DividedShard(Struct, frozen=True, kw_only=True):
     """The bitmap in which only the lines that go on waiting are not settled; None if there are none."""
 
 
-class Reusing(Struct, frozen=True, kw_only=True):
+class ReuseChanges(Struct, frozen=True, kw_only=True):
     """The changes that a step of a reuse makes to a batch."""
 
     shards: list[DividedShard]
@@ -461,7 +461,7 @@ class ReuseStore(Protocol):
     async def drop_index(self, batch_id: str) -> None:
         """Forget an index that cannot be read."""
 
-    async def end_reuse_step(self, leased: FinalizeLease, reusing: Reusing, *, at: int) -> bool:
+    async def end_reuse_step(self, leased: FinalizeLease, changes: ReuseChanges, *, at: int) -> bool:
         """Record the lines that took an answer, let others run, and end the lease on the batch.
 
         Change nothing and return False if one of the sources was deleted or has expired meanwhile. Raise LeaseLost.
@@ -565,7 +565,7 @@ class ShardStore(Protocol):
     async def batch_shards(self, batch_id: str) -> list[Shard]:
         """Return all shards of a batch."""
 
-    async def mend(self, leased: FinalizeLease, mending: Mending, *, at: int) -> None:
+    async def repair_batch(self, leased: FinalizeLease, changes: RepairChanges, *, at: int) -> None:
         """Repair a batch in one transaction, give back the charges of lost segments, and end the lease.
 
         Shards that become open run again, unless the batch was stopped meanwhile, which closes them. Without any, the

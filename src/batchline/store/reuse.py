@@ -9,7 +9,7 @@ from batchline.domain.bitmap import unsettled
 from batchline.domain.errors import LeaseLost
 from batchline.domain.reuse import Source, StoredIndex
 from batchline.domain.states import Hold, ShardState
-from batchline.ports import FinalizeLease, Reusing
+from batchline.ports import FinalizeLease, ReuseChanges
 from batchline.store.batches import lock_batch
 from batchline.store.hold import JUDGED, judge_hold, withhold_all, withhold_all_but_trial
 from batchline.store.lanes import open_lanes
@@ -35,7 +35,7 @@ class SqlReuse:
     async def drop_index(self, batch_id: str) -> None:
         await self._database.write(lambda: change_many("delete_index", [{"batch_id": batch_id}]))
 
-    async def end_reuse_step(self, leased: FinalizeLease, reusing: Reusing, *, at: int) -> bool:
+    async def end_reuse_step(self, leased: FinalizeLease, changes: ReuseChanges, *, at: int) -> bool:
         batch, lease = leased.batch, {"batch_id": leased.batch.id, "epoch": leased.epoch, "owner": leased.owner}
 
         def script() -> Script[bool]:
@@ -46,15 +46,15 @@ class SqlReuse:
                 # It was stopped meanwhile, which closed all of its shards.
                 yield from fenced("end_reuse_step", **lease, drained=True)
                 return True
-            sources = [{"id": file_id} for file_id in sorted(reusing.sources)]
+            sources = [{"id": file_id} for file_id in sorted(changes.sources)]
             if len((yield from rows_of_many("reusable_files", sources))) < len(sources):
                 return False
             known = {row["n"]: row for row in (yield from rows("following_shards", batch_id=batch.id))}
-            if not known.keys() >= {part.n for part in reusing.shards}:
+            if not known.keys() >= {part.n for part in changes.shards}:
                 # Another process has taken this step meanwhile.
                 raise LeaseLost("end_reuse_step")
             following = (yield from rows("next_shard_n", batch_id=batch.id))[0]["n"]
-            divided = _divide(known, reusing, following=following)
+            divided = _divide(known, changes, following=following)
             if locked["hold"] == Hold.TRIAL:
                 divided = withhold_all_but_trial(divided, following=following + len(divided))
             elif locked["held"]:
@@ -66,7 +66,7 @@ class SqlReuse:
             changed = [shard for shard in divided if shard["n"] in known]
             yield from fenced_many("divide_shard", [_divide_params(shard) for shard in changed])
             yield from change_many("insert_shard", [shard for shard in divided if shard["n"] not in known])
-            for segment in reusing.segments:
+            for segment in changes.segments:
                 yield from change("insert_segment", batch_id=batch.id, **asdict(segment))
             if locked["hold"] in JUDGED:
                 yield from judge_hold(batch.id)
@@ -75,7 +75,7 @@ class SqlReuse:
                 account["organization_id"],
                 key_id=account["key_id"],
                 batch_id=batch.id,
-                charges=reusing.charges,
+                charges=changes.charges,
                 at=at,
             )
             return True
@@ -83,10 +83,10 @@ class SqlReuse:
         return await self._database.write(script)
 
 
-def _divide(known: dict[int, Row], reusing: Reusing, *, following: int) -> list[dict[str, Any]]:
+def _divide(known: dict[int, Row], changes: ReuseChanges, *, following: int) -> list[dict[str, Any]]:
     """Return the shards as they are now. One with lines that still wait is split, as if its worker had died."""
     changed, added = [], []
-    for part in reusing.shards:
+    for part in changes.shards:
         shard = {**dict(known[part.n]), "completed": part.completed}
         if part.settled is None:
             state = ShardState.DONE if part.following is None else ShardState.FOLLOWING

@@ -20,14 +20,14 @@ from batchline.domain.records import (
     File,
     Lane,
     LeasedBatch,
-    MendedShard,
     QueueState,
+    RepairedShard,
     Segment,
     Shard,
     ShardProgress,
 )
 from batchline.domain.states import OPEN_STATUSES, BatchStatus, ShardState
-from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch, Mending
+from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch, RepairChanges
 from batchline.store.batches import fetch_batch, lock_batch, store_answer
 from batchline.store.claim import choose_shards
 from batchline.store.hold import JUDGED, judge_hold
@@ -223,31 +223,31 @@ class SqlShards:
     async def batch_shards(self, batch_id: str) -> list[Shard]:
         return [_shard(row) for row in await self._database.read(lambda: rows("batch_shards", batch_id=batch_id))]
 
-    async def mend(self, leased: FinalizeLease, mending: Mending, *, at: int) -> None:
+    async def repair_batch(self, leased: FinalizeLease, changes: RepairChanges, *, at: int) -> None:
         batch_id = leased.batch.id
-        reopened = {shard.n for shard in mending.shards if shard.state is ShardState.OPEN}
+        reopened = {shard.n for shard in changes.shards if shard.state is ShardState.OPEN}
 
         def script() -> Script[None]:
             batch = yield from lock_batch(batch_id)
             if batch is None:
-                raise LeaseLost("mend_batch")
+                raise LeaseLost("repair_batch")
             # The batch may have been stopped since it was leased.
             state = _state_without_lease(batch)
-            shards = [replace(shard, state=state) if shard.n in reopened else shard for shard in mending.shards]
+            shards = [replace(shard, state=state) if shard.n in reopened else shard for shard in changes.shards]
             drained = not reopened or state is ShardState.CLOSED
-            yield from fenced("mend_batch", **_lease_of(leased), drained=drained)
+            yield from fenced("repair_batch", **_lease_of(leased), drained=drained)
             if state is ShardState.OPEN:
                 known = yield from rows("batch_shards", batch_id=batch_id)
                 yield from open_lanes([row for row in known if row["n"] in reopened])
-            yield from change_many("mend_shard", [_mend_params(batch_id, shard) for shard in shards])
-            for segment in mending.added:
+            yield from change_many("repair_shard", [_repair_params(batch_id, shard) for shard in shards])
+            for segment in changes.added:
                 yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
             yield from change("delete_line_errors", batch_id=batch_id)
-            yield from add_line_errors(batch_id, mending.errors)
-            charges = yield from rows_of_many("segment_charges", _segment_params(batch_id, mending.lost))
+            yield from add_line_errors(batch_id, changes.errors)
+            charges = yield from rows_of_many("segment_charges", _segment_params(batch_id, changes.lost))
             yield from change_many(
                 "empty_segment",
-                [{"batch_id": batch_id, "id": id_, "layout": layout} for id_, layout in mending.removed.items()],
+                [{"batch_id": batch_id, "id": id_, "layout": layout} for id_, layout in changes.removed.items()],
             )
             yield from give_back(
                 batch_id,
@@ -373,7 +373,7 @@ def _lease_of(leased: FinalizeLease) -> dict[str, Any]:
     return {"batch_id": leased.batch.id, "epoch": leased.epoch, "owner": leased.owner}
 
 
-def _mend_params(batch_id: str, shard: MendedShard) -> dict[str, Any]:
+def _repair_params(batch_id: str, shard: RepairedShard) -> dict[str, Any]:
     return {"batch_id": batch_id, **asdict(shard), **asdict(shard.usage)}
 
 

@@ -927,7 +927,7 @@ UPDATE batches SET stop = coalesce(stop, 'failed'), epoch = epoch + 1, owner = N
     lease = NULL, failures = 0
 WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
 
--- name: mend_batch
+-- name: repair_batch
 -- Ends the lease on a batch that was repaired, under a new epoch. It is drained unless lines run again.
 UPDATE batches SET drained = :drained, repairs = repairs + 1, epoch = epoch + 1, owner = NULL, lease_until = NULL,
     lease = NULL
@@ -939,20 +939,20 @@ WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
 SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
 FROM shards WHERE batch_id = :batch_id ORDER BY n;
 
--- name: mend_shard
+-- name: repair_shard
 -- Sets shards of a drained batch to what its readable segments hold.
-UPDATE shards SET settled = mended.settled, completed = mended.completed, failed = mended.failed,
-    input_tokens = mended.input_tokens, cached_tokens = mended.cached_tokens, output_tokens = mended.output_tokens,
-    reasoning_tokens = mended.reasoning_tokens, state = mended.state, epoch = shards.epoch + 1, owner = NULL,
+UPDATE shards SET settled = repaired.settled, completed = repaired.completed, failed = repaired.failed,
+    input_tokens = repaired.input_tokens, cached_tokens = repaired.cached_tokens, output_tokens = repaired.output_tokens,
+    reasoning_tokens = repaired.reasoning_tokens, state = repaired.state, epoch = shards.epoch + 1, owner = NULL,
     lease_until = NULL, lease = NULL
 FROM unnest(
     :batch_id::text[], :n::integer[], :settled::bytea[], :completed::integer[], :failed::integer[],
     :input_tokens::bigint[], :cached_tokens::bigint[], :output_tokens::bigint[], :reasoning_tokens::bigint[],
     :state::text[]
-) AS mended (
+) AS repaired (
     batch_id, n, settled, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, state
 )
-WHERE shards.batch_id = mended.batch_id AND shards.n = mended.n AND shards.state NOT IN ('open', 'leased');
+WHERE shards.batch_id = repaired.batch_id AND shards.n = repaired.n AND shards.state NOT IN ('open', 'leased');
 
 -- name: segment_charges
 -- Reads what was charged for the lines of segments.

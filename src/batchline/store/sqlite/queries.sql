@@ -792,7 +792,7 @@ WHERE id = :batch_id AND epoch = :epoch AND owner = :owner;
 UPDATE batches SET stop = coalesce(stop, 'failed'), epoch = epoch + 1, owner = NULL, lease_until = NULL, failures = 0
 WHERE id = :batch_id AND status IN ('in_progress', 'finalizing', 'cancelling');
 
--- name: mend_batch
+-- name: repair_batch
 -- Ends the lease on a batch that was repaired, under a new epoch. It is drained unless lines run again.
 UPDATE batches SET drained = :drained, repairs = repairs + 1, epoch = epoch + 1, owner = NULL, lease_until = NULL
 WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
@@ -803,7 +803,7 @@ WHERE id = :batch_id AND epoch = :epoch AND owner = :owner
 SELECT batch_id, n, project_id, "offset", length, lines, model, expires_at, settled, epoch, strikes, checksum
 FROM shards WHERE batch_id = :batch_id ORDER BY n;
 
--- name: mend_shard
+-- name: repair_shard
 -- Sets a shard of a drained batch to what its readable segments hold.
 UPDATE shards SET settled = :settled, completed = :completed, failed = :failed, input_tokens = :input_tokens,
     cached_tokens = :cached_tokens, output_tokens = :output_tokens, reasoning_tokens = :reasoning_tokens,
