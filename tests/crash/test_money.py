@@ -1,14 +1,13 @@
 """Money through crashes and at its end, with real processes: SPEC A3, D4."""
 
-import json
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 
+from tests.support.money import booked_by, cost_of, funds_of, priced_settings
 from tests.support.service import (
     Service,
     await_end,
@@ -22,39 +21,6 @@ from tests.support.service import (
 )
 
 _KILLS = 5
-_SETTINGS = """
-metering = true
-
-[models.m]
-input_price = 1.1
-output_price = 0.7
-"""
-"""Half of that, in nano-units a token: 550 and 350."""
-
-
-def _config(folder: Path) -> Path:
-    path = folder / "batchline.toml"
-    path.write_text(_SETTINGS)
-    return path
-
-
-def _cost(record: dict[str, Any]) -> int:
-    """Of one line of the files, from nothing but what the line itself says."""
-    if record["response"] is None:
-        return 0
-    usage = record["response"]["body"]["usage"]
-    return int((usage["prompt_tokens"] * 1_100_000_000 + usage["completion_tokens"] * 700_000_000) // 2_000_000)
-
-
-def _funds(service: Service) -> int:
-    (organization,) = json.loads(service.command("orgs", "list", "--json"))
-    return int(organization["balance_nano"]) + int(organization["credits_nano"])
-
-
-def _booked(service: Service) -> tuple[int, int]:
-    """Requests and cost, summed over the ledger's usage."""
-    rows = json.loads(service.command("usage", "--by", "batch", "--json"))
-    return sum(row["requests"] for row in rows), sum(row["cost_nano"] for row in rows)
 
 
 def _is_further(service: Service, batch_id: str, wanted: int) -> bool:
@@ -68,9 +34,9 @@ def test_the_ledger_is_what_the_output_file_says_after_five_kills(tmp_path: Path
     lines = chat_lines(f"{prompt} {n}" for n, prompt in zip(range(size), prompts, strict=False))
     with (
         running_mock(delay=0.05) as mock,
-        running_service(tmp_path, mock.url, config=_config(tmp_path), max_concurrency=64) as service,
+        running_service(tmp_path, mock.url, config=priced_settings(tmp_path), max_concurrency=64) as service,
     ):
-        before = _funds(service)
+        before = funds_of(service)
         batch_id = submit(service.client(), lines).id
         for kill in range(_KILLS):
             wanted = (kill + 1) * size // (_KILLS + 2)
@@ -79,11 +45,11 @@ def test_the_ledger_is_what_the_output_file_says_after_five_kills(tmp_path: Path
             service.restart()
         client = service.client()
         records = results_of(client, await_end(client, batch_id), lines).values()
-        charged = sum(map(_cost, records))
+        charged = sum(map(cost_of, records))
         answered = sum(record["response"] is not None for record in records)
         assert answered >= size * 0.97
-        assert before - _funds(service) == charged > 0
-        assert _booked(service) == (answered, charged)
+        assert before - funds_of(service) == charged > 0
+        assert booked_by(service) == (answered, charged)
         print(f"{size} lines, {_KILLS} kills: {answered} answers, {charged} nano-units in file and ledger alike")
 
 
@@ -94,7 +60,7 @@ def test_the_rest_of_a_batch_fails_when_the_balance_reaches_zero(tmp_path: Path)
     slots = 32
     with (
         running_mock(delay=0.02) as mock,
-        running_service(tmp_path, mock.url, config=_config(tmp_path), max_concurrency=slots) as service,
+        running_service(tmp_path, mock.url, config=priced_settings(tmp_path), max_concurrency=slots) as service,
     ):
         service.command("orgs", "set-balance", "default", "0.004", "--credits", "0.001")
         client = service.client()
@@ -104,11 +70,11 @@ def test_the_rest_of_a_batch_fails_when_the_balance_reaches_zero(tmp_path: Path)
         failed = [record["error"] for record in records if record["error"]]
         assert {error["code"] for error in failed} == {"insufficient_quota"}
         assert all(error["message"].startswith("[legacy:http_420] ") for error in failed)
-        dearest = max(map(_cost, records))
-        left = _funds(service)
+        dearest = max(map(cost_of, records))
+        left = funds_of(service)
         # A line fails if what is left does not pay for its input, which is estimated at 50 tokens at most.
         assert -dearest < left < 50 * 550
-        assert left == 5_000_000 - sum(map(_cost, records))
+        assert left == 5_000_000 - sum(map(cost_of, records))
         assert mock.stats()["requests"] == len(records) - len(failed)
         print(
             f"{len(failed)} of {len(records)} lines found no money; overdraft {-left}, a line costs {dearest} at most"

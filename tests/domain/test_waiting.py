@@ -57,9 +57,7 @@ def test_every_reason_is_tested() -> None:
     assert {decode(frozen)["reason"] for _, frozen in WAITS} == set(WaitReason)
 
 
-@pytest.mark.rule(
-    "D11", "No end is estimated while a batch is held, an upstream is paused or storage is unavailable."
-)
+@pytest.mark.rule("D11", "No end is estimated while a batch is held, an upstream is paused or storage is unavailable.")
 def test_an_end_is_estimated_unless_no_line_can_run() -> None:
     stopping = {decode(frozen)["reason"] for wait, frozen in WAITS if stops_all_lines(wait)}
     assert stopping == {"held", "upstream_paused", "storage"}

@@ -3,9 +3,10 @@
 import asyncio
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from socket import SO_LINGER, SOL_SOCKET
+from typing import Any
 
 from batchline.domain.held_bytes import HeldBytes
 from batchline.ports import Clock
@@ -14,6 +15,9 @@ from batchline.upstream.http import HttpUpstream
 
 KEY = "sk-not-to-be-told"
 BODY = b'{"prompt":"not to be told either"}'
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine on an event loop of its own."""
 
 
 class ManualClock:
@@ -63,6 +67,17 @@ class Peer:
 
 
 Behaviour = Callable[[Peer], Awaitable[None]]
+
+
+def sends(*pieces: bytes) -> Behaviour:
+    """Answer the only request with these bytes, then close the connection."""
+
+    async def behave(peer: Peer) -> None:
+        await peer.request()
+        for piece in pieces:
+            await peer.send(piece)
+
+    return behave
 
 
 class Wire:

@@ -1,26 +1,16 @@
 """Cancelled posts: all work for them stops, and their answers reach no other post."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
 
 import pytest
-import uvloop
 
 from batchline.domain.replies import Answer, Reply
 from batchline.upstream.connection import CLOSED
-from tests.support.raw_server import BODY, Peer, answer, client, serving
+from tests.support.raw_server import BODY, Peer, Run, answer, client, serving
 
 PATH = "/v1/chat/completions"
 FINE = Answer(status=200, body=b"{}")
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
-
-
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("start", [b"", answer()[:30], answer()[:-1]], ids=["silent", "half a head", "half a body"])

@@ -2,30 +2,21 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from threading import Thread
 from typing import Any
 
 import pytest
-import uvloop
 
 from batchline.domain.held_bytes import HeldBytes, Reservation
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.connection import UpstreamConnection
 from batchline.upstream.http import HttpUpstream
-from tests.support.raw_server import BODY, KEY, Behaviour, ManualClock, Peer, answer, client, serving
+from tests.support.raw_server import BODY, KEY, Behaviour, ManualClock, Peer, Run, answer, client, serving
 
 PATH = "/v1/chat/completions"
 FINE = Answer(status=200, body=b"{}")
 MiB = 1024 * 1024
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
-
-
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return request.param  # type: ignore[no-any-return]
 
 
 def kind_of(reply: Reply) -> FaultKind | None:

@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import tracemalloc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
@@ -16,7 +16,19 @@ from batchline import __version__
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.connection import UpstreamConnection
 from batchline.upstream.http import HttpUpstream
-from tests.support.raw_server import BODY, KEY, Behaviour, Peer, answer, chunked, chunked_with, client, serving
+from tests.support.raw_server import (
+    BODY,
+    KEY,
+    Behaviour,
+    Peer,
+    Run,
+    answer,
+    chunked,
+    chunked_with,
+    client,
+    sends,
+    serving,
+)
 
 PATH = "/v1/chat/completions"
 EXPECTED = Answer(status=200, body=b'{"a":"b"}', request_id="req_1")
@@ -24,8 +36,6 @@ PLAIN = answer(EXPECTED.body, "X-Request-Id: req_1", "Server: wire")
 CHUNKED = chunked(b'{"a":', b'"b"}').replace(b"\r\n\r\n", b"\r\nX-Request-Id: req_1\r\n\r\n", 1)
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
 HEAD_LIMIT = 64 * 1024
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class Arrivals:
@@ -63,22 +73,6 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
     monkeypatch.setattr(UpstreamConnection, "data_received", data_received)
     monkeypatch.setattr(UpstreamConnection, "connection_lost", connection_lost)
     return arrivals
-
-
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return request.param  # type: ignore[no-any-return]
-
-
-def sends(*pieces: bytes) -> Behaviour:
-    """Answer the only request with these bytes, then close the connection."""
-
-    async def behave(peer: Peer) -> None:
-        await peer.request()
-        for piece in pieces:
-            await peer.send(piece)
-
-    return behave
 
 
 def sends_endlessly(start: bytes, piece: bytes) -> Behaviour:

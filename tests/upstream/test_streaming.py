@@ -5,7 +5,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-import uvloop
 
 from batchline import __version__
 from batchline.domain.errors import StreamBroken
@@ -14,15 +13,13 @@ from batchline.ports import SyncUpstream
 from batchline.upstream.connection import UpstreamConnection
 from batchline.upstream.http import HttpUpstream
 from batchline.upstream.streaming import EventStream
-from tests.support.raw_server import BODY, KEY, Behaviour, Peer, answer, client, serving
+from tests.support.raw_server import BODY, KEY, Behaviour, Peer, Run, answer, client, sends, serving
 
 PATH = "/v1/chat/completions"
 FINE = Answer(status=200, body=b"{}")
 HELD_LIMIT = 64 * 1024
 ONE_READ = 256 * 1024
 END = b"0\r\n\r\n"
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def head(*fields: str, status: str = "200 OK", kind: str = "text/event-stream") -> bytes:
@@ -35,22 +32,6 @@ HEAD = head("Transfer-Encoding: chunked")
 
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return request.param  # type: ignore[no-any-return]
-
-
-def sends(*pieces: bytes) -> Behaviour:
-    """Answer the only request with these bytes, then close the connection."""
-
-    async def behave(peer: Peer) -> None:
-        await peer.request()
-        for piece in pieces:
-            await peer.send(piece)
-
-    return behave
 
 
 async def answers(peer: Peer) -> None:

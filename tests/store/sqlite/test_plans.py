@@ -16,29 +16,11 @@ from batchline.store.sqlite.database import SqliteDatabase, migrate
 from batchline.store.store import SqlStore
 from batchline.system import ThreadPool
 from tests.support.clocks import SettableClock
+from tests.support.query_plans import GROWING, SMALL_INDEXES, SUMS, WHOLE_READS
 from tests.support.stores import NOW, World, cut
 
 _DIALECT = "batchline.store.sqlite"
-_GROWING = "batches|files|ledger|line_errors|segments|samples|shards|lanes"
-_SCAN = re.compile(rf"SCAN ({_GROWING})\b(?: USING (?:COVERING )?INDEX (?P<index>\w+))?")
-_SMALL_INDEXES = {
-    "files_uploading": "uploads under way",
-    "batches_validating": "creates under way",
-    "batches_to_finish": "batches that wait for their end",
-    "batches_with_work": "batches that ended lately",
-    "shards_leased": "shards that workers hold",
-}
-"""Partial indexes that may be scanned: what each holds does not grow with history."""
-
-_SUMS = {"count_queued_lines"}
-"""Statements that may read all open shards, in an index alone. They run at most for a small part of the time."""
-
-_SURVEYS = {"count_open_batches", "oldest_and_nearest_batch"}
-"""Statements that may read all projects or all open batches. They run at most for a small part of the time."""
-
-_EXISTENCE = {"needs_objects"}
-"""Statements that end at the first row that they find."""
-
+_SCAN = re.compile(rf"SCAN ({'|'.join(sorted(GROWING))})\b(?: USING (?:COVERING )?INDEX (?P<index>\w+))?")
 _QUERIES = load_queries(_DIALECT)
 
 
@@ -56,17 +38,17 @@ def plan_of(tables: sqlite3.Connection, name: str) -> list[str]:
     return [row[3] for row in tables.execute(f"EXPLAIN QUERY PLAN {sql}", params)]
 
 
-@pytest.mark.parametrize("name", _QUERIES.keys() - _SUMS - _SURVEYS - _EXISTENCE)
+@pytest.mark.parametrize("name", _QUERIES.keys() - WHOLE_READS)
 def test_no_statement_walks_what_is_kept(tables: sqlite3.Connection, name: str) -> None:
     """With 10,000 finished batches, looking for those past their window took 6 ms of every second.
 
     An index without a condition on it is walked as a whole, just as a table is.
     """
     scans = [found for step in plan_of(tables, name) if (found := _SCAN.match(step))]
-    assert [scan[0] for scan in scans if scan["index"] not in _SMALL_INDEXES] == []
+    assert [scan[0] for scan in scans if scan["index"] not in SMALL_INDEXES] == []
 
 
-@pytest.mark.parametrize("name", _SUMS)
+@pytest.mark.parametrize("name", SUMS)
 def test_sums_stay_in_an_index(tables: sqlite3.Connection, name: str) -> None:
     assert all("USING COVERING INDEX" in step for step in plan_of(tables, name))
 
