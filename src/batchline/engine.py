@@ -142,51 +142,11 @@ class WorkerRole:
         settings, store, clock, owner = context.settings, context.store, context.clock, context.owner
         intervals, factor = context.intervals, _FLEET_INTERVAL_FACTOR if shared else 1.0
         self.worker = new_worker(context, on_shard_done=self.on_shard_done)
-        prune = Prune(
-            store=store,
-            objects=context.objects,
-            identity=context.identity,
-            clock=clock,
-            owner=owner,
-            work_retention_seconds=settings.work_retention_seconds,
-        )
-        sweep = Sweep(
-            store=store,
-            objects=context.objects,
-            identity=context.identity,
-            clock=clock,
-            metrics=context.metrics,
-            max_percent=settings.sweep_max_percent,
-        )
-        prune_task = PeriodicTask("prune", prune.step, every=intervals.prune_seconds, clock=clock)
-        damage_log = context.damage_log
-        finalizer = Finalizer(
-            store=store,
-            objects=context.objects,
-            repair=Repair(
-                store=store, objects=context.objects, validator=validator, damage_log=damage_log, clock=clock
-            ),
-            reuse_step=ReuseStep(
-                store=store,
-                objects=context.objects,
-                validator=validator,
-                catalog=settings.catalog,
-                tariff=settings.tariff,
-                clock=clock,
-                metrics=context.metrics,
-                max_age_seconds=settings.reuse_max_age_seconds,
-                max_lines=settings.reuse_max_lines,
-            ),
-            damage_log=damage_log,
-            clock=clock,
-            random=context.random,
-            owner=owner,
-            lease_seconds=settings.lease_seconds,
-            retention_seconds=settings.file_retention_seconds,
-            metrics=context.metrics,
+        finalizer = _new_finalizer(
+            context,
+            validator=validator,
             on_batch_ended=self._on_batch_ended,
             on_work_available=self.worker.on_work_available,
-            tracer=context.tracer,
         )
         self._finalize_task = PeriodicTask(
             "finalize", finalizer.step, every=factor * intervals.finalize_seconds, clock=clock
@@ -202,15 +162,15 @@ class WorkerRole:
         lease_watch = LeaseWatch(store=store, owner=owner, lease_seconds=settings.lease_seconds)
         expire = Expire(store=store, on_batch_stopped=self.on_batch_stopped)
         self._deliveries = new_deliveries(context)
-        self._prune_task = prune_task
+        self._prune_task = _prune_task(context)
         self._tasks: list[BackgroundTask] = [
             clock_task(context),
             PeriodicTask("lease watch", lease_watch.step, every=settings.lease_seconds / NOTES_PER_LEASE, clock=clock),
             self._rescue_task,
             PeriodicTask("expire", expire.step, every=factor * intervals.expire_seconds, clock=clock),
-            PeriodicTask("sweep", sweep.step, every=intervals.sweep_seconds, clock=clock),
+            _sweep_task(context),
             self._finalize_task,
-            prune_task,
+            self._prune_task,
             self._deliveries,
         ]
         self._heartbeat: Heartbeat | None = None
@@ -268,6 +228,67 @@ def clock_task(context: Context) -> PeriodicTask:
     """Return the task that watches the clock of the machine."""
     watch = ClockWatch(clock=context.clock, metrics=context.metrics)
     return PeriodicTask("clock", watch.step, every=CHECK_INTERVAL_SECONDS, clock=context.clock)
+
+
+def _prune_task(context: Context) -> PeriodicTask:
+    prune = Prune(
+        store=context.store,
+        objects=context.objects,
+        identity=context.identity,
+        clock=context.clock,
+        owner=context.owner,
+        work_retention_seconds=context.settings.work_retention_seconds,
+    )
+    return PeriodicTask("prune", prune.step, every=context.intervals.prune_seconds, clock=context.clock)
+
+
+def _sweep_task(context: Context) -> PeriodicTask:
+    sweep = Sweep(
+        store=context.store,
+        objects=context.objects,
+        identity=context.identity,
+        clock=context.clock,
+        metrics=context.metrics,
+        max_percent=context.settings.sweep_max_percent,
+    )
+    return PeriodicTask("sweep", sweep.step, every=context.intervals.sweep_seconds, clock=context.clock)
+
+
+def _new_finalizer(
+    context: Context,
+    *,
+    validator: Validator,
+    on_batch_ended: Callable[[], None],
+    on_work_available: Callable[[], None],
+) -> Finalizer:
+    settings, store, objects, clock = context.settings, context.store, context.objects, context.clock
+    damage_log = context.damage_log
+    return Finalizer(
+        store=store,
+        objects=objects,
+        repair=Repair(store=store, objects=objects, validator=validator, damage_log=damage_log, clock=clock),
+        reuse_step=ReuseStep(
+            store=store,
+            objects=objects,
+            validator=validator,
+            catalog=settings.catalog,
+            tariff=settings.tariff,
+            clock=clock,
+            metrics=context.metrics,
+            max_age_seconds=settings.reuse_max_age_seconds,
+            max_lines=settings.reuse_max_lines,
+        ),
+        damage_log=damage_log,
+        clock=clock,
+        random=context.random,
+        owner=context.owner,
+        lease_seconds=settings.lease_seconds,
+        retention_seconds=settings.file_retention_seconds,
+        metrics=context.metrics,
+        on_batch_ended=on_batch_ended,
+        on_work_available=on_work_available,
+        tracer=context.tracer,
+    )
 
 
 def new_deliveries(context: Context) -> Deliveries:
@@ -362,30 +383,8 @@ def _services(
 ) -> ApiServices:
     settings, store, objects, clock = context.settings, context.store, context.objects, context.clock
     damage_log = context.damage_log
-    upload = Upload(
-        files=store,
-        objects=objects,
-        clock=clock,
-        random=context.random,
-        owner=context.owner,
-        lease_seconds=settings.lease_seconds,
-        retention_seconds=settings.file_retention_seconds,
-        max_bytes=settings.max_file_bytes,
-    )
-    creator = BatchCreator(
-        store=store,
-        objects=objects,
-        validator=validator,
-        clock=clock,
-        random=context.random,
-        owner=context.owner,
-        lease_seconds=settings.lease_seconds,
-        window_seconds=settings.completion_window_seconds,
-        limits=settings.input_limits,
-        catalog=settings.catalog,
-        tariff=settings.tariff,
-        on_work_available=on_work_available,
-    )
+    upload = _new_upload(context)
+    creator = _new_creator(context, validator=validator, on_work_available=on_work_available)
     storage_quota = StorageQuota(settings.storage_limits, files=store)
     results = ResultReader(store=store, objects=objects, clock=clock, damage_log=damage_log)
     return ApiServices(
@@ -424,25 +423,62 @@ def _services(
         progress_reader=ProgressReader(batches=store, workers=workers, catalog=settings.catalog, clock=clock),
         load_history=LoadHistory(workers=workers, clock=clock),
         upstreams_reader=UpstreamsReader(workers=workers, names=context.upstreams),
-        inference=Inference(
-            upstreams=context.upstreams,
-            catalog=settings.catalog,
-            rules=settings.request_rules,
-            token_limit=context.token_limit,
-            ledger=store,
-            budgets=context.budgets,
-            tariff=settings.tariff,
-            router=context.router,
-            clock=clock,
-            metrics=context.metrics,
-            read_on_seconds=settings.request_timeout_seconds,
-            read_on_bytes=settings.max_answer_bytes,
-        ),
+        inference=_new_inference(context),
         upstreams=context.upstreams,
         on_key_used=on_key_used,
         metrics=context.metrics,
         clock=clock,
         random=context.random,
+    )
+
+
+def _new_upload(context: Context) -> Upload:
+    settings = context.settings
+    return Upload(
+        files=context.store,
+        objects=context.objects,
+        clock=context.clock,
+        random=context.random,
+        owner=context.owner,
+        lease_seconds=settings.lease_seconds,
+        retention_seconds=settings.file_retention_seconds,
+        max_bytes=settings.max_file_bytes,
+    )
+
+
+def _new_creator(context: Context, *, validator: Validator, on_work_available: Callable[[], None]) -> BatchCreator:
+    settings = context.settings
+    return BatchCreator(
+        store=context.store,
+        objects=context.objects,
+        validator=validator,
+        clock=context.clock,
+        random=context.random,
+        owner=context.owner,
+        lease_seconds=settings.lease_seconds,
+        window_seconds=settings.completion_window_seconds,
+        limits=settings.input_limits,
+        catalog=settings.catalog,
+        tariff=settings.tariff,
+        on_work_available=on_work_available,
+    )
+
+
+def _new_inference(context: Context) -> Inference:
+    settings = context.settings
+    return Inference(
+        upstreams=context.upstreams,
+        catalog=settings.catalog,
+        rules=settings.request_rules,
+        token_limit=context.token_limit,
+        ledger=context.store,
+        budgets=context.budgets,
+        tariff=settings.tariff,
+        router=context.router,
+        clock=context.clock,
+        metrics=context.metrics,
+        read_on_seconds=settings.request_timeout_seconds,
+        read_on_bytes=settings.max_answer_bytes,
     )
 
 

@@ -13,13 +13,14 @@ from batchline.api.lists import Lists
 from batchline.api.multipart import Form
 from batchline.api.paging import choice, integer, page
 from batchline.api.responses import json_response
+from batchline.api.services import ApiServices
+from batchline.api.throttle import Throttle
 from batchline.domain.errors import FileNotFound, InvalidRequest, ObjectsDown
 from batchline.domain.ids import canonical_file_id
 from batchline.domain.limits import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
 from batchline.domain.records import BATCH, BATCH_OUTPUT, OTHER_PURPOSES, File, Owner
 from batchline.domain.wire import DeletedFile, FileList, FileObject
-from batchline.pipeline.download import Download
-from batchline.ports import Files, Objects, StoreClock
+from batchline.ports import Files
 
 _MAX_PAGE_ROWS = 10_000
 _STEP_ROWS = 1_000
@@ -33,20 +34,16 @@ log = logging.getLogger(__name__)
 class FileRoutes:
     """Uploads, lists, downloads and deletes the files of a project."""
 
-    def __init__(
-        self,
-        *,
-        auth: Auth,
-        form_upload: FormUpload,
-        download: Download,
-        files: Files,
-        objects: Objects,
-        lists: Lists,
-        clock: StoreClock,
-    ) -> None:
-        self._auth, self._form_upload, self._download = auth, form_upload, download
-        self._files, self._objects = files, objects
-        self._lists, self._clock = lists, clock
+    def __init__(self, services: ApiServices, *, auth: Auth, throttle: Throttle, lists: Lists) -> None:
+        self._auth, self._lists, self._clock = auth, lists, services.clock
+        self._files: Files = services.store
+        self._objects, self._download = services.objects, services.download
+        self._form_upload = FormUpload(
+            throttle=throttle,
+            upload=services.upload,
+            storage_quota=services.storage_quota,
+            max_file_bytes=services.settings.max_file_bytes,
+        )
 
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner_with_funds(request)

@@ -16,7 +16,7 @@ from batchline.api.batches import BatchRoutes
 from batchline.api.check import CheckRoutes
 from batchline.api.cors import Cors
 from batchline.api.files import FileRoutes
-from batchline.api.form_upload import MULTIPART_OVERHEAD_BYTES, FormUpload
+from batchline.api.form_upload import MULTIPART_OVERHEAD_BYTES
 from batchline.api.health import HealthRoutes
 from batchline.api.inference import InferenceRoutes
 from batchline.api.lists import Lists
@@ -202,20 +202,7 @@ def _routes(services: ApiServices) -> list[Route]:
 
 
 def _file_routes(services: ApiServices, auth: Auth, throttle: Throttle, lists: Lists) -> list[Route]:
-    files = FileRoutes(
-        auth=auth,
-        form_upload=FormUpload(
-            throttle=throttle,
-            upload=services.upload,
-            storage_quota=services.storage_quota,
-            max_file_bytes=services.settings.max_file_bytes,
-        ),
-        download=services.download,
-        files=services.store,
-        objects=services.objects,
-        lists=lists,
-        clock=services.clock,
-    )
+    files = FileRoutes(services, auth=auth, throttle=throttle, lists=lists)
     all_files = Methods(GET=files.list, POST=files.create)
     one_file = Methods(GET=files.retrieve, DELETE=files.delete)
     content = Methods(GET=files.content)

@@ -5,7 +5,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from batchline.api.files import FileRoutes
-from batchline.api.form_upload import FormUpload
 from batchline.api.lists import Lists
 from batchline.api.methods import Handler, Methods
 from batchline.api.results import ResultRoutes
@@ -92,20 +91,8 @@ def _batch_routes(
 def _account_routes(
     guard: Guard, services: ApiServices, pages: Pages, auth: SessionAuth, throttle: Throttle
 ) -> list[Route]:
-    files = FileRoutes(
-        auth=auth,
-        form_upload=FormUpload(
-            throttle=throttle,
-            upload=services.upload,
-            storage_quota=services.storage_quota,
-            max_file_bytes=services.settings.max_file_bytes,
-        ),
-        download=services.download,
-        files=services.store,
-        objects=services.objects,
-        lists=Lists(limit=services.settings.max_project_requests),
-        clock=services.clock,
-    )
+    lists = Lists(limit=services.settings.max_project_requests)
+    files = FileRoutes(services, auth=auth, throttle=throttle, lists=lists)
     account = AccountPages(services, pages=pages, files=files)
     return [
         Route("/console/files", Methods(GET=guard.page(account.files))),
