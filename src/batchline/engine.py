@@ -115,7 +115,7 @@ class Context:
 
 
 class BackgroundTask(Protocol):
-    """Something that runs beside the work of a role."""
+    """A task that runs in the background of a role."""
 
     async def run(self) -> None:
         """Run until cancelled."""

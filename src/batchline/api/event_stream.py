@@ -28,6 +28,6 @@ async def first_of(*coroutines: Coroutine[Any, Any, None]) -> int:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client is gone."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

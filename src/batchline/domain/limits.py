@@ -55,7 +55,7 @@ class InputLimits(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def to_repeat(cls, *, size: int, lines: int, endpoint: str, own_shards: Iterable[str]) -> "InputLimits":
-        """Return the limits by which an input file of so many bytes and lines that was valid is read once more.
+        """Return the limits to read a valid input file once more, which has so many bytes and lines.
 
         They do not depend on the settings, which may have changed meanwhile. The models that have shards of their own
         are given.

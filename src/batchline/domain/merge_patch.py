@@ -20,7 +20,7 @@ class MergePatch:
 
     @classmethod
     def parse(cls, document: bytes, *, depth: int = 0) -> Self:
-        """Return the patch that a JSON object describes. Raise ValueError if it is none, or nested too deep."""
+        """Return the patch in a document. Raise ValueError if it is not a JSON object, or nested too deep."""
         if depth > _MAX_DEPTH:
             raise ValueError("nested too deep")
         try:
@@ -37,7 +37,7 @@ class MergePatch:
         return None if text == b"null" else value
 
     def apply(self, document: bytes) -> bytes:
-        """Return a JSON document with the patch merged into it. One that is no object is replaced by one."""
+        """Return a JSON document with the patch merged into it. If it is not an object, it becomes one."""
         fields = _read_object(document) if document.startswith(b"{") else {}
         for name, value in self._fields.items():
             if value is None:

@@ -51,7 +51,7 @@ def split_lines(data: bytes) -> list[bytes]:
 
 
 def index_of(line: bytes) -> int:
-    """Return which line of its batch a result line is about. Raise Damaged if it is none that this service wrote."""
+    """Return which line of its batch a result line is about. Raise Damaged if this service did not write it."""
     found = _INDEX.match(line)
     if found is None:
         raise Damaged("a line without an id")
@@ -67,7 +67,7 @@ def custom_id_of(line: bytes) -> bytes | None:
 
 
 def after_custom_id(line: bytes) -> int:
-    """Return where the answer of a line begins. Raise Damaged if it is none that this service wrote."""
+    """Return where the answer of a line begins. Raise Damaged if this service did not write it."""
     found = _CUSTOM_ID.match(line)
     if found is None:
         raise Damaged("a line without a custom_id")
@@ -75,7 +75,7 @@ def after_custom_id(line: bytes) -> int:
 
 
 def read_result_line(line: bytes) -> ResultLine:
-    """Return what a line says. Raise Damaged if it is none that this service wrote."""
+    """Return what a line says. Raise Damaged if this service did not write it."""
     found = _INDEX.match(line)
     if found is None:
         raise Damaged("a line without an id")

@@ -34,7 +34,7 @@ class Cursor(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the cursor that was written like this, or None if it is none."""
+        """Return the cursor that a text stands for, or None if the text is not a cursor."""
         match = _CURSOR.fullmatch(text)
         return None if match is None else cls(int(match[1], 16), int(match[2], 16))
 
@@ -113,7 +113,7 @@ class ResultOrder(Struct, array_like=True):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Return the order that was stored like this."""
+        """Return the order that ``encode`` made these bytes of."""
         return msgpack.decode(zlib.decompress(data), type=cls)
 
 

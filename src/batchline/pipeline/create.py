@@ -287,7 +287,7 @@ async def find_input_file(files: Files, owner: Owner, request: CreateRequest, *,
 
 
 def missing_object(file: File) -> NotFound:
-    """Return the error of an input file whose bytes are gone."""
+    """Return the error of an input file whose object does not exist."""
     return NotFound(f"Input file object missing: {file.id}", code="file_not_found", param="input_file_id")
 
 

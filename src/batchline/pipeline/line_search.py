@@ -96,7 +96,7 @@ class LineSearch:
         )
 
     async def _numbers(self, file: File, custom_id: str) -> list[int] | None:
-        """Return the numbers of the lines with a custom_id; None if the file is gone. Blank lines do not count (C4)."""
+        """Return the numbers of the lines with a custom_id, without blank ones (C4); None if the file was deleted."""
         pattern, numbers, counted = _pattern_of(custom_id), list[int](), InputLines()
         try:
             if not await self._mentions(file, pattern):

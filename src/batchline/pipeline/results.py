@@ -236,7 +236,7 @@ class _Source(Struct, frozen=True, kw_only=True):
         return parts
 
     def _files(self, found: ResultsSnapshot) -> dict[LineStatus, File]:
-        """Return the files that hold the wanted lines. Raise ResultsUnavailable if one of them is gone."""
+        """Return the files that hold the wanted lines. Raise ResultsUnavailable if one of them was removed."""
         named = {LineStatus.SUCCEEDED: found.batch.output_file_id, LineStatus.FAILED: found.batch.error_file_id}
         files = {}
         for status, file_id in named.items():

@@ -55,7 +55,7 @@ def digests_in_file(
 
 
 class _Sums:
-    """The findings so far about one model."""
+    """The sums so far for one model."""
 
     def __init__(self, sample: "BodySample | None") -> None:
         self._lines = self._input_tokens = self._output_tokens = 0

@@ -33,12 +33,12 @@ class MachineClock(Clock, Protocol):
 
 
 class StoreClock(Clock, Protocol):
-    """The time as the store has it. ``now`` is for times that are written, and is rather late than early."""
+    """The time as the store has it. ``now`` is for times that are written: if it is wrong, it is too late."""
 
     def due(self) -> float:
         """Return the time up to which windows and lifetimes have certainly ended; 0 while the time is in doubt.
 
-        Everything that cannot be undone is decided by it: it is rather early than late.
+        Everything that cannot be undone is decided by it: if it is wrong, it is too early.
         """
 
 

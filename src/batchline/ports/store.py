@@ -531,7 +531,7 @@ class ShardStore(Protocol):
     async def watch_leases(self, *, owner: str, lease: float) -> None:
         """Note that this process can use the store, which it does several times in the length of a lease.
 
-        If no process did so for half a lease, the store was unavailable and nobody could renew. Then no lease ends
+        If no process did so for half a lease, the store was unavailable and no process could renew. Then no lease ends
         before its owner had a whole lease of time to renew it.
         """
 
@@ -834,7 +834,7 @@ class Webhooks(Protocol):
         """
 
     async def end_attempt(self, delivery: Delivery, result: SendResult, *, retry_in: int | None) -> None:
-        """Store what came of an attempt: the event is delivered, due again after a while, or given up.
+        """Store the result of an attempt: the event is delivered, due again after a while, or given up.
 
         A receiver that is gone disables its webhook. A result that comes too late changes nothing.
         """

@@ -9,4 +9,4 @@ class EventSender(Protocol):
     """Sends events to their receivers."""
 
     async def send(self, message: Message) -> SendResult:
-        """Send an event and return what came of it. Nothing is raised."""
+        """Send an event and return the result. A failure is a result too, and never an exception."""

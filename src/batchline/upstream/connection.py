@@ -322,7 +322,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _end_reservation(self, reservation: Reservation, outcome: Reply) -> None:
-        """Give the reserved bytes back: at once, or when the last reference to a complete answer is gone.
+        """Give the reserved bytes back: at once, or when the last reference to a complete answer is dropped.
 
         A complete answer may have to wait until it is recorded, and more answers must not fill the memory meanwhile.
         """

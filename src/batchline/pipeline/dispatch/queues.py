@@ -45,7 +45,7 @@ class ReadyQueue:
         return Counter() if queue is None else queue.count_untried()
 
     def add(self, job: Job, *, first: bool = False) -> None:
-        """Add a job after those of its project, model and deadline, or before them if it shall be ``first``."""
+        """Add a job after those of its project, model and deadline, or before them with ``first``."""
         project_id = job.batch.project_id
         queue = self._queues.get(project_id)
         if queue is None:
