@@ -19,6 +19,13 @@ def test_the_script_of_each_shell_is_printed(shell: str, word: str) -> None:
     assert "_BATCHLINE_COMPLETE" in result.stdout
 
 
+def test_the_help_has_the_command_of_each_shell_on_a_line_of_its_own() -> None:
+    result = CliRunner().invoke(main, ["completion", "--help"])
+    commands = [line.split(maxsplit=1) for line in result.stdout.splitlines() if ">" in line]
+    assert [shell for shell, _ in commands] == ["bash", "zsh", "fish"]
+    assert commands[0][1] == """echo 'eval "$(batchline completion bash)"' >> ~/.bashrc"""
+
+
 def test_the_program_answers_the_script() -> None:
     """It lists the commands that begin with what was typed."""
     environment = os.environ | {"_BATCHLINE_COMPLETE": "bash_complete", "COMP_WORDS": "batchline re", "COMP_CWORD": "1"}

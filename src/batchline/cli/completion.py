@@ -7,18 +7,20 @@ from batchline.cli.help import Command
 from batchline.cli.output import exit_codes
 
 _VARIABLE = "_BATCHLINE_COMPLETE"
+_HELP = """Print the script that completes `batchline` in a shell.
+
+\b
+bash  echo 'eval "$(batchline completion bash)"' >> ~/.bashrc
+zsh   echo 'eval "$(batchline completion zsh)"' >> ~/.zshrc
+fish  batchline completion fish > ~/.config/fish/completions/batchline.fish
+"""
+"""Click does not join the lines of a paragraph that begins with a backspace character."""
 
 
-@click.command(cls=Command, epilog=exit_codes("0", "2"))
+@click.command(cls=Command, help=_HELP, epilog=exit_codes("0", "2"))
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")), metavar="[bash|zsh|fish]")
 def completion(*, shell: str) -> None:
-    r"""Print the script that completes `batchline` in a shell.
-
-    \b
-    bash  echo 'eval "$(batchline completion bash)"' >> ~/.bashrc
-    zsh   echo 'eval "$(batchline completion zsh)"' >> ~/.zshrc
-    fish  batchline completion fish > ~/.config/fish/completions/batchline.fish
-    """
+    """Print the script that completes `batchline` in a shell."""
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"there is no completion for {shell}")
