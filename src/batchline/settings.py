@@ -132,7 +132,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="BATCHLINE_", env_ignore_empty=True, extra="forbid", frozen=True)
 
-    config: Path | None = Field(default=None, description="TOML file with settings, under the names in this list.")
+    config: Path | None = Field(default=None, description="TOML file with settings, such as port = 8000.")
     host: str = Field(
         default="127.0.0.1", description="Address to listen on; the default is reachable only from this machine."
     )
