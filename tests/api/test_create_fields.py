@@ -55,7 +55,7 @@ def test_a_limit_of_the_cost_may_have_any_exponent(number: bytes) -> None:
 
 
 @pytest.mark.parametrize("given", [None, {}, {"hold": False}, {"hold": True}, {"reuse": True, "hold": True}])
-def test_what_batchline_may_contain(api: Api, file_id: str, given: Any) -> None:
+def test_valid_options_of_a_create_are_accepted(api: Api, file_id: str, given: Any) -> None:
     batch = api.create(input_file_id=file_id, endpoint=CHAT, batchline=given).json
     assert batch["status"] == "in_progress"
     assert "hold" not in batch

@@ -124,6 +124,6 @@ def test_an_upstream_that_is_gone_or_silent_is_told_apart(
     assert api.call("GET", "/v1/models").status == 502
 
 
-def test_no_upstream_no_models(shared: Callable[..., Api]) -> None:
+def test_without_an_upstream_the_list_is_empty(shared: Callable[..., Api]) -> None:
     """E3"""
     assert shared(mocked=False).call("GET", "/v1/models").json == {"object": "list", "data": []}

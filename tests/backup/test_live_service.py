@@ -58,7 +58,7 @@ def test_every_backup_holds_whole_what_was_finished(tmp_path: Path, original: Or
 
 
 @pytest.mark.proof
-def test_many_backups_under_load(tmp_path: Path, mock: Mock) -> None:
+def test_every_backup_under_load_is_whole(tmp_path: Path, mock: Mock) -> None:
     """C12: each of twelve backups is whole, and the last one can be served."""
     original = backed_up_and_killed(tmp_path, mock.url, backups=12)
     test_every_backup_holds_whole_what_was_finished(tmp_path / "many", original)

@@ -175,7 +175,7 @@ def test_an_object_can_be_had_as_a_file(tell: Tell) -> None:
 
 @pytest.mark.parametrize("start", [0, 1, 262_143, 262_144, 262_145, 599_999])
 @pytest.mark.parametrize("length", [0, 1, 262_144, 300_000, 600_000])
-def test_ranges(tell: Tell, start: int, length: int) -> None:
+def test_any_range_can_be_read(tell: Tell, start: int, length: int) -> None:
     """B7: any range can be read, at once or as a stream; it ends with the object."""
     data = bytes(range(250)) * 2400
 
@@ -271,7 +271,7 @@ def test_delete_all_takes_what_is_below_and_nothing_else(tell: Tell) -> None:
     tell(story)
 
 
-def test_writers_at_once(tell: Tell) -> None:
+def test_puts_succeed_while_others_are_deleted(tell: Tell) -> None:
     """Many puts below one new prefix all succeed while others are deleted."""
 
     async def story(objects: Objects) -> None:

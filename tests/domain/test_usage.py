@@ -14,7 +14,7 @@ def body(**usage: object) -> bytes:
     return json.dumps({"id": "x", "choices": [], "usage": usage}).encode()
 
 
-def test_what_an_answer_reports() -> None:
+def test_the_usage_of_an_answer_is_read_with_its_details() -> None:
     """Input, output and the details that some servers give."""
     answer = body(
         prompt_tokens=12,

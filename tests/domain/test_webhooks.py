@@ -60,7 +60,7 @@ def test_every_end_of_a_batch_has_an_event_with_an_id_of_its_own() -> None:
 
 
 @pytest.mark.rule("G10", "A delivery that failed is tried again after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 24 h.")
-def test_the_waits_between_attempts() -> None:
+def test_a_failed_delivery_is_retried_seven_times() -> None:
     minute, hour = 60, 3600
     assert list(RETRY_SECONDS) == [5, 5 * minute, 30 * minute, 2 * hour, 5 * hour, 10 * hour, 24 * hour]
 

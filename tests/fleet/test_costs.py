@@ -85,7 +85,9 @@ def test_a_transaction_costs_the_same_with_more_workers_and_a_line_with_more_sto
     assert with_filled.microseconds / with_four.microseconds < _FLAT
 
 
-def test_a_pooler_in_transaction_mode(tmp_path: Path, durable_postgres: Postgres, seaweed: Seaweed, mock: Mock) -> None:
+def test_the_whole_trip_works_through_a_pooler_in_transaction_mode(
+    tmp_path: Path, durable_postgres: Postgres, seaweed: Seaweed, mock: Mock
+) -> None:
     """F2: the whole trip through PgBouncer with BATCHLINE_DATABASE_POOLER on, beside a direct connection."""
     costs = {}
     roles = ("api", "worker", "worker")

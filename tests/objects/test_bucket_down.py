@@ -153,7 +153,9 @@ async def test_a_store_that_dies_under_an_upload(
 
 
 @pytest.mark.parametrize("wrong", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
-async def test_wrong_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+async def test_wrong_credentials_are_reported_without_secrets(
+    bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
     """F5: the error of the check names the settings to look at, and holds no secret."""
     monkeypatch.setenv(wrong, "guessed")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-somebody")
@@ -167,7 +169,9 @@ async def test_wrong_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: p
             assert not any(secret in message for secret in (KEY, SECRET, "guessed", "token-of-somebody"))
 
 
-async def test_no_credentials(bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_credentials_are_reported(
+    bucket: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F5: if neither the environment nor the machine has credentials, the error says so."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")

@@ -113,7 +113,7 @@ def test_method_is_post(bench: Bench, bad: object) -> None:
 
 
 @pytest.mark.parametrize("good", ["post", "Post", "pOsT"])
-def test_method_in_any_case(bench: Bench, good: str) -> None:
+def test_the_case_of_the_method_does_not_matter(bench: Bench, good: str) -> None:
     """C5."""
     assert len(bench.kept(line(method=good))) == 1
 
@@ -273,7 +273,7 @@ def test_a_file_too_large_is_not_read(bench: Bench) -> None:
 
 
 @pytest.mark.rule("C14", "Every limit is a setting, and noticed at the first line beyond.")
-def test_too_many_lines(bench: Bench) -> None:
+def test_too_many_lines_are_noticed_at_the_first_beyond(bench: Bench) -> None:
     """C2, C4, C14: noticed at the first line beyond the limit; blank lines are not counted; earlier faults first."""
     limits = InputLimits(max_lines=2)
     message = ("Input file exceeds maximum of 2 lines", None)

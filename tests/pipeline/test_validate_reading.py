@@ -25,7 +25,7 @@ def test_numbers_count_physical_lines(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\n\n", b"\r\n\r\n"])
-def test_line_ends(bench: Bench, end: bytes) -> None:
+def test_lines_end_with_lf_or_cr_lf(bench: Bench, end: bytes) -> None:
     """C4: LF, CR LF, or none at the end."""
     separator = end[: len(end) // 2] if len(end) > 2 else (end or b"\n")
     verdict = bench.validate(separator.join([line("0"), line("1")]) + end)
@@ -74,7 +74,7 @@ def test_after_a_line_too_long_the_next_is_read(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("size", [262_141, 262_142, 262_143, 262_144, 262_145, 262_146])
-def test_lines_across_reads(bench: Bench, size: int) -> None:
+def test_a_line_may_span_several_reads(bench: Bench, size: int) -> None:
     """C4: a line is the same wherever the reads of the file fall."""
     lines = [padded(size, "0"), padded(size, "1"), padded(700_000, "2"), padded(200, "3")]
     kept = bench.kept(BOM + lines[0] + b"\r", lines[1] + b"\r", *lines[2:])

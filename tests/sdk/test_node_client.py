@@ -13,7 +13,7 @@ _NODE = Path(__file__).parents[1] / "node"
 
 
 @pytest.mark.node
-def test_the_whole_trip(tmp_path: Path) -> None:
+def test_the_node_client_makes_the_whole_trip(tmp_path: Path) -> None:
     """B1, B5 to B8, C7 to C10, C12: upload, create, poll, list, download both files, cancel, delete."""
     with running_mock() as mock, running_service(tmp_path, mock.url) as service:
         trip = subprocess.run(

@@ -136,7 +136,7 @@ def test_cancel(service: Service) -> None:
     assert client.batches.cancel(created.id) == batch
 
 
-def test_credentials_that_are_missing_and_wrong(service: Service) -> None:
+def test_missing_and_wrong_credentials_are_refused(service: Service) -> None:
     """A1, A2: the client's own bearer token is no key of the service."""
     with openai.OpenAI(base_url=service.base_url, api_key="unused", max_retries=0) as stranger:
         with pytest.raises(openai.AuthenticationError, match="Missing authentication headers") as missing:
@@ -209,7 +209,7 @@ def test_iter_lines_sees_the_lines_that_are_there(service: Service) -> None:
     assert good["response"]["body"]["choices"][0]["message"]["content"] == f"scripted answer to: {_BREAKS}"
 
 
-def test_the_async_client(service: Service) -> None:
+def test_the_async_client_runs_several_batches_at_once(service: Service) -> None:
     """B1, C7, C9b, C12: the same trip on the other client, several batches at once."""
 
     async def trip(client: openai.AsyncOpenAI, name: str) -> str:

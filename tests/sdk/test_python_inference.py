@@ -69,7 +69,7 @@ def _text(chunks: list[ChatCompletionChunk]) -> str:
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
 
 
-def test_a_chat(client: openai.OpenAI) -> None:
+def test_a_chat_is_answered_with_its_usage(client: openai.OpenAI) -> None:
     """E1, D7"""
     completion = client.chat.completions.create(model="m", messages=_said(_PROMPT))
     assert completion.choices[0].message.content == _ANSWER
@@ -78,7 +78,7 @@ def test_a_chat(client: openai.OpenAI) -> None:
     assert completion.usage.total_tokens > 0
 
 
-def test_a_streamed_chat(client: openai.OpenAI) -> None:
+def test_a_streamed_chat_is_complete_and_without_usage(client: openai.OpenAI) -> None:
     """E1, D7: the text is complete, and usage that was not asked for is not told."""
     with client.chat.completions.create(model="m", messages=_said(_PROMPT), stream=True) as stream:
         chunks = list(stream)
@@ -88,7 +88,7 @@ def test_a_streamed_chat(client: openai.OpenAI) -> None:
     assert {(chunk.usage, chunk.system_fingerprint) for chunk in chunks} == {(None, None)}
 
 
-def test_a_streamed_chat_that_tells_its_usage(client: openai.OpenAI) -> None:
+def test_a_streamed_chat_reports_usage_if_it_is_asked_for(client: openai.OpenAI) -> None:
     """E1: as its own last chunk, the same as of the whole answer."""
     whole = client.chat.completions.create(model="m", messages=_said(_PROMPT))
     with client.chat.completions.create(
@@ -116,7 +116,7 @@ def test_a_stream_that_breaks_is_an_error_after_its_first_words(client: openai.O
     assert whole != text
 
 
-def test_a_response(client: openai.OpenAI) -> None:
+def test_a_response_is_answered_with_its_usage(client: openai.OpenAI) -> None:
     """E2"""
     response = client.responses.create(model="m", input=_PROMPT)
     assert (response.status, response.output_text) == ("completed", _ANSWER)
@@ -124,7 +124,7 @@ def test_a_response(client: openai.OpenAI) -> None:
     assert response.usage.total_tokens > 0
 
 
-def test_a_streamed_response(client: openai.OpenAI) -> None:
+def test_a_streamed_response_ends_with_the_whole_one(client: openai.OpenAI) -> None:
     """E2"""
     with client.responses.create(model="m", input=_PROMPT, stream=True) as stream:
         events = list(stream)
@@ -133,7 +133,7 @@ def test_a_streamed_response(client: openai.OpenAI) -> None:
     assert events[-1].response.output_text == _ANSWER
 
 
-def test_the_models(client: openai.OpenAI) -> None:
+def test_models_are_listed_and_found_by_their_ids(client: openai.OpenAI) -> None:
     """E3, D6: those of the project, found by their ids, whatever is in them."""
     assert [model.id for model in client.models.list()] == _MODELS
     assert [client.models.retrieve(model).id for model in _MODELS] == _MODELS
@@ -213,7 +213,7 @@ def test_a_wrong_bearer_opens_nothing(service: Service) -> None:
         stranger.models.list()
 
 
-def test_the_async_client(service: Service) -> None:
+def test_the_async_client_makes_all_calls_at_once(service: Service) -> None:
     """E1 to E3: all of it at once on the other client."""
 
     async def chat(client: openai.AsyncOpenAI, text: str) -> None:

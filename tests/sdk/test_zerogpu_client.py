@@ -81,7 +81,7 @@ def _said(text: str) -> list[Any]:
     return [zerogpu.ChatMessage(role="user", content=text)]
 
 
-def test_a_chat(client: Any) -> None:
+def test_a_chat_is_answered_with_its_usage(client: Any) -> None:
     """E1, D7"""
     completion = client.chat.create_chat_completion(model="m", messages=_said(_PROMPT))
     assert completion.choices[0]["message"]["content"] == _ANSWER
@@ -91,7 +91,7 @@ def test_a_chat(client: Any) -> None:
 
 
 @pytest.mark.rule("E2", "Each goes to the upstream that serves its model.")
-def test_a_response(client: Any) -> None:
+def test_a_response_comes_from_the_upstream_of_its_model(client: Any) -> None:
     """E2: handed to the upstream that serves the model, and its answer handed back."""
     response = client.responses.create_response(model="r", input=_PROMPT)
     assert response.output[0].content[0].text == f"/v1/responses r: {_PROMPT}"
@@ -104,7 +104,7 @@ def test_metadata_reaches_the_model(client: Any) -> None:
     assert response.metadata == {"usecase": "pii"}
 
 
-def test_the_async_client(service: Service) -> None:
+def test_the_async_client_gets_the_same_answers(service: Service) -> None:
     """E1, E2"""
 
     async def calls() -> None:
@@ -128,7 +128,7 @@ def test_the_async_client(service: Service) -> None:
         ({"api_key": ""}, zerogpu.UnauthorizedError, "Missing authentication headers"),
     ],
 )
-def test_credentials_that_are_missing_and_wrong(
+def test_missing_and_wrong_credentials_are_refused(
     service: Service, changed: dict[str, str], kind: type[ApiError], message: str
 ) -> None:
     """A1, A2, A6: as its own exceptions, with the envelope in them."""
@@ -151,7 +151,7 @@ def test_credentials_that_are_missing_and_wrong(
         ("m", "[[status=500]]", 502, "upstream_error"),
     ],
 )
-def test_refusals(client: Any, model: str, prompt: str, status: int, code: str) -> None:
+def test_a_refusal_has_its_status_and_code(client: Any, model: str, prompt: str, status: int, code: str) -> None:
     """A6, D6, E2"""
     with pytest.raises(ApiError) as refused:
         client.chat.create_chat_completion(model=model, messages=_said(prompt), request_options={"max_retries": 0})

@@ -108,7 +108,7 @@ def kind_of(reply: Reply) -> FaultKind | None:
     ("base", "target"),
     [("/v1", PATH), ("/v1/", PATH), ("/x/v1", "/x" + PATH), ("/a b/v1", "/a%20b" + PATH), ("", PATH)],
 )
-def test_what_is_sent(run: Run, base: str, target: str) -> None:
+def test_the_body_is_sent_unchanged_below_the_base_url(run: Run, base: str, target: str) -> None:
     """D1: the unchanged body, to the path below the base URL, with exactly these headers."""
     seen: list[bytes] = []
 

@@ -81,7 +81,7 @@ async def reply(upstream: HttpUpstream) -> Reply:
         return answered
 
 
-def test_what_is_sent(run: Run) -> None:
+def test_a_stream_accepts_events_and_a_get_accepts_json(run: Run) -> None:
     """E1: a stream is a post that accepts events; a GET accepts JSON and has no Content-Type."""
     seen: list[bytes] = []
 

@@ -297,7 +297,9 @@ async def test_an_unavailable_server_is_a_fault() -> None:
         ([user("1234"), user([{"type": "text", "text": None}]), user(7), user([7])], 1 + 16),
     ],
 )
-async def test_the_estimate(messages: list[dict[str, Any]], tokens: int) -> None:
+async def test_the_estimate_is_a_token_for_four_bytes_and_four_for_a_message(
+    messages: list[dict[str, Any]], tokens: int
+) -> None:
     """D6: a token for every four bytes of UTF-8 of all texts, rounded up once, and four for each message."""
     assert await counts(CountingServer(lambda _path, _document: NOT_FOUND), chat(*messages)) == [tokens]
 
