@@ -29,6 +29,7 @@ CHAT = "/v1/chat/completions"
 MESSAGES = b'[{"role":"system","content":"A"},{"role":"user","content":"Hi"}]'
 HI = b'{"model":"m","messages":' + MESSAGES + b',"max_tokens":1}'
 LONG = b'{"model":"m","messages":' + MESSAGES + b',"max_tokens":1500,"ignore_eos":true}'
+CANNOT_START = "the embedded model cannot be started; the log of the service says why"
 pytestmark = pytest.mark.anyio
 WEIGHTS = find_weights(cache=Path()) or Path("make setup installs it")
 
@@ -201,15 +202,20 @@ async def test_a_damaged_file_is_logged_once_and_tried_again_later(
             refused = await upstream.post(CHAT, HI)
             assert isinstance(refused, Fault)
             assert refused.kind is FaultKind.REFUSED
-            assert refused.detail.endswith("model.gguf cannot be loaded. If it is damaged, remove it and start again.")
+            assert refused.detail == CANNOT_START
         path.unlink()
         path.symlink_to(WEIGHTS)
         clock.seconds += 3.9
         assert await upstream.post(CHAT, HI) == refused
         clock.seconds += 0.1
         assert is_answer(await upstream.post(CHAT, HI))
-    assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
+    (reason,) = logged_reasons(caplog)
+    assert reason.endswith("model.gguf cannot be loaded. If it is damaged, remove it and start again.")
     assert pids.own() == []
+
+
+def logged_reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [vars(record)["reason"] for record in caplog.records if record.levelno == logging.ERROR]
 
 
 @contextmanager
@@ -239,16 +245,18 @@ never_works = pytest.mark.parametrize(
 
 
 @never_works
-async def test_a_refusal_says_why_it_cannot_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+async def test_the_log_says_why_it_cannot_start_and_a_refusal_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, script: str, words: str
 ) -> None:
-    """F2: the message names the cause and the remedy."""
+    """F2: the log names the cause and the remedy. A refusal reaches clients, and the cause may name a file."""
     with instead_of_python(tmp_path, monkeypatch, script):
         async with opened() as upstream:
             refused = await upstream.post(CHAT, HI)
     assert isinstance(refused, Fault)
     assert refused.kind is FaultKind.REFUSED
-    assert words in refused.detail
+    assert refused.detail == CANNOT_START
+    (reason,) = logged_reasons(caplog)
+    assert words in reason
 
 
 @never_works
@@ -283,11 +291,14 @@ class LeapingClock(ManualClock):
         return self.seconds
 
 
-async def test_a_process_that_never_serves_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_never_serves_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """F2: callers wait for two minutes at most, and the process is ended."""
     pid_file = tmp_path / "pid"
     with instead_of_python(tmp_path, monkeypatch, f"echo $$ > {pid_file}; exec sleep 1000"):
         async with opened(clock=LeapingClock()) as upstream:
             refused = await upstream.post(CHAT, HI)
-    assert refused == Fault(kind=FaultKind.REFUSED, detail="The embedded model did not start within 120 s")
+    assert refused == Fault(kind=FaultKind.REFUSED, detail=CANNOT_START)
+    assert logged_reasons(caplog) == ["The embedded model did not start within 120 s"]
     assert not pid_file.exists() or not psutil.pid_exists(int(pid_file.read_text() or "0"))

@@ -33,6 +33,10 @@ _EXIT_SECONDS = 1.0
 _SECRET_BYTES = 32
 _NOT_STARTED = Fault(kind=FaultKind.REFUSED, detail="the embedded model has not been started")
 _CLOSED = Fault(kind=FaultKind.REFUSED, detail="the embedded model was ended")
+# Clients see this text in the error of a line. The reason names a file of the machine, so only the log has it.
+_CANNOT_START = Fault(
+    kind=FaultKind.REFUSED, detail="the embedded model cannot be started; the log of the service says why"
+)
 
 
 class EmbeddedUpstream:
@@ -66,6 +70,7 @@ class EmbeddedUpstream:
         self._secret = ""
         self._server: HttpUpstream | None = None
         self._refusal = _NOT_STARTED
+        self._logged_reason = ""
         self._restart_seconds = 0.0
         self._restart_at = 0.0
         self._closed = False
@@ -147,7 +152,7 @@ class EmbeddedUpstream:
         # If the caller is cancelled while it waits here, the next caller waits for the same process.
         url = await self._process.url(clock=self._clock)
         log.info("the embedded model serves", extra={"pid": self._process.pid})
-        self._restart_seconds, self._refusal = 0.0, _NOT_STARTED
+        self._restart_seconds, self._refusal, self._logged_reason = 0.0, _NOT_STARTED, ""
         return HttpUpstream(
             url,
             api_key=self._secret,
@@ -171,7 +176,7 @@ class EmbeddedUpstream:
         self._restart_at = self._clock.steady() + self._restart_seconds
         if self._closed:
             return
-        if reason != self._refusal.detail:
+        if reason != self._logged_reason:
             extra = {"reason": reason, "retry_in": self._restart_seconds}
             log.error("the embedded model cannot be started, refusing requests until the next try", extra=extra)
-        self._refusal = Fault(kind=FaultKind.REFUSED, detail=reason)
+        self._refusal, self._logged_reason = _CANNOT_START, reason
