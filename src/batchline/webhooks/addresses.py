@@ -34,7 +34,8 @@ def refusal_of(address: str, *, tls: bool, allows_loopback: bool, allows_private
 
 def _is_public(address: Address) -> bool:
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
-        return False
+        # A translator (NAT64) sends it on to the IPv4 address in it, which is one of the meanings and decides.
+        return address in _NAT64
     return address.is_global and not address.is_reserved and address not in _METADATA
 
 
