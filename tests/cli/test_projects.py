@@ -1,8 +1,11 @@
 """F3, G8: projects are deleted and given budgets from the command line."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -44,6 +47,22 @@ def test_a_project_is_not_deleted_by_accident(shell: Shell) -> None:
     assert shell.json("projects", "list") == []
     assert shell.json("keys", "list") == []
     assert "There is no project 'search'" in shell.refusal("projects", "delete", "search", "--yes")[1]
+
+
+@pytest.mark.rule("F4", "Ctrl-C at a question ends a command with 130.")
+def test_ctrl_c_at_a_question_is_130_and_changes_nothing(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.json("keys", "create", "--project", "search")
+
+    def interrupt(_: str) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+        patch.setattr(click.termui, "visible_prompt_func", interrupt)
+        with pytest.raises(SystemExit) as ended:
+            main(["projects", "delete", "search", "--data-dir", str(shell.folder)])
+    assert ended.value.code == 130
+    assert [project["name"] for project in shell.json("projects", "list")] == ["search"]
 
 
 def test_an_organization_is_deleted_after_its_projects_and_its_balance(shell: Shell) -> None:

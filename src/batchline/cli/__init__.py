@@ -53,8 +53,12 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            click.echo(err=True)  # the line on which the terminal shows ^C ends
-            raise click.exceptions.Exit(_INTERRUPTED) from None
+            raise _interrupted() from None
+        except click.Abort as abort:
+            # A question of click ends in this way at Ctrl-C, and at the end of stdin.
+            if isinstance(abort.__context__, KeyboardInterrupt):
+                raise _interrupted() from None
+            raise
         except BrokenPipeError:
             raise  # the reader of stdout has gone, which click knows how to end with
         except OSError as error:
@@ -80,6 +84,12 @@ class _LazyGroup(click.Group):
                         if command is not None
                     ]
                 )
+
+
+def _interrupted() -> click.exceptions.Exit:
+    """Return the end of a command at Ctrl-C, after the line on which the terminal shows ^C was ended."""
+    click.echo(err=True)
+    return click.exceptions.Exit(_INTERRUPTED)
 
 
 @click.group(name="batchline", cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
