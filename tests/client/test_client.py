@@ -186,6 +186,21 @@ def test_a_download_that_broke_off_goes_on_where_it_was() -> None:
     assert [asked.header("range") for asked in server.asked] == [None, "bytes=5-"]
 
 
+def test_a_download_that_broke_off_behind_its_last_byte_is_whole() -> None:
+    """B7: nothing is left, so the server refuses the range with the size of the file."""
+    cut = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n01234\r\n"
+    refused = b"HTTP/1.1 416 Range Not Satisfiable\r\ncontent-range: bytes */%d\r\ncontent-length: 0\r\n\r\n"
+    with answering(cut, refused % 5, refused % 3) as server:
+        into = BytesIO()
+        with pytest.raises(BrokenOff):
+            _fetch(server, into)
+        _fetch(server, into)
+        assert into.getvalue() == b"01234"
+        with pytest.raises(RequestRefused):
+            _fetch(server, into)
+    assert [asked.header("range") for asked in server.asked] == [None, "bytes=5-", "bytes=5-"]
+
+
 def test_a_server_that_ignores_the_range_gets_the_download_begun_anew() -> None:
     """Its answer is the whole file, and must not be appended to the half that is there."""
     cut = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n01234"

@@ -172,7 +172,19 @@ class Client:
         """
         start = target.tell()
         headers = {"range": f"bytes={start}-"} if start else {}
-        with self._request("GET", f"/v1/files/{quote(file_id, safe='')}/content", headers=headers) as response:
+        path = f"/v1/files/{quote(file_id, safe='')}/content"
+        try:
+            self._download(path, target, headers=headers, on_progress=on_progress)
+        except RequestRefused as error:
+            # Nothing is left to download if the connection broke behind the last byte.
+            if not start or error.status != 416 or error.file_bytes != start:
+                raise
+
+    def _download(
+        self, path: str, target: BinaryIO, *, headers: Mapping[str, str], on_progress: Callable[[int, int], None]
+    ) -> None:
+        start = target.tell()
+        with self._request("GET", path, headers=headers) as response:
             if start and response.status_code != 206:
                 # The server ignored the range: its answer is the whole file.
                 target.seek(0)

@@ -50,6 +50,8 @@ class RequestRefused(ClientError):
         self.code = code
         self.batch_id = headers.get("x-batch-id")
         """The id of the batch that the server recorded as failed, if there is one."""
+        self.file_bytes = _parse_size(headers.get("content-range", ""))
+        """The size of the file, if a range was refused because it begins behind its end."""
         self.retry_after = _parse_seconds(headers.get("retry-after", ""))
 
 
@@ -104,6 +106,12 @@ def _describe(status: int, reason: str, headers: Mapping[str, str]) -> str:
     if 300 <= status < 400 and "location" in headers:
         return f"the server redirects to {headers['location']}; use that address"
     return f"the server answered {status} {reason}".rstrip()
+
+
+def _parse_size(text: str) -> int | None:
+    """Return the size in the Content-Range of an answer with 416, such as ``bytes */100``."""
+    size = text.removeprefix("bytes */")
+    return int(size) if size != text and size.isascii() and size.isdecimal() else None
 
 
 def _parse_seconds(text: str) -> float | None:
