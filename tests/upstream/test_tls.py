@@ -1,7 +1,6 @@
 """The HTTP client over TLS, with a certificate made for the test."""
 
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import uvloop
 
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.upstream.streaming import EventStream
+from tests.support.certificates import context_of, self_signed
 from tests.support.raw_server import BODY, KEY, Peer, answer, client, serving
 
 
@@ -20,19 +20,12 @@ async def answers(peer: Peer) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a self-signed certificate for localhost; its key is in the same folder."""
-    path = tmp_path_factory.mktemp("tls") / "localhost.crt"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(path.with_suffix(".key")), "-out", str(path)]
-    subprocess.run([*command.split(), *names], check=True, capture_output=True)
-    return path
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
 def server_context(certificate: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, certificate.with_suffix(".key"))
-    return context
+    return context_of(certificate)
 
 
 def ask(tls: ssl.SSLContext | None, *, host: str) -> list[Reply]:

@@ -54,7 +54,7 @@ class Client:
         # An encoded answer could not be resumed with a Range, so none is accepted.
         own_headers = {"accept-encoding": "identity", "user-agent": f"batchline/{__version__}"}
         # The environment is not used: a proxy or a .netrc would see or replace the key.
-        self._http = httpx.Client(headers=own_headers | dict(headers), verify=_tls_context(), trust_env=False)
+        self._http = httpx.Client(headers=own_headers | dict(headers), verify=tls_context(), trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -270,13 +270,13 @@ def is_batchline(url: str, *, timeout: float) -> bool:
 
 def _health(url: str, *, timeout: float) -> httpx.Response | None:
     try:
-        return httpx.get(f"{url}/healthz", timeout=timeout, verify=_tls_context(), trust_env=False)
+        return httpx.get(f"{url}/healthz", timeout=timeout, verify=tls_context(), trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
 
 
 @cache
-def _tls_context() -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
     """Return a context that trusts the certificates of this system, a company's own included, and not httpx's."""
     return ssl.create_default_context()
 

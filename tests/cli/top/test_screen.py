@@ -1,11 +1,19 @@
 """`batchline top`: what runs over all projects."""
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 from click.testing import CliRunner
 
 from batchline.cli import main
+from tests.support.certificates import context_of, self_signed
 from tests.support.command_line import Shell
 from tests.support.scripted_server import answering, reply
 from tests.support.service import Service, chat_lines, submit
@@ -44,3 +52,42 @@ def test_a_url_of_something_else_is_refused_in_words(tmp_path: Path) -> None:
         result = shell.call("top", "--url", server.url)
     assert result.exit_code == 1
     assert "is not a batchline service" in " ".join(result.stderr.split())
+
+
+class _Metrics(BaseHTTPRequestHandler):
+    """Answers as /metrics of a service with one upstream does."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'batchline_lines_in_flight{upstream="private"} 7\n')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def _metrics_over_tls(certificate: Path) -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Metrics) as server:
+        server.socket = context_of(certificate).wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"https://localhost:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_certificate_that_the_system_trusts_is_trusted(tmp_path: Path) -> None:
+    """As the other commands do. A company signs the certificates of its services itself."""
+    Shell(tmp_path / "data").text("keys", "create")
+    certificate = self_signed(tmp_path)
+    with _metrics_over_tls(certificate) as url:
+        shown = subprocess.run(
+            [sys.executable, "-m", "batchline", "top", "--url", url, "--json", "--data-dir", str(tmp_path / "data")],
+            env=os.environ | {"SSL_CERT_FILE": str(certificate)},
+            check=True,
+            capture_output=True,
+        )
+    assert b'"private"' in shown.stdout

@@ -23,6 +23,7 @@ from batchline.cli.store import now, require_store
 from batchline.cli.text import format_age, format_count, format_rate, format_size
 from batchline.cli.top.metrics import ScrapedUpstream, ServiceState, read_metrics
 from batchline.cli.views import bar_text, console, show, table
+from batchline.client.client import tls_context
 from batchline.client.models import Counts
 from batchline.domain.errors import StoreDown
 from batchline.domain.records import Batch, Project
@@ -101,7 +102,7 @@ async def _metrics(url: str, settings: Settings) -> ServiceState | None:
     token = settings.admin_token
     headers = {} if token is None else {"authorization": f"Bearer {token.get_secret_value()}"}
     try:
-        async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_SECONDS) as client:
+        async with httpx.AsyncClient(verify=tls_context(), trust_env=False, timeout=_TIMEOUT_SECONDS) as client:
             answer = await client.get(f"{url.rstrip('/').removesuffix('/v1')}/metrics", headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
