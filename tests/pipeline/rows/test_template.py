@@ -1,5 +1,8 @@
 """Prompts with columns in braces."""
 
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
 import pytest
 
 from batchline.pipeline.rows.fault import RowsFault
@@ -39,4 +42,17 @@ def test_a_missing_column_is_named_with_those_that_exist() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [("a", "a"), (None, ""), (True, "true"), ([1, "b"], '[1,"b"]')])
 def test_values_that_are_no_text_are_json(value: object, text: str) -> None:
+    assert as_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (date(2026, 1, 2), "2026-01-02"),
+        (datetime(2026, 1, 2, 3, 4, tzinfo=UTC), "2026-01-02T03:04:00Z"),
+        (Decimal("1.50"), "1.50"),
+    ],
+)
+def test_values_that_json_has_as_texts_have_no_quotes(value: object, text: str) -> None:
+    """A Parquet file has dates and decimals."""
     assert as_text(value) == text

@@ -5,6 +5,7 @@ from string import Formatter
 from typing import Any
 
 from msgspec import Struct
+from msgspec.json import decode as decode_json
 from msgspec.json import encode as encode_json
 
 from batchline.pipeline.rows.fault import RowsFault
@@ -52,7 +53,11 @@ def parse_template(label: str, text: str) -> Template:
 
 
 def as_text(value: Any) -> str:
-    """Return a value of a row as text: a text as it is, nothing as an empty text, anything else as JSON."""
-    if isinstance(value, str):
-        return value
-    return "" if value is None else encode_json(value).decode()
+    """Return a value of a row as text: a text as it is, nothing as an empty text, anything else as JSON.
+
+    A value that is a text in JSON, such as a date, is written without the quotes.
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    text = encode_json(value)
+    return decode_json(text, type=str) if text.startswith(b'"') else text.decode()
