@@ -14,7 +14,7 @@ from batchline.domain.progress import BUCKET_SECONDS, KEPT_SECONDS, Eta, LineErr
 from batchline.domain.records import Batch
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.domain.wait_text import any_wait, describe_wait
-from batchline.domain.waiting import HeldWait, Wait
+from batchline.domain.waiting import HeldWait, Wait, stops_all_lines
 from batchline.pipeline.load_history import BatchSample
 
 BAR_WIDTH = 1000
@@ -102,7 +102,7 @@ class BatchViews:
         chart, peak = _chart(progress.samples, now=now) if view.active else ([], 0.0)
         return BatchView(
             **{name: getattr(view, name) for name in _OF_BATCH},
-            rate=progress.rate,
+            rate=0.0 if stops_all_lines(activity.waiting_for) else progress.rate,
             eta=progress.eta,
             in_flight=activity.in_flight,
             concurrency=activity.concurrency,

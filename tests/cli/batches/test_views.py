@@ -52,12 +52,13 @@ def test_a_wide_terminal_shows_more() -> None:
 
 
 @pytest.mark.parametrize("reason", ["upstream_paused", "storage", "held"])
-def test_no_end_is_estimated_while_paused(reason: str) -> None:
+def test_no_rate_is_shown_and_no_end_is_estimated_while_paused(reason: str) -> None:
     paused = _state(AnyWait(reason=reason, upstream="default", detail="refused"))
     row = _drawn(batch_table([paused], width=80))[1]
     assert row.split()[2] == ("held" if reason == "held" else "paused")
     assert row.split()[-1] == "-"
-    assert not any("left" in line for line in _drawn(detail_view(paused)))
+    assert _drawn(batch_table([paused], width=140), width=140)[1].split()[-2] == "-"
+    assert not any("left" in line or "/s" in line for line in _drawn(detail_view(paused)))
 
 
 def test_everything_about_a_batch_fits_80_columns_and_is_inert() -> None:

@@ -46,11 +46,19 @@ class BatchState(Struct, frozen=True, kw_only=True):
         return self.progress.waiting_for if self.batch.status in _RUNNING else None
 
     @property
+    def is_paused(self) -> bool:
+        """Whether no line can run until something outside the batch changes."""
+        return self.waits_for is not None and is_pause(self.waits_for)
+
+    @property
+    def rate(self) -> float:
+        """The lines per second over the last minute; 0 while paused, because the lines of that minute say nothing."""
+        return 0.0 if self.is_paused or self.batch.is_terminal else self.progress.rate
+
+    @property
     def seconds_left(self) -> int | None:
         """The estimated time left, or None if it cannot be estimated."""
-        if self.waits_for is not None and is_pause(self.waits_for):
-            return None
-        return None if self.progress.eta is None else self.progress.eta.seconds
+        return None if self.is_paused or self.progress.eta is None else self.progress.eta.seconds
 
 
 def states_of(client: Client, batches: Iterable[Raw]) -> list[BatchState]:
@@ -90,15 +98,14 @@ def _cells(state: BatchState) -> list[Text | str]:
 
 def _shown_status(state: BatchState) -> str:
     """Return the status, or why no line of the batch can run."""
-    waits = state.waits_for
-    if waits is None or not is_pause(waits):
+    if state.waits_for is None or not state.is_paused:
         return state.batch.status
-    return "held" if is_held(waits) else "paused"
+    return "held" if is_held(state.waits_for) else "paused"
 
 
 def _wide_cells(state: BatchState) -> list[Text | str]:
-    rate = state.progress.rate
-    return [format_count(state.batch.request_counts.total), format_rate(rate) if rate else "-", name_of(state.batch)]
+    rate = format_rate(state.rate) if state.rate else "-"
+    return [format_count(state.batch.request_counts.total), rate, name_of(state.batch)]
 
 
 def name_of(batch: RemoteBatch) -> str:
@@ -160,7 +167,8 @@ def _facts(state: BatchState) -> Iterator[tuple[str, Text | str]]:
 
 def _pace(state: BatchState) -> str:
     progress = state.progress
-    parts = [f"{format_rate(progress.rate)} over the last minute, {counted(progress.in_flight, 'line')} in flight"]
+    in_flight = f"{counted(progress.in_flight, 'line')} in flight"
+    parts = [in_flight if state.is_paused else f"{format_rate(state.rate)} over the last minute, {in_flight}"]
     if state.seconds_left is not None and progress.eta is not None:
         low, high = format_duration(progress.eta.low), format_duration(progress.eta.high)
         parts.append(f"about {format_duration(progress.eta.seconds)} left ({low} to {high})")

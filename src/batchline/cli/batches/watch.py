@@ -111,8 +111,8 @@ def _text_line(state: BatchState) -> str:
     parts = [batch.id, batch.status, f"{format_count(counts.done)}/{format_count(counts.total)}"]
     if counts.failed:
         parts.append(f"{format_count(counts.failed)} failed")
-    if state.progress.rate and not batch.is_terminal:
-        parts.append(format_rate(state.progress.rate))
+    if state.rate:
+        parts.append(format_rate(state.rate))
     if waits is not None:
         parts.append(describe_wait(waits))
     return printable("  ".join(parts))
