@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from batchline import app
 from batchline.cli import main
-from batchline.cli.roles import _show_download, run_role
+from batchline.cli.roles import Progress, run_role
 
 # A role runs in the process of the tests here.
 pytestmark = pytest.mark.usefixtures("restored_process")
@@ -48,9 +48,18 @@ def test_a_failed_start_is_an_error_of_the_command_line(monkeypatch: pytest.Monk
         run_role("serve", {"data_dir": str(tmp_path)})
 
 
-def test_a_download_is_shown_on_a_terminal_with_its_name_and_size(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_download_is_shown_on_a_terminal_and_its_line_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    _show_download("the classifier's vocabulary", 400_000, 731_778)
-    assert capsys.readouterr().err == "\rDownloading the classifier's vocabulary (only once): 0.4 of 0.7 MB"
+    async def download(_: object, progress: Progress) -> None:
+        for done in (400_000, 731_778):
+            progress("the classifier's vocabulary", done, 731_778)
+        click.echo("the service starts", err=True)
+
+    monkeypatch.setattr(app, "serve", download)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    run_role("serve", {"data_dir": str(tmp_path)})
+    shown = [
+        f"\rDownloading the classifier's vocabulary (only once): {size} of 732 KB" for size in ("400 KB", "732 KB")
+    ]
+    assert capsys.readouterr().err == f"{''.join(shown)}\nthe service starts\n"

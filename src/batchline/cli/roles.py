@@ -1,7 +1,7 @@
 """``batchline serve``, ``api`` and ``worker``: the commands that run the service until it gets a signal to stop."""
 
-import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import click
@@ -9,6 +9,7 @@ import click
 from batchline.cli.help import Command
 from batchline.cli.loading import load_settings
 from batchline.cli.options import settings_options
+from batchline.cli.output import byte_progress
 from batchline.settings import Settings
 
 FOLDER_TAKEN = 75
@@ -61,15 +62,26 @@ def run_role(name: str, flags: dict[str, Any], *, progress: Progress | None = No
     role: Role = getattr(app, name)
     try:
         app.configure_logs(level=settings.log_level, form=settings.log_format)
-        app.run(role(settings, progress or _show_download))
+        with _download_progress() as show:
+            app.run(role(settings, progress or show))
     except app.FolderTaken as error:
         raise _FolderTaken(str(error)) from None
     except app.StartupError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _show_download(name: str, done: int, total: int) -> None:
-    """Show a download on a terminal, in one line that is redrawn. The log says it in any case."""
-    if sys.stderr.isatty():
-        text = f"\rDownloading {name} (only once): {done / 1_000_000:.1f} of {total / 1_000_000:.1f} MB"
-        click.echo(text, err=True, nl=done == total)
+@contextmanager
+def _download_progress() -> Iterator[Progress]:
+    """Provide a callback that shows each download on a terminal, in a line of its own. The log has it in any case."""
+    with ExitStack() as lines:
+        shown: dict[str, Callable[[int, int], None]] = {}
+
+        def show(name: str, done: int, total: int) -> None:
+            if name not in shown:
+                shown[name] = lines.enter_context(byte_progress(f"Downloading {name} (only once)"))
+            shown[name](done, total)
+            if done == total:
+                lines.close()
+                shown.clear()
+
+        yield show
