@@ -1,5 +1,6 @@
 """The search for a custom_id: how much one search reads, and where the next one goes on."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -154,3 +155,32 @@ async def _found(data: bytes, custom_id: str) -> list[int]:
 @pytest.mark.parametrize("custom_id", ["\ud83d", "a" * 8192, "\x00"])
 async def test_any_text_can_be_looked_for(custom_id: str) -> None:
     assert await _found(WANTED, custom_id) == []
+
+
+@pytest.mark.rule("D8", "A search for lines does not wait behind many searches of another project.")
+async def test_projects_take_turns() -> None:
+    stored, ended = _Stalled(b"", b""), list[str]()
+    search = _search(stored)
+
+    async def find(project_id: str) -> None:
+        await search.find(project_id, "x", after=None)
+        ended.append(project_id)
+
+    async with asyncio.TaskGroup() as group:
+        for project_id in ("many",) * 6 + ("few",):
+            group.create_task(find(project_id))
+        await asyncio.sleep(0)
+        stored.is_open.set()
+    assert ended.index("few") <= 3
+
+
+class _Stalled(_Stored):
+    """Files that can be read only when ``is_open`` is set."""
+
+    def __init__(self, *inputs: bytes) -> None:
+        super().__init__(*inputs)
+        self.is_open = asyncio.Event()
+
+    async def file(self, project_id: str, file_id: str, *, at: int) -> File | None:
+        await self.is_open.wait()
+        return await super().file(project_id, file_id, at=at)

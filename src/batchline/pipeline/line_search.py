@@ -4,7 +4,6 @@ There is no row per line, so the input files are read, newest batch first. One s
 bytes and of batches; then it says where the next one goes on.
 """
 
-import asyncio
 import re
 
 from msgspec import DecodeError, Struct
@@ -14,6 +13,7 @@ from batchline.domain.errors import ObjectMissing
 from batchline.domain.input_lines import InputLines
 from batchline.domain.records import Batch, File
 from batchline.pipeline.line_reader import read_lines
+from batchline.pipeline.turns import Turns
 from batchline.ports import Batches, Files, Objects, StoreClock
 
 MAX_SEARCHED_BYTES = 64 * 1024 * 1024
@@ -61,14 +61,14 @@ class LineSearch:
 
     def __init__(self, *, files: Files, batches: Batches, objects: Objects, clock: StoreClock) -> None:
         self._files, self._batches, self._objects, self._clock = files, batches, objects, clock
-        self._searches = asyncio.Semaphore(_PARALLEL_SEARCHES)
+        self._turns = Turns(_PARALLEL_SEARCHES)
 
     async def find(self, project_id: str, custom_id: str, *, after: str | None) -> LineSearchResult | None:
         """Search the batches that are older than ``after``, newest first; None if the project has no such batch."""
         page = await self._batches.batches(project_id, after=after, limit=MAX_SEARCHED_BATCHES + 1)
         if page is None:
             return None
-        async with self._searches:
+        async with self._turns.turn(project_id):
             return await self._search(page, custom_id)
 
     async def _search(self, page: list[Batch], custom_id: str) -> LineSearchResult:

@@ -22,6 +22,7 @@ from batchline.domain.result_order import START, Cursor
 from batchline.domain.states import TERMINAL
 from batchline.pipeline.line_reader import read_lines
 from batchline.pipeline.results import ResultReader
+from batchline.pipeline.turns import Turns
 from batchline.ports import Batches, Files, Objects, StoreClock
 
 _KEPT_BATCHES = 8
@@ -165,7 +166,7 @@ class LineTable:
         self._files, self._batches, self._objects = files, batches, objects
         self._reader, self._clock = reader, clock
         self._indexes: OrderedDict[str, _Index] = OrderedDict()
-        self._builds = asyncio.Semaphore(_PARALLEL_BUILDS)
+        self._turns = Turns(_PARALLEL_BUILDS)
 
     async def page(self, project_id: str, batch_id: str, wanted: LineFilter, *, page: int, size: int) -> LinePage:
         """Return a page of the lines that match. Raise BatchNotFound or ResultsUnavailable."""
@@ -207,7 +208,7 @@ class LineTable:
         return batch, index
 
     async def _bring_up_to_date(self, index: _Index, batch: Batch) -> None:
-        async with self._builds:
+        async with self._turns.turn(batch.project_id):
             if not index.custom_ids:
                 await self._read_input(index, batch)
             elif index.input is not None and await self._input_of(batch) is None:

@@ -7,13 +7,11 @@ A child imports this module too, so it imports nothing that validation does not 
 import os
 import signal
 import sys
-from asyncio import CancelledError, get_running_loop, wrap_future
-from asyncio import Future as Waiter
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from asyncio import wrap_future
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -28,6 +26,7 @@ from batchline.domain.limits import InputLimits
 from batchline.domain.records import NewShard
 from batchline.pipeline.rows.requests import write_requests
 from batchline.pipeline.survey import digests_in_file, survey_file
+from batchline.pipeline.turns import Turns
 from batchline.pipeline.validate import validate_file
 from batchline.ports import Survey, TableForm, TableVerdict, Verdict
 
@@ -47,7 +46,7 @@ class ValidationPool:
     def __init__(self, count: int = 1) -> None:
         self._children = [_Child() for _ in range(count)]
         self._idle = list(self._children)
-        self._turns = _Turns(count)
+        self._turns = Turns(count)
 
     async def validate(
         self, *, project_id: str, source: Path, work: Path, endpoint: str, limits: InputLimits
@@ -92,50 +91,6 @@ class ValidationPool:
         """End the child processes. One that is busy finishes its file first."""
         for child in self._children:
             child.close()
-
-
-class _Turns:
-    """Gives a fixed number of places to waiting tasks, one project after the other."""
-
-    def __init__(self, places: int) -> None:
-        self._free = places
-        self._waiting: dict[str, deque[Waiter[None]]] = {}
-        """The waiting tasks, by project. The project whose turn is next comes first. No queue is empty."""
-
-    @asynccontextmanager
-    async def turn(self, project_id: str) -> AsyncIterator[None]:
-        """Hold a place."""
-        await self._wait(project_id)
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    async def _wait(self, project_id: str) -> None:
-        if self._free:
-            self._free -= 1
-            return
-        waiter: Waiter[None] = get_running_loop().create_future()
-        self._waiting.setdefault(project_id, deque()).append(waiter)
-        try:
-            await waiter
-        except CancelledError:
-            if not waiter.cancelled():
-                self._pass_on()
-            raise
-
-    def _pass_on(self) -> None:
-        """Give a place that became free to the next project."""
-        while self._waiting:
-            project_id = next(iter(self._waiting))
-            queue = self._waiting.pop(project_id)
-            waiter = queue.popleft()
-            if queue:
-                self._waiting[project_id] = queue
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-        self._free += 1
 
 
 def _as_objects_error(failure: OSError, source: Path) -> ObjectMissing | ObjectsDown:
