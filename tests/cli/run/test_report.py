@@ -19,6 +19,12 @@ def test_a_hundred_faults_may_not_be_all() -> None:
     assert fault_lines([LineFault("Input file contains no JSONL lines")]) == ["Input file contains no JSONL lines"]
 
 
+def test_faults_of_a_table_name_its_rows() -> None:
+    """The lines of a part are made from later rows, and the file with them is deleted."""
+    fault = LineFault("Line 3 exceeds maximum of 1048576 bytes", 3)
+    assert fault_lines([fault], first_row=50_001) == ["row 50003: exceeds maximum of 1048576 bytes"]
+
+
 def _results(tmp_path: Path) -> SavedResults:
     errors = tmp_path / "errors.jsonl"
     lines = [("b", "other"), ("a", "[legacy:x] first"), ("a", "second\x1b[2J")]

@@ -36,6 +36,8 @@ class RunFiles(Struct, frozen=True, kw_only=True):
     journal: Path
     to_stdout: bool
     """Whether the output is copied to stdout at the end and then deleted."""
+    first_row: int | None = None
+    """The row of a table that the first line was made from, counted from 1; None if there is no table."""
 
 
 @contextmanager

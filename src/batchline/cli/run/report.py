@@ -76,14 +76,21 @@ def _name(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def fault_lines(faults: list[LineFault]) -> list[str]:
-    """Return one line of text per fault of the input, with the line number first, as compilers print it."""
-    texts = [shortened(fault.message) for fault in faults]
-    lines = [
-        text if fault.line is None else f"line {fault.line}: {text.removeprefix(f'Line {fault.line} ')}"
-        for fault, text in zip(faults, texts, strict=True)
-    ]
+def fault_lines(faults: list[LineFault], *, first_row: int | None = None) -> list[str]:
+    """Return one line of text per fault of the input, with the line number first, as compilers print it.
+
+    If the lines were made from a table, its rows are named. The first line was made from ``first_row``.
+    """
+    lines = [_fault_line(fault, first_row) for fault in faults]
     return [*lines, f"(the first {MAX_FAULTS} are listed)"] if len(lines) == MAX_FAULTS else lines
+
+
+def _fault_line(fault: LineFault, first_row: int | None) -> str:
+    text = shortened(fault.message)
+    if fault.line is None:
+        return text
+    place = f"line {fault.line}" if first_row is None else f"row {first_row + fault.line - 1}"
+    return f"{place}: {text.removeprefix(f'Line {fault.line} ')}"
 
 
 def _print(text: str) -> None:

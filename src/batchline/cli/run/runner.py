@@ -233,6 +233,5 @@ class BatchRun:
 
     def _input_refused(self, batch: RemoteBatch) -> click.ClickException:
         faults = batch.errors.data if batch.errors else [LineFault("the input was refused")]
-        return click.ClickException(
-            "\n".join([f"{self._files.source_name} was refused; no line was run.", *fault_lines(faults)])
-        )
+        told = fault_lines(faults, first_row=self._files.first_row)
+        return click.ClickException("\n".join([f"{self._files.source_name} was refused; no line was run.", *told]))

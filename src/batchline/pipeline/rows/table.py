@@ -99,9 +99,16 @@ class DelimitedRows:
             return RowsFault(text, place=f"{self._name}, line {line}", line=line)
         return dict(zip(self.columns, values, strict=True))
 
-    def _broken(self, line: int, error: Exception) -> RowsFault:
-        what = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else "has quotes that do not match"
-        return RowsFault(f"the text {what}", place=f"{self._name}, near line {line}", line=line)
+    def _broken(self, line: int, error: csv.Error | UnicodeDecodeError) -> RowsFault:
+        return RowsFault(_problem(error), place=f"{self._name}, near line {line}", line=line)
+
+
+def _problem(error: csv.Error | UnicodeDecodeError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "the text is not UTF-8"
+    if "field limit" in str(error):
+        return f"a value has more than {_MAX_CELL_CHARACTERS:,} characters, or the quote at its end is missing"
+    return "the text has quotes that do not match"
 
 
 class _ObjectRows:

@@ -17,6 +17,7 @@ import click
 from msgspec import Struct
 from msgspec.json import decode as decode_json
 from msgspec.json import encode as encode_json
+from msgspec.structs import replace
 
 from batchline import durable
 from batchline.cli.run.files import RunFiles
@@ -152,7 +153,7 @@ class RowsJob:
             path = self._folder / f"part-{index}.jsonl"
             with path.open("wb") as file:
                 count = _fill(file.write, line, lines)
-            yield Part(first=number, rows=count, files=self._files(path))
+            yield Part(first=number, rows=count, files=replace(self._files(path), first_row=number))
 
     def _files(self, path: Path) -> RunFiles:
         def beside(suffix: str) -> Path:
