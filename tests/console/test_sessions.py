@@ -201,10 +201,20 @@ def test_an_address_that_fails_often_has_to_wait() -> None:
     clock = SettableClock()
     limit = FailureLimit(clock=clock)
     for _ in range(20):
-        limit.check("one")
         limit.count("one")
     with pytest.raises(RateLimited):
-        limit.check("one")
-    limit.check("another")
+        limit.count("one")
+    limit.count("another")
     clock.advance(61)
-    limit.check("one")
+    limit.count("one")
+
+
+@pytest.mark.rule("F7", "A valid key signs in although its address has failed too often.")
+def test_a_stranger_behind_the_same_proxy_keeps_nobody_out(tmp_path: Path) -> None:
+    with running_service(tmp_path, upstream_url="http://127.0.0.1:1/v1") as service:
+        with visitor(service.port) as stranger:
+            statuses = [stranger.sign_in("bl-" + "0" * 48).status_code for _ in range(21)]
+        assert statuses == [403] * 20 + [429]
+        with visitor(service.port) as person:
+            person.sign_in(service.account["api_key"])
+            assert person.get("/console/batches").status_code == 200

@@ -39,8 +39,9 @@ LINK_SECONDS = 3600
 """The time for which the link that ``serve`` prints is valid. It works once."""
 _MAX_FAILURES = 20
 _FAILURE_SECONDS = 60.0
-"""The failed attempts to sign in that are allowed in this time from one address. A key has 192 random bits, so this is
-not what keeps it secret: it keeps the database from being asked in a loop."""
+"""The failed attempts to sign in from one address after which another wrong key gets 429. A key has 192 random bits, so
+this is not what keeps it secret. A valid key is accepted all the same: everyone behind a proxy has one address, and a
+stranger there must not keep the others out."""
 _MAX_ADDRESSES = 10_000
 _SECRET_BYTES = 32
 _LINK_KEY_NAME = "console on this machine"
@@ -206,13 +207,11 @@ class Sessions:
 
         Raise InvalidCredentials, MissingScope or RateLimited.
         """
-        address = request.client.host if request.client else ""
-        self._failures.check(address)
         if self._admin_token is not None and compare_digest(key.encode("utf-8", "replace"), self._admin_token):
             return await self._open_for_admin()
         owner = await self._store.owner_of(ids.key_digest(key), None)
         if owner is None:
-            self._failures.count(address)
+            self._failures.count(request.client.host if request.client else "")
             raise InvalidCredentials
         if not owner.may(READ_SCOPE):
             raise MissingScope(READ_SCOPE)
@@ -299,20 +298,16 @@ class FailureLimit:
         self._clock = clock
         self._failures: dict[str, list[float]] = {}
 
-    def check(self, address: str) -> None:
-        """Raise RateLimited if an address has failed too often."""
-        since = self._clock.steady() - _FAILURE_SECONDS
+    def count(self, address: str) -> None:
+        """Count a failed attempt. Raise RateLimited in place of that if the address has failed too often."""
+        now = self._clock.steady()
+        since = now - _FAILURE_SECONDS
         recent = [at for at in self._failures.get(address, ()) if at > since]
         if len(recent) >= _MAX_FAILURES:
             wait = int(recent[0] - since) + 1
             raise RateLimited(
                 f"Too many attempts to sign in. Try again in {wait} seconds.", retry_after=wait, bound="sign_in"
             )
-
-    def count(self, address: str) -> None:
-        """Count a failed attempt."""
-        now = self._clock.steady()
-        recent = [at for at in self._failures.get(address, ()) if at > now - _FAILURE_SECONDS]
         self._failures[address] = [*recent, now]
         if len(self._failures) > _MAX_ADDRESSES:
             self._failures = {known: at for known, at in self._failures.items() if at[-1] > now - _FAILURE_SECONDS}
