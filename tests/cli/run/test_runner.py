@@ -399,16 +399,18 @@ def test_a_key_alone_is_enough_and_openais_variables_do(tenant: Tenant, source: 
     assert len(tenant.batches()) == 1
 
 
-def test_a_limit_of_the_cost_is_not_added_to_a_job_without_a_word(tenant: Tenant, source: Path) -> None:
-    """G8: the batch exists and has no limit, so a run that names one must not go on as if it had."""
+@pytest.mark.parametrize("added", [["--max-cost", "2"], ["--reuse"], ["--no-hold"], ["--name", "night"]])
+def test_an_option_is_not_added_to_a_job_without_a_word(tenant: Tenant, source: Path, added: list[str]) -> None:
+    """G6, G7, G8: the batch exists without it, so a run that names it must not go on as if it had it."""
     source.write_bytes(chat_lines(["[[delay=0.5]]"]))
     journal = _journal(source)
     with running(source.parent, str(source), environment=tenant.environment()) as run:
         wait_until(lambda: journal.exists() and '"batch_id":"' in journal.read_text(), what="the batch")
         run.kill()
-    limited = _call(source, "--max-cost", "2", environment=tenant.environment())
-    assert limited.exit_code == 1
-    assert "was begun with another --max-cost or without one" in " ".join(limited.stderr.split())
+    changed = _call(source, *added, environment=tenant.environment())
+    assert changed.exit_code == 1
+    assert "was begun with other options" in " ".join(changed.stderr.split())
+    assert added[0] in changed.stderr
     assert _call(source, environment=tenant.environment()).exit_code == 0
     assert len(tenant.batches()) == 1
 

@@ -178,11 +178,23 @@ class BatchRun:
                 f"{self._files.source_name} has changed since this job{batch} was begun. Add --restart to give that "
                 "job up and begin again."
             )
-        if self._options.max_cost not in (None, earlier.create.get("batchline", {}).get("max_cost")):
+        changed = self._changed_options(earlier)
+        if changed:
             raise click.ClickException(
-                f"This job{batch} was begun with another --max-cost or without one, which cannot be changed. Leave the "
-                "option as it was to resume the job, or add --restart to give it up and begin again."
+                f"This job{batch} was begun with other options: {', '.join(changed)} cannot be added or changed now. "
+                "Repeat the options of the first run to resume it, or add --restart to give it up and begin again."
             )
+
+    def _changed_options(self, earlier: JournalEntry) -> list[str]:
+        """Return the options that are given now and that the earlier batch was not created with."""
+        options, begun_with = self._options, earlier.create.get("batchline", {})
+        changed = {
+            "--max-cost": options.max_cost not in (None, begun_with.get("max_cost")),
+            "--reuse": options.reuses and not begun_with.get("reuse"),
+            "--no-hold": not options.holds and bool(begun_with.get("hold")),
+            "--name or --metadata": bool(options.create) and options.create != _without_extension(earlier.create),
+        }
+        return [name for name, is_changed in changed.items() if is_changed]
 
     def _give_up(self, earlier: JournalEntry) -> None:
         """Cancel the earlier batch. One at another target cannot be reached, and one that has ended is refused."""
@@ -235,3 +247,8 @@ class BatchRun:
         faults = batch.errors.data if batch.errors else [LineFault("the input was refused")]
         told = fault_lines(faults, first_row=self._files.first_row)
         return click.ClickException("\n".join([f"{self._files.source_name} was refused; no line was run.", *told]))
+
+
+def _without_extension(create: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a create that every server understands."""
+    return {name: value for name, value in create.items() if name != "batchline"}
