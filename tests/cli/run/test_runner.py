@@ -187,6 +187,8 @@ def test_a_server_that_is_not_there_is_1_with_its_url(tenant: Tenant, source: Pa
         ["in.jsonl", "-o", "no-such-folder/out.jsonl"],
         ["in.jsonl", "--base-url", "127.0.0.1:8000"],
         ["in.jsonl", "--base-url", "http://host:port"],
+        ["in.jsonl", "-o", "-", "--json"],
+        ["-", "--json"],
         ["in.jsonl", "--upstream-url", "http://127.0.0.1:1/v1"],
     ],
 )

@@ -110,9 +110,13 @@ def run(
     folder, or starts one and stops it at the end.
 
     To resume an interrupted run, run the same command again.
+
+    With --json, stdout gets a summary, so the answers are saved in a file.
     """
     if follow and (as_json or output == "-"):
         raise click.UsageError("--follow prints answers to stdout, so it takes neither --json nor --output -")
+    if as_json and (output or input) == "-":
+        raise click.UsageError("--json prints a summary to stdout; save the answers in a file, with --output FILE")
     labels = dict(metadata) | ({"name": name} if name is not None else {})
     # The client imports httpx: not for --help.
     from batchline.cli.run.estimate import Threshold  # noqa: PLC0415
