@@ -51,11 +51,11 @@ def test_a_probe_that_cannot_start_does_not_postpone_the_next_one(harness: Dispa
 def test_a_line_past_its_window_is_no_probe(harness: DispatcherHarness) -> None:
     """D3: it does not start, so the next line is the probe, and the interval doubles once."""
     crash_with_two_lines(harness)
-    overdue = make_jobs(1, project_id="overdue", expires_at=int(EPOCH) + 1)
+    overdue = make_jobs(1, project_id="overdue", expires_at=int(EPOCH))
     harness.add(overdue + make_jobs(1, project_id="other", expires_at=FAR_FUTURE))
     harness.advance(3.0)
     assert harness.sent == 3
-    assert harness.breaker.seconds_to_probe == pytest.approx(2.0 + 4.0 - 3.0)
+    assert harness.breaker.seconds_to_probe == pytest.approx(0.25 + 4.0 - 3.0)
 
 
 @pytest.mark.rule("C13", "A line whose window had ended by a clock that was wrong runs once the clock is right.")
@@ -81,7 +81,8 @@ def test_a_recorder_that_is_full_postpones_no_probe(harness: DispatcherHarness) 
 
 
 def test_a_paused_upstream_gets_one_probe_at_a_time(harness: DispatcherHarness) -> None:
-    """D3: with five lines ready, one starts when a probe is due, and the next after the doubled interval."""
+    """D3: with five lines ready, one starts when their project may be probed, and the next after the doubled
+    interval."""
     crash_with_two_lines(harness)
     harness.add(make_jobs(5, project_id="other", expires_at=FAR_FUTURE))
     sent = []
@@ -89,7 +90,37 @@ def test_a_paused_upstream_gets_one_probe_at_a_time(harness: DispatcherHarness) 
         harness.advance(1.0)
         sent.append(harness.sent - 2)
         harness.reply(REFUSED)
-    assert sent == [0, 1, 1, 1, 1, 2, 2]
+    assert sent == [1, 1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.rule("D9", "A broken connection of one project keeps no other project from starting within a second.")
+@pytest.mark.parametrize("seconds_later", [0.0, 0.9, 1.9])
+def test_a_broken_connection_keeps_no_other_project_from_starting(
+    harness: DispatcherHarness, seconds_later: float
+) -> None:
+    """D8, D9: a line that breaks alone may have crashed the upstream, or only its own connection."""
+    harness.add(make_jobs(1, expires_at=FAR_FUTURE))
+    harness.reply(BROKEN)
+    assert harness.breaker.paused
+    harness.advance(seconds_later)
+    before = harness.sent
+    harness.add(make_jobs(1, project_id="other", expires_at=FAR_FUTURE))
+    harness.advance(0.5)
+    assert harness.sent == before + 1
+    harness.reply(ANSWER)
+    assert not harness.breaker.paused
+
+
+@pytest.mark.rule("D9", "A project starts within a second, also if the upstream was paused just before.")
+def test_a_project_that_comes_at_the_start_of_a_pause_is_probed_within_a_second(harness: DispatcherHarness) -> None:
+    harness.add(make_jobs(16, expires_at=FAR_FUTURE))
+    while not harness.breaker.paused:
+        harness.reply(REFUSED)
+        harness.advance(0.1)
+    before = harness.sent
+    harness.add(make_jobs(1, project_id="other", expires_at=FAR_FUTURE))
+    harness.advance(1.0)
+    assert harness.sent > before
 
 
 def test_an_answer_to_a_probe_lets_everything_start(harness: DispatcherHarness) -> None:

@@ -38,6 +38,9 @@ _LONGEST_PROBE_SECONDS_IF_UNANSWERED = 600.0
 it got before the pause, and would never be done with that if each probe added to it."""
 _NEW_LANE_SECONDS = 1.0
 """The time between the probes of projects and models that were not probed yet in this pause."""
+_NEW_LANE_SECONDS_AFTER_CRASH = 0.25
+"""The same after a crash. It may have been one line's broken connection, and then the lines of others must not wait. A
+connection that an upstream refuses while it restarts costs nothing."""
 _MAX_MODELS = 1000
 """The number of models at which those that run as usual are forgotten. Files may name any number of models."""
 _CREDENTIALS = frozenset({"http_401", "http_403"})
@@ -191,8 +194,13 @@ class CircuitBreaker:
         lane = min(lanes, key=lambda lane: self._probed.get(lane, -inf), default=None)
         if lane is None or not self.seconds_to_probe:
             return lane
-        is_new = bool(self._probed) and lane not in self._probed
-        return lane if is_new and self._clock.steady() - self._last_probe >= _NEW_LANE_SECONDS else None
+        return lane if lane not in self._probed and not self.seconds_to_new_lane else None
+
+    @property
+    def seconds_to_new_lane(self) -> float:
+        """The time until a project and model that was not probed yet in this pause may be."""
+        wait = _NEW_LANE_SECONDS_AFTER_CRASH if self._crashed else _NEW_LANE_SECONDS
+        return max(0.0, self._last_probe + wait - self._clock.steady())
 
     def begin_probe(self, lane: Lane, line: Hashable) -> None:
         """Note that a line starts as a probe, and schedule the next one after a longer interval."""

@@ -696,10 +696,10 @@ class Dispatcher:
             breakers = [self._breakers.upstream]
         else:
             breakers = [breaker for model, breaker in self._paused_models.items() if self._ready.by_model[model]]
-        return [
-            min(_LANE_CHECK_SECONDS, max(breaker.seconds_to_probe, _SHORTEST_PROBE_WAIT_SECONDS))
-            for breaker in breakers
+        waits = [
+            min(breaker.seconds_to_probe, breaker.seconds_to_new_lane or _LANE_CHECK_SECONDS) for breaker in breakers
         ]
+        return [max(wait, _SHORTEST_PROBE_WAIT_SECONDS) for wait in waits]
 
 
 def _last_fault(job: Job) -> Retryable:
