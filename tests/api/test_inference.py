@@ -194,6 +194,7 @@ TROUBLES = [
     ("status=400", 400, "invalid_request_error", "invalid_request_error"),
     ("error=context_length_exceeded", 400, "invalid_request_error", "context_length_exceeded"),
     ("status=401", 401, "authentication_error", "authentication_error"),
+    ("status=402", 402, "insufficient_quota", "insufficient_quota"),
     ("status=403", 403, "authentication_error", "authentication_error"),
     ("status=404", 404, "invalid_request_error", "not_found_error"),
     ("status=408", 408, "invalid_request_error", "invalid_request_error"),
@@ -215,7 +216,7 @@ TROUBLES = [
 WHOLE_ONLY = {"cut", "huge=2000000"}
 
 
-@pytest.mark.rule("A10", "An upstream's 408 or 409 is no reason to call again.")
+@pytest.mark.rule("A10", "An upstream's 408 or 409 is no reason to call again, nor is its insufficient_quota.")
 @pytest.mark.rule("E1", "The same answer as a line gets: what is no JSON is the upstream's fault.")
 @pytest.mark.rule("E2", "Synchronous calls are not retried.")
 @pytest.mark.rule("E2", "The upstream's 4xx is passed on.")
@@ -236,7 +237,7 @@ def test_what_went_wrong_is_told_in_the_envelope_and_not_tried_again(
     assert asked(api) == before + 1
     assert "127.0.0.1" not in reply.error["message"]
     assert (reply.headers["retry-after"] is not None) == (code == "rate_limit_exceeded")
-    final = status in {408, 409} or (status == 429 and code == "insufficient_quota")
+    final = status in {408, 409} or code == "insufficient_quota"
     assert (reply.headers["x-should-retry"] == "false") == final
 
 

@@ -259,7 +259,7 @@ class Refused(ApiError):
         self.type = _REFUSED_TYPES.get(code, "invalid_request_error")
         if code == "rate_limit_exceeded":
             self.headers["retry-after"] = str(max(1, math.ceil(min(retry_after or 1, _MAX_RETRY_AFTER_SECONDS))))
-        elif status in {408, 409, 429}:
+        elif status in {408, 409, 429} or code == "insufficient_quota":
             self.headers["x-should-retry"] = "false"
 
 

@@ -391,8 +391,8 @@ def _unserved(path: str, remedy: str) -> Refused:
     return Refused(404, f"No model serves {path}. {remedy}", code="not_found_error", param="model")
 
 
-def _refused(failure: Failure) -> Refused:
-    return Refused(failure.status, failure.message, code=failure.code, param=failure.param)
+def _refused(failure: Failure, *, status: int | None = None) -> Refused:
+    return Refused(status or failure.status, failure.message, code=failure.code, param=failure.param)
 
 
 def _refusal(answer: Answer, outcome: Failure | Retryable) -> ApiError:
@@ -401,7 +401,8 @@ def _refusal(answer: Answer, outcome: Failure | Retryable) -> ApiError:
     The client sees the words of a refusal, but not those of an upstream that failed.
     """
     if isinstance(outcome, Failure):
-        return _refused(outcome)
+        # A line names a 402 by its legacy code, http_420. A caller gets the status that the upstream sent.
+        return _refused(outcome, status=answer.status if 400 <= answer.status < 500 else None)
     if outcome.throttled:
         return Refused(429, outcome.reason, code="rate_limit_exceeded", retry_after=outcome.retry_after)
     if 400 <= answer.status < 500:
