@@ -9,6 +9,7 @@ import asyncpg  # type: ignore[import-untyped]
 import pytest
 
 from batchline.domain.errors import LeaseLost, StoreDown
+from batchline.domain.fleet import Report
 from batchline.store.postgres.database import PostgresDatabase
 from batchline.store.postgres.migrate import await_version, migrate
 from batchline.store.postgres.pool import ConnectionPool, connect
@@ -19,7 +20,7 @@ from tests.support.clocks import SettableClock
 from tests.support.postgres_proxy import wired
 from tests.support.postgres_server import Postgres
 from tests.support.postgres_store import opened
-from tests.support.stores import LEASE, NOW, OTHER, key
+from tests.support.stores import LEASE, ME, NOW, OTHER, key
 
 pytestmark = pytest.mark.anyio
 
@@ -304,6 +305,59 @@ async def test_a_clock_that_went_back_keeps_no_dead_worker_alive(postgres_url: s
         assert await world.store.renew_shards(owner=OTHER, lease=LEASE) == {key(shard)}
         await world.pass_time(LEASE + 1)
         assert await world.rescue() == 1
+
+
+async def test_a_lease_of_a_clock_that_was_ahead_ends_as_any_other(postgres_url: str) -> None:
+    """D5: a process that died while the clock of the database was ahead is taken over a lease after it was put right.
+
+    One that is alive renews meanwhile, and keeps what it holds.
+    """
+    async with opened(postgres_url) as world:
+        owner = await world.owner()
+        await world.running(owner)
+        await world.record_all(await world.claim())
+        await world.finish(holder=OTHER)
+        await world.running(owner)
+        await world.claim(holder=OTHER)
+        await world.running(owner)
+        (held,) = await world.claim(holder="alive")
+        await world.validating(owner, holder=OTHER)
+        upload = world.file(owner)
+        await world.store.begin_upload(upload, owner=OTHER, lease=LEASE)
+        await world.store.heartbeat(Report(owner=OTHER, runs_batches=True), caps={}, lease=LEASE)
+        await world.pass_time(-3600)
+        await world.execute("UPDATE watch SET seen = seen + interval '1 hour'")
+
+        async def taken_over() -> tuple[int, int, list[str], bool, int]:
+            return (
+                await world.rescue(),
+                await world.store.fail_interrupted(owner=ME, errors=b"[]", answer=b"{}", at=NOW),
+                await world.expire_files(owner=ME, at=NOW, limit=9),
+                await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is not None,
+                len(await world.store.reports()),
+            )
+
+        assert await taken_over() == (0, 0, [], False, 1)
+        await world.pass_time(LEASE - 1)
+        assert await world.store.renew_shards(owner="alive", lease=LEASE) == {key(held)}
+        assert await taken_over() == (0, 0, [], False, 1)
+        await world.pass_time(2)
+        assert await taken_over() == (1, 1, [upload.object_key], True, 0)
+
+
+async def test_a_wait_of_a_clock_that_was_ahead_ends_as_any_other(postgres_url: str) -> None:
+    """D5: a batch that could not be finalized is tried again within a minute after the clock was put right."""
+    async with opened(postgres_url) as world:
+        await world.running()
+        await world.record_all(await world.claim())
+        await world.store.defer_finalize(await world.finish(), seconds=60)
+        await world.rescue()
+        await world.pass_time(59)
+        assert await world.store.lease_finalizable(owner=OTHER, lease=LEASE, at=NOW) is None, "it waits for a minute"
+        await world.pass_time(-3600)
+        await world.rescue()
+        await world.pass_time(61)
+        assert await world.store.lease_finalizable(owner=OTHER, lease=LEASE, at=NOW) is not None
 
 
 async def test_everything_goes_through_a_pooler_that_keeps_no_state(postgres_url: str) -> None:

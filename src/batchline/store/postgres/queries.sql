@@ -861,6 +861,39 @@ WITH lapsed AS (
         SELECT lease FROM batches
         WHERE drained AND status IN ('in_progress', 'finalizing', 'cancelling') AND lease_until < clock_timestamp()
     ) AS leases
+), shortened_shards AS (
+    UPDATE shards SET lease_until = clock_timestamp() + lease
+    WHERE (batch_id, n) IN (
+        SELECT batch_id, n FROM shards
+        WHERE owner IS NOT NULL AND state = 'leased' AND lease_until > clock_timestamp() + 2 * lease
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+), shortened_files AS (
+    UPDATE files SET lease_until = clock_timestamp() + lease
+    WHERE id IN (
+        SELECT id FROM files WHERE state = 'uploading' AND lease_until > clock_timestamp() + 2 * lease
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+), shortened_validations AS (
+    UPDATE batches SET lease_until = clock_timestamp() + lease
+    WHERE id IN (
+        SELECT id FROM batches WHERE status = 'validating' AND lease_until > clock_timestamp() + 2 * lease
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+), shortened_finalizations AS (
+    UPDATE batches SET lease_until = clock_timestamp() + coalesce(lease, interval '1 minute')
+    WHERE id IN (
+        SELECT id FROM batches
+        WHERE drained AND status IN ('in_progress', 'finalizing', 'cancelling')
+            AND lease_until > clock_timestamp() + 2 * coalesce(lease, interval '1 minute')
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+), shortened_processes AS (
+    UPDATE processes SET lease_until = clock_timestamp() + make_interval(secs => :lease)
+    WHERE owner IN (
+        SELECT owner FROM processes WHERE lease_until > clock_timestamp() + 2 * make_interval(secs => :lease)
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
 )
 UPDATE watch SET seen = clock_timestamp(),
     since = CASE
