@@ -117,10 +117,10 @@ class SqlShards:
 
     async def close_shard(self, batch_id: str, n: int, *, epoch: int, owner: str) -> None:
         def script() -> Script[None]:
+            yield from change("close_shard", batch_id=batch_id, n=n, epoch=epoch, owner=owner)
             batch = yield from lock_batch(batch_id)
             if batch is None:
                 return
-            yield from change("close_shard", batch_id=batch_id, n=n, epoch=epoch, owner=owner)
             yield from change("mark_drained", batch_id=batch_id)
             if batch["hold"] in JUDGED:
                 yield from judge_hold(batch_id)
@@ -131,6 +131,7 @@ class SqlShards:
         many = [{"batch_id": batch_id, "n": n, "epoch": epoch, "owner": owner} for n, epoch in sorted(shards)]
 
         def script() -> Script[None]:
+            yield from rows_of_many("lock_shards", many)
             batch = yield from lock_batch(batch_id)
             if batch is None:
                 return

@@ -1,24 +1,27 @@
 """Races of many machines on PostgreSQL, each held open at its worst moment: rules C10 to C12, D5, D8, F2."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import pytest
 
-from batchline.domain.records import Charge
+from batchline.domain.records import Charge, Shard
 from batchline.domain.states import BatchStatus
 from batchline.domain.usage import NOTHING
+from batchline.store.postgres.pool import connect
 from batchline.store.sql import Result, Statement
 from tests.support.postgres_store import Opened, opened
-from tests.support.stores import LEASE, ME, NOW, OTHER
+from tests.support.stores import LEASE, ME, NOW, OTHER, moved_on, segment
 
 pytestmark = pytest.mark.anyio
 
 T = TypeVar("T")
 _HEADWAY_SECONDS = 0.3
 """The time for work that may proceed meanwhile. Work that has to wait does not end in any time."""
+_COUNT_WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 class Held:
@@ -43,6 +46,25 @@ class Held:
         await asyncio.wait({trying}, timeout=_HEADWAY_SECONDS)
         self._go_on.set()
         return await trying
+
+
+class Waits:
+    """Counts how often each statement ran, and tells when transactions wait for locks."""
+
+    def __init__(self, world: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._world, self._execute = world, world.database._execute
+        self.runs = Counter[str]()
+        monkeypatch.setattr(world.database, "_execute", self._count)
+
+    async def until(self, transactions: int) -> None:
+        """Return once so many transactions wait for a lock."""
+        waiting = 0
+        while waiting < transactions:
+            waiting = await self._world.fetch(_COUNT_WAITING)
+
+    async def _count(self, connection: Any, statement: Statement) -> Result:
+        self.runs[statement.name] += 1
+        return await self._execute(connection, statement)
 
 
 @asynccontextmanager
@@ -271,3 +293,58 @@ async def test_a_name_that_is_given_up_while_a_key_is_created_is_taken(
         assert second.project_id != first.project_id
         [project] = await world.store.projects()
         assert (project.id, project.organization_id) == (second.project_id, second.organization_id)
+
+
+async def test_a_record_and_a_renewal_do_not_wait_for_each_other(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C12: both lock shards in the order of their numbers, however rows lie on the disk and lines were answered."""
+    async with opened(postgres_url) as world:
+        batch = await world.running(shards=[2, 2])
+        first, second = await _both_shards(world)
+        # Its row is behind that of the second one afterwards.
+        await world.store.release(batch.id, owner=ME, shards=[(first.n, first.epoch)])
+        (first,) = await world.claim()
+        progress = [moved_on(shard, [0])[1] for shard in (second, first)]
+        waits = Waits(world, monkeypatch)
+        async with asyncio.TaskGroup() as group, _locked(postgres_url, f"SELECT 1 FROM shards WHERE n = {first.n}"):
+            renewal = group.create_task(world.store.renew_shards(owner=ME, lease=LEASE))
+            await waits.until(1)
+            group.create_task(world.store.record(batch.id, owner=ME, progress=progress, segment=segment(2), at=NOW))
+            await waits.until(2)
+        assert len(renewal.result()) == 2
+        assert waits.runs["advance_shard"] == waits.runs["renew_shards"] == 1, "the server ended a deadlock"
+
+
+async def test_a_release_a_record_and_a_renewal_do_not_wait_for_each_other(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C12: a release locks its shards before their batch, as a record does."""
+    async with opened(postgres_url) as world:
+        batch = await world.running(shards=[2, 2])
+        first, second = await _both_shards(world)
+        waits = Waits(world, monkeypatch)
+        async with asyncio.TaskGroup() as group, _locked(postgres_url, "SELECT 1 FROM batches"):
+            group.create_task(world.store.release(batch.id, owner=ME, shards=[(first.n, first.epoch)]))
+            await waits.until(1)
+            group.create_task(world.record(second, [0]))
+            await waits.until(2)
+            group.create_task(world.store.renew_shards(owner=ME, lease=LEASE))
+            await waits.until(3)
+        assert (await world.seen(batch)).completed == 1
+        names = ("release_shard", "advance_shard", "renew_shards")
+        assert [waits.runs[name] for name in names] == [1, 1, 1], "the server ended a deadlock"
+
+
+async def _both_shards(world: Opened) -> list[Shard]:
+    return sorted(await world.claim(), key=lambda shard: shard.n)
+
+
+@asynccontextmanager
+async def _locked(url: str, rows: str) -> AsyncIterator[None]:
+    """Keep rows locked, on a connection of its own."""
+    connection: Any = await connect(url)
+    async with connection.transaction():
+        await connection.execute(f"{rows} FOR UPDATE")
+        yield
+    await connection.close()

@@ -758,22 +758,28 @@ ORDER BY asked.place;
 -- name: advance_shard
 -- Records the progress of shards. The fence: only the holder of the current epoch changes a shard, and only if its
 -- bitmap is what the holder saw last. A database that went back to an earlier state may give the same epoch to another
--- owner, or have lost what this one recorded.
+-- owner, or have lost what this one recorded. The rows are locked in the order in which renewals lock them.
+WITH held AS (
+    SELECT shards.batch_id, shards.n
+    FROM shards JOIN unnest(:batch_id::text[], :n::integer[]) AS wanted (batch_id, n)
+        ON shards.batch_id = wanted.batch_id AND shards.n = wanted.n
+    ORDER BY shards.batch_id, shards.n FOR NO KEY UPDATE OF shards
+)
 UPDATE shards SET settled = moved.settled, completed = shards.completed + moved.completed,
     failed = shards.failed + moved.failed, input_tokens = shards.input_tokens + moved.input_tokens,
     cached_tokens = shards.cached_tokens + moved.cached_tokens,
     output_tokens = shards.output_tokens + moved.output_tokens,
     reasoning_tokens = shards.reasoning_tokens + moved.reasoning_tokens,
     state = CASE WHEN moved.done THEN 'done' ELSE 'leased' END, owner = CASE WHEN NOT moved.done THEN shards.owner END
-FROM unnest(
+FROM held JOIN unnest(
     :batch_id::text[], :n::integer[], :epoch::integer[], :settled::bytea[], :completed::integer[], :failed::integer[],
     :input_tokens::bigint[], :cached_tokens::bigint[], :output_tokens::bigint[], :reasoning_tokens::bigint[],
     :done::boolean[], :owner::text[], :former::bytea[]
 ) AS moved (
     batch_id, n, epoch, settled, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, done,
     owner, former
-)
-WHERE shards.batch_id = moved.batch_id AND shards.n = moved.n AND shards.epoch = moved.epoch
+) ON held.batch_id = moved.batch_id AND held.n = moved.n
+WHERE shards.batch_id = held.batch_id AND shards.n = held.n AND shards.epoch = moved.epoch
     AND shards.owner = moved.owner AND shards.settled = moved.former AND shards.state = 'leased';
 
 -- name: add_line_errors
@@ -826,6 +832,13 @@ WITH account AS (
 )
 SELECT key_id, organization_id, hold, max_cost FROM account;
 
+-- name: lock_shards
+-- Locks leased shards until the end of the transaction, in the order in which renewals lock them.
+SELECT shards.n
+FROM shards JOIN unnest(:batch_id::text[], :n::integer[]) AS wanted (batch_id, n)
+    ON shards.batch_id = wanted.batch_id AND shards.n = wanted.n
+WHERE shards.state = 'leased' ORDER BY shards.batch_id, shards.n FOR NO KEY UPDATE OF shards;
+
 -- name: release_shard
 -- Gives up the leases on shards. A shard is open again, closed if its batch was stopped, or withheld if it is held.
 UPDATE shards SET owner = NULL, lease_until = NULL, lease = NULL,
@@ -849,7 +862,9 @@ FROM shards WHERE batch_id = :batch_id AND owner = :owner AND state = 'leased';
 -- name: watch_leases
 -- Notes that a process can use the database. If none did so for half of a lease that seems to have ended, the database
 -- was down: then each owner gets a whole lease of time to renew, from now on. So it does if the last note is of a later
--- time: the clock was set back, and the start of the period may be as far ahead as the clock was.
+-- time: the clock was set back, and the start of the period may be as far ahead as the clock was. So may leases: one
+-- that ends later than after twice its length ends after its length. A batch that waits to be finalized again has no
+-- length; it waits for a minute at most. Rows that are locked are left to the next note, so nothing waits here.
 WITH lapsed AS (
     SELECT min(lease) AS lease FROM (
         SELECT lease FROM shards WHERE owner IS NOT NULL AND state = 'leased' AND lease_until < clock_timestamp()

@@ -711,6 +711,10 @@ RETURNING (SELECT key_id FROM batches WHERE id = :batch_id) AS key_id,
     (SELECT organization_id FROM projects WHERE id = (SELECT project_id FROM batches WHERE id = :batch_id))
         AS organization_id;
 
+-- name: lock_shards
+-- Reads leased shards. It needs no lock, because there is one writer at a time.
+SELECT n FROM shards WHERE batch_id = :batch_id AND n = :n AND state = 'leased';
+
 -- name: release_shard
 -- Gives up the lease on a shard. The shard is open again, closed if its batch was stopped, or withheld if it is held.
 UPDATE shards SET owner = NULL, lease_until = NULL,
