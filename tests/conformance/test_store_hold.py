@@ -6,8 +6,9 @@ import pytest
 
 from batchline.domain.bitmap import unsettled
 from batchline.domain.progress import LineErrors
-from batchline.domain.records import Batch, Shard
-from batchline.domain.states import BatchStatus, Hold
+from batchline.domain.records import Batch, MendedShard, Shard
+from batchline.domain.states import BatchStatus, Hold, Reuse, ShardState
+from batchline.ports import Mending
 from tests.support.stores import DAY, ME, NOW, OTHER, World, moved_on, segment
 
 pytestmark = pytest.mark.anyio
@@ -130,6 +131,26 @@ async def test_a_batch_whose_trial_cannot_be_read_runs_its_other_lines(world: Wo
         await world.store.close_shard(batch.id, shard.n, epoch=shard.epoch, owner=ME)
     assert (await world.seen(batch)).hold is Hold.WATCHING
     assert lines_of(await world.claim()) == 1000 - 64
+
+
+@pytest.mark.rule("G6", "A repair of a batch whose trial has not begun opens only the trial.")
+async def test_a_repair_before_the_trial_opens_only_the_trial(world: World) -> None:
+    """G7: all lines of a batch with reuse wait for earlier answers, and run if these cannot be looked for."""
+    batch = await world.running(shards=SHARDS, hold=Hold.TRIAL, reuse=Reuse.LOOKUP)
+    lease = await world.finish()
+    opened = [
+        MendedShard(n=shard.n, settled=shard.settled, completed=0, failed=0, state=ShardState.OPEN)
+        for shard in lease.following
+    ]
+    await world.store.mend(lease, Mending(shards=opened, removed={}, lost=[], added=[], errors=[]), at=NOW)
+    trial = await world.claim()
+    assert lines_of(trial) == 64
+    await world.record_all(trial)
+    rest = await world.claim()
+    assert lines_of(rest) == 1000 - 64
+    await world.record_all(rest)
+    finish = await world.finish()
+    assert (finish.batch.id, finish.batch.completed, finish.leftovers) == (batch.id, 1000, [])
 
 
 async def test_a_batch_without_a_hold_is_never_held(world: World) -> None:

@@ -26,11 +26,11 @@ from batchline.domain.records import (
     Shard,
     ShardProgress,
 )
-from batchline.domain.states import OPEN_STATUSES, BatchStatus, ShardState
+from batchline.domain.states import OPEN_STATUSES, BatchStatus, Hold, ShardState
 from batchline.ports import BatchSignal, Claim, FinalizeLease, KnownBatch, RepairChanges
 from batchline.store.batches import fetch_batch, lock_batch, store_answer
 from batchline.store.claim import choose_shards
-from batchline.store.hold import JUDGED, judge_hold
+from batchline.store.hold import JUDGED, judge_hold, withhold_all_but_trial
 from batchline.store.lanes import open_lanes
 from batchline.store.ledger import charge_account, give_back
 from batchline.store.sql import Database, Row, Script, change, change_many, fenced, fenced_many, one, rows, rows_of_many
@@ -238,8 +238,7 @@ class SqlShards:
             drained = not reopened or state is ShardState.CLOSED
             yield from fenced("repair_batch", **_lease_of(leased), drained=drained)
             if state is ShardState.OPEN:
-                known = yield from rows("batch_shards", batch_id=batch_id)
-                yield from open_lanes([row for row in known if row["n"] in reopened])
+                shards = yield from _open_repaired(batch, shards)
             yield from change_many("repair_shard", [_repair_params(batch_id, shard) for shard in shards])
             for segment in changes.added:
                 yield from change("insert_segment", batch_id=batch_id, **asdict(segment))
@@ -376,6 +375,31 @@ def _lease_of(leased: FinalizeLease) -> dict[str, Any]:
 
 def _repair_params(batch_id: str, shard: RepairedShard) -> dict[str, Any]:
     return {"batch_id": batch_id, **asdict(shard), **asdict(shard.usage)}
+
+
+def _open_repaired(batch: Row, shards: Sequence[RepairedShard]) -> Script[list[RepairedShard]]:
+    """Open the lanes of the shards that run again, and return the shards.
+
+    If a batch runs its trial, only lines of that are open, and the others are withheld, in new shards where necessary.
+    """
+    known = {row["n"]: row for row in (yield from rows("batch_shards", batch_id=batch["id"]))}
+    opened = [
+        {**dict(known[shard.n]), "settled": shard.settled, "state": shard.state}
+        for shard in shards
+        if shard.n in known and shard.state is ShardState.OPEN
+    ]
+    if batch["hold"] == Hold.TRIAL:
+        following = (yield from rows("next_shard_n", batch_id=batch["id"]))[0]["n"]
+        opened = withhold_all_but_trial(opened, following=following)
+    yield from open_lanes([row for row in opened if row["state"] == ShardState.OPEN])
+    yield from change_many("insert_shard", [row for row in opened if row["n"] not in known])
+    changed = {row["n"]: row for row in opened}
+    return [
+        replace(shard, settled=changed[shard.n]["settled"], state=changed[shard.n]["state"])
+        if shard.n in changed
+        else shard
+        for shard in shards
+    ]
 
 
 def _segment_params(batch_id: str, segment_ids: Sequence[int]) -> list[dict[str, Any]]:
