@@ -43,6 +43,8 @@ class StorageStub:
         self.put_allowed.set()
         self.forgotten: list[HeldShard] = []
         self.lose: list[HeldShard] = []
+        self.compared: list[HeldBatch] = []
+        """The batches whose shards were compared with the store."""
 
     async def record(self, batch_id: str, *, progress: Any, segment: Segment, **_: Any) -> Balances:
         if self.errors:
@@ -57,6 +59,7 @@ class StorageStub:
         self.objects.append(key)
 
     async def find_lost(self, batch: HeldBatch) -> list[HeldShard]:
+        self.compared.append(batch)
         for shard in self.lose:
             shard.lost = True
         return self.lose
@@ -239,6 +242,24 @@ def test_lines_of_a_lost_shard_are_left_out_and_the_others_recorded(harness: Har
     assert harness.storage.records == [(1.0, 3)]
     assert isinstance(lost[0].batch.budget, Budget)
     assert lost[0].batch.budget.unrecorded_cost == 0
+
+
+def test_a_batch_that_is_claimed_again_is_recorded_apart_from_what_was_lost(harness: Harness) -> None:
+    """C12, G8: lines that were lost are still buffered. The new ones are compared with the shards that are held now."""
+    lost, held = make_jobs(2), make_jobs(3)
+    held[0].batch.id = lost[0].batch.id
+    lost[0].batch.pending_lines = held[0].batch.pending_lines = 1
+    for job in lost + held:
+        harness.recorder.add(job, LINE, usage=USAGE, cost=10)
+    lost[0].shard.lost = True
+    assert harness.recorder.unrecorded == {held[0].batch.id: 5}
+    harness.storage.errors = [LeaseLost("taken over")]
+    harness.advance(2)
+    assert harness.storage.compared == [held[0].batch]
+    for batch in (lost[0].batch, held[0].batch):
+        assert isinstance(batch.budget, Budget)
+        assert batch.budget.unrecorded_cost == 0
+    assert harness.recorder.unrecorded == {}
 
 
 def test_while_only_the_database_is_unavailable_a_segment_is_stored_once(harness: Harness) -> None:

@@ -195,9 +195,10 @@ class Recorder:
         self._owner, self._held_bytes = owner, held_bytes
         self._metrics = metrics
         self._on_recorded, self._on_shard_done = on_recorded, on_shard_done
-        self._buffers: dict[str, _Buffer] = {}
+        self._buffers: dict[HeldBatch, _Buffer] = {}
+        """A batch that was lost and claimed again has two for a while, with shards and a budget of its own each."""
         self._segment_numbers = count(1)
-        self._failing: set[str] = set()
+        self._failing: set[HeldBatch] = set()
         """The batches whose last attempt to record failed because storage is unavailable."""
         self._closing = self._has_recorded = False
         self._changed = asyncio.Event()
@@ -214,14 +215,17 @@ class Recorder:
     @property
     def unrecorded(self) -> Counter[str]:
         """The number of lines of each batch that have an outcome that is not recorded yet."""
-        return Counter({batch_id: buffer.lines for batch_id, buffer in self._buffers.items()})
+        lines = Counter[str]()
+        for batch, buffer in self._buffers.items():
+            lines[batch.id] += buffer.lines
+        return lines
 
     def holds(self, batch: HeldBatch) -> bool:
-        return batch.id in self._buffers
+        return batch in self._buffers
 
     def add(self, job: Job, line: bytes, *, usage: Usage | None, cost: int = 0) -> None:
         """Buffer a line of the output file with the usage and cost of its answer, or a line of the error file."""
-        buffer = self._buffers.get(job.batch.id)
+        buffer = self._buffers.get(job.batch)
         if buffer is None or not buffer.segments or buffer.segments[-1].bytes >= MAX_SEGMENT_BYTES:
             buffer = self._begin_segment(job.batch)
         builder = buffer.segments[-1]
@@ -289,13 +293,13 @@ class Recorder:
         self._held_bytes.on_recorded(size)
         buffer.lines -= lines
         if not buffer.segments:
-            del self._buffers[buffer.batch.id]
+            del self._buffers[buffer.batch]
         buffer.is_recording, self._has_recorded = False, True
         self._changed.set()
         self._metrics.flush_seconds.observe(self._clock.steady() - started)
 
     def _begin_segment(self, batch: HeldBatch) -> _Buffer:
-        buffer = self._buffers.setdefault(batch.id, _Buffer(batch))
+        buffer = self._buffers.setdefault(batch, _Buffer(batch))
         buffer.segments.append(SegmentBuilder(since=self._clock.steady()))
         if not buffer.is_recording:
             self._changed.set()
@@ -314,7 +318,7 @@ class Recorder:
             else:
                 break
             builder.drop_lost()
-        self._failing.discard(batch.id)
+        self._failing.discard(batch)
 
     async def _find_lost_shards(self, batch: HeldBatch) -> None:
         try:
@@ -330,7 +334,7 @@ class Recorder:
     async def _wait_for_storage(self, batch: HeldBatch, error: Exception) -> None:
         if not self._failing:
             log.error("storage unavailable: buffering results, dispatch paused", extra={"reason": str(error)})
-        self._failing.add(batch.id)
+        self._failing.add(batch)
         await self._clock.sleep(STORAGE_RETRY_SECONDS)
 
     async def _put_once(self, batch: HeldBatch, builder: SegmentBuilder, data: bytes) -> str:
