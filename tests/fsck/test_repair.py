@@ -18,6 +18,17 @@ def test_a_result_is_made_again_byte_for_byte(data: StoredData, name: str, colum
     assert data.read(key) == before
 
 
+def test_a_result_is_made_again_although_the_other_one_has_no_row(data: StoredData) -> None:
+    key = data.result("small")["object_key"]
+    before = data.read(key)
+    data.delete(key)
+    data.change("UPDATE batches SET error_file_id = 'file-nothing' WHERE id = $1", data.batches["small"])
+    statuses = {finding.file: finding.repair_status for finding in data.check(repair=True).findings}
+    assert statuses["file-nothing"] is RepairStatus.NOT_POSSIBLE
+    assert statuses[data.result("small")["id"]] is RepairStatus.REPAIRED
+    assert data.read(key) == before
+
+
 def test_a_result_is_not_made_again_from_damaged_segments(data: StoredData) -> None:
     data.delete(data.result("large")["object_key"])
     data.flip(data.segment("large", inline=False)["object_key"])

@@ -79,7 +79,12 @@ class BatchRepair:
             batch=batch, epoch=batch.epoch, owner="", work_key=rows.work_key, leftovers=_closed_shards(rows)
         )
         files = [rows.files.get(file_id or "") for file_id in (batch.output_file_id, batch.error_file_id)]
-        output, errors = writers = [ResultWriter(self._objects, file.object_key if file else "") for file in files]
+        # Only files that have a row are committed.
+        keys = [
+            f"results/{batch.id}/remade-{number}" if file is None else file.object_key
+            for number, file in enumerate(files)
+        ]
+        output, errors = writers = [ResultWriter(self._objects, key) for key in keys]
         try:
             # The order that was stored with the files stays as it is.
             order = OrderBuilder()
