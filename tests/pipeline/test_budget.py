@@ -222,3 +222,33 @@ def test_the_budget_of_the_store_comes_before_that_of_the_settings() -> None:
     assert one.refusal is DAY_BUDGET_SPENT
     asyncio.run(budgets.refresh_days(Costs(60), {"limited": None}, at=86_400))
     assert one.hold(Estimate(40, 40)) == 40
+
+
+@pytest.mark.rule("G8", "A budget of a day counts what other processes spend, however fast answers are recorded.")
+def test_a_budget_of_a_day_is_read_while_records_are_in_progress() -> None:
+    budgets, _ = budget(1000)
+    one = budgets.of_batch("org", "limited", cost_left=None)
+    with one.recording():
+        asyncio.run(budgets.refresh_days(Costs(0), {"limited": 100}, at=86_400))
+        assert isinstance(one.hold(Estimate(101, 101)), Budget), "it has a limit from now on"
+        one.add_cost(10)
+        asyncio.run(budgets.refresh_days(Costs(50), {"limited": 100}, at=86_400))
+        assert one.hold(Estimate(50, 50)) == 50, "others have spent 40 or 50"
+        one.release(50)
+        assert isinstance(one.hold(Estimate(51, 51)), Budget)
+        asyncio.run(budgets.refresh_days(Costs(50), {"limited": 200}, at=86_400))
+        assert one.hold(Estimate(140, 140)) == 140, "the limit was raised"
+
+
+def test_a_budget_of_a_day_is_not_spent_by_a_record_that_is_counted_twice() -> None:
+    """A record that is in progress may be in the charges of the day already, or not yet."""
+    budgets, _ = budget(1000)
+    one = budgets.of_batch("org", "limited", cost_left=None)
+    asyncio.run(budgets.refresh_days(Costs(0), {"limited": 100}, at=86_400))
+    one.add_cost(60)
+    for cost in (60, 0, 60):
+        with one.recording():
+            asyncio.run(budgets.refresh_days(Costs(cost), {"limited": 100}, at=86_400))
+            assert one.refusal is None
+    one.on_recorded(60, Balances(funds=940))
+    assert one.hold(Estimate(40, 40)) == 40

@@ -72,11 +72,13 @@ class Budgets:
         for project_id, stored in sorted(day_limits.items()):
             limit = self._day_limits.get(project_id) if stored is None else stored
             day, read_at = self._day_of(project_id), self.sequence
+            recorded_before = day.recorded_cost
             if limit is None:
                 day.remove_limit()
                 continue
             cost = await costs.cost_of_project(project_id, since=at - at % _DAY_SECONDS)
             day.update_balance(limit - cost, read_at=read_at)
+            day.narrow_balance(limit - cost, recorded_meanwhile=day.recorded_cost - recorded_before)
 
     def _day_of(self, project_id: str) -> "Budget":
         day = self._days.get(project_id)
@@ -107,6 +109,8 @@ class Budget:
         self._balance: int | None = None
         self.unrecorded_cost = 0
         """The cost of answers that are not recorded yet."""
+        self.recorded_cost = 0
+        """The cost of all answers that this process has recorded."""
         self._records_in_progress = 0
         self._last_record = 0
 
@@ -151,6 +155,15 @@ class Budget:
         if not self._records_in_progress and self._last_record <= read_at:
             self._balance, self.limited = balance, True
 
+    def narrow_balance(self, balance: int, *, recorded_meanwhile: int) -> None:
+        """Move the balance to the nearest one that a reading allows, which may include any records since it began.
+
+        A budget whose records bring no balance needs this: while answers come fast, a record is always in progress.
+        """
+        least, most = balance - recorded_meanwhile, balance + self.unrecorded_cost
+        self._balance = least if self._balance is None else min(max(self._balance, least), most)
+        self.limited = True
+
     def remove_limit(self) -> None:
         """Let every line start from now on."""
         self._balance, self.limited = None, False
@@ -174,6 +187,7 @@ class Budget:
     def settle(self, cost: int, *, balance: int | None) -> None:
         """Move a cost from unrecorded to recorded, with the balance after it, or None if that is not known."""
         self.unrecorded_cost -= cost
+        self.recorded_cost += cost
         if balance is not None:
             self._balance = balance
         elif self._balance is not None:
