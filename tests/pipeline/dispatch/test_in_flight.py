@@ -159,6 +159,23 @@ def test_a_project_with_many_models_leaves_the_share_of_another_as_it_is() -> No
     assert allowed == 16
 
 
+def test_what_idle_lanes_may_have_beyond_the_limit_is_forgotten_once_there_is_room() -> None:
+    """Clients name models as they like, so a process meets any number of lanes."""
+    slots = Slots(cap=None)
+    hanging = slots.start(32, "hanging")
+    for number in range(3):
+        slots.fill("live", model=f"m{number}")
+        slots.clock.advance(2.0)
+        slots.end_one("live", model=f"m{number}")
+    assert slots.fill("live", model="m0") == 2, "it is idle, and others still have all slots"
+    while slots.in_flight.by_project["live"]:
+        slots.end_one("live", model="m0")
+    for job in hanging:
+        slots.end(job)
+    slots.start(32, "hanging")
+    assert [slots.fill("live", model=f"m{number}") for number in range(3)] == [1, 1, 1]
+
+
 def test_a_refusal_beyond_the_limit_is_no_answer() -> None:
     """D9: a project that is refused gets no further slots by that."""
     slots = Slots(cap=None)

@@ -207,7 +207,7 @@ class InFlight:
         del self._lanes[lane], self.by_lane[lane]
         self._lanes_of[project_id] -= 1
         if self._limiter.room > 0:
-            self._beyond.pop(lane, None)
+            self._beyond = {name: lines for name, lines in self._beyond.items() if name in self._lanes}
         if not self.by_project[project_id]:
             del self._last_end[project_id], self.by_project[project_id], self._lanes_of[project_id]
 
