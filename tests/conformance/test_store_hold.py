@@ -6,9 +6,9 @@ import pytest
 
 from batchline.domain.bitmap import unsettled
 from batchline.domain.progress import LineErrors
-from batchline.domain.records import Batch, MendedShard, Shard
+from batchline.domain.records import Batch, RepairedShard, Shard
 from batchline.domain.states import BatchStatus, Hold, Reuse, ShardState
-from batchline.ports import Mending
+from batchline.ports import RepairChanges
 from tests.support.stores import DAY, ME, NOW, OTHER, World, moved_on, segment
 
 pytestmark = pytest.mark.anyio
@@ -139,10 +139,12 @@ async def test_a_repair_before_the_trial_opens_only_the_trial(world: World) -> N
     batch = await world.running(shards=SHARDS, hold=Hold.TRIAL, reuse=Reuse.LOOKUP)
     lease = await world.finish()
     opened = [
-        MendedShard(n=shard.n, settled=shard.settled, completed=0, failed=0, state=ShardState.OPEN)
+        RepairedShard(n=shard.n, settled=shard.settled, completed=0, failed=0, state=ShardState.OPEN)
         for shard in lease.following
     ]
-    await world.store.mend(lease, Mending(shards=opened, removed={}, lost=[], added=[], errors=[]), at=NOW)
+    await world.store.repair_batch(
+        lease, RepairChanges(shards=opened, removed={}, lost=[], added=[], errors=[]), at=NOW
+    )
     trial = await world.claim()
     assert lines_of(trial) == 64
     await world.record_all(trial)
