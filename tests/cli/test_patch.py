@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from batchline.cli.patch import Assignment, merge_patch, patch_of
+from batchline.cli.patch import Assignment, patch_of
 
 
 def test_values_are_json_if_they_can_be() -> None:
@@ -28,13 +28,8 @@ def test_what_is_no_assignment_is_refused(text: str) -> None:
     assert Assignment().convert("a=b=c", None, None) == ("a", "b=c")
 
 
-def test_a_patch_is_merged_as_the_rfc_says() -> None:
-    """RFC 7396: null removes, objects are merged, anything else replaces."""
-    body = {"model": "a", "keep": 1, "format": {"type": "x", "strict": True}, "stop": ["a"]}
-    patch = {"model": "b", "keep": None, "format": {"type": "y"}, "stop": ["b"], "new": {"a": None, "b": 1}}
-    assert merge_patch(body, patch) == {
-        "model": "b",
-        "format": {"type": "y", "strict": True},
-        "stop": ["b"],
-        "new": {"b": 1},
-    }
+@pytest.mark.parametrize("given", [(".".join("a" * 102), "1"), ("a", '{"a":' * 102 + "1" + "}" * 102)])
+def test_a_patch_that_is_nested_too_deep_is_refused(given: tuple[str, str]) -> None:
+    """The lines of a file are not read in vain before the run ends with an error that nobody expects."""
+    with pytest.raises(click.UsageError, match="nested too deep"):
+        patch_of((given,))

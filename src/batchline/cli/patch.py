@@ -5,6 +5,9 @@ from typing import Any
 import click
 from msgspec import DecodeError
 from msgspec.json import decode as decode_json
+from msgspec.json import encode as encode_json
+
+from batchline.domain.merge_patch import MergePatch
 
 
 class Assignment(click.ParamType[tuple[str, str]]):
@@ -36,7 +39,10 @@ metadata_option = click.option(
 
 
 def patch_of(assignments: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """Return a JSON merge patch (RFC 7396). A value is JSON if it can be read as such, else a text."""
+    """Return a JSON merge patch (RFC 7396). A value is JSON if it can be read as such, else a text.
+
+    Raise UsageError if it cannot be applied.
+    """
     patch: dict[str, Any] = {}
     for name, text in assignments:
         *path, last = name.split(".")
@@ -47,20 +53,11 @@ def patch_of(assignments: tuple[tuple[str, str], ...]) -> dict[str, Any]:
                 raise click.UsageError(f"--set {name}: {part} is set to a value and to an object")
             place = inner
         place[last] = _value(text)
+    try:
+        MergePatch.parse(encode_json(patch))
+    except ValueError:
+        raise click.UsageError("--set: a value is nested too deep") from None
     return patch
-
-
-def merge_patch(value: Any, patch: Any) -> Any:
-    """Return a value with a JSON merge patch applied (RFC 7396)."""
-    if not isinstance(patch, dict):
-        return patch
-    merged = dict(value) if isinstance(value, dict) else {}
-    for name, change in patch.items():
-        if change is None:
-            merged.pop(name, None)
-        else:
-            merged[name] = merge_patch(merged.get(name), change)
-    return merged
 
 
 def _value(text: str) -> Any:

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.json import encode as encode_json
 
 from batchline.domain.endpoints import CHAT
@@ -50,7 +50,7 @@ def row_id(number: int) -> str:
     return f"row-{number}"
 
 
-def request_line(number: int, body: dict[str, Any]) -> bytes:
+def request_line(number: int, body: dict[str, Any] | Raw) -> bytes:
     """Return the line of a batch that has the body for a row."""
     return encode_json({"custom_id": row_id(number), "method": "POST", "url": CHAT, "body": body}) + b"\n"
 

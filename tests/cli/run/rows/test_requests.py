@@ -22,8 +22,10 @@ def test_a_row_becomes_a_line() -> None:
         schema=_SCHEMA,
     )
     requests = RowRequests(prompts=prompts, patch={"temperature": 0})
-    assert json.loads(requests.line(7, {"text": "a", "role": "kind"})) == {
-        "custom_id": "row-7",
+    [(number, line)] = requests.lines([{"text": "a", "role": "kind"}])
+    assert number == 1
+    assert json.loads(line) == {
+        "custom_id": "row-1",
         "method": "POST",
         "url": "/v1/chat/completions",
         "body": {

@@ -148,7 +148,7 @@ class RowsJob:
         return hashlib.sha256(made_from).hexdigest()
 
     def _write_parts(self) -> Iterator[Part]:
-        lines = ((number, self._requests.line(number, row)) for number, row in enumerate(self._rows, 1))
+        lines = self._requests.lines(self._rows)
         for index, (number, line) in enumerate(_starts(lines), 1):
             path = self._folder / f"part-{index}.jsonl"
             with path.open("wb") as file:

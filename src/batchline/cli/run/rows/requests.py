@@ -1,16 +1,17 @@
 """Turns rows into the lines of batches, and answers back into values."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from msgspec import DecodeError, Struct, field
+from msgspec import DecodeError, Raw, Struct, field
 from msgspec.json import Decoder
 from msgspec.json import decode as decode_json
+from msgspec.json import encode as encode_json
 
-from batchline.cli.patch import merge_patch
 from batchline.cli.run.result_lines import FailureReason, decode_line
+from batchline.domain.merge_patch import MergePatch
 from batchline.pipeline.rows.requests import Prompts, request_line
 from batchline.pipeline.rows.table import Row
 
@@ -23,9 +24,11 @@ class RowRequests(Struct, frozen=True, kw_only=True):
     prompts: Prompts
     patch: dict[str, Any]
 
-    def line(self, number: int, row: Row) -> bytes:
-        """Return the line of a batch for a row."""
-        return request_line(number, merge_patch(self.prompts.body(row), self.patch))
+    def lines(self, rows: Iterable[Row]) -> Iterator[tuple[int, bytes]]:
+        """Yield the number and the line of a batch for each row."""
+        patch = MergePatch.parse(encode_json(self.patch))
+        for number, row in enumerate(rows, 1):
+            yield number, request_line(number, Raw(patch.apply(encode_json(self.prompts.body(row)))))
 
 
 def load_schema(path: Path) -> dict[str, Any]:
