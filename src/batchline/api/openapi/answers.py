@@ -55,6 +55,7 @@ HEADERS: dict[str, Part] = {
 _PHRASES = {
     400: "The request is invalid.",
     401: "Credentials are missing.",
+    402: "The upstream's quota is spent.",
     403: "The credentials are invalid; the answer is the same for every reason.",
     404: "It does not exist in this project.",
     405: "The route does not have this method.",

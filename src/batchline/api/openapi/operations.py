@@ -384,6 +384,7 @@ _PASSED_ON = (
     (400, _WRONG),
     (400, _TOO_LONG),
     (401, "authentication_error"),
+    (402, "insufficient_quota"),
     (403, "authentication_error"),
     (404, "not_found_error"),
     (408, _WRONG),
