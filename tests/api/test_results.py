@@ -2,11 +2,14 @@
 
 import json
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Send
 
+from batchline.api import results
 from batchline.api.request_context import client_state_of
 from batchline.domain.records import Batch
 from batchline.upstream.mock.script import Plan
@@ -197,6 +200,34 @@ def test_a_stream_has_every_line_and_ends(tmp_path: Path) -> None:
             batches = [json.loads(event["data"]) for event in events if event["event"] == "batch"]
             assert 3 <= len(batches) <= 2 + 2 * (bench.time.now - started)
             assert batches[-1] == (await client.get(f"/v1/batches/{batch.id}")).json
+
+        bench.play(scene())
+
+
+@pytest.mark.rule("G2", "The batch is sent at most twice a second, also when it ends.")
+@pytest.mark.parametrize("latency", [0.1, 0.4, 0.7])
+def test_a_stream_sends_the_batch_at_most_twice_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, latency: float
+) -> None:
+    with closing(Bench(tmp_path, plan=_MIXED, latency=latency, max_concurrency=16)) as bench:
+        sent_at: list[float] = []
+
+        async def read_slowly(*_: Any, **__: Any) -> None:
+            await bench.engine.api_role.services.clock.sleep(0.2)
+
+        async def note(send: Send, data: bytes) -> None:
+            sent_at.extend([bench.time.now] * data.count(b"event: batch"))
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        async def scene() -> None:
+            monkeypatch.setattr(results, "_send_part", note)
+            bench.store.trouble["results"] = read_slowly
+            batch = await bench.batch(_prompts())
+            call = await Client(bench).call("GET", f"/v1/batches/{batch.id}/results", headers=_EVENTS)
+            await call.end()
+            assert len(_lines(_parsed(call))) == 64
+            assert len(sent_at) >= 2
+            assert min(later - earlier for earlier, later in pairwise(sent_at)) >= 0.5 - 1e-6
 
         bench.play(scene())
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import closing
 from functools import partial
+from math import inf
 from typing import Any
 
 from msgspec.json import encode as encode_json
@@ -114,16 +115,16 @@ class _Events:
     def __init__(self, stream: ResultStream, *, clock: Clock) -> None:
         self._stream, self._clock = stream, clock
         self._sent_batch: tuple[object, ...] | None = None
-        self._sent_at = -_POLL_SECONDS
+        self._sent_at = -inf
 
     async def send(self, first: list[PlacedResult], send: Send, client_state: ClientState) -> None:
         """Send all lines, and return after the last one of a terminal batch or when the service shuts down."""
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         lines, quiet_since = first, self._clock.steady()
         while not client_state.closing:
-            news = b"".join(map(_line_event, lines)) + self._batch_event()
+            news = b"".join(map(_line_event, lines)) + (b"" if self._seconds_to_batch_event else self._batch_event())
             if self._stream.ended:
-                await _send_part(send, news + _END)
+                await self._send_end(send, news)
                 return
             if not news and self._clock.steady() - quiet_since >= _COMMENT_SECONDS:
                 news = _COMMENT
@@ -133,6 +134,14 @@ class _Events:
             if not lines:
                 await self._clock.sleep(_POLL_SECONDS)
             lines = await self._read()
+
+    async def _send_end(self, send: Send, news: bytes) -> None:
+        """Send the last events. The one about the batch is not earlier than any other of them may be."""
+        if self._batch_changed and self._seconds_to_batch_event:
+            await _send_part(send, news)
+            await self._clock.sleep(self._seconds_to_batch_event)
+            news = self._batch_event()
+        await _send_part(send, news + _END)
 
     async def _read(self) -> list[PlacedResult]:
         try:
@@ -144,15 +153,26 @@ class _Events:
             )
             return []
 
+    @property
+    def _seconds_to_batch_event(self) -> float:
+        """The time until the next event about the batch may be sent."""
+        return max(0.0, self._sent_at + _POLL_SECONDS - self._clock.steady())
+
+    @property
+    def _batch_state(self) -> tuple[object, ...]:
+        batch = self._stream.batch
+        return batch.status, batch.total, batch.completed, batch.failed
+
+    @property
+    def _batch_changed(self) -> bool:
+        return self._batch_state != self._sent_batch
+
     def _batch_event(self) -> bytes:
-        """Return an event with the batch if it changed, at most twice a second and at its end."""
-        batch, now = self._stream.batch, self._clock.steady()
-        current = (batch.status, batch.total, batch.completed, batch.failed)
-        is_early = now - self._sent_at < _POLL_SECONDS and not self._stream.ended
-        if current == self._sent_batch or is_early:
+        """Return an event with the batch if it changed since the last one."""
+        if not self._batch_changed:
             return b""
-        self._sent_batch, self._sent_at = current, now
-        return b"event: batch\ndata: " + encode_json(BatchObject.from_record(batch)) + b"\n\n"
+        self._sent_batch, self._sent_at = self._batch_state, self._clock.steady()
+        return b"event: batch\ndata: " + encode_json(BatchObject.from_record(self._stream.batch)) + b"\n\n"
 
 
 async def _send_part(send: Send, data: bytes) -> None:
