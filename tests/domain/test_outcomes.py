@@ -65,11 +65,19 @@ def test_a_refusal_is_final(status: int, code: str) -> None:
 
 @pytest.mark.rule("D2", "402 is insufficient_quota, http_420.")
 def test_a_402_is_about_quota() -> None:
-    """D2: whatever it says; and a synchronous caller gets 420."""
+    """D2: whatever it says."""
     outcome = refused(402, {"error": {"message": "Insufficient Balance", "type": "unknown_error", "param": None}})
     assert outcome == Failure("insufficient_quota", "http_420", "Insufficient Balance")
-    assert outcome.status == 420
     assert refused(402).message == "upstream returned 402"
+
+
+@pytest.mark.rule("D2", "The upstream's param is kept, also after the last attempt.")
+@pytest.mark.parametrize("status", [400, 404, 408, 409, 413, 422, 429])
+def test_the_parameter_that_the_upstream_names_is_kept(status: int) -> None:
+    outcome = judged(status, {"error": {"message": "No.", "param": "temperature"}})
+    assert isinstance(outcome, Failure | Retryable)
+    failure = outcome.as_failure(4) if isinstance(outcome, Retryable) else outcome
+    assert failure.param == "temperature"
 
 
 @pytest.mark.rule("D3", "A 401 or 403 says that the upstream is unavailable; other refusals are real answers.")

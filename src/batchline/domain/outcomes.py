@@ -87,7 +87,7 @@ class Failure(Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """The HTTP status that a synchronous caller gets."""
+        """The HTTP status that a synchronous caller gets, unless the upstream sent a status of a refusal itself."""
         return int(self.legacy.removeprefix("http_"))
 
 
@@ -103,6 +103,8 @@ class Retryable(Struct, frozen=True):
     """Whether another attempt would cost as much and end in the same way, so that none is made."""
     retry_after: float | None = None
     rate_limits: RateLimits | None = None
+    param: str | None = None
+    """The parameter that the upstream names."""
     failure: Failure | None = None
     """The failure of the line after its last attempt; None for an internal error."""
 
@@ -116,8 +118,9 @@ class Retryable(Struct, frozen=True):
         if self.failure is not None:
             return self.failure
         if self.throttled:
-            return Failure("rate_limit_exceeded", "http_429", self.reason)
-        return Failure("internal_error", "retries_exhausted", f"Line failed after {attempts} attempts: {self.reason}")
+            return Failure("rate_limit_exceeded", "http_429", self.reason, self.param)
+        message = f"Line failed after {attempts} attempts: {self.reason}"
+        return Failure("internal_error", "retries_exhausted", message, self.param)
 
 
 Outcome = Success | Failure | Retryable
@@ -284,14 +287,14 @@ def error_line(line_id: str, custom_id: bytes, failure: Failure) -> bytes:
 
 def _classify_refusal(answer: Answer) -> Outcome:
     status, error = answer.status, read_error(answer.body)
-    text = text_of(answer.body, error)
+    text, param = text_of(answer.body, error), _param_in(error)
     if status == 429 and not says_quota(answer.body, error):
-        return _retryable(answer, text or "upstream returned 429", throttled=True)
+        return _retryable(answer, text or "upstream returned 429", param=param, throttled=True)
     if status >= 500:
         # The text of a server's own fault may show its internals. It is about the operator's server, not the line.
         return _retryable(answer, f"upstream returned {status}")
     if status in (408, 409) or status < 400:
-        return _retryable(answer, f"upstream returned {status}" + (f": {text}" if text else ""))
+        return _retryable(answer, f"upstream returned {status}" + (f": {text}" if text else ""), param=param)
     code = "insufficient_quota" if status == 429 else _CODES.get(status, "invalid_request_error")
     if code == "invalid_request_error" and says_context_overflow(text, error):
         code = "context_length_exceeded"
@@ -299,12 +302,17 @@ def _classify_refusal(answer: Answer) -> Outcome:
         # The upstream refused the service's credentials, not the client's, so its text is not shown to the client.
         message = f"upstream returned {status}: it does not accept this service"
         return Failure(code, f"http_{status}", message, unavailable=True)
-    param = error.get("param")
     legacy = f"http_{420 if status == 402 else status}"
-    return Failure(code, legacy, text or f"upstream returned {status}", param if isinstance(param, str) else None)
+    return Failure(code, legacy, text or f"upstream returned {status}", param)
 
 
-def _retryable(answer: Answer, reason: str, *, throttled: bool = False) -> Retryable:
+def _param_in(error: dict[str, Any]) -> str | None:
+    """Return the parameter that an error of the upstream names."""
+    param = error.get("param")
+    return param if isinstance(param, str) else None
+
+
+def _retryable(answer: Answer, reason: str, *, param: str | None = None, throttled: bool = False) -> Retryable:
     return Retryable(
         f"http_{answer.status}",
         reason,
@@ -312,4 +320,5 @@ def _retryable(answer: Answer, reason: str, *, throttled: bool = False) -> Retry
         unavailable=answer.status in _UNAVAILABLE_STATUSES,
         retry_after=answer.retry_after,
         rate_limits=answer.rate_limits,
+        param=param,
     )

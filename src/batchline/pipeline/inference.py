@@ -404,9 +404,15 @@ def _refusal(answer: Answer, outcome: Failure | Retryable) -> ApiError:
         # A line names a 402 by its legacy code, http_420. A caller gets the status that the upstream sent.
         return _refused(outcome, status=answer.status if 400 <= answer.status < 500 else None)
     if outcome.throttled:
-        return Refused(429, outcome.reason, code="rate_limit_exceeded", retry_after=outcome.retry_after)
+        return Refused(
+            429,
+            outcome.reason,
+            code="rate_limit_exceeded",
+            param=outcome.param,
+            retry_after=outcome.retry_after,
+        )
     if 400 <= answer.status < 500:
-        return Refused(answer.status, outcome.reason, code="invalid_request_error")
+        return Refused(answer.status, outcome.reason, code="invalid_request_error", param=outcome.param)
     if 200 <= answer.status < 300:
         return BadGateway("The upstream's answer is not the JSON that was asked for")
     return BadGateway(f"The upstream answered with status {answer.status}")
