@@ -290,7 +290,14 @@ CASES = {
         script=lines(8000),
         ideal_seconds=8000 / 1024 * 1.025 + 1,
         goal=0.5,  # Three steps of the ramp take 2 s each.
-        shortfall="a round of which 60 % have ended is compared with one of which 90 % have, and shows a higher rate",
+    ),
+    "queue 64, short and long": Case(
+        upstream=lambda world: Queueing(
+            world, lambda world: about(0.1 if world.random.random() < 0.5 else 5.0)(world), slots=always(64)
+        ),
+        script=lines(1600),
+        ideal_seconds=1600 * 2.55 / 64,
+        goal=0.85,
     ),
     "queue, halving": Case(
         upstream=lambda world: Queueing(world, about(0.1), slots=_HALVING),

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from itertools import chain, cycle
 from typing import NamedTuple
 
 import pytest
@@ -181,6 +182,13 @@ def test_a_cap_is_reached_quickly(kind: str) -> None:
     """If nothing but the cap limits, 95 % of what it allows is done in the first 20 s."""
     drive = Drive(Upstream(World(1), KINDS[kind](0.2)), lines=8000, cap=64)
     assert drive.run(20.0).rate >= 0.95 * 64 / 0.2
+
+
+def test_slow_answers_that_come_after_a_measurement_correct_it() -> None:
+    """The first 20 answers take 0.1 s. By them alone, the first limit would seem to be better than all others."""
+    latencies = chain([0.1] * 20, cycle([5.0, 0.1]))
+    drive = Drive(Upstream(World(1), lambda _: next(latencies)))
+    assert drive.settle(6.0).run(1.0).limits[0] > 4 * FIRST_LIMIT
 
 
 def test_a_small_batch_does_not_crawl() -> None:

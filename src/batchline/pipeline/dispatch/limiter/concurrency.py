@@ -24,8 +24,8 @@ FIRST_LIMIT = 32
 _FIRST_FACTOR = 4.0
 """The factor of the first step of the ramp. The less a step raised the throughput, the shorter is the next one."""
 _RAMP_PART, _HOLD_PART = 0.6, 0.9
-"""The part of a round that must have ended. A ramp does not wait for as many, since it compares rounds with the same
-part missing."""
+"""The part of a round that must have ended. A ramp does not wait for as many while latencies are about equal, since it
+compares rounds with the same part missing."""
 _MIN_ROUND = 16
 _QUICK_SECONDS = 1.0
 """If a round takes less than this, the next rounds are longer, so that measurements are better."""
@@ -114,6 +114,8 @@ class ConcurrencyLimit:
         """The next step of the ramp."""
         self._points: list[Measure] = []
         """The measurements of this ramp."""
+        self._early_round: Round | None = None
+        """The round of the last of these, if that was taken before the slowest requests had ended."""
         self._quickest = inf
         """The lowest latency of a request in a round that queued deeply; infinity if there was none."""
         self._round: Round | None = None
@@ -163,6 +165,8 @@ class ConcurrencyLimit:
         keep the limit where it is for all models.
         """
         current = self._round
+        if round_ is not None and round_ is self._early_round:
+            round_.end(model, in_flight, latency)
         if current is None:
             return
         if round_ is not current:
@@ -268,6 +272,8 @@ class ConcurrencyLimit:
             return
         else:
             measure.load = measure.limit
+            if uneven:
+                self._measure_early_round_again()
         if self._step_down(measure):
             return
         is_worse = queued and any(measure.rate < _NEAR_BEST * point.rate for point in self._points)
@@ -275,6 +281,21 @@ class ConcurrencyLimit:
             self._again = True
         else:
             self._consider_ramp(measure, now, queued=queued)
+            self._early_round = None if uneven else round_
+
+    def _measure_early_round_again(self) -> None:
+        """Measure the last round of the ramp again, with the answers that came since.
+
+        It seemed even because only its quick requests had ended. Beside it, a round that has waited for the slow ones
+        would seem to be much slower.
+        """
+        if self._early_round is None or not self._points:
+            return
+        self._early_round.scale(self._usual_latency)
+        measure = self._early_round.measure
+        measure.load = measure.limit
+        self._points[-1] = measure
+        self._least_latency = min(point.latency for point in self._points)
 
     def _step_down(self, measure: Measure) -> bool:
         """Go on with the ramp at a much lower limit if requests wait long, and return whether that is so.
