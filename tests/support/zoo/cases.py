@@ -216,6 +216,15 @@ CASES = {
         ideal_seconds=20.0,
         goal=0.6,
     ),
+    # As above. Half of the requests beyond 8 in flight are refused, however many more are accepted.
+    "replicas, hard 4 and 64": Case(
+        upstream=lambda world: Replicas(
+            world, [HardLimit(world, about(0.4), slots=always(4)), HardLimit(world, about(0.4), slots=always(64))]
+        ),
+        script=lines(3400),
+        ideal_seconds=20.0,
+        goal=0.6,
+    ),
     # A refused line waits for a minute, as it is told.
     "hard 4, long Retry-After": Case(
         upstream=lambda world: HardLimit(world, about(10.0), slots=always(4), retry_after=60.0),
@@ -560,6 +569,14 @@ CASES = {
         ),
         script=lines(4000),
         ideal_seconds=25.5,
+        goal=0.8,
+    ),
+    "a fifth by chance, queue 32": Case(
+        upstream=lambda world: Refusing(
+            Queueing(world, about(0.2), slots=always(32)), lambda *_: world.random.random() < 0.2
+        ),
+        script=lines(3200),
+        ideal_seconds=20.0,
         goal=0.8,
     ),
     "random 429, Retry-After": Case(

@@ -219,6 +219,16 @@ def test_many_refusals_that_no_limit_avoids_are_tolerated_after_a_test(seed: int
     assert mean(drive.accepted, range(10, 30)) >= 0.9 * CAPACITY * 0.65
 
 
+@pytest.mark.rule("D9", "Refusals do not slow anything down if more are accepted the more are sent.")
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.proof) for seed in (2, 3))])
+def test_refusals_are_tolerated_while_more_are_accepted_the_more_are_sent(seed: int) -> None:
+    """A balancer chooses by chance between a server of 4 slots, which is full, and one of 64."""
+    random = Random(seed)
+    drive = Drive()
+    drive.run(lambda _, processed: processed < 4 or (processed < 68 and random.random() < 0.5), until=30.0)
+    assert mean(drive.accepted, range(15, 30)) >= 0.65 * 68 / LATENCY_SECONDS
+
+
 def test_the_wait_ends_when_one_may_start() -> None:
     """Below one in flight, starts are spaced by time."""
     drive = Drive()

@@ -9,20 +9,22 @@ is a number in flight divided by the latency. So only one number is searched for
         ^                         ^ │ ^                             │
         │                         │ │ └─ many are refused:          │
         │                         │ │    as many as were accepted   │
-        │                         │ └──> test: after three such cuts│
-        │                         └────────┘                        │
+        │                         │ └──> test: after one such cut,  │
+        │                         └────────┘ and after three        │
         └───────────────────────────────────────────────────────────┘
                     more than are in flight would be accepted
 
 A cut keeps the part of the limit that was accepted, which is right for both kinds of upstreams. If every request beyond
 a number in flight was refused and no other, that number is held. If as large a part is refused again and again, however
 low the limit is, a *test* compares two limits: if the part is the same at both, the refusals are not about the limit
-and are tolerated. A small part is always tolerated: it shows that the upstream is full, and the refused lines are
-tried again. If all are refused, and the upstream says until when, starts are held up (`block.py`).
+and are tolerated. Before the second cut in a row, but seldom, a test compares the limit with twice of it: as long as
+more are accepted the more are sent, the refusals are tolerated too. So it is with a balancer that chooses by chance
+among servers of which some are full. A small part is always tolerated: it shows that the upstream is full, and the
+refused lines are tried again. If all are refused, and the upstream says until when, starts are held up (`block.py`).
 """
 
 from enum import Enum
-from math import ceil, floor, inf, log2
+from math import ceil, floor, inf, log2, sqrt
 
 from batchline.domain.retry import MAX_RETRY_AFTER_SECONDS
 from batchline.pipeline.dispatch.limiter.block import Block
@@ -64,6 +66,17 @@ _CUTS_TO_TEST, _TEST_SECONDS = 3, 0.25
 at least this time, so that a burst that the upstream accepts at once does not decide."""
 _LEAST_TEST_STARTS, _LONGEST_TEST_SECONDS = 4, 2.0
 """A sample of a test ends after this time if it has so many starts, so that the search goes on soon at a low limit."""
+_TEST_GROWTH, _WORTHWHILE_GROWTH = 2.0, sqrt(2.0)
+"""A test upwards raises the limit by the first factor. If the number that is accepted grows by the second one, about
+half of those that were added are accepted, as in a probe."""
+_UPWARD_TEST_STARTS, _LONGEST_UPWARD_TEST_SECONDS = 64, 10.0
+"""The fewest starts in each sample of such a test. With these, the growth that is measured is off by about 12 %. If
+they would take longer than this time, there is no such test: a change of the upstream must be noticed by then."""
+_SHORTEST_UPWARD_REST_SECONDS, _LONGEST_UPWARD_REST_SECONDS = 5.0, 80.0
+"""The time after such a test in which there is no other one. It doubles with each test that shows a limit, so that an
+upstream with a limit refuses few more."""
+_LARGEST_TESTED_PART = 0.5
+"""If a larger part is refused, there is no such test, because it would provoke still more refusals."""
 _GROWTH_PER_SAMPLE = 1.02
 """The limit grows by this factor with each sample in which nothing is refused."""
 _FIRST_GROWTH, _GROWTH_OF_GROWTH, _LARGEST_GROWTH = 0.04, 8.0, 1.0
@@ -112,6 +125,10 @@ class RefusalLimit:
         self._before_cuts: float | None = None
         self._part_before: float | None = None
         """The part that was refused in the first sample of a test, while the second one is counted."""
+        self._next_upward_test = 0.0
+        self._upward_rest_seconds = _SHORTEST_UPWARD_REST_SECONDS
+        self._tests_upwards = False
+        """Whether the second limit of the present test is the higher one."""
         self._good = inf
         """The limit to return to after a probe."""
         self._growth = 0.0
@@ -221,13 +238,14 @@ class RefusalLimit:
             return self.cost
         if start.order <= self._set_after:
             # Those that started before the limit was set may show that it is still too high.
-            if self._phase is _Phase.HOLD and not self._cuts and self._accepted_beside(start) < self.limit:
-                self._hold(self._accepted_beside(start), now)
+            accepted, is_usual = self._accepted_beside(start), self._usual > _FEW
+            if self._phase is _Phase.HOLD and not self._cuts and not is_usual and accepted < self.limit:
+                self._hold(accepted, now)
             return 0.0
         if self._is_blocked(now):
             self._block.begin(self._retry_at, now)
             return 0.0
-        cost = 0.0 if self._phase is _Phase.PROBE else self.cost
+        cost = 0.0 if self._tries_more else self.cost
         self._slots.on_refusal(start.at)
         if self._sample is not None:
             self._sample.on_refusal(start.order)
@@ -267,6 +285,11 @@ class RefusalLimit:
         return max(_LEAST_COST, min(1.0, -log2(max(_NONE, self._recent))))
 
     @property
+    def _tries_more(self) -> bool:
+        """Whether more are started than the upstream is known to accept."""
+        return self._phase is _Phase.PROBE or (self._phase is _Phase.TEST and self._tests_upwards)
+
+    @property
     def _patience(self) -> float:
         return max(_SHORTEST_PATIENCE_SECONDS, _PATIENCE_IN_REFUSALS * self._refusal_seconds)
 
@@ -302,7 +325,7 @@ class RefusalLimit:
         self._begin_sample(now)
 
     def _begin_sample(self, now: float, *, least: int = 0, seconds: float = 0.0, most_seconds: float = inf) -> None:
-        size = max(_SAMPLE_SIZE, ceil(self.limit)) if self.limit >= 1 or seconds else _SAMPLE_SIZE // 2
+        size = max(_SAMPLE_SIZE, ceil(self.limit), least) if self.limit >= 1 or seconds else _SAMPLE_SIZE // 2
         self._sample = Sample(
             now,
             after=self._slots.started,
@@ -369,14 +392,22 @@ class RefusalLimit:
             if now - self._set_at < _SECONDS_IF_ALL_REFUSED:
                 return
             kept = _CUT_IF_ALL_REFUSED
+        elif self._cuts and part < _LARGEST_TESTED_PART and self._may_test_upwards(now):
+            self._begin_test(self.limit, now, upwards=True)
+            return
         elif self._cuts >= _CUTS_TO_TEST:
-            self._begin_test(self.limit, now)
+            self._begin_test(self.limit, now, upwards=False)
             return
         if self._before_cuts is None:
             self._before_cuts = self.limit
         self._cuts += 1
         self._slots.slow_down()
         self._hold(self.limit * kept, now)
+
+    def _may_test_upwards(self, now: float) -> bool:
+        """Return whether a test upwards is due, and its starts take no longer than they may."""
+        seconds = _UPWARD_TEST_STARTS * self._slots.usual_seconds / self.limit
+        return now >= self._next_upward_test and seconds <= _LONGEST_UPWARD_TEST_SECONDS
 
     def _end_cuts(self) -> None:
         self._cuts, self._before_cuts = 0, None
@@ -404,25 +435,38 @@ class RefusalLimit:
         self._begin_sample(now)
         return False
 
-    def _begin_test(self, limit: float, now: float, *, part_before: float | None = None) -> None:
+    def _begin_test(self, limit: float, now: float, *, upwards: bool, part_before: float | None = None) -> None:
         self._hold(limit, now)
-        self._phase, self._part_before = _Phase.TEST, part_before
-        self._begin_sample(now, least=_LEAST_TEST_STARTS, seconds=_TEST_SECONDS, most_seconds=_LONGEST_TEST_SECONDS)
+        self._phase, self._tests_upwards, self._part_before = _Phase.TEST, upwards, part_before
+        least = _UPWARD_TEST_STARTS if upwards else _LEAST_TEST_STARTS
+        self._begin_sample(now, least=least, seconds=_TEST_SECONDS, most_seconds=_LONGEST_TEST_SECONDS)
 
     def _go_on_with_test(self, part: float, now: float) -> None:
-        """Begin the second sample of a test at a lower limit, or decide after it whether the limit is the cause."""
+        """Begin the second sample of a test at another limit, or decide after it whether the limit is the cause."""
         before = self._part_before
         if before is None:
-            self._begin_test(self.limit * max(_LARGEST_TEST_CUT, min(0.5, 1 - part)), now, part_before=part)
-        elif part > before / 2 and before < 1 - _LARGEST_TEST_CUT:
+            upwards = self._tests_upwards and part < _LARGEST_TESTED_PART
+            factor = _TEST_GROWTH if upwards else max(_LARGEST_TEST_CUT, min(0.5, 1 - part))
+            self._begin_test(self.limit * factor, now, upwards=upwards, part_before=part)
+        elif self._is_tolerable(part, before):
             self._usual, self._most_usual = part, max(_FEW, part)
             self._return_from_cuts(now)
             self._probe(_LARGEST_GROWTH, now)
         else:
             self._cuts = 0
+            if self._tests_upwards:
+                self._slots.slow_down()
+                self._next_upward_test = now + self._upward_rest_seconds
+                self._upward_rest_seconds = min(_LONGEST_UPWARD_REST_SECONDS, 2 * self._upward_rest_seconds)
             self._hold(self.limit * (1 - part), now)
             # The test has held the limit for a sample.
             self._held = True
+
+    def _is_tolerable(self, part: float, before: float) -> bool:
+        """Return whether the parts that were refused at the two limits of a test show that no lower limit is better."""
+        if self._tests_upwards:
+            return _TEST_GROWTH * (1 - part) > _WORTHWHILE_GROWTH * (1 - before)
+        return part > before / 2 and before < 1 - _LARGEST_TEST_CUT
 
     def _probe(self, growth: float, now: float) -> None:
         self._growth = min(_LARGEST_GROWTH, growth)
@@ -432,9 +476,12 @@ class RefusalLimit:
         self._begin_sample(now, least=ceil(self.limit - self._good), most_seconds=_LONGEST_PROBE_SECONDS)
 
     def _end_probe(self, part: float, now: float) -> None:
-        """Return to the limit if half of the added requests are refused; else add more, or remove the limit."""
+        """Return to the limit if half of the added requests are refused; else add more, or remove the limit.
+
+        The part that is refused at any limit is refused of the added requests too.
+        """
         added = 1 - self._good / self.limit
-        if part >= self._usual + added / 2:
+        if part >= self._usual + (1 - self._usual) * added / 2:
             self._hold(self._good, now)
         elif self._good >= 1 and self._slots.most_taken < _USED_PART * self.limit and self._recent <= _MANY:
             # If many were refused lately, few slots are taken only because those of refused requests do not count.
@@ -442,4 +489,6 @@ class RefusalLimit:
         else:
             self._end_cuts()
             self._good = self.limit
+            if self._usual > _FEW:
+                self._usual = max(self._usual, part)
             self._probe(_GROWTH_OF_GROWTH * self._growth, now)
