@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pytest
 
-from batchline.domain.replies import Answer, Reply
+from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.limiter.model import ModelLimit
 from tests.support.dispatchers import DispatcherHarness, Request, ScriptedHarness
@@ -28,14 +28,14 @@ async def answer(request: Request) -> Reply:
     return ANSWER
 
 
-def limited_to(slots: int) -> Script:
-    """Return an upstream that refuses with 503 what exceeds a number at once."""
+def limited_to(slots: int, refused: Reply | None = None) -> Script:
+    """Return an upstream that refuses what exceeds a number at once, with 503 if nothing else is given."""
     in_flight = 0
 
     async def reply(request: Request) -> Reply:
         nonlocal in_flight
         if in_flight >= slots:
-            return refusal(503)
+            return refused or refusal(503)
         in_flight += 1
         try:
             return await answer(request)
@@ -247,6 +247,18 @@ def test_lines_that_a_limit_refuses_with_503_do_not_fail() -> None:
         harness.advance(60.0)
         assert len(harness.requests) > 250
         assert (harness.succeeded(), harness.recorder.errors) == (200, [])
+        assert harness.attempts("throttled") > harness.attempts("fault")
+
+
+@pytest.mark.rule("D3", "Connections that are reset beyond a number in flight are refusals, once that is known.")
+@pytest.mark.parametrize("slots", [8, 16, 24])
+def test_connections_that_are_reset_beyond_a_number_show_a_limit(slots: int) -> None:
+    """Of 32 in flight, most, half or a quarter break. They pass later, so no line fails."""
+    reset = Fault(kind=FaultKind.BROKEN, detail="reset by peer")
+    with closing(ScriptedHarness(limited_to(slots, reset))) as harness:
+        harness.add(make_jobs(800, expires_at=FAR_FUTURE))
+        harness.advance(5.0 + 1.5 * 800 / slots * LATENCY_SECONDS)
+        assert (harness.succeeded(), harness.recorder.errors) == (800, [])
         assert harness.attempts("throttled") > harness.attempts("fault")
 
 

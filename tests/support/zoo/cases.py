@@ -262,6 +262,12 @@ CASES = {
         ideal_seconds=100.0,
         goal=0.85,
     ),
+    "connections above 64 reset": Case(
+        upstream=lambda world: Faulty(HardLimit(world, about(0.2), slots=always(64)), FaultKind.BROKEN),
+        script=lines(6400),
+        ideal_seconds=20.0,
+        goal=0.8,
+    ),
     "queue 20, then 503": Case(
         upstream=lambda world: FullQueue(world, about(0.5), slots=always(20)),
         script=lines(1200),

@@ -11,11 +11,14 @@ from math import inf
 
 from batchline.domain.engine_queue import QueueLength
 from batchline.domain.outcomes import Outcome, Retryable, Success
+from batchline.domain.replies import FaultKind
 from batchline.domain.retry import RetryPolicy
 from batchline.pipeline.dispatch.circuit_breaker import Breakers, CircuitBreaker
 from batchline.pipeline.dispatch.in_flight import InFlight
 from batchline.pipeline.dispatch.limiter import Limiter
+from batchline.pipeline.dispatch.quarantine import WINDOW_SECONDS, Quarantine
 from batchline.pipeline.dispatch.queues import PROBES_IN_A_ROW, ReadyQueue
+from batchline.pipeline.dispatch.resets import Resets
 from batchline.pipeline.job import Job
 from batchline.telemetry.metrics import Metrics
 from tests.support.jobs import FAR_FUTURE, make_jobs
@@ -58,6 +61,7 @@ class SimulatedDispatcher:
         self._breakers = Breakers(
             "default", clock=world, random=world, patience_seconds=_PATIENCE_SECONDS, metrics=Metrics()
         )
+        self._quarantine, self._resets = Quarantine(), Resets()
         self._paused_models: dict[str, CircuitBreaker] = {}
         self._policy = RetryPolicy()
         self._work: dict[str, Work] = {}
@@ -101,15 +105,18 @@ class SimulatedDispatcher:
                     self._ready.add(jobs.popleft())
 
     def _take(self) -> list[Job]:
-        if not self._ready:
+        if not (self._ready or self._quarantine.occupied) or self._quarantine.crash_seen:
             return []
-        if self._breakers.paused:
+        if self._breakers.paused and self._ready:
             return self._take_probe(self._breakers.upstream, None)
-        for model, breaker in self._paused_models.items():
-            if jobs := self._take_probe(breaker, model):
-                return jobs
+        if self._quarantine.occupied:
+            return self._take_suspect()
         room = self._in_flight.room
-        if jobs := self._take_despite_block() or (self._take_ready(room) if room > 0 else []):
+        if (
+            jobs := self._take_model_probe()
+            or self._take_despite_block()
+            or (self._take_ready(room) if room > 0 else [])
+        ):
             return jobs
         for project, model in self._in_flight.may_exceed(self._ready.lanes()):
             if self._allowance_of(model) > 0:
@@ -134,6 +141,18 @@ class SimulatedDispatcher:
             if may_try and self._in_flight.may_start_one_of((project, model)):
                 return self._ready.take_lane(project, model)
         return []
+
+    def _take_model_probe(self) -> list[Job]:
+        for model, breaker in self._paused_models.items():
+            if jobs := self._take_probe(breaker, model):
+                return jobs
+        return []
+
+    def _take_suspect(self) -> list[Job]:
+        if self._in_flight.room <= 0 or (self._breakers.paused and self._breakers.upstream.seconds_to_probe):
+            return []
+        suspect = self._quarantine.start_next(in_flight=len(self._in_flight))
+        return [] if suspect is None else [suspect]
 
     def _take_probe(self, breaker: CircuitBreaker, model: str | None) -> list[Job]:
         lane = breaker.next_lane(
@@ -181,13 +200,41 @@ class SimulatedDispatcher:
         evidence = outcome if isinstance(outcome, Success) or not self._breakers.is_paused(model) else None
         self._in_flight.finish(job, evidence, self._world.time)
         self._breakers.end_probe(model, job.line_key)
+        self._quarantine.finish(job)
         if isinstance(outcome, Retryable):
             self.refused += 1
-            self._on_fault(job, outcome)
+            (self._on_break if outcome.kind == FaultKind.BROKEN else self._on_fault)(job, outcome)
             self._set_probe_timer()
         else:
             self._work[job.batch.id].open -= 1
             self._on_answer(model)
+            if self._resets.on_answer(job):
+                self._in_flight.breaks_are_refusals = True
+                for suspect in self._quarantine.withdraw(lambda _: True):
+                    self._ready.add(suspect)
+        self.pump()
+
+    def _on_break(self, job: Job, fault: Retryable) -> None:
+        window_was_open = self._quarantine.window_open
+        if job.refusal_cost is None and self._quarantine.note_break(job, beside=self._in_flight):
+            job.last_fault = fault
+            self._resets.on_break(job, beside=self._in_flight, is_first=not window_was_open)
+            if not window_was_open:
+                self._world.after(WINDOW_SECONDS, lambda: self._decide_breaks(fault))
+        else:
+            self._on_fault(job, fault)
+
+    def _decide_breaks(self, fault: Retryable) -> None:
+        broken, together = self._quarantine.close_window()
+        self._resets.on_breaks_over()
+        self._in_flight.breaks_are_refusals = self._resets.known
+        if together:
+            self._breakers.upstream.on_crash()
+            self._quarantine.suspect(broken)
+        else:
+            for job in broken:
+                self._on_fault(job, fault)
+        self._set_probe_timer()
         self.pump()
 
     def _on_answer(self, model: str) -> None:

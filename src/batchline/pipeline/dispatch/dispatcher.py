@@ -30,6 +30,7 @@ from batchline.pipeline.dispatch.in_flight import InFlight
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.quarantine import WINDOW_SECONDS, Quarantine
 from batchline.pipeline.dispatch.queues import PROBES_IN_A_ROW, ReadyQueue, RetryQueue
+from batchline.pipeline.dispatch.resets import Resets
 from batchline.pipeline.dispatch.waiting import Waiting
 from batchline.pipeline.job import HeldBatch, Job
 from batchline.pipeline.record import Recorder
@@ -86,7 +87,7 @@ class Dispatcher:
         self._recorder, self._breakers, self._limiter = recorder, breakers, limiter
         self._catalog, self._policy, self._tariff = catalog, policy, tariff
         self._clock, self._random, self._metrics = clock, random, metrics
-        self._quarantine = Quarantine()
+        self._quarantine, self._resets = Quarantine(), Resets()
         self._ready = ReadyQueue()
         self._retries = RetryQueue()
         self._paused_models: Mapping[str, CircuitBreaker] = {}
@@ -502,11 +503,12 @@ class Dispatcher:
     def _on_break(self, job: Job, fault: Retryable) -> None:
         job.last_fault = fault
         window_was_open = self._quarantine.window_open
-        if self._quarantine.note_break(job, beside=self._in_flight):
+        if job.refusal_cost is None and self._quarantine.note_break(job, beside=self._in_flight):
+            self._resets.on_break(job, beside=self._in_flight, is_first=not window_was_open)
             if not window_was_open:
                 self._group.create_task(self._decide_breaks())
             return
-        if not self._in_flight:
+        if not self._in_flight and job.refusal_cost is None:
             # If the upstream crashed, this line is the cause, since no other was in flight.
             job.suspect = True
             self._breakers.upstream.on_crash()
@@ -516,6 +518,8 @@ class Dispatcher:
         """Wait until the window of breaks closes, then treat them as one crash or as a fault of each line."""
         await self._clock.sleep(WINDOW_SECONDS)
         broken, together = self._quarantine.close_window()
+        self._resets.on_breaks_over()
+        self._in_flight.breaks_are_refusals = self._resets.known
         if together:
             self._breakers.upstream.on_crash()
             self._timers_changed.set()
@@ -524,6 +528,12 @@ class Dispatcher:
             for job in broken:
                 self._on_fault(job, _last_fault(job))
         self.pump()
+
+    def _end_quarantine(self) -> None:
+        """Let the suspects run as usual, because none of them is the cause of the breaks."""
+        for job in self._quarantine.withdraw(lambda _: True):
+            job.suspect = False
+            self._make_ready(job)
 
     def _end(self, job: Job, outcome: Success | Failure, result: str) -> None:
         self._count_attempt(job, result)
@@ -555,6 +565,9 @@ class Dispatcher:
 
     def _on_upstream_answer(self, job: Job) -> None:
         job.suspect = False
+        if self._resets.on_answer(job):
+            self._in_flight.breaks_are_refusals = True
+            self._end_quarantine()
         self.on_real_answer(job.model.id)
 
     def on_real_answer(self, model: str) -> None:

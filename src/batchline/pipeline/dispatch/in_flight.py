@@ -46,6 +46,8 @@ class InFlight:
     def __init__(self, limiter: Limiter, *, clock: Clock, count_sync_calls: Callable[[], int]) -> None:
         self._limiter, self._clock = limiter, clock
         self._count_sync_calls = count_sync_calls
+        self.breaks_are_refusals = False
+        """Whether the upstream resets connections beyond a number in flight, so that a quick break may be a refusal."""
         self._starts: dict[Job, Start] = {}
         self._typical_seconds = math.inf
         self.by_project: Counter[str] = Counter()
@@ -133,11 +135,11 @@ class InFlight:
     def finish(self, job: Job, outcome: Outcome | None, now: float) -> float:
         """Remove a job whose attempt ended, and return its latency. An outcome of None does not affect the limiter."""
         start, project_id = self._starts.pop(job), job.batch.project_id
-        again = job.last_fault is not None and _sign_of(job.last_fault) in _REFUSALS
+        again = job.last_fault is not None and self._sign_of(job.last_fault) in _REFUSALS
         if isinstance(outcome, Retryable):
             job.refusal_cost = self._limiter.end(
                 start,
-                _sign_of(outcome),
+                self._sign_of(outcome),
                 now,
                 project_id=project_id,
                 line=job.line_key,
@@ -211,12 +213,13 @@ class InFlight:
         if not self.by_project[project_id]:
             del self._last_end[project_id], self.by_project[project_id], self._lanes_of[project_id]
 
-
-def _sign_of(outcome: Retryable) -> Sign:
-    if outcome.throttled:
-        return Sign.THROTTLED
-    if outcome.kind in _UNAVAILABLE:
-        return Sign.UNAVAILABLE
-    if outcome.kind in _OVERLOADS:
-        return Sign.OVERLOADED
-    return Sign.FAULT if outcome.unavailable and outcome.kind != FaultKind.BROKEN else Sign.OTHER
+    def _sign_of(self, outcome: Retryable) -> Sign:
+        if outcome.throttled:
+            return Sign.THROTTLED
+        if outcome.kind in _UNAVAILABLE:
+            return Sign.UNAVAILABLE
+        if outcome.kind in _OVERLOADS:
+            return Sign.OVERLOADED
+        if outcome.kind == FaultKind.BROKEN and not self.breaks_are_refusals:
+            return Sign.OTHER
+        return Sign.FAULT if outcome.unavailable else Sign.OTHER

@@ -14,7 +14,7 @@ class Sign(Enum):
     OVERLOADED = "overloaded"
     """The answer was 408, 502 or 504, or there was a timeout. A few of these are no overload."""
     FAULT = "fault"
-    """The answer was another 5xx, or the connection was refused. If that comes quickly, it may be a refusal too. Else
-    it says nothing about the load."""
+    """The answer was another 5xx, or the connection was refused, or it broke at an upstream that is known to reset
+    connections. If that comes quickly, it may be a refusal too. Else it says nothing about the load."""
     OTHER = "other"
     """The end says nothing about the load. A connection that breaks may be the fault of its line."""

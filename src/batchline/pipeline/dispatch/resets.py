@@ -1,0 +1,67 @@
+"""Tells connections that an upstream resets because too many are open from those that break by the fault of a line.
+
+A crash breaks everything in flight, and the line that caused it breaks again. If only some of the lines in flight break
+together, while others are answered, and if the broken ones pass when they are tried again, the number in flight was the
+cause. From then on a connection that breaks quickly is a refusal::
+
+    unknown ──(some break together; others beside them are answered after that, and the broken ones later)──> known
+    known   ──(everything in flight breaks)──> unknown
+"""
+
+from collections.abc import Collection
+
+from batchline.pipeline.job import Job
+
+_LINES_TO_KNOW = 4
+"""The number of lines that must be answered of those that broke, and of those beside them. A few answers may be read
+after the breaks of a crash although they came before."""
+
+_MAX_LINES = 1024
+"""The most lines to remember. As many may be in flight."""
+
+
+class Resets:
+    """What is known about the broken connections of one upstream."""
+
+    def __init__(self) -> None:
+        self.known = False
+        """Whether the upstream resets connections beyond a number in flight."""
+        self._broken: set[Job] = set()
+        """The lines that broke and were not answered yet."""
+        self._passed = 0
+        """The number of lines that broke and were answered later."""
+        self._beside: set[Job] = set()
+        """The lines that were in flight beside the last breaks and did not break."""
+        self._answered_beside = 0
+        """The number of these that were answered since the last break."""
+
+    def on_break(self, job: Job, *, beside: Collection[Job], is_first: bool) -> None:
+        """Note a broken connection. ``is_first`` says that it does not belong to the breaks before it."""
+        if is_first:
+            self._beside = set(beside)
+        self._beside.discard(job)
+        self._answered_beside = 0
+        if len(self._broken) < _MAX_LINES:
+            self._broken.add(job)
+
+    def on_breaks_over(self) -> None:
+        """Note that no further break belongs to the last ones."""
+        if self._broken and not self._beside:
+            self.known = False
+            self._forget()
+
+    def on_answer(self, job: Job) -> bool:
+        """Note an answer, and return whether it shows that the number in flight was the cause of the last breaks."""
+        if job in self._broken:
+            self._broken.remove(job)
+            self._passed += 1
+        self._answered_beside += job in self._beside
+        if min(self._passed, self._answered_beside) < _LINES_TO_KNOW:
+            return False
+        self.known = True
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        self._broken, self._beside = set(), set()
+        self._passed = self._answered_beside = 0
