@@ -492,6 +492,13 @@ CASES = {
         ideal_seconds=2560 / 128,
         goal=0.75,  # As above.
     ),
+    "beside a small queue": Case(
+        upstream=partial(_slow_and_quick, slow=(8, 0.5), quick=(64, 1.0)),
+        script=beside_a_slow_model(1280, project="one"),
+        ideal_seconds=1280 / 64,
+        goal=0.75,
+        shortfall="the number in flight is found for both models together, and is too low for one with room for more",
+    ),
     # A line waits for the one that is processed, and for the next one that is already there.
     "single lines, one slot": Case(
         upstream=lambda world: Queueing(world, about(3.0), slots=always(1)),
