@@ -229,6 +229,15 @@ def test_refusals_are_tolerated_while_more_are_accepted_the_more_are_sent(seed: 
     assert mean(drive.accepted, range(15, 30)) >= 0.65 * 68 / LATENCY_SECONDS
 
 
+@pytest.mark.rule("D3", "Where some are refused at any limit, a refusal costs a half, so that no line fails by chance.")
+def test_a_refusal_costs_a_half_where_some_are_refused_at_any_limit() -> None:
+    drive = Drive()
+    drive.run(everything, until=2.0)
+    assert drive.limit.cost == 1.0
+    drive.run(chance(0.35), until=30.0)
+    assert drive.limit.cost == 0.5
+
+
 def test_the_wait_ends_when_one_may_start() -> None:
     """Below one in flight, starts are spaced by time."""
     drive = Drive()

@@ -281,7 +281,9 @@ class RefusalLimit:
 
     @property
     def cost(self) -> float:
-        """The cost of a refusal: 1 if at most half of the requests are refused, and less if more are."""
+        """The cost of a refusal: 1, but less if more than half of the requests are refused, or some at any limit."""
+        if self._usual > _FEW:
+            return _LEAST_COST
         return max(_LEAST_COST, min(1.0, -log2(max(_NONE, self._recent))))
 
     @property
