@@ -42,6 +42,11 @@ def test_at_a_known_limit_the_waits_double_late_and_seldom() -> None:
     assert POLICY.wait(tries=3, retry_after=7.0, jitter=0.5, limited=True) == 7.0625
 
 
+def test_a_line_yields_when_a_third_of_its_throttles_is_spent() -> None:
+    assert [POLICY.yield_seconds(throttles) for throttles in (1.0, 4.0, 4.5, 12.0)] == [0.0, 0.0, 300.0, 300.0]
+    assert RetryPolicy(max_throttles=0).yield_seconds(0.5) == 300.0
+
+
 def test_the_base_is_a_setting() -> None:
     """F2."""
     assert waits(RetryPolicy(base_seconds=0.0), jitter=1.0) == [0] * 8

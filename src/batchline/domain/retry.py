@@ -8,6 +8,9 @@ _MAX_DOUBLINGS = 64
 _LIMITED_TRIES, _MAX_LIMITED_DOUBLINGS = 6, 3
 """At an upstream with a limit, so many waits are half as long as the first one otherwise. Then they double, so often at
 most."""
+_YIELDING_PART, _LONGEST_YIELD_SECONDS = 1 / 3, MAX_RETRY_AFTER_SECONDS
+"""At an upstream with a limit, a line that has spent more than this part of its throttles starts after the other lines
+of its model, but waits no longer for them than this time before each attempt."""
 _JITTER_AFTER_RETRY_AFTER = 0.25
 """At an upstream with a limit, lines need not be spread far after the time of Retry-After: the limiter spaces them."""
 
@@ -32,3 +35,10 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
         if limited and retry_after is not None:
             backoff *= _JITTER_AFTER_RETRY_AFTER
         return backoff if retry_after is None else min(retry_after, MAX_RETRY_AFTER_SECONDS) + backoff
+
+    def yield_seconds(self, throttles: float) -> float:
+        """Return how long a line lets others start before it, after so many throttles at an upstream with a limit.
+
+        A limit of tokens may leave room for small lines again and again, and never for a large one beside them.
+        """
+        return _LONGEST_YIELD_SECONDS if throttles > _YIELDING_PART * self.max_throttles else 0.0

@@ -82,6 +82,7 @@ class Job:
         "trace",
         "tries",
         "within_limit",
+        "yields_until",
     )
 
     def __init__(self, line: Line, *, position: int, shard: HeldShard) -> None:
@@ -104,6 +105,8 @@ class Job:
         """The sum of the costs of its refusals."""
         self.probes = 0
         """The number of its faults that were forgiven because its upstream was paused. They spend no attempt."""
+        self.yields_until = 0.0
+        """The time until which its next attempt lets other lines of its model start first."""
         self.refusal_cost: float | None = None
         """The cost of its last attempt if a limit refused it: 0 if the limiter was looking for the limit. Else None."""
         self.last_fault: Retryable | None = None

@@ -177,13 +177,31 @@ def test_lines_that_are_tried_again_take_turns_with_the_others() -> None:
     assert (len(ready), dict(ready.by_model)) == (0, {})
 
 
+def _due(retries: RetryQueue, now: float, *, ready: str = "") -> list[Job]:
+    """Take what is due while jobs of one model, or of none, could start."""
+    return retries.take_due(now, has_ready=lambda model: model == ready)
+
+
 def test_a_retry_waits_until_its_time() -> None:
     """D3: in the order of their times, and counted for their project."""
     retries, jobs = RetryQueue(), make_jobs(3)
     for job, until in zip(jobs, (30.0, 10.0, 20.0), strict=True):
         retries.add(job, until=until)
-    assert (retries.next_due, retries.take_due(9.9), retries.by_project["p"]) == (10.0, [], 3)
-    assert retries.take_due(20.0) == [jobs[1], jobs[2]]
+    assert (retries.next_due, _due(retries, 9.9), retries.by_project["p"]) == (10.0, [], 3)
+    assert _due(retries, 20.0) == [jobs[1], jobs[2]]
     assert (retries.next_due, retries.by_project["p"]) == (30.0, 1)
     assert retries.withdraw(lambda job: job.batch is jobs[0].batch) == [jobs[0]]
     assert (retries.next_due, dict(retries.by_project), dict(retries.by_batch)) == (None, {}, {})
+
+
+def test_a_job_that_yields_waits_for_the_others_of_its_model() -> None:
+    """It looks again every second, and starts in any case when its time is over."""
+    retries, [idle, busy] = RetryQueue(), [make_jobs(1, model=model)[0] for model in ("idle", "busy")]
+    for job in (idle, busy):
+        job.yields_until = 12.5
+        retries.add(job, until=10.0)
+    assert _due(retries, 10.0, ready="busy") == [idle]
+    assert (retries.next_due, dict(retries.by_model)) == (11.0, {"busy": 1})
+    assert (_due(retries, 11.0, ready="busy"), _due(retries, 12.0, ready="busy")) == ([], [])
+    assert _due(retries, 13.0, ready="busy") == [busy]
+    assert (len(retries), dict(retries.by_model)) == (0, {})

@@ -41,6 +41,7 @@ from tests.support.zoo.upstreams import (
     Faulty,
     FullQueue,
     HardLimit,
+    HiddenTokens,
     ImpatientQueue,
     Overloading,
     Queueing,
@@ -418,6 +419,12 @@ CASES = {
         script=lines(2000),
         ideal_seconds=19.4,
         goal=0.85,
+    ),
+    "tokens, few large lines": Case(
+        upstream=lambda world: HiddenTokens(world, Bucket(10_000, 20_000), few=100, many=8000),
+        script=lines(1200),
+        ideal_seconds=29.0,
+        goal=0.6,
     ),
     "announced window": Case(
         upstream=lambda world: _announced_window(world, Window(60, 60.0)),

@@ -17,7 +17,7 @@ from batchline.pipeline.dispatch.circuit_breaker import Breakers, CircuitBreaker
 from batchline.pipeline.dispatch.in_flight import InFlight
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.quarantine import WINDOW_SECONDS, Quarantine
-from batchline.pipeline.dispatch.queues import PROBES_IN_A_ROW, ReadyQueue
+from batchline.pipeline.dispatch.queues import PROBES_IN_A_ROW, YIELD_CHECK_SECONDS, ReadyQueue
 from batchline.pipeline.dispatch.resets import Resets
 from batchline.pipeline.job import Job
 from batchline.telemetry.metrics import Metrics
@@ -266,13 +266,19 @@ class SimulatedDispatcher:
             work.failed += 1
             return
         tries = max(1, job.attempts if attempts else int(job.throttles))
+        limited = not attempts and self.limiter.model(model).is_refused
         wait = policy.wait(
-            tries=tries,
-            retry_after=fault.retry_after,
-            jitter=self._world.uniform(0, 1),
-            limited=not attempts and self.limiter.model(model).is_refused,
+            tries=tries, retry_after=fault.retry_after, jitter=self._world.uniform(0, 1), limited=limited
         )
-        self._world.after(wait, lambda: self._make_ready(job))
+        job.yields_until = self._world.time + policy.yield_seconds(job.throttles) if limited else 0.0
+        self._world.after(wait, lambda: self._retry(job))
+
+    def _retry(self, job: Job) -> None:
+        """Make a job ready, unless it yields and others of its model could start."""
+        if job.yields_until > self._world.time and self._ready.by_model[job.model.id]:
+            self._world.after(YIELD_CHECK_SECONDS, lambda: self._retry(job))
+        else:
+            self._make_ready(job)
 
     def _make_ready(self, job: Job) -> None:
         self._ready.add(job)

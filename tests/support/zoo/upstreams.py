@@ -245,6 +245,18 @@ class TokensPerSecond(Upstream):
         (self.answer if accepted else self.refuse)(reply, rate_limits=announced)
 
 
+class HiddenTokens(Upstream):
+    """A bucket of tokens that announces nothing. One line in fifty needs many tokens, and the others need few."""
+
+    def __init__(self, world: World, bucket: Bucket, *, few: int, many: int) -> None:
+        super().__init__(world)
+        self._bucket, self._few, self._many = bucket, few, many
+
+    def handle(self, job: Job, reply: Reply) -> None:
+        tokens = self._many if job.line.index % 50 == 7 else self._few
+        (self.answer if self._bucket.take(self.world.time, tokens) else self.refuse)(reply)
+
+
 def _tokens_left(remaining: float, *, limit: float, reset_seconds: float) -> RateLimits:
     return RateLimits(tokens=Quota(limit=limit, remaining=int(remaining), reset_seconds=round(reset_seconds, 3)))
 

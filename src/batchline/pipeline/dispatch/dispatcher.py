@@ -607,15 +607,17 @@ class Dispatcher:
         return refusals > 0 and job.throttles + refusals > self._policy.max_throttles
 
     def _wait_for_retry(self, job: Job, fault: Retryable) -> None:
-        refused = job.is_refused_by(fault)
+        refused, now = job.is_refused_by(fault), self._clock.steady()
+        limited = refused and self._limiter.model(job.model.id).is_refused
         self._metrics.retries.labels("throttled" if refused else "fault").inc()
         wait = self._policy.wait(
             tries=max(1, int(job.throttles) if refused else job.attempts),
             retry_after=fault.retry_after,
             jitter=self._random.uniform(0, 1),
-            limited=refused and self._limiter.model(job.model.id).is_refused,
+            limited=limited,
         )
-        self._retries.add(job, until=self._clock.steady() + wait)
+        job.yields_until = now + self._policy.yield_seconds(job.throttles) if limited else now
+        self._retries.add(job, until=now + wait)
         self._timers_changed.set()
 
     def _admit(self, job: Job) -> None:
@@ -678,7 +680,7 @@ class Dispatcher:
         while True:
             self._timers_changed.clear()
             now = self._clock.steady()
-            for job in self._retries.take_due(now):
+            for job in self._retries.take_due(now, has_ready=self._ready.by_model.__contains__):
                 self._make_ready(job)
             self._retry_overdue()
             self.pump()

@@ -10,6 +10,8 @@ from batchline.pipeline.job import Job
 PROBES_IN_A_ROW = 4
 """The number of probes with one line before another line of its project and model is used. Some upstreams need several
 attempts for each line, and some lines are never answered."""
+YIELD_CHECK_SECONDS = 1.0
+"""The time after which a job that yields looks again whether others could start."""
 
 
 class ReadyQueue:
@@ -303,7 +305,10 @@ def _subtract(counts: Counter[str], jobs: list[Job]) -> None:
 
 
 class RetryQueue:
-    """Jobs that wait for their next attempt. They take no slot."""
+    """Jobs that wait for their next attempt. They take no slot.
+
+    After its wait, a job that yields goes on waiting for a while as long as other jobs of its model could start.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Job]] = []
@@ -326,11 +331,14 @@ class RetryQueue:
         self.by_batch[job.batch.id] += 1
         self.by_model[job.model.id] += 1
 
-    def take_due(self, now: float) -> list[Job]:
-        """Take the jobs whose wait is over."""
-        jobs = []
+    def take_due(self, now: float, *, has_ready: Callable[[str], bool]) -> list[Job]:
+        """Take the jobs whose wait is over. ``has_ready`` returns whether jobs of a model could start."""
+        jobs, yielding = list[Job](), list[Job]()
         while self._heap and self._heap[0][0] <= now:
-            jobs.append(heappop(self._heap)[2])
+            job = heappop(self._heap)[2]
+            (yielding if job.yields_until > now and has_ready(job.model.id) else jobs).append(job)
+        for job in yielding:
+            heappush(self._heap, (now + YIELD_CHECK_SECONDS, next(self._order), job))
         self._count_out(jobs)
         return jobs
 
