@@ -342,6 +342,23 @@ def test_lines_that_each_get_some_429_before_their_answer_all_succeed() -> None:
         assert harness.recorder.errors == []
 
 
+@pytest.mark.rule("D3", "A line that a limit of tokens leaves no room for beside small ones succeeds after them.")
+def test_a_large_line_that_is_refused_beside_small_ones_succeeds_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D3, D9: its throttles would not last for as long as the small ones take."""
+    monkeypatch.setattr(ModelLimit, "is_refused", True)
+    limited = limited_to(4, refusal(429))
+
+    async def reply(request: Request) -> Reply:
+        is_last = harness.succeeded(project="small") == 2400
+        return await limited(request) if request.project == "small" or is_last else refusal(429)
+
+    with closing(ScriptedHarness(reply, cap=16)) as harness:
+        harness.add(make_jobs(2400, project_id="small", expires_at=FAR_FUTURE))
+        harness.add(make_jobs(1, project_id="large", expires_at=FAR_FUTURE))
+        harness.advance(180.0)
+        assert (harness.succeeded(), harness.recorder.errors) == (2401, [])
+
+
 def test_a_line_that_may_start_a_moment_after_the_look_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """D9: otherwise it would start only when something else happens, such as another batch."""
     with closing(DispatcherHarness()) as harness:
