@@ -25,7 +25,7 @@ class Drive:
         """Return whether it is about the line. ``order`` is that of its start, if it is not the last one."""
         self.now += STEP_SECONDS
         self._order += 1
-        return self.refusals.is_about_line(line, self.now, order=order or self._order, again=again, limited=limited)
+        return self.refusals.count_refusal(line, self.now, order=order or self._order, again=again, limited=limited)
 
     def refuse_first(self, seconds: float) -> None:
         """Refuse lines when they are tried first, and answer each of them when it is tried again."""

@@ -18,15 +18,15 @@ def test_a_start_that_is_not_refused_for_some_time_was_accepted() -> None:
     """Answers may take minutes, and refusals come quickly."""
     sample = begin(10)
     sample.on_refusal(8)
-    assert not sample.is_complete(0.09)
+    assert not sample.end_if_complete(0.09)
     assert sample.complete_at == PATIENCE_SECONDS
-    assert sample.is_complete(0.1)
+    assert sample.end_if_complete(0.1)
     assert sample.refused_part == 0.1
 
 
 def test_a_sample_without_enough_starts_is_not_complete() -> None:
     sample = begin(9)
-    assert not sample.is_complete(1000.0)
+    assert not sample.end_if_complete(1000.0)
 
 
 def test_only_its_own_starts_are_counted() -> None:
@@ -51,7 +51,7 @@ def test_many_refusals_end_it_early(refused: int, complete: bool) -> None:
     sample = begin(10)
     for order in range(6, 6 + refused):
         sample.on_refusal(order)
-    assert sample.is_complete(0.01) is complete
+    assert sample.end_if_complete(0.01) is complete
 
 
 def test_of_a_sample_that_ends_early_the_starts_up_to_the_last_refusal_count() -> None:
@@ -59,7 +59,7 @@ def test_of_a_sample_that_ends_early_the_starts_up_to_the_last_refusal_count() -
     sample = begin(10)
     for order in (6, 7, 9, 11, 13):
         sample.on_refusal(order)
-    assert sample.is_complete(0.01)
+    assert sample.end_if_complete(0.01)
     assert sample.refused_part == 5 / 8
 
 
@@ -68,8 +68,8 @@ def test_a_whole_sample_is_waited_for() -> None:
     sample = begin(10, whole=True)
     for order in range(6, 14):
         sample.on_refusal(order)
-    assert not sample.is_complete(0.01)
-    assert sample.is_complete(0.1)
+    assert not sample.end_if_complete(0.01)
+    assert sample.end_if_complete(0.1)
     assert sample.refused_part == 0.8
 
 
@@ -77,21 +77,21 @@ def test_it_goes_on_for_some_time_though_it_has_enough() -> None:
     """A burst that is accepted at once shows nothing about a rate."""
     sample = begin(10, seconds=3.0)
     sample.on_start(2.0, 5, 5, patience=PATIENCE_SECONDS)
-    assert not sample.is_complete(3.0)
-    assert sample.is_complete(3.1)
+    assert not sample.end_if_complete(3.0)
+    assert sample.end_if_complete(3.1)
     sample.on_refusal(20)
-    assert sample.is_complete(3.1)
+    assert sample.end_if_complete(3.1)
     assert sample.refused_part == 1 / 15
 
 
 def test_it_ends_after_some_time_with_the_least_number() -> None:
     sample = begin(2, least=3, most_seconds=1.0)
-    assert not sample.is_complete(5.0)
+    assert not sample.end_if_complete(5.0)
     sample.on_start(6.0, 1, 1, patience=PATIENCE_SECONDS)
     assert sample.complete_at == 6.1
     sample = begin(3, least=3, most_seconds=1.0)
-    assert not sample.is_complete(1.0)
-    assert sample.is_complete(1.1)
+    assert not sample.end_if_complete(1.0)
+    assert sample.end_if_complete(1.1)
 
 
 def test_nothing_of_an_empty_sample_is_refused() -> None:
@@ -105,7 +105,7 @@ def sent_in_turn(in_flight: list[int], refused: list[int]) -> Sample:
         sample.on_start(0.0, 1, number, patience=PATIENCE_SECONDS)
     for each in refused:
         sample.on_refusal(each + 1)
-    assert sample.is_complete(PATIENCE_SECONDS)
+    assert sample.end_if_complete(PATIENCE_SECONDS)
     return sample
 
 

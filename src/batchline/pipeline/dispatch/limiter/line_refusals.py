@@ -61,10 +61,10 @@ class LineRefusals:
             self._accepted_again += _AGAIN_WEIGHT * (1 - self._accepted_again)
         self._count(now, order=order, again=again, accepted=True, latency_seconds=latency_seconds)
 
-    def is_about_line(self, line: Hashable, now: float, *, order: int, again: bool, limited: bool) -> bool:
+    def count_refusal(self, line: Hashable, now: float, *, order: int, again: bool, limited: bool) -> bool:
         """Count a refusal, and return whether it is only about its line. ``limited`` says that a limit is known."""
         together = line != self._refused_line and now - self._refused_at <= _TOGETHER_SECONDS
-        others_pass = self._others_pass_since(line)
+        others_pass = self._note_refused(line)
         self._refused_line, self._refused_at = line, now
         self._count(now, order=order, again=again, accepted=False)
         if again:
@@ -73,8 +73,8 @@ class LineRefusals:
             return True
         return again and others_pass and self._accepted_again < _SELDOM
 
-    def _others_pass_since(self, line: Hashable) -> bool:
-        """Return whether most lines that were tried first since the last refusal of a line passed."""
+    def _note_refused(self, line: Hashable) -> bool:
+        """Note that a line was refused, and return whether most lines tried first since its last refusal passed."""
         refused, passed = self._first_ends
         refused_before, passed_before = self._ends_before.get(line, self._first_ends)
         if len(self._ends_before) >= _MAX_LINES:

@@ -108,7 +108,7 @@ class ModelLimit:
             self._refusals.on_other_refusal(start)
             return None
         limited = self._refusals.is_limiting
-        if self._line_refusals.is_about_line(line, now, order=start.order, again=again, limited=limited):
+        if self._line_refusals.count_refusal(line, now, order=start.order, again=again, limited=limited):
             if self._line_refusals.first_are_refused:
                 self._refusals.give_up()
             self._refusals.on_other_refusal(start)

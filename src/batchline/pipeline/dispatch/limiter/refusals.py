@@ -142,7 +142,7 @@ class RefusalLimit:
             self._consider_sample(now)
         if not self.is_limiting:
             return inf
-        if self._is_blocked(now):
+        if self._check_block(now):
             return int(self._block.may_try(now))
         free = self._slots.free(in_flight, now)
         if self._phase is _Phase.HOLD and now >= self._probe_at and self._slots.is_full(in_flight, now):
@@ -154,7 +154,7 @@ class RefusalLimit:
         """Return the seconds until a request may start even if none ends; 0 if it may now, or if one must end first."""
         if not self.is_limiting:
             return 0.0
-        if self._is_blocked(now):
+        if self._check_block(now):
             return self._block.wait(now)
         if self._slots.free(in_flight, now) > 0:
             return 0.0
@@ -168,12 +168,12 @@ class RefusalLimit:
 
     def may_try_first(self, now: float) -> bool:
         """Return whether a line of a project that was not refused may start although the model is blocked."""
-        return self._is_blocked(now) and self._block.may_try(now, first=True)
+        return self._check_block(now) and self._block.may_try(now, first=True)
 
     def on_start(self, now: float, count: int, in_flight: int) -> None:
         """Report ``count`` starts. ``in_flight`` includes them."""
         self._slots.on_start(now, count, in_flight)
-        if self._is_blocked(now):
+        if self._check_block(now):
             self._block.on_try(now, self._slots.started, patience=self._patience)
         elif self._sample is not None:
             self._sample.on_start(now, count, in_flight, patience=self._patience)
@@ -202,7 +202,7 @@ class RefusalLimit:
             if self._phase is _Phase.HOLD and not self._cuts and not is_usual and accepted < self.limit:
                 self._hold(accepted, now)
             return 0.0
-        if self._is_blocked(now):
+        if self._check_block(now):
             self._block.begin(self._retry_at, now)
             return 0.0
         cost = 0.0 if self._tries_more else self.cost
@@ -298,7 +298,7 @@ class RefusalLimit:
 
     def _consider_sample(self, now: float) -> None:
         sample = self._sample
-        if sample is None or not sample.is_complete(now):
+        if sample is None or not sample.end_if_complete(now):
             return
         if self._phase is _Phase.PROBE:
             self._end_probe(sample.refused_part, now)
@@ -370,8 +370,11 @@ class RefusalLimit:
         self._block.begin(self._retry_at, now)
         self._return_from_cuts(now)
 
-    def _is_blocked(self, now: float) -> bool:
-        """Return whether starts are held up by Retry-After. The lines that were tried meanwhile are in no sample."""
+    def _check_block(self, now: float) -> bool:
+        """Return whether starts are held up by Retry-After, and end the block if that is over or was not meant.
+
+        The lines that were tried meanwhile are in no sample.
+        """
         if not self._block.until:
             return False
         if self._block.is_on(now) and not self._block.is_accepted(now):

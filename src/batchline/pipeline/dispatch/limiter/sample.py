@@ -54,7 +54,8 @@ class Sample:
             self._judged = max(self._judged, number)
             self._refused.append(number - 1)
 
-    def is_complete(self, now: float) -> bool:
+    def end_if_complete(self, now: float) -> bool:
+        """Return whether the sample is complete. When its time is over, what was not refused was accepted."""
         if now >= self.complete_at:
             self._judged = self._started
             return True
