@@ -424,7 +424,7 @@ CASES = {
         upstream=lambda world: HiddenTokens(world, Bucket(10_000, 20_000), few=100, many=8000),
         script=lines(1200),
         ideal_seconds=29.0,
-        goal=0.6,
+        goal=0.5,
     ),
     "announced window": Case(
         upstream=lambda world: _announced_window(world, Window(60, 60.0)),
@@ -679,7 +679,7 @@ CASES = {
         upstream=lambda world: Overloading(world, 1.0, slots=32),
         script=lines_with_metrics(1280, QueueLength(running=0, waiting=0)),
         ideal_seconds=40.0,
-        goal=0.8,
+        goal=0.75,
     ),
     "queue length of a busy engine": Case(
         upstream=lambda world: Queueing(world, about(0.5), slots=_LATE_GROWING),
