@@ -113,7 +113,7 @@ def test_a_queue_is_kept_short_for_ten_minutes(kind: str, seconds: float, settli
     """As above, with many seeds. In that time the limit is raised or lowered by mistake now and then."""
     measured = 600.0 if seconds > 0.1 else 60.0
     for seed in SEEDS:
-        check_queue(kind, seconds, seed, settling=settling, measured=measured, least=20, usual=64)
+        check_queue(kind, seconds, seed, settling=settling, measured=measured, least=16, usual=80)
 
 
 @pytest.mark.parametrize("slots", [16, 4, 1])
@@ -200,13 +200,13 @@ def test_a_small_batch_does_not_crawl() -> None:
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.proof) for seed in (2, 3))])
 def test_it_follows_a_capacity_that_halves_and_one_that_doubles(seed: int) -> None:
-    """20 seconds later it uses what there is, and the queue is about as long as what is processed."""
+    """20 seconds later it uses what there is, and the queue is at most about two rounds long."""
     for before, after in ((32, 16), (16, 32)):
         world = World(seed)
         upstream = Queueing(world, about(0.2, noise=0.3), slots=changing(before, after, at=20.0))
         span = Drive(upstream).settle(40.0).run(20.0)
         assert span.rate >= 0.93 * after / 0.2
-        assert span.usual_limit <= 2.3 * after
+        assert span.usual_limit <= 3.2 * after
 
 
 def test_it_follows_answers_that_take_twice_as_long() -> None:
