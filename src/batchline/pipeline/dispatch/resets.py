@@ -8,7 +8,7 @@ cause. From then on a connection that breaks quickly is a refusal::
     known   ──(everything in flight breaks)──> unknown
 """
 
-from collections.abc import Collection
+from collections.abc import Hashable, Iterable
 
 from batchline.pipeline.job import Job
 
@@ -21,28 +21,28 @@ _MAX_LINES = 1024
 
 
 class Resets:
-    """What is known about the broken connections of one upstream."""
+    """Learns from the broken connections of one upstream. It remembers the keys of lines, and not their bodies."""
 
     def __init__(self) -> None:
         self.known = False
         """Whether the upstream resets connections beyond a number in flight."""
-        self._broken: set[Job] = set()
+        self._broken: set[Hashable] = set()
         """The lines that broke and were not answered yet."""
         self._passed = 0
         """The number of lines that broke and were answered later."""
-        self._beside: set[Job] = set()
+        self._beside: set[Hashable] = set()
         """The lines that were in flight beside the last breaks and did not break."""
         self._answered_beside = 0
         """The number of these that were answered since the last break."""
 
-    def on_break(self, job: Job, *, beside: Collection[Job], is_first: bool) -> None:
+    def on_break(self, job: Job, *, beside: Iterable[Job], is_first: bool) -> None:
         """Note a broken connection. ``is_first`` says that it does not belong to the breaks before it."""
         if is_first:
-            self._beside = set(beside)
-        self._beside.discard(job)
+            self._beside = {other.line_key for other in beside}
+        self._beside.discard(job.line_key)
         self._answered_beside = 0
         if len(self._broken) < _MAX_LINES:
-            self._broken.add(job)
+            self._broken.add(job.line_key)
 
     def on_breaks_over(self) -> None:
         """Note that no further break belongs to the last ones."""
@@ -52,10 +52,10 @@ class Resets:
 
     def on_answer(self, job: Job) -> bool:
         """Note an answer, and return whether it shows that the number in flight was the cause of the last breaks."""
-        if job in self._broken:
-            self._broken.remove(job)
+        if job.line_key in self._broken:
+            self._broken.remove(job.line_key)
             self._passed += 1
-        self._answered_beside += job in self._beside
+        self._answered_beside += job.line_key in self._beside
         if min(self._passed, self._answered_beside) < _LINES_TO_KNOW:
             return False
         self.known = True

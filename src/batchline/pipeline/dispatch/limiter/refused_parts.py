@@ -21,7 +21,7 @@ _LEAST_COST = 0.5
 
 
 class RefusedParts:
-    """What is known about the parts of one model."""
+    """Follows the parts of one model."""
 
     def __init__(self) -> None:
         self.recent = 0.0
