@@ -130,6 +130,7 @@ async def client(
     connect_timeout: float = 10,
     request_timeout: float = 30,
     max_answer_bytes: int = 1024 * 1024,
+    max_idle_seconds: float = 4,
     clock: Clock | None = None,
     held_bytes: HeldBytes | None = None,
 ) -> AsyncIterator[HttpUpstream]:
@@ -141,6 +142,7 @@ async def client(
         connect_timeout=connect_timeout,
         request_timeout=request_timeout,
         max_answer_bytes=max_answer_bytes,
+        max_idle_seconds=max_idle_seconds,
         clock=clock or SystemClock(),
         held_bytes=held_bytes,
     )

@@ -129,6 +129,26 @@ def test_a_connection_that_a_server_may_close_at_any_moment_is_not_reused(run: R
     assert run(main()) == [1, 1, 2]
 
 
+def test_idle_connections_are_closed_without_a_further_request(run: Run) -> None:
+    """A server that serves a fixed number of connections is then free for the other workers."""
+    both = asyncio.Barrier(2)
+    left = asyncio.Barrier(3)
+
+    async def behave(peer: Peer) -> None:
+        await peer.request()
+        await both.wait()
+        await peer.send(answer())
+        await peer.left()
+        await left.wait()
+
+    async def main() -> None:
+        async with serving(behave) as wire, client(wire.port, max_idle_seconds=0.01) as upstream:
+            await asyncio.gather(post(upstream), post(upstream))
+            await left.wait()
+
+    run(main())
+
+
 @pytest.mark.rule("D10", "A kept-alive connection that is found closed before the first byte is replaced.")
 @pytest.mark.parametrize("how", ["closed", "reset"])
 def test_a_connection_closed_while_idle_is_replaced(run: Run, how: str) -> None:

@@ -11,6 +11,8 @@ much of it is held.
 
 import asyncio
 import select
+import socket
+import struct
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -29,10 +31,12 @@ from batchline.domain.rate_limits import (
 )
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock
+from batchline.upstream.arrival import Arrival, arrival_of
 from batchline.upstream.encoding import Undecodable, decode, is_plain, is_readable
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_SHOWN_BYTES = 50
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 _UNRESERVED_BYTES = 64 * 1024
 """An answer up to this size reserves nothing: nearly all are smaller, and never wait for large ones."""
 _RESERVED_STEP_BYTES = 256 * 1024
@@ -168,6 +172,21 @@ class UpstreamConnection(asyncio.Protocol):
         socket costs 0.5 us.
         """
         return self.reusable and not self._unread.poll(0)
+
+    @property
+    def first_exchange(self) -> UpstreamExchange | None:
+        """The exchange in flight, if it is the first on this connection."""
+        return self._exchange if self._exchanges == 1 else None
+
+    def arrival(self) -> Arrival:
+        """Return whether what was sent has reached the server."""
+        return arrival_of(self._transport.get_extra_info("socket"))
+
+    def abandon(self) -> None:
+        """Close the connection at once, and leave its exchange to the caller. What was sent cannot arrive later."""
+        self._exchange = None
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+        self.close()
 
     def close(self) -> None:
         """Close the connection at once; an exchange that is in flight ends with the fault CLOSED."""

@@ -23,12 +23,17 @@ from batchline import __version__
 from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.replies import Fault, FaultKind, Reply
 from batchline.ports import Clock
+from batchline.upstream.arrival import Arrival
 from batchline.upstream.connection import CLOSED, EventReceiver, UpstreamConnection, UpstreamExchange
 from batchline.upstream.streaming import EventStream
 
 _MAX_IDLE_SECONDS = 4.0
 """Many servers close a connection that was idle for 5 s. A request that is written at that moment is lost, and that
 spends an attempt of its line."""
+_ARRIVAL_CHECK_SECONDS = 1.0
+_SPREAD_STEP = 0.618
+"""Connections that are opened together are checked at different times within another second, each this much of it after
+the one before. So those that replace them are not opened together again."""
 _LARGE_BODY_BYTES = 64 * 1024
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _RESERVED_HEADERS = frozenset(
@@ -53,6 +58,7 @@ class HttpUpstream:
         connect_timeout: float,
         request_timeout: float,
         max_answer_bytes: int,
+        max_idle_seconds: float = _MAX_IDLE_SECONDS,
         clock: Clock,
         held_bytes: HeldBytes | None = None,
     ) -> None:
@@ -70,11 +76,14 @@ class HttpUpstream:
         self._request_timeout = request_timeout
         self._max_answer_bytes = max_answer_bytes
         self._held_bytes = held_bytes or HeldBytes(math.inf)
+        self._max_idle_seconds = max_idle_seconds
         self._clock = clock
         self._tls = ssl.create_default_context() if self._address.tls else None
         self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+        self._opened = 0
+        self._sweep: asyncio.TimerHandle | None = None
 
     def post(self, path: str, body: bytes) -> UpstreamExchange:
         """Start one attempt and return it.
@@ -109,6 +118,8 @@ class HttpUpstream:
         """Close every connection; requests that are still in flight end with the fault CLOSED."""
         for connecting in self._connecting:
             connecting.cancel()
+        if self._sweep is not None:
+            self._sweep.cancel()
         connections = list(self._open)
         for connection in connections:
             connection.close()
@@ -141,12 +152,44 @@ class HttpUpstream:
         try:
             connection = await self._connect()
         except OSError as error:
-            reason = _explain(error, self._connect_timeout)
-            exchange.set_result(Fault(kind=FaultKind.REFUSED, detail=f"cannot connect to the upstream: {reason}"))
+            exchange.set_result(_refused(_explain(error, self._connect_timeout)))
             return
         self._open.add(connection)
         connection.closed.add_done_callback(lambda _: self._open.discard(connection))
         connection.send(exchange, timeout=exchange.started + self._request_timeout - self._clock.steady())
+        self._opened += 1
+        self._schedule_arrival_check(connection)
+        if self._sweep is None:
+            self._schedule_sweep()
+
+    def _schedule_arrival_check(self, connection: UpstreamConnection) -> None:
+        delay = _ARRIVAL_CHECK_SECONDS * (1 + self._opened * _SPREAD_STEP % 1.0)
+        asyncio.get_running_loop().call_later(delay, self._check_arrival, connection)
+
+    def _check_arrival(self, connection: UpstreamConnection) -> None:
+        """Send a request again if the connection that it was sent on was never accepted."""
+        exchange = connection.first_exchange
+        if exchange is None:
+            return
+        arrival = connection.arrival()
+        if arrival is Arrival.UNKNOWN:
+            self._schedule_arrival_check(connection)
+        elif arrival is Arrival.IGNORED:
+            connection.abandon()
+            if self._clock.steady() - exchange.started < self._connect_timeout:
+                self._connect_for(exchange)
+            else:
+                exchange.set_result(_refused(f"no connection was accepted within {self._connect_timeout:.3g} s"))
+
+    def _schedule_sweep(self) -> None:
+        self._sweep = asyncio.get_running_loop().call_later(self._max_idle_seconds, self._close_old_idle)
+
+    def _close_old_idle(self) -> None:
+        """Close idle connections without any request too: some servers serve only a fixed number of connections."""
+        self._sweep = None
+        self._drop_old_idle(self._clock.steady())
+        if self._open:
+            self._schedule_sweep()
 
     def _end_connecting(self, exchange: UpstreamExchange, connecting: asyncio.Task[None]) -> None:
         self._connecting.discard(connecting)
@@ -178,13 +221,16 @@ class HttpUpstream:
 
         Under a smaller load the others then stay idle until they are old enough to be closed.
         """
-        while self._idle and now - self._idle[0].idle_since > _MAX_IDLE_SECONDS:
-            self._idle.popleft().close()
+        self._drop_old_idle(now)
         while self._idle:
             if (connection := self._idle.pop()).is_open():
                 return connection
             connection.close()
         return None
+
+    def _drop_old_idle(self, now: float) -> None:
+        while self._idle and now - self._idle[0].idle_since > self._max_idle_seconds:
+            self._idle.popleft().close()
 
 
 class _Address(Struct, frozen=True, kw_only=True):
@@ -201,6 +247,10 @@ def _parts(head: bytes, body: bytes) -> tuple[bytes, ...]:
     if len(body) < _LARGE_BODY_BYTES:
         return (b"%b%d\r\n\r\n%b" % (head, len(body), body),)
     return b"%b%d\r\n\r\n" % (head, len(body)), body
+
+
+def _refused(reason: str) -> Fault:
+    return Fault(kind=FaultKind.REFUSED, detail=f"cannot connect to the upstream: {reason}")
 
 
 def _parse_address(base_url: str) -> _Address:

@@ -25,6 +25,8 @@ from batchline.upstream.mock.script import Ending, Plan, Script, ScriptedOutcome
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 CRASH_EXIT_CODE = 70
+_BACKLOG = 1024
+"""Connections that may wait to be accepted: as many as a worker may open at once."""
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _PLANS = Decoder(Plan)
@@ -41,7 +43,9 @@ class MockServer:
 
     async def listen(self, host: str, port: int) -> None:
         """Start to accept connections, and set ``port`` and ``base_url``."""
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), host, port)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(self), host, port, backlog=_BACKLOG
+        )
         self.port = int(self._server.sockets[0].getsockname()[1])
         self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/v1"
 
