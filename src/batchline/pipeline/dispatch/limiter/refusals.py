@@ -21,6 +21,9 @@ the limit and are tolerated. Before the second cut in a row, but seldom, the lim
 as more are accepted the more are sent, the refusals are tolerated too. A small part is always tolerated: it shows that
 the upstream is full, and the refused lines are tried again (`refused_parts.py`). If all are refused, and the upstream
 says until when, starts are held up (`block.py`).
+
+A limit on the rate may refuse any two requests that follow each other too closely. If that is what the refused requests
+have in common (`gaps.py`), starts are spaced evenly, and the number in flight does not matter any more.
 """
 
 from enum import Enum
@@ -62,10 +65,18 @@ _USUAL_GROWTH = 4
 _SECONDS_BETWEEN_PROBES, _LONGEST_PROBE_SECONDS = 1.0, 0.5
 """The end of a limit must be noticed within seconds. A probe ends after the second time if the requests that it added
 were started."""
+_CLEAR_EVIDENCE, _NO_EVIDENCE = 0.95, 0.6
+"""How often accepted requests have more space before them than refused ones: at least the first if that is why they
+were accepted, and less than the second if it is not."""
+_LONGEST_REST = 4
+"""With even spaces, the time between probes doubles while they are refused, up to so many times. If starts are only a
+little too close to each other, an upstream may refuse every other one."""
 _LONGEST_HOLD_SECONDS = 2.0
 """A limit is held for a sample before a probe, or for this time if requests take too long for a sample."""
 _USED_PART = 0.85
 """If a smaller part of the slots was taken, the limit held back nothing."""
+_USED_RATE = 0.5
+"""If evenly spaced starts had a smaller part of their rate, the limit held back nothing. Each may be a little late."""
 
 
 class _Phase(Enum):
@@ -99,6 +110,8 @@ class RefusalLimit:
         """The limit to return to after a probe."""
         self._growth = 0.0
         self._probes = 0
+        self._failed_probes = 0
+        """The number of probes in a row that were refused."""
         self._next_probe = 0.0
         self._block = Block()
         self._retry_at = 0.0
@@ -226,6 +239,8 @@ class RefusalLimit:
     def give_up(self) -> None:
         """Remove the limit: more requests than are in flight would be accepted, or the refusals are about the lines."""
         self._slots.set_limit(inf)
+        self._slots.space_freely()
+        self._failed_probes = 0
         self._block.end()
         self._retry_at = 0.0
         self._phase, self._sample = _Phase.UNLIMITED, None
@@ -281,7 +296,8 @@ class RefusalLimit:
         self._set_after = self._slots.started
         # Probes are not evenly spaced: the same lines might be ready for each of them, and be refused each time.
         self._probes += 1
-        self._next_probe = now + _SECONDS_BETWEEN_PROBES * (0.5 + self._probes * GOLDEN_RATIO % 1)
+        rests = min(_LONGEST_REST, 2**self._failed_probes) if self._slots.is_even else 1
+        self._next_probe = now + rests * _SECONDS_BETWEEN_PROBES * (0.5 + self._probes * GOLDEN_RATIO % 1)
         self._begin_sample(now)
 
     def _begin_sample(self, now: float, *, least: int = 0, seconds: float = 0.0, most_seconds: float = inf) -> None:
@@ -301,7 +317,7 @@ class RefusalLimit:
         if sample is None or not sample.end_if_complete(now):
             return
         if self._phase is _Phase.PROBE:
-            self._end_probe(sample.refused_part, now)
+            self._end_probe(sample, now)
         elif self._phase is _Phase.COMPARE:
             self._go_on_with_comparison(sample.refused_part, now)
         else:
@@ -315,11 +331,13 @@ class RefusalLimit:
         was_in_doubt, self._is_in_doubt = self._is_in_doubt, False
         too_many = sample.refused > 1 and part > self._parts.tolerated
         if number is not None and self.limit * (1 - part) <= number < self.limit:
+            self._slots.space_freely()
             self._end_cuts()
             self._hold(float(number), now)
         elif too_many and part < MANY and self.limit >= _LEAST_DOUBTED and not was_in_doubt:
             self._is_in_doubt = True
         elif too_many:
+            self._choose_spaces(sample)
             self._cut(part, now)
         else:
             self._end_cuts()
@@ -327,10 +345,16 @@ class RefusalLimit:
             if part < NONE:
                 self._grow()
 
+    def _holds_back(self, sample: Sample) -> bool:
+        """Return whether the limit held back starts during this sample."""
+        if self._slots.is_even:
+            return sample.rate >= _USED_RATE * self.limit / self._slots.usual_seconds
+        return self._good < 1 or self._slots.most_taken >= _USED_PART * self.limit
+
     def _grow(self) -> None:
         """Raise the limit a little after a sample in which nothing was refused."""
         self._slots.speed_up()
-        if self._slots.most_taken + 1 >= self.limit:
+        if not self._slots.is_even and self._slots.most_taken + 1 >= self.limit:
             self._slots.limit *= _GROWTH_PER_SAMPLE
             self._good = self.limit
 
@@ -418,22 +442,37 @@ class RefusalLimit:
             # The comparison has held the limit for a sample.
             self._held = True
 
+    def _choose_spaces(self, sample: Sample) -> None:
+        """Space starts evenly if those were refused that followed others too closely, and freely if that is not so."""
+        evidence = sample.gap_evidence
+        if sample.accepted_number is not None:
+            self._slots.space_freely()
+        elif evidence is not None and evidence >= _CLEAR_EVIDENCE and not self._slots.is_even:
+            self._slots.space_evenly()
+        elif evidence is not None and evidence < _NO_EVIDENCE:
+            self._slots.space_freely()
+
     def _probe(self, growth: float, now: float) -> None:
         self._growth = min(_LARGEST_GROWTH, growth)
         more = self._good * (1 + self._growth)
         # A whole number more may be accepted where a fraction beyond it is not.
-        self._set_limit(max(floor(self._good + 1), more) if self._good >= 1 else more, _Phase.PROBE, now)
+        is_whole = self._good >= 1 and not self._slots.is_even
+        self._set_limit(max(floor(self._good + 1), more) if is_whole else more, _Phase.PROBE, now)
         self._begin_sample(now, least=ceil(self.limit - self._good), most_seconds=_LONGEST_PROBE_SECONDS)
 
-    def _end_probe(self, part: float, now: float) -> None:
+    def _end_probe(self, sample: Sample, now: float) -> None:
         """Return to the limit if half of the added requests are refused; else add more, or remove the limit.
 
         The part that is refused at any limit is refused of the added requests too.
         """
-        added = 1 - self._good / self.limit
+        part, added = sample.refused_part, 1 - self._good / self.limit
         if part >= self._parts.usual + (1 - self._parts.usual) * added / 2:
+            self._choose_spaces(sample)
+            self._failed_probes += 1
             self._hold(self._good, now)
-        elif self._good >= 1 and self._slots.most_taken < _USED_PART * self.limit and self._parts.recent <= MANY:
+            return
+        self._failed_probes = 0
+        if not self._holds_back(sample) and self._parts.recent <= MANY:
             # If many were refused lately, few slots are taken only because those of refused requests do not count.
             self.give_up()
         else:

@@ -2,6 +2,8 @@
 
 from math import inf
 
+from batchline.pipeline.dispatch.limiter.gaps import gap_evidence
+
 _REFUSALS_TO_JUDGE, _REFUSED_PART_TO_JUDGE = 4, 0.5
 """A sample with this number and part of refusals shows that too many are refused, also before it is complete."""
 
@@ -30,6 +32,7 @@ class Sample:
         self._started = self._judged = 0
         self._in_flight: list[int] = []
         """The number in flight with each of its starts."""
+        self._starts: list[float] = []
         self._refused: list[int] = []
         """The numbers of the refused starts, from 0."""
         self.complete_at = inf
@@ -41,6 +44,7 @@ class Sample:
         if self._started >= self._size and now >= self._since:
             return
         self._started += count
+        self._starts.extend([now] * count)
         self._in_flight.extend(range(in_flight - count + 1, in_flight + 1))
         if self._started >= self._size:
             self.complete_at = max(now, self._since) + patience
@@ -69,6 +73,25 @@ class Sample:
     def refused_part(self) -> float:
         """The part of its starts that was refused. Before it is complete, starts up to the last refused one count."""
         return self.refused / self._judged if self._judged else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Its starts in a second, from the first to the last."""
+        seconds = self._starts[-1] - self._starts[0] if self._starts else 0.0
+        return (self._started - 1) / seconds if seconds > 0 else inf
+
+    @property
+    def gap_evidence(self) -> float | None:
+        """How clearly the refused starts followed others too closely, from 0.5 to 1.
+
+        It is None if there are too few of them, or if all had more in flight than the accepted ones: that is as clear.
+        """
+        evidence = gap_evidence(self._starts[: self._judged], self._refused)
+        if evidence is None:
+            return None
+        accepted = set(range(self._judged)).difference(self._refused)
+        most, least = (max(self._in_flight[n] for n in accepted), min(self._in_flight[n] for n in self._refused))
+        return evidence if most >= least else None
 
     @property
     def accepted_number(self) -> int | None:

@@ -17,6 +17,9 @@ free together would make a burst, which an upstream with a limit on the rate ref
 requests that are closer to each other than their rate allows."""
 _PACE_GAIN = 0.02
 """A sample without refusals adds this to the pace."""
+_SHORTEST_SPACE_SECONDS = 0.002
+"""Even spaces are not shorter than this, because timers are not more precise. Several requests may start at once
+instead."""
 _ROUNDING = 1e-6
 GOLDEN_RATIO = 0.6180339887
 """Its multiples, without their whole part, are spread evenly between 0 and 1."""
@@ -35,6 +38,8 @@ class Slots:
         self.latency_seconds = 0.0
         """The mean latency of the last answers; 0 while there was none."""
         self._pace = _LARGEST_PACE
+        self._even_seconds = 0.0
+        """The latency that even spaces are derived from; 0 if the spaces are not even."""
         self._last_start = -inf
         self._refused_until: deque[float] = deque()
         """The times at which the slots of refused requests are free again."""
@@ -42,7 +47,21 @@ class Slots:
     @property
     def usual_seconds(self) -> float:
         """The seconds for which a request takes its slot."""
-        return self.latency_seconds or _FIRST_LATENCY_SECONDS
+        return self._even_seconds or self.latency_seconds or _FIRST_LATENCY_SECONDS
+
+    @property
+    def is_even(self) -> bool:
+        """Whether starts are spaced evenly, and only that limits them."""
+        return self._even_seconds > 0
+
+    def space_evenly(self) -> None:
+        """Let one request start at a time, at the rate of the limit. It does not follow the latency any more."""
+        self._even_seconds = self.usual_seconds
+        self._refused_until.clear()
+
+    def space_freely(self) -> None:
+        """Let requests start whenever slots are free."""
+        self._even_seconds = 0.0
 
     def set_limit(self, limit: float) -> None:
         """Set the limit. Requests that were refused before take no slot any more."""
@@ -59,7 +78,8 @@ class Slots:
 
     def is_full(self, in_flight: int, now: float) -> bool:
         """Return whether the limit holds back a start, and not only the space between two of them."""
-        return self._untaken(in_flight, now) <= 0 if self.limit >= 1 else self.free(in_flight, now) <= 0
+        has_slots = self.limit >= 1 and not self.is_even
+        return self._untaken(in_flight, now) <= 0 if has_slots else self.free(in_flight, now) <= 0
 
     def next_free(self, in_flight: int, now: float) -> float:
         """Return the time at which a request may start even if none ends; infinity if one must end first."""
@@ -87,10 +107,12 @@ class Slots:
 
     def on_refusal(self, started: float) -> None:
         """Let a refused request keep its slot. At a limit below 1, the time between two starts has the same effect."""
-        if self.limit >= 1:
+        if self.limit >= 1 and not self.is_even:
             self._refused_until.append(started + self.usual_seconds)
 
     def _untaken(self, in_flight: int, now: float) -> int:
+        if self.is_even:
+            return max(1, int(_SHORTEST_SPACE_SECONDS / self._spacing_seconds))
         if self.limit < 1:
             return 1 - in_flight
         while self._refused_until and self._refused_until[0] <= now:
@@ -99,4 +121,5 @@ class Slots:
 
     @property
     def _spacing_seconds(self) -> float:
-        return self.usual_seconds / (self.limit if self.limit < 1 else self._pace * self.limit)
+        pace = 1.0 if self.is_even or self.limit < 1 else self._pace
+        return self.usual_seconds / (pace * self.limit)
