@@ -51,3 +51,23 @@ def test_there_is_no_comparison_upwards_where_starts_are_rare() -> None:
     comparison = Comparison()
     assert comparison.may_go_upwards(0.3, 0.0, seconds_per_start=0.15)
     assert not comparison.may_go_upwards(0.3, 0.0, seconds_per_start=0.2)
+
+
+def test_the_lowest_limit_is_left_if_far_more_are_accepted_above_it() -> None:
+    """What is refused there is refused for another reason."""
+    comparison = Comparison()
+    assert comparison.begin_from_lowest(0.8) == 16
+    assert not comparison.is_at_first_limit
+    assert comparison.least_starts == 32
+    assert comparison.shows_no_limit(0.8)
+    assert not comparison.shows_no_limit(31 / 32)
+
+
+def test_the_lowest_limit_is_left_seldom_and_never_if_all_are_refused() -> None:
+    comparison = Comparison()
+    assert comparison.may_leave_lowest(0.8, 100.0)
+    assert not comparison.may_leave_lowest(1.0, 100.0)
+    comparison.begin_from_lowest(0.8)
+    comparison.rest(100.0)
+    assert not comparison.may_leave_lowest(0.8, 104.0)
+    assert comparison.may_leave_lowest(0.8, 105.0)

@@ -3,6 +3,9 @@
 Downwards: if the same part is refused at a much lower limit, the refusals are not about the limit. Upwards: if more are
 accepted at twice the limit, a lower limit would only cost throughput. So it is with a balancer that chooses by chance
 among servers of which some are full. As this provokes refusals, it is seldom done.
+
+From the lowest limit there is only one way. It was reached although many were refused for some other reason, and
+throughput is next to nothing there, so the second limit is much higher.
 """
 
 from math import sqrt
@@ -13,9 +16,10 @@ decide. It ends after the second one if it has enough starts, so that the search
 _LEAST_STARTS = 4
 _LARGEST_CUT = 1 / 16
 """The least part of the limit to compare with. It may be lower than after a cut, since the comparison is over soon."""
-_GROWTH, _WORTHWHILE_GROWTH = 2.0, sqrt(2.0)
-"""Upwards, the limit grows by the first factor. If the number that is accepted grows by the second one, about half of
-those that were added are accepted, as in a probe."""
+_GROWTH, _GROWTH_FROM_LOWEST = 2.0, 16.0
+"""The factors by which the limit grows upwards, and from the lowest limit. If the number that is accepted grows by the
+square root of the first one, about half of those that were added are accepted, as in a probe."""
+_LEAST_STARTS_FROM_LOWEST = 32
 _LEAST_STARTS_UPWARDS, _LONGEST_SECONDS_UPWARDS = 64, 10.0
 """The fewest starts in each sample upwards. With these, the growth that is measured is off by about 12 %. If they would
 take longer than this time, there is no such comparison: a change of the upstream must be noticed by then."""
@@ -34,6 +38,7 @@ class Comparison:
         """Whether the second limit is the higher one."""
         self._part_before: float | None = None
         """The part that was refused at the first limit, while the sample at the second one is counted."""
+        self._growth = _GROWTH
         self._next_upwards = 0.0
         self._rest_seconds = _SHORTEST_REST_SECONDS
 
@@ -44,6 +49,8 @@ class Comparison:
     @property
     def least_starts(self) -> int:
         """The fewest starts in the present sample."""
+        if self._growth == _GROWTH_FROM_LOWEST:
+            return _LEAST_STARTS_FROM_LOWEST
         return _LEAST_STARTS_UPWARDS if self.is_upwards else _LEAST_STARTS
 
     def may_go_upwards(self, part: float, now: float, *, seconds_per_start: float) -> bool:
@@ -51,14 +58,23 @@ class Comparison:
         is_quick = _LEAST_STARTS_UPWARDS * seconds_per_start <= _LONGEST_SECONDS_UPWARDS
         return part < _LARGEST_PART_UPWARDS and now >= self._next_upwards and is_quick
 
+    def may_leave_lowest(self, part: float, now: float) -> bool:
+        """Return whether a comparison of the lowest limit with a much higher one is due."""
+        return part < 1 - _LARGEST_CUT and now >= self._next_upwards
+
     def begin(self, *, upwards: bool) -> None:
-        self.is_upwards, self._part_before = upwards, None
+        self.is_upwards, self._part_before, self._growth = upwards, None, _GROWTH
+
+    def begin_from_lowest(self, part: float) -> float:
+        """Begin at the second limit, with the part that was refused at the lowest one, and return the factor of it."""
+        self.is_upwards, self._part_before, self._growth = True, part, _GROWTH_FROM_LOWEST
+        return self._growth
 
     def go_on(self, part: float) -> float:
         """Note the part that was refused at the first limit, and return the factor of the second one."""
         self.is_upwards = self.is_upwards and part < _LARGEST_PART_UPWARDS
         self._part_before = part
-        return _GROWTH if self.is_upwards else max(_LARGEST_CUT, min(0.5, 1 - part))
+        return self._growth if self.is_upwards else max(_LARGEST_CUT, min(0.5, 1 - part))
 
     def shows_no_limit(self, part: float) -> bool:
         """Return whether the parts that were refused at both limits show that no lower limit is better."""
@@ -66,7 +82,7 @@ class Comparison:
         if before is None:
             return False
         if self.is_upwards:
-            return _GROWTH * (1 - part) > _WORTHWHILE_GROWTH * (1 - before)
+            return sqrt(self._growth) * (1 - part) > 1 - before
         return part > before / 2 and before < 1 - _LARGEST_CUT
 
     def rest(self, now: float) -> None:

@@ -54,6 +54,8 @@ _SECONDS_IF_ALL_REFUSED = 0.5
 """The time between two cuts if all are refused. It may be an outage, which has nothing to do with the limit."""
 _LEAST_RATE = 1.0
 """The limit lets at least so many start in a second, or one be in flight if answers take longer."""
+_NEARLY = 1.2
+"""A limit that is so many times the lowest one counts as the lowest, which follows the latency."""
 _CUTS_TO_COMPARE = 3
 """After this number of cuts in a row, which should have reached any limit, the limit is compared with a lower one."""
 _GROWTH_PER_SAMPLE = 1.02
@@ -275,6 +277,11 @@ class RefusalLimit:
         return max(_FIRST_GROWTH, _USUAL_GROWTH * self._parts.usual)
 
     @property
+    def _lowest(self) -> float:
+        """The lowest limit."""
+        return min(1.0, _LEAST_RATE * self._slots.usual_seconds)
+
+    @property
     def _seconds_per_start(self) -> float:
         return self._slots.usual_seconds / self.limit
 
@@ -287,7 +294,7 @@ class RefusalLimit:
         return max(1.0, start.model_in_flight - 1) if self._slots.latency_seconds else _FIRST_LIMIT
 
     def _set_limit(self, limit: float, phase: _Phase, now: float) -> None:
-        self._slots.set_limit(max(min(1.0, _LEAST_RATE * self._slots.usual_seconds), limit))
+        self._slots.set_limit(max(self._lowest, limit))
         self._phase, self._set_at = phase, now
 
     def _hold(self, limit: float, now: float) -> None:
@@ -469,7 +476,10 @@ class RefusalLimit:
         if part >= self._parts.usual + (1 - self._parts.usual) * added / 2:
             self._choose_spaces(sample)
             self._failed_probes += 1
-            self._hold(self._good, now)
+            if self._good <= _NEARLY * self._lowest and self._comparison.may_leave_lowest(self._parts.recent, now):
+                self._compare_at(self._good * self._comparison.begin_from_lowest(self._parts.recent), now)
+            else:
+                self._hold(self._good, now)
             return
         self._failed_probes = 0
         if not self._holds_back(sample) and self._parts.recent <= MANY:
