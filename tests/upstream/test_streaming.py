@@ -456,8 +456,8 @@ def test_a_stall_breaks_a_stream_and_nothing_else_does(monkeypatch: pytest.Monke
     go_on, left = asyncio.Event(), asyncio.Event()
 
     async def scene(upstream: HttpUpstream) -> None:
-        timers = Timers(asyncio.get_running_loop(), monkeypatch)
         async with upstream.stream(PATH, BODY) as answered, asyncio.TaskGroup() as group:
+            timers = Timers(asyncio.get_running_loop(), monkeypatch)
             stream = streaming(answered)
             stream.connection._check_deadline()
             first = group.create_task(stream.__anext__())
