@@ -381,11 +381,11 @@ CASES = {
         ideal_seconds=40.0,
         goal=0.75,  # That it is faster now is noticed by a probe.
     ),
-    "bucket 300, two at once": Case(
-        upstream=lambda world: RateLimited(world, Bucket(300, 2), about(0.3)),
-        script=lines(9000),
+    "bucket 100, two at once": Case(
+        upstream=lambda world: RateLimited(world, Bucket(100, 2), about(0.3)),
+        script=lines(3000),
         ideal_seconds=30.0,
-        goal=0.85,
+        goal=0.75,
     ),
     "bucket 5": Case(
         upstream=lambda world: RateLimited(world, Bucket(5, 5)), script=lines(300), ideal_seconds=59.0, goal=0.85

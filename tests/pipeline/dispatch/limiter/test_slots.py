@@ -166,10 +166,3 @@ def test_a_refused_start_takes_no_space_of_a_later_one() -> None:
     made.on_start(100.0, 1, 1)
     made.on_refusal(100.0)
     assert made.free(0, 100.0 + LATENCY_SECONDS / 10) == 1
-
-
-def test_several_start_at_once_if_even_spaces_are_shorter_than_a_timer_can_wait() -> None:
-    made = slots(5000)
-    made.space_evenly()
-    made.on_start(100.0, 1, 1)
-    assert made.free(1, 200.0) == 10

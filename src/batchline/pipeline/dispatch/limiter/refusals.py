@@ -70,6 +70,8 @@ were started."""
 _CLEAR_EVIDENCE, _NO_EVIDENCE = 0.95, 0.6
 """How often accepted requests have more space before them than refused ones: at least the first if that is why they
 were accepted, and less than the second if it is not."""
+_SHORTEST_EVEN_SECONDS = 0.004
+"""Timers are not precise enough for shorter even spaces, and would cost more throughput than the refusals."""
 _LONGEST_REST = 4
 """With even spaces, the time between probes doubles while they are refused, up to so many times. If starts are only a
 little too close to each other, an upstream may refuse every other one."""
@@ -455,7 +457,8 @@ class RefusalLimit:
         if sample.accepted_number is not None:
             self._slots.space_freely()
         elif evidence is not None and evidence >= _CLEAR_EVIDENCE and not self._slots.is_even:
-            self._slots.space_evenly()
+            if self._seconds_per_start >= _SHORTEST_EVEN_SECONDS:
+                self._slots.space_evenly()
         elif evidence is not None and evidence < _NO_EVIDENCE:
             self._slots.space_freely()
 

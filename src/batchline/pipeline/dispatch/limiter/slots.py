@@ -17,9 +17,6 @@ free together would make a burst, which an upstream with a limit on the rate ref
 requests that are closer to each other than their rate allows."""
 _PACE_GAIN = 0.02
 """A sample without refusals adds this to the pace."""
-_SHORTEST_SPACE_SECONDS = 0.002
-"""Even spaces are not shorter than this, because timers are not more precise. Several requests may start at once
-instead."""
 _ROUNDING = 1e-6
 GOLDEN_RATIO = 0.6180339887
 """Its multiples, without their whole part, are spread evenly between 0 and 1."""
@@ -112,7 +109,7 @@ class Slots:
 
     def _untaken(self, in_flight: int, now: float) -> int:
         if self.is_even:
-            return max(1, int(_SHORTEST_SPACE_SECONDS / self._spacing_seconds))
+            return 1
         if self.limit < 1:
             return 1 - in_flight
         while self._refused_until and self._refused_until[0] <= now:
