@@ -4,6 +4,8 @@ The system of a server holds only a few connections that the server has not yet 
 further one seems open to its client, but whatever is sent on it is ignored, and after a minute it is forgotten. Its
 client sends again after 0.2 s, 0.4 s and so on. If many clients do so at the same times, few get in each time, and a
 line waits for a minute or two before an idle server.
+
+A connection on which all acknowledgements are lost on the way looks the same, though its bytes have arrived.
 """
 
 import socket
@@ -12,8 +14,8 @@ import sys
 from enum import Enum, auto
 
 _TCP_INFO = struct.Struct("=2xB21xI92xQ")
-"""Of Linux: how often the oldest segment was sent again, how many segments are not acknowledged, and the number of
-bytes that are."""
+"""Linux tells how often the oldest segment was sent again, how many segments are not acknowledged, and how many bytes
+are."""
 _OPENING_BYTES = 1
 """The opening of a connection counts as one byte that was acknowledged."""
 _IGNORED_REPEATS = 2

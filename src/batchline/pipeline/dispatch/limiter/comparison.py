@@ -4,8 +4,8 @@ Downwards: if the same part is refused at a much lower limit, the refusals are n
 accepted at twice the limit, a lower limit would only cost throughput. So it is with a balancer that chooses by chance
 among servers of which some are full. As this provokes refusals, it is seldom done.
 
-From the lowest limit there is only one way. It was reached although many were refused for some other reason, and
-throughput is next to nothing there, so the second limit is much higher.
+The lowest limit may have been reached by refusals that are not about the limit. Throughput is next to nothing there, so
+it is compared with a much higher one.
 """
 
 from math import sqrt
@@ -18,7 +18,8 @@ _LARGEST_CUT = 1 / 16
 """The least part of the limit to compare with. It may be lower than after a cut, since the comparison is over soon."""
 _GROWTH, _GROWTH_FROM_LOWEST = 2.0, 16.0
 """The factors by which the limit grows upwards, and from the lowest limit. If the number that is accepted grows by the
-square root of the first one, about half of those that were added are accepted, as in a probe."""
+square root of the factor, the refusals are tolerated: of twice the limit, about half of those that were added are
+accepted then, as in a probe."""
 _LEAST_STARTS_FROM_LOWEST = 32
 _LEAST_STARTS_UPWARDS, _LONGEST_SECONDS_UPWARDS = 64, 10.0
 """The fewest starts in each sample upwards. With these, the growth that is measured is off by about 12 %. If they would

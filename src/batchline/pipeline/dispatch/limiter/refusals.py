@@ -73,8 +73,8 @@ were accepted, and less than the second if it is not."""
 _SHORTEST_EVEN_SECONDS = 0.004
 """Timers are not precise enough for shorter even spaces, and would cost more throughput than the refusals."""
 _LONGEST_REST = 4
-"""With even spaces, the time between probes doubles while they are refused, up to so many times. If starts are only a
-little too close to each other, an upstream may refuse every other one."""
+"""The time between probes doubles while they are refused, up to so many times, if starts are evenly spaced: when they
+are only a little too close to each other, an upstream may refuse every other one."""
 _LONGEST_HOLD_SECONDS = 2.0
 """A limit is held for a sample before a probe, or for this time if requests take too long for a sample."""
 _USED_PART = 0.85
