@@ -84,6 +84,19 @@ def test_models_and_costs_are_those_of_the_project(serve: Callable[..., Api]) ->
     assert by_name["x"]["cost_at_most"] is None
 
 
+@pytest.mark.rule("G5", "A limit of the cost that a create would refuse is refused.")
+def test_a_limit_of_the_cost_needs_metering_and_prices_as_in_a_create(serve: Callable[..., Api]) -> None:
+    limited = {"batchline": {"max_cost": 2.5}}
+    free = check(serve(), line(1), **limited)
+    assert (free.status, free.error["message"]) == (400, "batchline.max_cost needs metering, which is off")
+    priced = serve(metering=True, models={"m": PRICES, "free": {}})
+    assert check(priced, line(1), **limited).json["valid"]
+    refused = check(priced, line(1) + line(2, model="free"), **limited)
+    assert (refused.status, refused.error["param"]) == (400, "batchline.max_cost")
+    created = priced.create(input_file_id=priced.upload(line(1, model="free")).json["id"], endpoint=CHAT, **limited)
+    assert (created.status, created.error) == (refused.status, refused.error)
+
+
 @pytest.mark.rule("G5", "The time is estimated by the last batches of the same models.")
 def test_the_time_is_estimated_by_the_last_batches(serve: Callable[..., Api]) -> None:
     api = serve()

@@ -12,7 +12,14 @@ from batchline.domain.models import Catalog
 from batchline.domain.money import Tariff
 from batchline.domain.records import InputFault, Owner
 from batchline.domain.usage import Usage
-from batchline.pipeline.create import CreateRequest, FilesAndBatches, find_input_file, missing_object
+from batchline.pipeline.create import (
+    CreateRequest,
+    FilesAndBatches,
+    find_input_file,
+    missing_object,
+    require_metering,
+    require_prices,
+)
 from batchline.pipeline.token_sample import CountedTokens, TokenSampler
 from batchline.ports import ModelSurvey, Objects, StoreClock, Validator
 
@@ -64,7 +71,8 @@ class InputCheck:
         self._token_sampler = token_sampler
 
     async def check(self, owner: Owner, request: CreateRequest) -> CheckReport:
-        """Check an input file. Raises NotFound."""
+        """Check an input file. Raises NotFound, and InvalidRequest for a limit of the cost that cannot be held."""
+        require_metering(request, self._tariff)
         file = await find_input_file(self._store, owner, request, at=int(self._clock.due()))
         try:
             async with self._objects.local(file.object_key) as source, self._objects.scratch() as work:
@@ -80,6 +88,8 @@ class InputCheck:
                 survey = await self._validator.survey(project_id=owner.project_id, work=work, shards=verdict.shards)
         except ObjectMissing:
             raise missing_object(file) from None
+        if request.max_cost is not None:
+            require_prices({found.model for found in survey.models}, owner.project_id, self._catalog)
         counted: dict[str, CountedTokens] = {}
         if request.endpoint == CHAT:
             counted = await self._token_sampler.count(survey.models, project_id=owner.project_id)

@@ -138,8 +138,7 @@ class BatchCreator:
         if earlier is not None:
             return await self._replay(earlier, request)
         admit()
-        if request.max_cost is not None and not self._tariff.metered:
-            raise InvalidRequest("batchline.max_cost needs metering, which is off", param=_MAX_COST)
+        require_metering(request, self._tariff)
         if make_input is None:
             file = await find_input_file(self._store, owner, request, at=int(self._clock.due()))
         else:
@@ -239,7 +238,7 @@ class BatchCreator:
             if verdict.faults:
                 return await self._refuse(batch, verdict)
             if batch.max_cost is not None:
-                self._require_prices(batch, verdict)
+                require_prices({shard.model for shard in verdict.shards}, batch.project_id, self._catalog)
             work_key = f"work/{batch.id}/{_EPOCH}"
             await self._objects.accept(work, work_key)
         record = await self._store.start_batch(
@@ -253,14 +252,6 @@ class BatchCreator:
         )
         log.info("batch created", extra=_creation_fields(batch, verdict))
         return record
-
-    def _require_prices(self, batch: Batch, verdict: Verdict) -> None:
-        """Raise InvalidRequest unless every model of an input file has a price."""
-        for name in sorted({shard.model for shard in verdict.shards}):
-            model = self._catalog.find(name, batch.project_id) if name else None
-            if model is None or model.price.is_zero:
-                shown = f"the model {name[:QUOTED_CHARACTERS]}" if name else "lines that name no known model"
-                raise InvalidRequest(f"{_MAX_COST} needs a price for each model; {shown} has none", param=_MAX_COST)
 
     async def _refuse(self, batch: Batch, verdict: Verdict) -> CreateRecord:
         return await self._store.fail_batch(
@@ -284,6 +275,21 @@ async def find_input_file(files: Files, owner: Owner, request: CreateRequest, *,
     if file is None or file.purpose != BATCH:
         raise NotFound(f"Input file not found: {request.input_file_id}", code="file_not_found", param="input_file_id")
     return file
+
+
+def require_metering(request: CreateRequest, tariff: Tariff) -> None:
+    """Raise InvalidRequest if a create limits its cost where nothing is charged."""
+    if request.max_cost is not None and not tariff.metered:
+        raise InvalidRequest(f"{_MAX_COST} needs metering, which is off", param=_MAX_COST)
+
+
+def require_prices(models: set[str], project_id: str, catalog: Catalog) -> None:
+    """Raise InvalidRequest unless every model of an input file has a price, which a limit of its cost needs."""
+    for name in sorted(models):
+        model = catalog.find(name, project_id) if name else None
+        if model is None or model.price.is_zero:
+            shown = f"the model {name[:QUOTED_CHARACTERS]}" if name else "lines that name no known model"
+            raise InvalidRequest(f"{_MAX_COST} needs a price for each model; {shown} has none", param=_MAX_COST)
 
 
 def missing_object(file: File) -> NotFound:
