@@ -65,10 +65,14 @@ class Job:
     """One line on its way through this process."""
 
     __slots__ = (
+        "answers_before",
         "attempts",
         "batch",
         "body",
+        "breaks_alone",
+        "broke",
         "estimate",
+        "fails_alone",
         "held",
         "last_fault",
         "line",
@@ -110,7 +114,16 @@ class Job:
         self.refusal_cost: float | None = None
         """The cost of its last attempt if a limit refused it: 0 if the limiter was looking for the limit. Else None."""
         self.last_fault: Retryable | None = None
+        self.answers_before: int | None = None
+        """The number of answers that its model had given at its last fault."""
+        self.fails_alone = False
+        """Whether its model went on answering others after it had failed."""
+        self.broke = False
+        """Whether a connection has broken under it."""
+        self.breaks_alone = False
+        """Whether it broke while the connections of others stood, so that it is not suspected of a crash."""
         self.suspect = False
+        """Whether it may have crashed its upstream, and is tried apart."""
         self.trace: LineTrace | None = None
         """Collects the trace of the line, if it is one of those that are traced."""
 
@@ -124,6 +137,12 @@ class Job:
         if self.refusal_cost is not None:
             return 0, self.refusal_cost
         return (0, 1.0) if fault.throttled else (1, 0.0)
+
+    def note_fault(self, *, answers: int) -> None:
+        """Note that it failed, or that a fault is judged now, when its model has given so many answers."""
+        if self.answers_before is not None and answers > self.answers_before:
+            self.fails_alone = True
+        self.answers_before = answers
 
     def is_refused_by(self, fault: Retryable) -> bool:
         """Return whether a fault of its last attempt was a refusal, which costs no attempt."""

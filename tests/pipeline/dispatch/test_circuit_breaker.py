@@ -26,9 +26,11 @@ class Bench:
         for line in islice(cycle(range(lines)), answers):
             self.fault(line)
 
-    def fault(self, line: object, reason: str = "refused", *, throttled: bool = False) -> None:
+    def fault(
+        self, line: object, reason: str = "refused", *, throttled: bool = False, fails_alone: bool = False
+    ) -> None:
         self.breaker.end_probe(line)
-        self.breaker.on_unavailable(line, reason, throttled=throttled)
+        self.breaker.on_unavailable(line, reason, throttled=throttled, fails_alone=fails_alone)
         self.breaker.pause_if_unavailable(self.breaker.answers_to_pause)
 
     def starts(self) -> bool:
@@ -212,6 +214,46 @@ def test_patience_ends_the_pause() -> None:
     bench.breaker.on_real_answer()
     bench.unavailable(16, lines=4)
     assert bench.breaker.paused
+
+
+@pytest.mark.rule("D3", "Lines that fail alone pause the upstream for half a minute at most.")
+def test_lines_that_fail_alone_pause_for_a_short_time_and_then_no_more() -> None:
+    bench = Bench()
+    for line in range(16):
+        bench.fault(line, fails_alone=True)
+    assert bench.breaker.paused
+    bench.clock.advance(29.9)
+    bench.breaker.end_pause_if_overdue()
+    assert bench.breaker.paused
+    bench.clock.advance(0.1)
+    bench.breaker.end_pause_if_overdue()
+    assert (bench.breaker.paused, bench.breaker.flowing, bench.forgiven()) == (False, True, set())
+    for line in range(100):
+        bench.fault(line, fails_alone=True)
+    assert not bench.breaker.paused
+    bench.unavailable(16, lines=4)
+    assert bench.breaker.paused, "faults of other lines count as ever"
+
+
+@pytest.mark.parametrize("at", [1, 15, 16])
+def test_a_pause_is_long_if_one_of_its_lines_does_not_fail_alone(at: int) -> None:
+    """D3: before the pause, or as a probe in it."""
+    bench = Bench()
+    for line in range(17):
+        bench.fault(line, fails_alone=line != at)
+    bench.clock.advance(60.0)
+    bench.breaker.end_pause_if_overdue()
+    assert bench.breaker.paused
+
+
+def test_lines_that_fail_alone_count_again_after_ten_minutes() -> None:
+    bench = Bench()
+    for seconds in (0.0, 30.0, 600.0):
+        bench.clock.advance(seconds)
+        bench.breaker.end_pause_if_overdue()
+        for line in range(16):
+            bench.fault(line, fails_alone=True)
+        assert bench.breaker.paused == (seconds != 30.0)
 
 
 def test_patience_is_for_each_pause() -> None:

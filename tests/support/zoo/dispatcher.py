@@ -109,8 +109,8 @@ class SimulatedDispatcher:
             return []
         if self._breakers.paused and self._ready:
             return self._take_probe(self._breakers.upstream, None)
-        if self._quarantine.occupied:
-            return self._take_suspect()
+        if self._quarantine.occupied and ((jobs := self._take_suspect()) or self._quarantine.holds_all):
+            return jobs
         room = self._in_flight.room
         if (
             jobs := self._take_model_probe()
@@ -197,7 +197,8 @@ class SimulatedDispatcher:
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         model = job.model.id
-        evidence = outcome if isinstance(outcome, Success) or not self._breakers.is_paused(model) else None
+        is_evidence = self._breakers.is_flowing(model) and not (job.fails_alone and self._breakers.ignores_lone(model))
+        evidence = outcome if isinstance(outcome, Success) or is_evidence else None
         self._in_flight.finish(job, evidence, self._world.time)
         self._breakers.end_probe(model, job.line_key)
         self._quarantine.finish(job)
@@ -207,6 +208,8 @@ class SimulatedDispatcher:
             self._set_probe_timer()
         else:
             self._work[job.batch.id].open -= 1
+            self._quarantine.on_answer(job, self._world.time)
+            job.suspect = False
             self._on_answer(model)
             if self._resets.on_answer(job):
                 self._in_flight.breaks_are_refusals = True
@@ -214,9 +217,13 @@ class SimulatedDispatcher:
                     self._ready.add(suspect)
         self.pump()
 
+    def _is_lone_failure(self, job: Job) -> bool:
+        return job.fails_alone and self._breakers.ignores_lone(job.model.id)
+
     def _on_break(self, job: Job, fault: Retryable) -> None:
+        job.note_fault(answers=self._breakers.answers_of(job.model.id))
         window_was_open = self._quarantine.window_open
-        if job.refusal_cost is None and self._quarantine.note_break(job, beside=self._in_flight):
+        if job.refusal_cost is None and self._quarantine.note_break(job, self._world.time, beside=self._in_flight):
             job.last_fault = fault
             self._resets.on_break(job, beside=self._in_flight, is_first=not window_was_open)
             if not window_was_open:
@@ -225,15 +232,14 @@ class SimulatedDispatcher:
             self._on_fault(job, fault)
 
     def _decide_breaks(self, fault: Retryable) -> None:
-        broken, together = self._quarantine.close_window()
+        verdict = self._quarantine.close_window(self._world.time, in_flight=self._in_flight)
         self._resets.on_breaks_over()
         self._in_flight.breaks_are_refusals = self._resets.known
-        if together:
+        if verdict.crashed:
             self._breakers.upstream.on_crash()
-            self._quarantine.suspect(broken)
-        else:
-            for job in broken:
-                self._on_fault(job, fault)
+        self._quarantine.suspect(verdict.suspects)
+        for job in verdict.own:
+            self._on_fault(job, fault)
         self._set_probe_timer()
         self.pump()
 
@@ -247,12 +253,22 @@ class SimulatedDispatcher:
     def _on_fault(self, job: Job, fault: Retryable) -> None:
         model, policy = job.model.id, self._policy
         job.last_fault = fault
+        if fault.kind == FaultKind.REFUSED:
+            self._quarantine.on_refused(self._world.time)
         attempts, refusals = job.cost_of(fault)
         last = (refusals > 0 and job.throttles + refusals > policy.max_throttles) or (
             attempts > 0 and job.attempts + attempts >= policy.max_attempts
         )
         if attempts or not self.limiter.is_blocked(model, self._world.time):
-            self._breakers.on_unavailable(model, job.line_key, fault.kind, throttled=fault.throttled, last_attempt=last)
+            job.note_fault(answers=self._breakers.answers_of(model))
+            self._breakers.on_unavailable(
+                model,
+                job.line_key,
+                fault.kind,
+                throttled=fault.throttled,
+                last_attempt=last,
+                fails_alone=job.fails_alone,
+            )
             self._paused_models = self._breakers.paused_models
         if self._breakers.forgives(model, fault.kind):
             job.probes += 1

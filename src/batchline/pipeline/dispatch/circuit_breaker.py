@@ -9,6 +9,10 @@ In the words of the circuit breaker pattern, *flowing* is closed, *paused* is op
 The whole upstream is paused if all its models are unavailable. A single model is paused if others answer. If faults
 follow soon after a pause, the upstream answers now and then, and the next pause needs four times as many answers. If a
 line would fail for good, 16 answers are always enough for a pause.
+
+Some lines fail at an upstream that answers all others: they fail alone. When a batch has nothing left but such lines,
+their faults look like an outage. They may be one, so they pause the upstream too, but only for half a minute. Then they
+run again and spend their attempts, and their faults say nothing about the upstream any more.
 """
 
 import logging
@@ -30,6 +34,10 @@ _THROTTLED_SECONDS = 1.0
 _FLAPPING_FACTOR, _MAX_ANSWERS_TO_PAUSE = 4, 1024
 _FLAPPING_SECONDS = 60.0
 """Faults within this time after a pause show an upstream that answers now and then."""
+_LONE_PATIENCE_SECONDS = 30.0
+"""The longest pause for lines that fail alone. It is as long as many servers take to restart."""
+_LONE_MEMORY_SECONDS = 600.0
+"""The time after such a pause in which the faults of lines that fail alone cause no further one."""
 _FIRST_PROBE_SECONDS = 2.0
 _LONGEST_PROBE_SECONDS = 5.0
 """A server that restarts or loads a model should not stand idle for long once it is ready."""
@@ -69,6 +77,12 @@ class CircuitBreaker:
         """The number of answers in a row that said that it is unavailable."""
         self._unavailable_since = 0.0
         self._lines: deque[Hashable] = deque(maxlen=_ANSWERS_TO_PAUSE)
+        """The lines that the last of them were about."""
+        self._lone_faults = 0
+        """The number of the last of these answers, in a row, that were about lines that fail alone."""
+        self._ignores_lone_until = -inf
+        self.answers = 0
+        """The number of real answers so far."""
         self._last_fault = ("", False)
         self.paused = False
         self._paused_at = 0.0
@@ -79,6 +93,8 @@ class CircuitBreaker:
         self._since = 0
         self._reason = ""
         self._crashed = self._impatient = False
+        self.is_lone = False
+        """Whether it is paused because of lines that fail alone, and of no others."""
         self._next_probe = self._last_probe = 0.0
         self._interval = _FIRST_PROBE_SECONDS
         self._probed: dict[Lane, float] = {}
@@ -98,6 +114,11 @@ class CircuitBreaker:
         return not self.paused and not self._impatient
 
     @property
+    def ignores_lone(self) -> bool:
+        """Whether the faults of lines that fail alone say nothing about it."""
+        return self.flowing and self._clock.steady() < self._ignores_lone_until
+
+    @property
     def answers_to_pause(self) -> int:
         """The number of answers in a row that must say that it is unavailable before it is paused."""
         if self._clock.steady() - self._ended_at >= _FLAPPING_SECONDS:
@@ -106,6 +127,7 @@ class CircuitBreaker:
 
     def on_real_answer(self) -> None:
         """End a pause: the upstream is available."""
+        self.answers += 1
         self._unavailable = 0
         if self.flowing:
             return
@@ -115,10 +137,17 @@ class CircuitBreaker:
         self._end_pause()
         self._impatient = False
 
-    def on_unavailable(self, line: Hashable, reason: str, *, throttled: bool = False) -> None:
+    def on_unavailable(
+        self, line: Hashable, reason: str, *, throttled: bool = False, fails_alone: bool = False
+    ) -> None:
         """Count an answer of an unavailable upstream. A 429 after a crash shows that it has restarted."""
         if self._crashed and throttled:
             self._end_pause()
+        if fails_alone and self.ignores_lone:
+            return
+        self._lone_faults = self._lone_faults + 1 if fails_alone else 0
+        if not fails_alone:
+            self.is_lone = False
         if not self._unavailable:
             self._unavailable_since = self._clock.steady()
         self._unavailable += 1
@@ -132,6 +161,8 @@ class CircuitBreaker:
         reason, throttled = self._last_fault
         if throttled and self._clock.steady() - self._unavailable_since < _THROTTLED_SECONDS:
             return
+        if self.flowing:
+            self.is_lone = self._lone_faults >= _ANSWERS_TO_PAUSE
         self._pause(reason)
         self._crashed = False
 
@@ -172,7 +203,11 @@ class CircuitBreaker:
 
     def end_pause_if_overdue(self) -> None:
         """Resume attempts after an outage longer than the patience, so that lines end by their faults."""
-        if not self.paused or self._clock.steady() - self._paused_at < self._patience_seconds:
+        paused_seconds = self._clock.steady() - self._paused_at
+        if self.paused and self.is_lone and paused_seconds >= min(_LONE_PATIENCE_SECONDS, self._patience_seconds):
+            self.ignore_lone_faults()
+            log.warning("lines keep failing at an upstream that answered others, resuming dispatch", extra=self._labels)
+        if not self.paused or paused_seconds < self._patience_seconds:
             return
         self._end_pause()
         self._impatient = True
@@ -180,6 +215,11 @@ class CircuitBreaker:
             "upstream still unavailable, resuming attempts",
             extra=self._labels | {"paused_seconds": int(self._patience_seconds)},
         )
+
+    def ignore_lone_faults(self) -> None:
+        """Let lines that fail alone run and fail, without another pause because of them."""
+        self._end_pause()
+        self._unavailable, self._ignores_lone_until = 0, self._clock.steady() + _LONE_MEMORY_SECONDS
 
     @property
     def seconds_to_probe(self) -> float:
@@ -226,7 +266,7 @@ class CircuitBreaker:
         if self.paused:
             self._metrics.upstream_paused.remove(self._upstream, self._model, self._reason)
         self.paused = False
-        self._crashed = False
+        self._crashed = self.is_lone = False
 
     def _schedule_probe(self) -> None:
         self._next_probe = self._clock.steady() + self._random.uniform(0.5, 1.0) * self._interval
@@ -267,6 +307,10 @@ class Breakers:
     def is_flowing(self, model: str) -> bool:
         return self.upstream.flowing and (model not in self._models or self._models[model].flowing)
 
+    def ignores_lone(self, model: str) -> bool:
+        """Return whether the faults of a model's lines that fail alone say nothing about the upstream."""
+        return model in self._models and self._models[model].ignores_lone and self.upstream.flowing
+
     def on_real_answer(self, model: str) -> None:
         """End the pauses that an answer of a model contradicts.
 
@@ -280,21 +324,29 @@ class Breakers:
             for breaker in self._models.values():
                 breaker.pause_if_unavailable()
 
+    def answers_of(self, model: str) -> int:
+        """Return the number of real answers of a model since this was asked first."""
+        return self._of(model).answers
+
     def on_unavailable(
-        self, model: str, line: Hashable, reason: str, *, throttled: bool = False, last_attempt: bool = False
+        self,
+        model: str,
+        line: Hashable,
+        reason: str,
+        *,
+        throttled: bool = False,
+        last_attempt: bool = False,
+        fails_alone: bool = False,
     ) -> None:
         """Count an answer of an unavailable upstream, and pause it or the model if there were enough of them.
 
-        ``last_attempt`` says that the line would fail for good.
+        ``last_attempt`` says that the line would fail for good, and ``fails_alone`` that it failed again after others
+        were answered.
         """
-        if model not in self._models:
-            if len(self._models) >= _MAX_MODELS:
-                self._models = {name: breaker for name, breaker in self._models.items() if not breaker.flowing}
-            self._models[model] = self._new(model)
-        breaker = self._models[model]
+        breaker = self._of(model)
         # The probes of a model that is paused alone say nothing new about the others.
         for each in (breaker,) if breaker.paused and not self.upstream.paused else (self.upstream, breaker):
-            each.on_unavailable(line, reason, throttled=throttled)
+            each.on_unavailable(line, reason, throttled=throttled, fails_alone=fails_alone)
         needed = _ANSWERS_TO_PAUSE if last_attempt else self.upstream.answers_to_pause
         self.upstream.pause_if_unavailable(needed)
         if self.upstream.flowing:
@@ -312,8 +364,21 @@ class Breakers:
         return self.upstream.forgives(kind) or (model in self._models and self._models[model].forgives(kind))
 
     def end_overdue_pauses(self) -> None:
+        was_lone = self.upstream.is_lone
         for breaker in (self.upstream, *self._models.values()):
             breaker.end_pause_if_overdue()
+        if was_lone and self.upstream.flowing:
+            # The same faults were counted for their models.
+            for breaker in self._models.values():
+                if not breaker.paused:
+                    breaker.ignore_lone_faults()
+
+    def _of(self, model: str) -> CircuitBreaker:
+        if model not in self._models:
+            if len(self._models) >= _MAX_MODELS:
+                self._models = {name: breaker for name, breaker in self._models.items() if not breaker.flowing}
+            self._models[model] = self._new(model)
+        return self._models[model]
 
     def _new(self, model: str) -> CircuitBreaker:
         return CircuitBreaker(

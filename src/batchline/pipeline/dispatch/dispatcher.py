@@ -215,7 +215,7 @@ class Dispatcher:
     @property
     def retrying_by_batch(self) -> Counter[str]:
         """The number of lines of each batch that wait for their next attempt."""
-        return self._retries.by_batch
+        return self._retries.by_batch + self._quarantine.by_batch if self._quarantine else self._retries.by_batch
 
     def count_waiting(self, reason: WaitReason) -> int:
         """Return the number of lines here that wait for a reason."""
@@ -304,7 +304,7 @@ class Dispatcher:
         return not self._completer.draining and (bool(self._ready) or self._quarantine.occupied)
 
     def _take(self) -> list[Job]:
-        """Take jobs that may start now. While suspects are in quarantine, only suspects and probes may start."""
+        """Take jobs that may start now. Suspects start first, and may have to be tried with nothing else in flight."""
         self._looked_at = self._clock.steady()
         if not self._some_could_start or self._recorder.full or self._quarantine.crash_seen:
             return []
@@ -312,8 +312,8 @@ class Dispatcher:
             self._end_overdue_pauses()
         if self._breakers.paused and self._ready:
             return self._take_probe(self._breakers.upstream)
-        if self._quarantine.occupied:
-            return self._take_suspect()
+        if self._quarantine.occupied and ((jobs := self._take_suspect()) or self._quarantine.holds_all):
+            return jobs
         if jobs := self._take_model_probe() or self._take_despite_block():
             return jobs
         room = self._in_flight.room
@@ -473,9 +473,7 @@ class Dispatcher:
             self.pump()
 
     def _finish_attempt(self, job: Job, outcome: Outcome, now: float) -> None:
-        # The faults of an unavailable upstream say nothing about how much it can take.
-        is_evidence = isinstance(outcome, Success) or self._breakers.is_flowing(job.model.id)
-        evidence = outcome if is_evidence else None
+        evidence = outcome if isinstance(outcome, Success) or self._is_evidence(job) else None
         labels, model = self._metrics.model_labels, job.model.id
         label = labels.on_answer(model) if isinstance(outcome, Success) else labels.of(model)
         seconds = self._in_flight.finish(job, evidence, now)
@@ -500,15 +498,29 @@ class Dispatcher:
             # The input was too long, so nothing was sent.
             self._completer.complete(job, outcome)
 
+    def _is_evidence(self, job: Job) -> bool:
+        """Return whether a fault of a job says how much the upstream can take.
+
+        It does not if the upstream is unavailable, or if it is known that the line fails alone.
+        """
+        return self._breakers.is_flowing(job.model.id) and not self._is_lone_failure(job)
+
+    def _is_lone_failure(self, job: Job) -> bool:
+        """Return whether it is known that a job fails by itself."""
+        return job.fails_alone and self._breakers.ignores_lone(job.model.id)
+
     def _on_break(self, job: Job, fault: Retryable) -> None:
         job.last_fault = fault
+        job.note_fault(answers=self._breakers.answers_of(job.model.id))
         window_was_open = self._quarantine.window_open
-        if job.refusal_cost is None and self._quarantine.note_break(job, beside=self._in_flight):
+        is_own = job.refusal_cost is not None or job.breaks_alone or self._is_lone_failure(job)
+        job.suspect = job.suspect and not is_own
+        if not is_own and self._quarantine.note_break(job, self._clock.steady(), beside=self._in_flight):
             self._resets.on_break(job, beside=self._in_flight, is_first=not window_was_open)
             if not window_was_open:
                 self._group.create_task(self._decide_breaks())
             return
-        if not self._in_flight and job.refusal_cost is None:
+        if not is_own and not self._in_flight:
             # If the upstream crashed, this line is the cause, since no other was in flight.
             job.suspect = True
             self._breakers.upstream.on_crash()
@@ -517,16 +529,15 @@ class Dispatcher:
     async def _decide_breaks(self) -> None:
         """Wait until the window of breaks closes, then treat them as one crash or as a fault of each line."""
         await self._clock.sleep(WINDOW_SECONDS)
-        broken, together = self._quarantine.close_window()
+        verdict = self._quarantine.close_window(self._clock.steady(), in_flight=self._in_flight)
         self._resets.on_breaks_over()
         self._in_flight.breaks_are_refusals = self._resets.known
-        if together:
+        if verdict.crashed:
             self._breakers.upstream.on_crash()
-            self._timers_changed.set()
-            self._quarantine.suspect([job for job in broken if not self._completer.end_if_stopped(job)])
-        else:
-            for job in broken:
-                self._on_fault(job, _last_fault(job))
+        self._quarantine.suspect([job for job in verdict.suspects if not self._completer.end_if_stopped(job)])
+        for job in verdict.own:
+            self._on_fault(job, _last_fault(job))
+        self._timers_changed.set()
         self.pump()
 
     def _end_quarantine(self) -> None:
@@ -545,6 +556,8 @@ class Dispatcher:
 
     def _on_fault(self, job: Job, fault: Retryable) -> None:
         self._count_attempt(job, "throttled" if job.is_refused_by(fault) else "fault")
+        if fault.kind == FaultKind.REFUSED:
+            self._quarantine.on_refused(self._clock.steady())
         if not fault.unavailable:
             self._on_upstream_answer(job)
         elif not (job.is_refused_by(fault) and self._limiter.is_blocked(job.model.id, self._clock.steady())):
@@ -556,14 +569,22 @@ class Dispatcher:
 
     def _on_unavailable(self, job: Job, fault: Retryable) -> None:
         model, was_paused = job.model.id, self._breakers.is_paused(job.model.id)
+        job.note_fault(answers=self._breakers.answers_of(model))
         self._breakers.on_unavailable(
-            model, job.line_key, fault.kind, throttled=fault.throttled, last_attempt=self._is_last_attempt(job, fault)
+            model,
+            job.line_key,
+            fault.kind,
+            throttled=fault.throttled,
+            last_attempt=self._is_last_attempt(job, fault),
+            fails_alone=job.fails_alone,
         )
         if self._breakers.is_paused(model) and not was_paused:
             self._paused_models = self._breakers.paused_models
             self._failover.move_all(is_paused=self._breakers.is_paused)
 
     def _on_upstream_answer(self, job: Job) -> None:
+        if self._quarantine.awaits_answers:
+            self._quarantine.on_answer(job, self._clock.steady())
         job.suspect = False
         if self._resets.on_answer(job):
             self._in_flight.breaks_are_refusals = True

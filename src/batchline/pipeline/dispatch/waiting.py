@@ -44,7 +44,7 @@ class Waiting:
         """The reason for which no line starts at all, if there is one beside a pause."""
         if self._recorder.full:
             return WaitReason.STORAGE
-        return WaitReason.QUARANTINE if self._quarantine.occupied else None
+        return WaitReason.QUARANTINE if self._quarantine.holds_all else None
 
     @property
     def queues(self) -> dict[str, ModelQueue]:
