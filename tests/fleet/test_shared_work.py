@@ -188,7 +188,7 @@ def test_late_answers_count_nowhere(fleet: Fleet, postgres: Postgres) -> None:
     worker, one is cancelled, and one runs on. What it brings when it wakes changes the first two in nothing, is not in
     the files of the third a second time, and it goes on working."""
     (api, _), (stopped, _) = fleet.apis, fleet.workers
-    sizes = {"finished": 100, "cancelled": 100, "running": 4000}
+    sizes = {"finished": 1000, "cancelled": 1000, "running": 6000}
     lines = {name: chat_lines(f"[[delay=0.2]] {name} {n}" for n in range(size)) for name, size in sizes.items()}
     clients = {name: api.client(api.new_account(name)) for name in sizes}
     batches = {name: submit(client, lines[name]).id for name, client in clients.items()}

@@ -43,7 +43,7 @@ def test_prompts_that_begin_alike_are_faster_together(tmp_path: Path, monkeypatc
     """40 prompts over 8 beginnings of 300 tokens, interleaved in the file."""
     monkeypatch.setattr("tests.support.service.PATIENCE", 1200.0)
     lines = _interleaved()
-    interleaved = _run(tmp_path / "interleaved", lines, command=(__file__, "serve"))
+    interleaved = _run(tmp_path / "interleaved", lines, command=("-m", __name__, "serve"))
     grouped = _run(tmp_path / "grouped", lines)
     gain = interleaved.seconds / grouped.seconds
     print(f"\ninterleaved {interleaved}\ngrouped     {grouped}\n{gain:.2f} times faster")
@@ -81,7 +81,7 @@ def _line(n: int, prefix: str) -> bytes:
 
 @contextmanager
 def _running_engine() -> Iterator[str]:
-    program = Program(__file__, "engine")
+    program = Program("-m", __name__, "engine")
     try:
         yield program.wait_for_log(r"engine listens on (http://\S+)\n") + "/v1"
     finally:
