@@ -27,10 +27,16 @@ class Bench:
             self.fault(line)
 
     def fault(
-        self, line: object, reason: str = "refused", *, throttled: bool = False, fails_alone: bool = False
+        self,
+        line: object,
+        reason: str = "refused",
+        *,
+        throttled: bool = False,
+        fails_alone: bool = False,
+        fails_first: bool = False,
     ) -> None:
         self.breaker.end_probe(line)
-        self.breaker.on_unavailable(line, reason, throttled=throttled, fails_alone=fails_alone)
+        self.breaker.on_unavailable(line, reason, throttled=throttled, fails_alone=fails_alone, fails_first=fails_first)
         self.breaker.pause_if_unavailable(self.breaker.answers_to_pause)
 
     def starts(self) -> bool:
@@ -235,12 +241,23 @@ def test_lines_that_fail_alone_pause_for_a_short_time_and_then_no_more() -> None
     assert bench.breaker.paused, "faults of other lines count as ever"
 
 
-@pytest.mark.parametrize("at", [1, 15, 16])
-def test_a_pause_is_long_if_one_of_its_lines_does_not_fail_alone(at: int) -> None:
-    """D3: before the pause, or as a probe in it."""
+@pytest.mark.parametrize(("alone", "is_short"), [(11, False), (12, True)])
+def test_a_pause_is_short_only_if_most_of_its_lines_fail_alone(alone: int, is_short: bool) -> None:
+    """D3: the others may have failed first when no line was left that could be answered."""
     bench = Bench()
-    for line in range(17):
-        bench.fault(line, fails_alone=line != at)
+    for line in range(16):
+        bench.fault(line, fails_alone=line < alone, fails_first=line >= alone)
+    bench.fault("probe", fails_alone=False)
+    bench.clock.advance(60.0)
+    bench.breaker.end_pause_if_overdue()
+    assert bench.breaker.paused != is_short
+
+
+def test_a_pause_is_long_if_a_line_fails_in_it_that_never_failed_before() -> None:
+    bench = Bench()
+    for line in range(16):
+        bench.fault(line, fails_alone=True)
+    bench.fault("probe", fails_first=True)
     bench.clock.advance(60.0)
     bench.breaker.end_pause_if_overdue()
     assert bench.breaker.paused

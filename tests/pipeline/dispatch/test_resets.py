@@ -17,7 +17,7 @@ def answer(resets: Resets, jobs: list[Job]) -> list[bool]:
 def test_lines_that_break_beside_others_and_pass_later_were_too_many() -> None:
     resets, broken, beside = Resets(), make_jobs(16), make_jobs(16)
     break_together(resets, broken, beside=beside)
-    resets.on_breaks_over()
+    resets.on_breaks_over(survived=False)
     assert not any(answer(resets, beside))
     assert not resets.known
     assert answer(resets, broken[:4]) == [False, False, False, True]
@@ -31,7 +31,7 @@ def test_a_crash_breaks_everything_and_shows_no_limit() -> None:
     answer(resets, answered)
     for job in broken[8:]:
         resets.on_break(job, beside=[], is_first=False)
-    resets.on_breaks_over()
+    resets.on_breaks_over(survived=False)
     answer(resets, broken)
     assert not resets.known
 
@@ -48,8 +48,8 @@ def test_it_is_known_until_everything_breaks() -> None:
     resets, broken, beside = Resets(), make_jobs(8), make_jobs(8)
     break_together(resets, broken, beside=beside)
     answer(resets, [*beside, *broken])
-    resets.on_breaks_over()
+    resets.on_breaks_over(survived=False)
     assert resets.known
     break_together(resets, broken, beside=[])
-    resets.on_breaks_over()
+    resets.on_breaks_over(survived=False)
     assert not resets.known

@@ -90,6 +90,7 @@ async def test_a_real_database_tells_its_time(postgres_url: str) -> None:
     async with opened(postgres_url) as world:
         before = float(await world.fetch("SELECT extract(epoch FROM clock_timestamp())::float8"))
         time = await world.database.time()
+        unix_time = await world.fetch("SELECT unix_time()")
         after = float(await world.fetch("SELECT extract(epoch FROM clock_timestamp())::float8"))
         assert before <= time <= after
-        assert int(before) <= await world.fetch("SELECT unix_time()") <= after
+        assert int(before) <= unix_time <= after

@@ -119,16 +119,17 @@ class SimulatedDispatcher:
         ):
             return jobs
         for project, model in self._in_flight.may_exceed(self._ready.lanes()):
-            if self._allowance_of(model) > 0:
+            if project not in self._quarantine.held_projects and self._allowance_of(model) > 0:
                 return self._ready.take_lane(project, model)
         return []
 
     def _take_ready(self, limit: int) -> list[Job]:
+        held = self._quarantine.held_projects
         return self._ready.take(
             limit,
             in_flight=self._in_flight.by_project,
             in_flight_of_lane=self._in_flight.by_lane,
-            limit_of=self._in_flight.limit_of,
+            limit_of=lambda project: 0 if project in held else self._in_flight.limit_of(project),
             allowance_of=self._allowance_of,
         )
 
@@ -233,7 +234,7 @@ class SimulatedDispatcher:
 
     def _decide_breaks(self, fault: Retryable) -> None:
         verdict = self._quarantine.close_window(self._world.time, in_flight=self._in_flight)
-        self._resets.on_breaks_over()
+        self._resets.on_breaks_over(survived=verdict.survived)
         self._in_flight.breaks_are_refusals = self._resets.known
         if verdict.crashed:
             self._breakers.upstream.on_crash()
@@ -268,6 +269,7 @@ class SimulatedDispatcher:
                 throttled=fault.throttled,
                 last_attempt=last,
                 fails_alone=job.fails_alone,
+                fails_first=not (job.attempts or job.throttles or job.probes),
             )
             self._paused_models = self._breakers.paused_models
         if self._breakers.forgives(model, fault.kind):

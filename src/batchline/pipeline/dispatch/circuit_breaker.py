@@ -34,6 +34,9 @@ _THROTTLED_SECONDS = 1.0
 _FLAPPING_FACTOR, _MAX_ANSWERS_TO_PAUSE = 4, 1024
 _FLAPPING_SECONDS = 60.0
 """Faults within this time after a pause show an upstream that answers now and then."""
+_LONE_ANSWERS = 12
+"""If so many of the answers that cause a pause are about lines that fail alone, it is short. The others may be about
+lines that failed first when no other line was left to be answered."""
 _LONE_PATIENCE_SECONDS = 30.0
 """The longest pause for lines that fail alone. It is as long as many servers take to restart."""
 _LONE_MEMORY_SECONDS = 600.0
@@ -78,8 +81,8 @@ class CircuitBreaker:
         self._unavailable_since = 0.0
         self._lines: deque[Hashable] = deque(maxlen=_ANSWERS_TO_PAUSE)
         """The lines that the last of them were about."""
-        self._lone_faults = 0
-        """The number of the last of these answers, in a row, that were about lines that fail alone."""
+        self._lone: deque[bool] = deque(maxlen=_ANSWERS_TO_PAUSE)
+        """Whether each of these lines fails alone."""
         self._ignores_lone_until = -inf
         self.answers = 0
         """The number of real answers so far."""
@@ -94,7 +97,7 @@ class CircuitBreaker:
         self._reason = ""
         self._crashed = self._impatient = False
         self.is_lone = False
-        """Whether it is paused because of lines that fail alone, and of no others."""
+        """Whether it is paused because of lines most of which fail alone, and no line has failed first since then."""
         self._next_probe = self._last_probe = 0.0
         self._interval = _FIRST_PROBE_SECONDS
         self._probed: dict[Lane, float] = {}
@@ -138,15 +141,21 @@ class CircuitBreaker:
         self._impatient = False
 
     def on_unavailable(
-        self, line: Hashable, reason: str, *, throttled: bool = False, fails_alone: bool = False
+        self,
+        line: Hashable,
+        reason: str,
+        *,
+        throttled: bool = False,
+        fails_alone: bool = False,
+        fails_first: bool = True,
     ) -> None:
         """Count an answer of an unavailable upstream. A 429 after a crash shows that it has restarted."""
         if self._crashed and throttled:
             self._end_pause()
         if fails_alone and self.ignores_lone:
             return
-        self._lone_faults = self._lone_faults + 1 if fails_alone else 0
-        if not fails_alone:
+        self._lone.append(fails_alone)
+        if fails_first:
             self.is_lone = False
         if not self._unavailable:
             self._unavailable_since = self._clock.steady()
@@ -162,7 +171,7 @@ class CircuitBreaker:
         if throttled and self._clock.steady() - self._unavailable_since < _THROTTLED_SECONDS:
             return
         if self.flowing:
-            self.is_lone = self._lone_faults >= _ANSWERS_TO_PAUSE
+            self.is_lone = sum(self._lone) >= _LONE_ANSWERS
         self._pause(reason)
         self._crashed = False
 
@@ -337,16 +346,17 @@ class Breakers:
         throttled: bool = False,
         last_attempt: bool = False,
         fails_alone: bool = False,
+        fails_first: bool = True,
     ) -> None:
         """Count an answer of an unavailable upstream, and pause it or the model if there were enough of them.
 
-        ``last_attempt`` says that the line would fail for good, and ``fails_alone`` that it failed again after others
-        were answered.
+        ``last_attempt`` says that the line would fail for good, ``fails_alone`` that others were answered after it had
+        failed, and ``fails_first`` that it never failed before.
         """
         breaker = self._of(model)
         # The probes of a model that is paused alone say nothing new about the others.
         for each in (breaker,) if breaker.paused and not self.upstream.paused else (self.upstream, breaker):
-            each.on_unavailable(line, reason, throttled=throttled, fails_alone=fails_alone)
+            each.on_unavailable(line, reason, throttled=throttled, fails_alone=fails_alone, fails_first=fails_first)
         needed = _ANSWERS_TO_PAUSE if last_attempt else self.upstream.answers_to_pause
         self.upstream.pause_if_unavailable(needed)
         if self.upstream.flowing:

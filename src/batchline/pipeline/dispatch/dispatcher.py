@@ -7,7 +7,7 @@ overdue. It leaves with an outcome for the recorder, or without one if its batch
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from batchline.domain.chat import check_request, with_upstream_name
 from batchline.domain.endpoints import CHAT
@@ -95,6 +95,8 @@ class Dispatcher:
         """Jobs past their batch's window. They do not start, and end when the store says that the batch expired."""
         self._unfunded_projects: set[str] = set()
         """Projects whose next line waits until requests in flight release what they hold of the same budget."""
+        self._held_projects: Set[str] = self._unfunded_projects
+        """Projects of which nothing may start now: these, and those whose lines have just broken."""
         self._unfunded_jobs: dict[str, deque[Job]] = {}
         """Jobs, by batch, that wait until lines in flight release what they hold of the batch's own limit."""
         self._due, self._due_until = 0.0, -math.inf
@@ -308,6 +310,8 @@ class Dispatcher:
         self._looked_at = self._clock.steady()
         if not self._some_could_start or self._recorder.full or self._quarantine.crash_seen:
             return []
+        broken = self._quarantine.held_projects
+        self._held_projects = self._unfunded_projects | broken if broken else self._unfunded_projects
         if self._breakers.paused or self._paused_models:
             self._end_overdue_pauses()
         if self._breakers.paused and self._ready:
@@ -331,21 +335,21 @@ class Dispatcher:
     def _take_ready(self, limit: int) -> list[Job]:
         limit_of = self._in_flight.limit_of
 
-        def funded_limit_of(project_id: str) -> int:
-            return 0 if project_id in self._unfunded_projects else limit_of(project_id)
+        def limit_unless_held(project_id: str) -> int:
+            return 0 if project_id in self._held_projects else limit_of(project_id)
 
         return self._ready.take(
             limit,
             in_flight=self._in_flight.by_project,
             in_flight_of_lane=self._in_flight.by_lane,
-            limit_of=funded_limit_of if self._unfunded_projects else limit_of,
+            limit_of=limit_unless_held if self._held_projects else limit_of,
             allowance_of=self._allowance_of,
         )
 
     def _take_beyond_limit(self) -> list[Job]:
         """Take a job of a project or a model that does not wait for the slots of others."""
         for project_id, model in self._in_flight.may_exceed(self._ready.lanes()):
-            if project_id not in self._unfunded_projects and self._allowance_of(model) > 0:
+            if project_id not in self._held_projects and self._allowance_of(model) > 0:
                 return self._ready.take_lane(project_id, model)
         return []
 
@@ -372,7 +376,7 @@ class Dispatcher:
         for project_id, model in self._ready.lanes() if self._limiter.is_any_blocked(now) else ():
             if (
                 model not in self._paused_models
-                and project_id not in self._unfunded_projects
+                and project_id not in self._held_projects
                 and self._limiter.may_try(model, project_id, now)
                 and self._in_flight.may_start_one_of((project_id, model))
             ):
@@ -513,14 +517,14 @@ class Dispatcher:
         job.last_fault = fault
         job.note_fault(answers=self._breakers.answers_of(job.model.id))
         window_was_open = self._quarantine.window_open
-        is_own = job.refusal_cost is not None or job.breaks_alone or self._is_lone_failure(job)
+        is_own = job.refusal_cost is not None or self._is_lone_failure(job)
         job.suspect = job.suspect and not is_own
         if not is_own and self._quarantine.note_break(job, self._clock.steady(), beside=self._in_flight):
             self._resets.on_break(job, beside=self._in_flight, is_first=not window_was_open)
             if not window_was_open:
                 self._group.create_task(self._decide_breaks())
             return
-        if not is_own and not self._in_flight:
+        if not (is_own or job.breaks_alone or self._in_flight or self._quarantine.alive):
             # If the upstream crashed, this line is the cause, since no other was in flight.
             job.suspect = True
             self._breakers.upstream.on_crash()
@@ -530,7 +534,7 @@ class Dispatcher:
         """Wait until the window of breaks closes, then treat them as one crash or as a fault of each line."""
         await self._clock.sleep(WINDOW_SECONDS)
         verdict = self._quarantine.close_window(self._clock.steady(), in_flight=self._in_flight)
-        self._resets.on_breaks_over()
+        self._resets.on_breaks_over(survived=verdict.survived)
         self._in_flight.breaks_are_refusals = self._resets.known
         if verdict.crashed:
             self._breakers.upstream.on_crash()
@@ -577,6 +581,7 @@ class Dispatcher:
             throttled=fault.throttled,
             last_attempt=self._is_last_attempt(job, fault),
             fails_alone=job.fails_alone,
+            fails_first=not (job.tries or job.probes),
         )
         if self._breakers.is_paused(model) and not was_paused:
             self._paused_models = self._breakers.paused_models

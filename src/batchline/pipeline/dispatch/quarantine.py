@@ -12,7 +12,8 @@ others. So what runs beside the suspects depends on what is known of the upstrea
     alive          ──(everything in flight breaks, and not only what broke before)──> crashes
     crashes        ──(ten minutes without either)──> unknown
 
-If the upstream is alive, other lines run while suspects are tried. Otherwise suspects run with nothing else in flight.
+If the upstream is alive, other lines run while suspects are tried, but none of a project in the moment in which half of
+what is in flight breaks for the first time. Otherwise suspects run with nothing else in flight.
 Lines that break while eight others outlast them are the cause of their own breaks and never suspects again, unless at
 least half of what is in flight breaks and some of it for the first time.
 """
@@ -38,12 +39,16 @@ _SURVIVORS = 8
 """The number of lines that must outlast a break before it is no crash. If one of two servers behind an address crashes,
 the chance that it had none of eight lines is 1 in 256."""
 
+_CRASH_PART = 0.9
+"""An upstream that was alive has crashed if so many of the lines in flight broke. A few answers may be read after the
+breaks although they were sent before."""
+
 _CRASH_MEMORY_SECONDS = 600.0
 """For this time after a crash, lines that are answered do not show that the next breaks are none: a server may restart
 within a second."""
 
 
-class Verdict(NamedTuple):
+class BreakVerdict(NamedTuple):
     """What the breaks of one window were."""
 
     own: list[Job]
@@ -52,6 +57,8 @@ class Verdict(NamedTuple):
     """The jobs of which one may have crashed the upstream."""
     crashed: bool
     """Whether the upstream may be down."""
+    survived: bool
+    """Whether many other connections outlasted the breaks."""
 
 
 class Quarantine:
@@ -109,12 +116,24 @@ class Quarantine:
         return self._broke_together and not self.alive
 
     @property
+    def held_projects(self) -> frozenset[str]:
+        """The projects whose lines may not start because so many of them have just broken for the first time."""
+        if not self._broke_together or self._broke_only_again:
+            return frozenset()
+        return frozenset(job.batch.project_id for job in self._broken)
+
+    @property
     def _broke_together(self) -> bool:
         """Whether at least half of the lines in flight at the first break have broken.
 
         Lines sent later do not count, or a fast upstream that drops one in a hundred would look like a crash.
         """
         return len(self._broken) > 1 and 2 * len(self._broken) >= len(self._at_risk)
+
+    @property
+    def _broke_only_again(self) -> bool:
+        """Whether all lines that have broken broke in an earlier window too."""
+        return len(self._broken_again) == len(self._broken)
 
     def note_break(self, job: Job, now: float, *, beside: Collection[Job]) -> bool:
         """Note a broken connection, and return whether the decision must wait for the end of the window."""
@@ -143,23 +162,24 @@ class Quarantine:
         """Note that the upstream refused a connection, as it does while it restarts."""
         self._note_crash(now)
 
-    def close_window(self, now: float, *, in_flight: Collection[Job]) -> Verdict:
+    def close_window(self, now: float, *, in_flight: Collection[Job]) -> BreakVerdict:
         """End the window, and return what its breaks were. ``in_flight`` are the jobs whose connections stand."""
         broken, together = self._broken, self._broke_together
         survivors = self._answered + sum(job in in_flight for job in self._at_risk)
-        only_again = self._broken_again.issuperset(broken)
-        if survivors >= _SURVIVORS:
+        survived = survivors >= _SURVIVORS
+        only_again = self._broke_only_again
+        if survived:
             self._note_alive(now)
             _mark(self._broken_later)
-        elif together and not survivors and not only_again and self.alive:
+        elif self.alive and not survivors and not only_again and len(broken) >= _CRASH_PART * len(self._at_risk):
             self._note_crash(now)
         self._at_risk, self._broken, self._broken_again = set(), [], set()
         self._broken_later, self._answered = [], 0
-        if together and not (only_again and survivors >= _SURVIVORS):
-            return Verdict([], broken, crashed=not self.alive)
-        if survivors >= _SURVIVORS:
+        if survived and (only_again or not together):
             _mark(broken)
-        return Verdict(broken, [], crashed=False)
+        suspects = [job for job in broken if not job.breaks_alone] if together else []
+        own = [job for job in broken if job.breaks_alone] if together else broken
+        return BreakVerdict(own, suspects, crashed=bool(suspects) and not self.alive, survived=survived)
 
     def _note_alive(self, now: float) -> None:
         self.alive = now - self._crashed_at >= _CRASH_MEMORY_SECONDS

@@ -4,7 +4,7 @@ A crash breaks everything in flight, and the line that caused it breaks again. I
 together, while others are answered, and if the broken ones pass when they are tried again, the number in flight was the
 cause. From then on a connection that breaks quickly is a refusal::
 
-    unknown ──(some break together; others beside them are answered after that, and the broken ones later)──> known
+    unknown ──(some break together; others beside them outlast that, and the broken ones are answered later)──> known
     known   ──(everything in flight breaks)──> unknown
 """
 
@@ -34,6 +34,8 @@ class Resets:
         """The lines that were in flight beside the last breaks and did not break."""
         self._answered_beside = 0
         """The number of these that were answered since the last break."""
+        self._survived = False
+        """Whether many other connections outlasted breaks."""
 
     def on_break(self, job: Job, *, beside: Iterable[Job], is_first: bool) -> None:
         """Note a broken connection. ``is_first`` says that it does not belong to the breaks before it."""
@@ -44,11 +46,13 @@ class Resets:
         if len(self._broken) < _MAX_LINES:
             self._broken.add(job.line_key)
 
-    def on_breaks_over(self) -> None:
-        """Note that no further break belongs to the last ones."""
+    def on_breaks_over(self, *, survived: bool) -> None:
+        """Note that no further break belongs to the last ones, and whether many other connections outlasted them."""
         if self._broken and not self._beside:
             self.known = False
             self._forget()
+        elif survived:
+            self._survived = True
 
     def on_answer(self, job: Job) -> bool:
         """Note an answer, and return whether it shows that the number in flight was the cause of the last breaks."""
@@ -56,7 +60,7 @@ class Resets:
             self._broken.remove(job.line_key)
             self._passed += 1
         self._answered_beside += job.line_key in self._beside
-        if min(self._passed, self._answered_beside) < _LINES_TO_KNOW:
+        if self._passed < _LINES_TO_KNOW or (self._answered_beside < _LINES_TO_KNOW and not self._survived):
             return False
         self.known = True
         self._forget()
@@ -65,3 +69,4 @@ class Resets:
     def _forget(self) -> None:
         self._broken, self._beside = set(), set()
         self._passed = self._answered_beside = 0
+        self._survived = False
