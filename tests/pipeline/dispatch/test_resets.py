@@ -24,6 +24,16 @@ def test_lines_that_break_beside_others_and_pass_later_were_too_many() -> None:
     assert resets.known
 
 
+def test_connections_that_outlasted_the_breaks_need_not_be_answered_first() -> None:
+    """They may break later, as others do again and again while too many are in flight."""
+    resets, broken, beside = Resets(), make_jobs(16), make_jobs(16)
+    break_together(resets, broken, beside=beside)
+    resets.on_breaks_over(survived=True)
+    break_together(resets, beside[:8], beside=beside[8:])
+    assert answer(resets, broken[:4]) == [False, False, False, True]
+    assert resets.known
+
+
 def test_a_crash_breaks_everything_and_shows_no_limit() -> None:
     """D5: also if a few answers that came before it are read after the first breaks."""
     resets, broken, answered = Resets(), make_jobs(16), make_jobs(3)
