@@ -13,6 +13,13 @@ def numbers(jobs: list[Job]) -> list[int]:
     return [job.line.index for job in jobs]
 
 
+def break_all(quarantine: Quarantine, jobs: list[Job], *, beside: list[Job], now: float = 1.0) -> None:
+    """Break jobs one after the other, at one time."""
+    for n, job in enumerate(jobs):
+        quarantine.note_break(job, now, beside=[*jobs[n + 1 :], *beside])
+        quarantine.finish(job)
+
+
 def close(quarantine: Quarantine, *, in_flight: Collection[Job] = (), now: float = 0.25) -> tuple[list[Job], bool]:
     """End the window, and return the jobs that broke and whether they are suspects."""
     verdict = quarantine.close_window(now, in_flight=in_flight)
@@ -215,8 +222,7 @@ def test_the_withdrawn_are_gone_from_every_group() -> None:
 def alive_with_suspects(count: int) -> tuple[Quarantine, list[Job]]:
     """Break so many lines together while eight others stand, and suspect them."""
     quarantine, jobs, others = Quarantine(), make_jobs(count), make_jobs(8)
-    for n, job in enumerate(jobs):
-        quarantine.note_break(job, 0.0, beside=[*jobs[n + 1 :], *others])
+    break_all(quarantine, jobs, beside=others, now=0.0)
     verdict = quarantine.close_window(0.25, in_flight=others)
     assert (verdict.suspects, verdict.crashed, quarantine.alive) == (jobs, False, True)
     quarantine.suspect(jobs)
@@ -236,8 +242,7 @@ def test_suspects_run_beside_others_if_connections_outlasted_the_breaks() -> Non
 def test_too_few_connections_outlast_the_breaks(survivors: int) -> None:
     """D5: the upstream may be down, and suspects run with nothing else in flight."""
     quarantine, jobs, others = Quarantine(), make_jobs(8), make_jobs(survivors)
-    for n, job in enumerate(jobs):
-        quarantine.note_break(job, 0.0, beside=[*jobs[n + 1 :], *others])
+    break_all(quarantine, jobs, beside=others, now=0.0)
     assert quarantine.close_window(0.25, in_flight=others).crashed
     quarantine.suspect(jobs)
     assert quarantine.holds_all
@@ -258,8 +263,7 @@ def test_an_answer_to_another_line_shows_that_the_upstream_is_alive(suspect: boo
 @pytest.mark.parametrize(("seconds", "is_alive"), [(0.01, False), (0.2, True)])
 def test_answers_that_were_read_at_once_may_have_been_sent_before_the_crash(seconds: float, is_alive: bool) -> None:
     quarantine, jobs, others = Quarantine(), make_jobs(8), make_jobs(8)
-    for n, job in enumerate(jobs):
-        quarantine.note_break(job, 0.0, beside=[*jobs[n + 1 :], *others])
+    break_all(quarantine, jobs, beside=others, now=0.0)
     for job in others:
         quarantine.on_answer(job, seconds)
     close(quarantine)
@@ -282,9 +286,7 @@ def test_an_upstream_that_was_alive_crashes_if_everything_breaks() -> None:
     quarantine, _ = alive_with_suspects(8)
     group = start_all(quarantine, in_flight=8)
     others = make_jobs(8)
-    for job in [*group, *others]:
-        assert quarantine.note_break(job, 1.0, beside=[*group, *others])
-        quarantine.finish(job)
+    break_all(quarantine, [*group, *others], beside=[])
     verdict = quarantine.close_window(1.25, in_flight=())
     assert (verdict.suspects, verdict.crashed) == ([*group, *others], True)
     assert quarantine.holds_all
@@ -294,9 +296,7 @@ def test_an_upstream_that_was_alive_crashes_if_everything_breaks() -> None:
 def test_a_group_that_breaks_again_beside_others_spends_attempts_and_is_suspected_no_more() -> None:
     quarantine, _ = alive_with_suspects(8)
     group, others = start_all(quarantine, in_flight=8), make_jobs(8)
-    for job in group:
-        quarantine.note_break(job, 1.0, beside=[*group, *others])
-        quarantine.finish(job)
+    break_all(quarantine, group, beside=others)
     assert close(quarantine, in_flight=others, now=1.25) == (group, False)
     assert [(job.suspect, job.breaks_alone) for job in group] == [(False, True)] * 2
 
@@ -305,9 +305,7 @@ def test_no_group_starts_before_it_is_decided_about_the_one_before() -> None:
     """D5: otherwise its breaks would be taken for those of the group before it."""
     quarantine, _ = alive_with_suspects(8)
     group, others = start_all(quarantine, in_flight=8), make_jobs(8)
-    for job in group:
-        quarantine.note_break(job, 1.0, beside=[*group, *others])
-        quarantine.finish(job)
+    break_all(quarantine, group, beside=others)
     assert start_all(quarantine, in_flight=8) == []
     close(quarantine, in_flight=others, now=1.25)
     assert len(start_all(quarantine, in_flight=8)) == 2

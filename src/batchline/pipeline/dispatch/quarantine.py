@@ -13,9 +13,9 @@ others. So what runs beside the suspects depends on what is known of the upstrea
     crashes        ──(ten minutes without either)──> unknown
 
 If the upstream is alive, other lines run while suspects are tried, but none of a project in the moment in which half of
-what is in flight breaks for the first time. Otherwise suspects run with nothing else in flight.
-Lines that break while eight others outlast them are the cause of their own breaks and never suspects again, unless at
-least half of what is in flight breaks and some of it for the first time.
+what is in flight breaks for the first time. Otherwise suspects run with nothing else in flight. Lines that break while
+eight others outlast them are the cause of their own breaks and never suspects again, unless at least half of what is in
+flight breaks and some of it for the first time.
 """
 
 from collections import Counter, deque
@@ -49,7 +49,7 @@ within a second."""
 
 
 class BreakVerdict(NamedTuple):
-    """What the breaks of one window were."""
+    """Tells crashes from the faults of single lines, for the breaks of one window."""
 
     own: list[Job]
     """The jobs that each spend an attempt."""
