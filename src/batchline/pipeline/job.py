@@ -132,6 +132,11 @@ class Job:
         """The batch and the index of its line, which identify it among the lines of all batches."""
         return self.batch.id, self.line.index
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an earlier attempt of it has failed in any way."""
+        return bool(self.tries or self.probes)
+
     def cost_of(self, fault: Retryable) -> tuple[int, float]:
         """Return the number of attempts and the part of a refusal that a fault costs."""
         if self.refusal_cost is not None:

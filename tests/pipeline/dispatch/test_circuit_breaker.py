@@ -4,10 +4,12 @@ from itertools import cycle, islice, pairwise
 
 import pytest
 
+from batchline.domain.outcomes import Retryable
 from batchline.domain.progress import Pause
 from batchline.pipeline.dispatch.circuit_breaker import Breakers, CircuitBreaker
 from batchline.telemetry.metrics import Metrics
 from tests.support.clocks import ChosenRandom, SettableClock
+from tests.support.jobs import make_jobs
 
 PATIENCE = 3600.0
 LANE = ("project", "model")
@@ -457,9 +459,15 @@ class Models:
         )
 
     def unavailable(self, *models: str, answers: int = 16) -> None:
-        for line in range(answers):
+        for _ in range(answers):
             for model in models:
-                self.breakers.on_unavailable(model, line, "refused")
+                self.fault(model, "refused")
+
+    def fault(self, model: str, kind: str, *, last_attempt: bool = False) -> None:
+        """Report a fault of a new line."""
+        (job,) = make_jobs(1, model=model)
+        fault = Retryable(kind, "It is gone.", unavailable=True)
+        self.breakers.on_unavailable(job, fault, last_attempt=last_attempt)
 
     def pauses(self) -> set[str | None]:
         """The models that are paused; None stands for the whole upstream."""
@@ -469,8 +477,8 @@ class Models:
 @pytest.mark.rule("D3", "If other models of an upstream answer, only the unavailable one is paused.")
 def test_a_model_is_paused_alone_if_others_answer() -> None:
     scene = Models()
-    for line in range(16):
-        scene.breakers.on_unavailable("gone", line, "http_503")
+    for _ in range(16):
+        scene.fault("gone", "http_503")
         scene.breakers.on_real_answer("there")
     assert scene.pauses() == {"gone"}
     assert [scene.breakers.is_paused(model) for model in ("gone", "there", "new")] == [True, False, False]
@@ -536,15 +544,15 @@ def test_before_a_line_fails_sixteen_answers_are_enough() -> None:
     scene.breakers.on_real_answer("m")
     scene.unavailable("m", answers=14)
     for paused in (False, True):
-        scene.breakers.on_unavailable("m", "line", "refused", last_attempt=True)
+        scene.fault("m", "refused", last_attempt=True)
         assert scene.breakers.forgives("m", "refused") is paused
 
 
 def test_the_metrics_name_the_model_that_is_paused() -> None:
     """D3."""
     scene = Models()
-    for line in range(16):
-        scene.breakers.on_unavailable("gone", line, "http_503")
+    for _ in range(16):
+        scene.fault("gone", "http_503")
         scene.breakers.on_real_answer("there")
     family = next(one for one in scene.metrics.registry.collect() if one.name == "batchline_upstream_paused")
     (sample,) = family.samples
@@ -554,11 +562,11 @@ def test_the_metrics_name_the_model_that_is_paused() -> None:
 def test_models_with_a_fault_now_and_then_do_not_fill_the_memory() -> None:
     """A file may name another model in each line. A model that is paused is not forgotten."""
     scene = Models()
-    for line in range(16):
-        scene.breakers.on_unavailable("gone", line, "http_503")
+    for _ in range(16):
+        scene.fault("gone", "http_503")
         scene.breakers.on_real_answer("there")
     for line in range(3000):
-        scene.breakers.on_unavailable(f"name-{line}", line, "http_503")
+        scene.fault(f"name-{line}", "http_503")
         scene.breakers.on_real_answer("there")
     assert scene.pauses() == {"gone"}
     assert len(scene.breakers._models) <= 1000

@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 
+from batchline.domain.outcomes import Retryable
 from batchline.domain.records import SHARED_LANE, Lane
 from batchline.domain.replies import Answer, Fault, FaultKind
 from tests.support.dispatchers import DispatcherHarness
@@ -72,8 +73,8 @@ def test_lines_of_a_paused_model_do_not_satisfy_its_project(harness: DispatcherH
     """D3: one that was never tried is enough to probe with. Some of those that were tried may never be answered."""
     harness.add(make_jobs(4, model="gone", expires_at=FAR_FUTURE))
     harness.advance(1.0)
-    for line in range(15):
-        harness.breakers.on_unavailable("gone", line, "http_503")
+    for job in make_jobs(15, model="gone"):
+        harness.breakers.on_unavailable(job, Retryable(FaultKind.REFUSED, "connection refused", unavailable=True))
         harness.breakers.on_real_answer("there")
     harness.reply(REFUSED)
     assert harness.dispatcher.satisfied_lanes == set()

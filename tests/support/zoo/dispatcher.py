@@ -261,21 +261,13 @@ class SimulatedDispatcher:
             attempts > 0 and job.attempts + attempts >= policy.max_attempts
         )
         if attempts or not self.limiter.is_blocked(model, self._world.time):
-            job.note_fault(answers=self._breakers.answers_of(model))
-            self._breakers.on_unavailable(
-                model,
-                job.line_key,
-                fault.kind,
-                throttled=fault.throttled,
-                last_attempt=last,
-                fails_alone=job.fails_alone,
-                fails_first=not (job.attempts or job.throttles or job.probes),
-            )
+            self._breakers.on_unavailable(job, fault, last_attempt=last)
             self._paused_models = self._breakers.paused_models
         if self._breakers.forgives(model, fault.kind):
             job.probes += 1
             self._ready.add(job, first=job.probes % PROBES_IN_A_ROW != 0)
             return
+        job.tries += 1
         job.throttles += refusals
         job.attempts += attempts
         if last:

@@ -20,8 +20,10 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from math import inf
 
+from batchline.domain.outcomes import Retryable
 from batchline.domain.progress import Pause
 from batchline.domain.replies import FaultKind
+from batchline.pipeline.job import Job
 from batchline.ports import Clock, Random
 from batchline.telemetry.metrics import Metrics
 
@@ -337,26 +339,22 @@ class Breakers:
         """Return the number of real answers of a model since this was asked first."""
         return self._of(model).answers
 
-    def on_unavailable(
-        self,
-        model: str,
-        line: Hashable,
-        reason: str,
-        *,
-        throttled: bool = False,
-        last_attempt: bool = False,
-        fails_alone: bool = False,
-        fails_first: bool = True,
-    ) -> None:
+    def on_unavailable(self, job: Job, fault: Retryable, *, last_attempt: bool = False) -> None:
         """Count an answer of an unavailable upstream, and pause it or the model if there were enough of them.
 
-        ``last_attempt`` says that the line would fail for good, ``fails_alone`` that others were answered after it had
-        failed, and ``fails_first`` that it never failed before.
+        ``last_attempt`` says that the line would fail for good.
         """
-        breaker = self._of(model)
+        breaker = self._of(job.model.id)
+        job.note_fault(answers=breaker.answers)
         # The probes of a model that is paused alone say nothing new about the others.
         for each in (breaker,) if breaker.paused and not self.upstream.paused else (self.upstream, breaker):
-            each.on_unavailable(line, reason, throttled=throttled, fails_alone=fails_alone, fails_first=fails_first)
+            each.on_unavailable(
+                job.line_key,
+                fault.kind,
+                throttled=fault.throttled,
+                fails_alone=job.fails_alone,
+                fails_first=not job.has_failed,
+            )
         needed = _ANSWERS_TO_PAUSE if last_attempt else self.upstream.answers_to_pause
         self.upstream.pause_if_unavailable(needed)
         if self.upstream.flowing:

@@ -573,16 +573,7 @@ class Dispatcher:
 
     def _on_unavailable(self, job: Job, fault: Retryable) -> None:
         model, was_paused = job.model.id, self._breakers.is_paused(job.model.id)
-        job.note_fault(answers=self._breakers.answers_of(model))
-        self._breakers.on_unavailable(
-            model,
-            job.line_key,
-            fault.kind,
-            throttled=fault.throttled,
-            last_attempt=self._is_last_attempt(job, fault),
-            fails_alone=job.fails_alone,
-            fails_first=not (job.tries or job.probes),
-        )
+        self._breakers.on_unavailable(job, fault, last_attempt=self._is_last_attempt(job, fault))
         if self._breakers.is_paused(model) and not was_paused:
             self._paused_models = self._breakers.paused_models
             self._failover.move_all(is_paused=self._breakers.is_paused)
