@@ -3,11 +3,12 @@
 from batchline.domain.rate_limits import Quota, RateLimits
 from batchline.pipeline.dispatch.limiter.announced import Announced
 from batchline.pipeline.dispatch.limiter.load import Start
+from tests.support.starts import start_of
 
 
 def answer_to(order: int, *, is_check: bool = False) -> Start:
     """Return the so-many-th request of the model."""
-    return Start(0.0, "m", 1, 1, order, 1, is_check=is_check)
+    return start_of("m", 0.0, in_flight=1, order=order, is_check=is_check)
 
 
 def announce(

@@ -103,7 +103,7 @@ def test_the_outage_of_a_model_pauses_that_model_alone() -> None:
     with closing(Scene()) as scene:
         scene.failing_models = {"gone"}
         scene.add_lines(100, model="gone")
-        scene.add_lines(20_000, model="there")
+        scene.add_lines(60_000, model="there")
         scene.advance(5.0)
         assert scene.pauses() == {"gone"}
         before = scene.succeeded(model="there")

@@ -130,7 +130,7 @@ class SimulatedDispatcher:
             in_flight=self._in_flight.by_project,
             in_flight_of_lane=self._in_flight.by_lane,
             limit_of=lambda project: 0 if project in held else self._in_flight.limit_of(project),
-            allowance_of=self._allowance_of,
+            allowance_of=lambda model: min(self._allowance_of(model), self._in_flight.room_of(model)),
         )
 
     def _allowance_of(self, model: str) -> int:

@@ -71,8 +71,6 @@ class Case(Struct, frozen=True, kw_only=True):
     """The share of the ideal that must be reached. Where it is below 0.8, a comment says why."""
     outage_seconds: float = 0.0
     """The time in which nothing can be answered. It does not count."""
-    shortfall: str = ""
-    """Why the limiter does not always reach the goal yet, if it does not. A test that misses the goal says this."""
 
     def run(self, seed: int) -> Result:
         run = Run(self, seed)

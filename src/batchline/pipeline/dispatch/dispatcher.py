@@ -343,7 +343,7 @@ class Dispatcher:
             in_flight=self._in_flight.by_project,
             in_flight_of_lane=self._in_flight.by_lane,
             limit_of=limit_unless_held if self._held_projects else limit_of,
-            allowance_of=self._allowance_of,
+            allowance_of=lambda model: min(self._allowance_of(model), self._in_flight.room_of(model)),
         )
 
     def _take_beyond_limit(self) -> list[Job]:

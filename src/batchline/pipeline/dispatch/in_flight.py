@@ -79,6 +79,11 @@ class InFlight:
         """The number of lines that may still start, apart from the rate. Synchronous calls leave at least one slot."""
         return self._limiter.room - self._slots_of_sync_calls
 
+    def room_of(self, model: str) -> int:
+        """Return the number of lines that may still start by the limit of their model. Synchronous calls leave one."""
+        room, calls = self._limiter.room_of(model), self._count_sync_calls()
+        return room - max(0, min(calls, self._limiter.model(model).limit - 1)) if calls else room
+
     def limit_of(self, project_id: str) -> int:
         """Return the number of lines, of all projects together, after which no further one of this project may start.
 
@@ -95,7 +100,7 @@ class InFlight:
 
         A project or a model that has nothing in flight does not wait for the requests of others, which may take very
         long. Models may be names of one engine, so a project has no more of them in flight beyond the limit than its
-        share is. The cap is never exceeded.
+        share is. No lane alone exceeds the limit of its model, and nothing exceeds the cap.
         """
         if self._limiter.room_below_cap - self._slots_of_sync_calls <= 0:
             return []
@@ -104,8 +109,13 @@ class InFlight:
         if not exceeding:
             return exceeding
         most = self._share
-        exceeding = [lane for lane in exceeding if lane in self._lanes or self._lanes_of[lane[0]] < most]
+        exceeding = [lane for lane in exceeding if self._may_have_another(lane, most)]
         return sorted(exceeding, key=lambda lane: (self.by_project[lane[0]], by_lane[lane]))
+
+    def _may_have_another(self, lane: LaneName, most_lanes: int) -> bool:
+        if lane in self._lanes:
+            return self.by_lane[lane] < self._limiter.model(lane[1]).limit
+        return self._lanes_of[lane[0]] < most_lanes
 
     def may_start_one_of(self, lane: LaneName) -> bool:
         """Return whether a line of a lane may start, below the limit or beyond it."""
@@ -183,20 +193,26 @@ class InFlight:
         return max(1, self._share // self._lanes_of[lane[0]])
 
     def _note_answer(self, name: LaneName, seconds: float, now: float) -> None:
-        if self._limiter.room <= 0 and self._another_is_slower(name, seconds, now):
+        if self._another_keeps_its_slots(name, seconds, now):
             # It was answered beyond the limit while others keep their slots, so it may have more, up to its share.
             self._beyond[name] = min(self._share_of(name), 2 * self._beyond.get(name, 1))
         lane = self._lanes[name]
         before = lane.typical_seconds or seconds
         lane.typical_seconds = before + _LATENCY_SMOOTHING * (seconds - before)
 
-    def _another_is_slower(self, name: LaneName, seconds: float, now: float) -> bool:
-        """Return whether another lane has more than its share, and its requests end too slowly to leave it soon."""
+    def _another_keeps_its_slots(self, name: LaneName, seconds: float, now: float) -> bool:
+        """Return whether a lane waits for slots of another one that has more than its share and frees them too slowly.
+
+        If only the limit of its model is reached, it waits for other lanes of this model alone.
+        """
+        any_model = self._limiter.room <= 0
+        if not any_model and self._limiter.room_of(name[1]) > 0:
+            return False
         return any(
             (now - lane.last_end > _STALLED_SECONDS or lane.typical_seconds > _SLOWER * seconds)
             and self.by_lane[other] > self._share_of(other)
             for other, lane in self._lanes.items()
-            if other != name
+            if other != name and (any_model or other[1] == name[1])
         )
 
     def _count_end(self, lane: LaneName, now: float) -> None:
@@ -209,7 +225,11 @@ class InFlight:
         del self._lanes[lane], self.by_lane[lane]
         self._lanes_of[project_id] -= 1
         if self._limiter.room > 0:
-            self._beyond = {name: lines for name, lines in self._beyond.items() if name in self._lanes}
+            self._beyond = {
+                name: lines
+                for name, lines in self._beyond.items()
+                if name in self._lanes or self._limiter.room_of(name[1]) <= 0
+            }
         if not self.by_project[project_id]:
             del self._last_end[project_id], self.by_project[project_id], self._lanes_of[project_id]
 

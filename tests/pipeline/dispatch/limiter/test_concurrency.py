@@ -298,11 +298,13 @@ class Rounds:
         for _ in range(rounds):
             number = self.limit.limit
             limits.append(number)
-            started = [(in_flight, self.limit.on_start(in_flight, self.now)) for in_flight in [number] * 2 * number]
+            started = [
+                (in_flight, self.limit.on_start("m", in_flight, self.now)) for in_flight in [number] * 2 * number
+            ]
             self.now += self.latency(number)
             for in_flight, round_ in started:
                 if round_ is not None:
-                    self.limit.on_answer(round_, "m", in_flight, self.latency(number), self.now)
+                    self.limit.on_answer(round_, "m", in_flight, in_flight, self.latency(number), self.now)
         return limits
 
 
@@ -339,10 +341,10 @@ def test_the_cap_bounds_the_limit_and_what_it_lowered_is_restored() -> None:
 def test_a_ramp_waits_for_the_round_at_the_cap_even_if_the_engine_has_no_queue() -> None:
     """Otherwise each reading would begin the round again, and the limit would stay at the cap for ever."""
     limit = ConcurrencyLimit(cap=FIRST_LIMIT)
-    rounds = [limit.on_start(in_flight, 0.0) for in_flight in range(1, FIRST_LIMIT + 1)]
+    rounds = [limit.on_start("m", in_flight, 0.0) for in_flight in range(1, FIRST_LIMIT + 1)]
     limit.on_queue_length(QueueLength(running=FIRST_LIMIT, waiting=0), in_flight=FIRST_LIMIT, now=5.0)
-    limit.on_start(FIRST_LIMIT, 5.0)
-    assert limit.on_start(FIRST_LIMIT, 5.0) is None, "the round is full"
+    limit.on_start("m", FIRST_LIMIT, 5.0)
+    assert limit.on_start("m", FIRST_LIMIT, 5.0) is None, "the round is full"
     assert rounds[0] is rounds[-1]
 
 
@@ -350,14 +352,14 @@ def test_a_ramp_waits_for_the_round_at_the_cap_even_if_the_engine_has_no_queue()
 def test_a_ramp_does_not_wait_for_slow_answers_of_an_engine_without_a_queue() -> None:
     limit = ConcurrencyLimit(cap=1024)
     for in_flight in range(1, FIRST_LIMIT + 1):
-        limit.on_start(in_flight, 0.0)
+        limit.on_start("m", in_flight, 0.0)
     all_run = QueueLength(running=FIRST_LIMIT, waiting=0)
     limit.on_queue_length(all_run, in_flight=FIRST_LIMIT, now=0.5)
     assert limit.limit == FIRST_LIMIT, "quick answers are waited for"
     limit.on_queue_length(all_run, in_flight=FIRST_LIMIT, now=5.0)
     assert limit.limit == 4 * FIRST_LIMIT
     for in_flight in range(FIRST_LIMIT + 1, limit.limit + 1):
-        limit.on_start(in_flight, 5.0)
+        limit.on_start("m", in_flight, 5.0)
     limit.on_queue_length(QueueLength(running=100, waiting=28), in_flight=limit.limit, now=10.0)
     assert limit.limit == 4 * FIRST_LIMIT
 
@@ -392,7 +394,7 @@ def test_an_engine_without_our_requests_is_not_believed() -> None:
     """It is another one, or one of several, and tells nothing about the one that answers."""
     limit = ConcurrencyLimit(cap=1024)
     for in_flight in range(1, FIRST_LIMIT + 1):
-        limit.on_start(in_flight, 0.0)
+        limit.on_start("m", in_flight, 0.0)
     limit.on_queue_length(QueueLength(running=0, waiting=0), in_flight=FIRST_LIMIT, now=5.0)
     assert limit.limit == FIRST_LIMIT
 

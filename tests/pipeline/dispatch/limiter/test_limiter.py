@@ -13,6 +13,7 @@ from tests.support.zoo.upstreams import (
     Bucket,
     ByModel,
     HardLimit,
+    Overloading,
     Queueing,
     RateLimited,
     Reply,
@@ -31,7 +32,7 @@ def serve(limiter: Limiter, seconds: float, *, latency: float = 0.1, model: str 
     """Fill all slots and answer everything after the latency, for some time; return the time then."""
     now = since
     while now < since + seconds:
-        starts = limiter.start(model, limiter.room, now)
+        starts = limiter.start(model, min(limiter.room, limiter.room_of(model)), now)
         now += latency
         for start in starts:
             limiter.end(start, Sign.ANSWERED, now)
@@ -105,11 +106,12 @@ def test_a_smaller_cap_counts_at_once() -> None:
 def test_slow_requests_count_for_the_cap_alone() -> None:
     limiter = Limiter(cap=None)
     now = serve(limiter, 2.0)
-    hanging = limiter.start("slow", 24, now)
-    assert limiter.room == limiter.limit - 24
+    hanging = limiter.start("m", 24, now)
+    assert limiter.room == limiter.room_of("m") == limiter.limit - 24
     now = serve(limiter, 5.0, since=now)
     assert limiter.room_below_cap == 1024 - 24
     assert limiter.room == min(limiter.limit, 1024 - 24)
+    assert limiter.room_of("m") == limiter.limit
     for start in hanging:
         limiter.end(start, Sign.ANSWERED, now)
     assert limiter.room == limiter.limit
@@ -120,7 +122,7 @@ def test_requests_that_hang_from_the_start_do_not_keep_the_limit_low() -> None:
     limiter = Limiter(cap=None)
     limiter.start("slow", 24, 0.0)
     serve(limiter, 20.0)
-    assert limiter.limit > FIRST_LIMIT
+    assert limiter.model("m").limit > FIRST_LIMIT
 
 
 @pytest.mark.rule("D9", "A refused model slows no other model at its upstream.")
@@ -298,3 +300,84 @@ def test_a_limited_model_beside_a_free_one_gets_what_it_may_have() -> None:
     world.run_until(lambda: False, limit_seconds=20.0)
     assert before[0] - free.open >= 0.85 * 160 * 20
     assert before[1] - limited.open >= 0.85 * 20 * 20
+
+
+class Gateway:
+    """Two models behind one upstream, and how many requests of each are in flight after some time."""
+
+    def __init__(self, world: World, upstream: Upstream) -> None:
+        self.world, self.dispatcher = world, SimulatedDispatcher(world, upstream)
+
+    def in_flight_after(self, seconds: float, *models: str) -> list[int]:
+        self.world.run_until(lambda: False, limit_seconds=seconds)
+        limiter = self.dispatcher.limiter
+        return [limiter.model(model).limit - limiter.room_of(model) for model in models]
+
+
+@pytest.mark.rule("D9", "How many lines of a model are in flight does not depend on the room for other models.")
+def test_a_slow_model_has_few_in_flight_although_another_one_has_room_for_many() -> None:
+    """Otherwise hundreds of its lines would wait for its four slots until they time out, and be failed."""
+    world = World(1)
+    slow, quick = Queueing(world, about(60.0), slots=always(4)), Upstream(world, about(0.05))
+    gateway = Gateway(world, ByModel(world, {"slow": slow, "quick": quick}))
+    gateway.dispatcher.add(400, model="slow")
+    gateway.dispatcher.add(ENDLESS, model="quick")
+    beside, alone = (gateway.in_flight_after(seconds, "slow")[0] for seconds in (2.0, 60.0))
+    assert 4 <= beside <= FIRST_LIMIT
+    assert 4 <= alone <= FIRST_LIMIT
+
+
+def test_a_model_with_many_slots_gets_them_beside_one_with_a_short_queue() -> None:
+    world = World(1)
+    few, many = Queueing(world, about(0.2), slots=always(4)), Queueing(world, about(1.0), slots=always(200))
+    gateway = Gateway(world, ByModel(world, {"few": few, "many": many}))
+    gateway.dispatcher.add(2000, model="few")
+    gateway.dispatcher.add(ENDLESS, model="many")
+    in_flight = gateway.in_flight_after(40.0, "few", "many")
+    assert 4 <= in_flight[0] <= FIRST_LIMIT
+    assert in_flight[1] >= 180
+
+
+@pytest.mark.rule("D9", "Models that are names of one engine have no more in flight together than it needs.")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_two_names_of_one_engine_share_its_limit(seed: int) -> None:
+    """Each of them alone would gain by a higher limit, at the cost of the other."""
+    world = World(seed)
+    gateway = Gateway(world, Overloading(world, 0.1, slots=32))
+    for model in ("a", "b"):
+        gateway.dispatcher.add(ENDLESS, model=model)
+    in_flight = gateway.in_flight_after(20.0, "a", "b")
+    assert 24 <= sum(in_flight) <= 64
+    assert min(in_flight) >= 8
+
+
+def test_when_one_model_is_left_its_own_limit_is_used_again() -> None:
+    """The limit that it had together with another one was shared."""
+    world = World(1)
+    engine = Queueing(world, about(0.1), slots=always(32))
+    gateway = Gateway(world, engine)
+    gateway.dispatcher.add(2000, model="a")
+    gateway.dispatcher.add(ENDLESS, model="b")
+    (in_flight,) = gateway.in_flight_after(40.0, "b")
+    assert in_flight >= 32
+
+
+def test_a_cap_that_changes_holds_for_all_models_together() -> None:
+    limiter = Limiter(cap=None)
+    limiter.start("a", 20, 0.0)
+    limiter.start("b", 20, 0.0)
+    limiter.set_cap(48)
+    assert (limiter.room, limiter.room_below_cap) == (8, 8)
+    limiter.set_cap(1024)
+    assert limiter.room == 1024 - 40
+
+
+def test_many_names_of_one_engine_have_few_in_flight_before_they_are_known() -> None:
+    """A file may name a hundred models, and an engine with four slots may answer to all of these names."""
+    limiter = Limiter(cap=None)
+    for number in range(100):
+        model = f"m{number}"
+        while room := limiter.room_of(model):
+            limiter.start(model, room, 0.0)
+    assert limiter.room < 1024 - 100
+    assert limiter.room > 1024 - 10 * FIRST_LIMIT

@@ -2,15 +2,15 @@
 
 import pytest
 
-from batchline.pipeline.dispatch.limiter.load import Load, Start
+from batchline.pipeline.dispatch.limiter.load import Load, LoadEntry
 
 LIMIT = 4
 MANY = 100
 """More answers than it takes for a request to be slow at this limit."""
 
 
-def start(load: Load, *, model: str = "m", limit: int = LIMIT) -> Start:
-    return load.start(model, 0.0, order=1, limit=limit)
+def start(load: Load) -> LoadEntry:
+    return load.start(limit=LIMIT)
 
 
 def answer_others(load: Load, count: int) -> None:
@@ -19,19 +19,13 @@ def answer_others(load: Load, count: int) -> None:
         load.end(start(load))
 
 
-def test_a_request_counts_itself_and_those_of_its_model_beside_it() -> None:
+def test_a_request_counts_itself_and_those_beside_it() -> None:
     load = Load()
-    first, other, second = start(load), start(load, model="other"), start(load)
-    assert [(each.in_flight, each.model_in_flight) for each in (first, other, second)] == [(1, 1), (2, 1), (3, 2)]
+    first, second = start(load), start(load)
+    assert (first.in_flight, second.in_flight) == (1, 2)
     load.end(first)
-    assert (load.in_flight, load.by_model) == (2, {"other": 1, "m": 1})
-
-
-def test_a_model_without_requests_is_forgotten() -> None:
-    """A file may name any number of models."""
-    load = Load()
-    load.end(start(load, model="once"))
-    assert "once" not in load.by_model
+    assert load.in_flight == 1
+    assert start(load).in_flight == 2
 
 
 @pytest.mark.rule("D9", "Requests that hang take no slot of the others: they count for the cap alone.")
@@ -42,9 +36,8 @@ def test_a_request_that_outlasts_ten_rounds_of_others_is_counted_apart() -> None
     assert (load.in_flight, load.slow) == (1, 0)
     answer_others(load, 2)
     assert (load.in_flight, load.slow) == (0, 1)
-    assert load.by_model["m"] == 1
     load.end(hanging)
-    assert (load.in_flight, load.slow, load.by_model["m"]) == (0, 0, 0)
+    assert (load.in_flight, load.slow) == (0, 0)
 
 
 def test_while_nothing_is_answered_nothing_is_slow() -> None:
@@ -63,4 +56,4 @@ def test_requests_end_in_any_order() -> None:
     assert (load.in_flight, load.slow) == (0, 5)
     for each in (starts[3], starts[0], starts[4], starts[1], starts[2]):
         load.end(each)
-    assert (load.in_flight, load.slow, load.by_model.total()) == (0, 0, 0)
+    assert (load.in_flight, load.slow) == (0, 0)

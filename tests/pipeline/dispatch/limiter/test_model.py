@@ -3,8 +3,10 @@
 import pytest
 
 from batchline.domain.rate_limits import Quota, RateLimits
+from batchline.pipeline.dispatch.limiter.concurrency import FIRST_LIMIT
 from batchline.pipeline.dispatch.limiter.load import Start
 from batchline.pipeline.dispatch.limiter.model import ModelLimit
+from tests.support.starts import start_of
 
 MANY = 1_000_000
 LATENCY_SECONDS = 0.1
@@ -14,12 +16,12 @@ class Drive:
     """Reports starts, answers and refusals, a hundredth of a second after each other."""
 
     def __init__(self) -> None:
-        self.model, self.now = ModelLimit(), 0.0
+        self.model, self.now = ModelLimit(cap=1024), 0.0
 
     def start(self, in_flight: int) -> Start:
         self.now += 0.01
         self.model.on_start(self.now, 1, in_flight)
-        return Start(self.now, "m", in_flight, in_flight, self.model.started, MANY)
+        return start_of("m", self.now, in_flight=in_flight, order=self.model.started)
 
     def answer(self, in_flight: int, *, project_id: str = "p", again: bool = False, times: int = 1) -> None:
         for _ in range(times):
@@ -46,7 +48,7 @@ def test_a_model_that_was_never_refused_is_not_limited() -> None:
     drive.answer(500, times=10)
     assert not drive.model.is_limited
     assert drive.model.allowance(500, drive.now) > 1000
-    assert (drive.model.limit, drive.model.rate, drive.model.wait(500, drive.now)) == (None, None, 0.0)
+    assert (drive.model.limit, drive.model.rate, drive.model.wait(500, drive.now)) == (FIRST_LIMIT, None, 0.0)
 
 
 @pytest.mark.rule("D9", "A single refusal slows nothing down.")
@@ -218,5 +220,7 @@ def test_after_an_outage_as_many_may_start_as_before() -> None:
     for line in range(200):
         drive.refuse(20, line, retry_after=30.0)
     assert drive.model.is_limited
+    assert drive.model.allowance(0, drive.now) == 0
     drive.model.on_outage_over(drive.now)
-    assert (drive.model.blocked_seconds(drive.now), drive.model.limit) == (0.0, 38)
+    assert (drive.model.blocked_seconds(drive.now), drive.model.limit) == (0.0, FIRST_LIMIT)
+    assert drive.model.allowance(20, drive.now + 1.0) == 18

@@ -10,6 +10,7 @@ import pytest
 
 from batchline.pipeline.dispatch.limiter.load import Start
 from batchline.pipeline.dispatch.limiter.refusals import RefusalLimit
+from tests.support.starts import start_of
 from tests.support.zoo.upstreams import Bucket, Window
 from tests.support.zoo.world import World
 
@@ -17,7 +18,6 @@ SLOTS = 100
 """As many are in flight at most, whatever the limit is."""
 LATENCY_SECONDS, REFUSAL_SECONDS = 0.1, 0.002
 CAPACITY = SLOTS / LATENCY_SECONDS
-NEVER_SLOW = 1 << 30
 
 Accepts = Callable[[float, int], bool]
 """Returns whether the upstream accepts a request at a time, beside so many that it accepted and did not answer yet."""
@@ -49,7 +49,7 @@ class Drive:
             self.limit.on_start(self.now, count, self._in_flight + count)
             for order in range(self.limit.started - count + 1, self.limit.started + 1):
                 self._in_flight += 1
-                self._send(Start(self.now, "m", self._in_flight, self._in_flight, order, NEVER_SLOW))
+                self._send(start_of("m", self.now, in_flight=self._in_flight, order=order))
         wait = self.limit.wait(self._in_flight, self.now)
         due = self.now + max(wait, 0.001)
         if wait > 0 and due < self._due:
@@ -87,7 +87,7 @@ def begin(limit: RefusalLimit, count: int, now: float) -> list[Start]:
     """Start so many requests, with none beside them."""
     limit.on_start(now, count, count)
     return [
-        Start(now, "m", number, number, limit.started - count + number, NEVER_SLOW) for number in range(1, count + 1)
+        start_of("m", now, in_flight=number, order=limit.started - count + number) for number in range(1, count + 1)
     ]
 
 
@@ -391,7 +391,7 @@ def test_a_refusal_that_is_about_a_line_takes_its_slot_and_changes_nothing_else(
     limit, now = drive.limit, drive.now
     before, free = limit.limit, limit.allowance(0, now)
     limit.on_start(now, 1, 1)
-    limit.on_other_refusal(Start(now, "m", 1, 1, limit.started, NEVER_SLOW))
+    limit.on_other_refusal(start_of("m", now, in_flight=1, order=limit.started))
     assert limit.limit == before
     assert abs(limit.allowance(0, now) - (free - 1)) <= 1
 

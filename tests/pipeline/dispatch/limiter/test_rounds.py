@@ -10,8 +10,8 @@ from batchline.pipeline.dispatch.limiter.rounds import Measure, Round
 
 def complete(round_: Round, answers: list[tuple[int, float]], *, answered: int | None = None) -> bool:
     """Put requests into a round and answer the first of them, or all; return whether the round is complete then."""
-    added = [answer for answer in answers if round_.add(answer[0], 0.0)]
-    complete = [round_.end("m", *answer) for answer in added[:answered]][-1]
+    added = [answer for answer in answers if round_.add("m", answer[0], 0.0)]
+    complete = [round_.end("m", answer[0], answer[0], answer[1]) for answer in added[:answered]][-1]
     round_.scale({"m": 1.0})
     return complete
 
@@ -32,36 +32,36 @@ def test_latencies_that_vary_make_a_measure_less_certain_and_more_of_them_more_c
 def test_a_round_is_complete_when_enough_of_it_has_ended() -> None:
     """Waiting for the last of them would wait for the slowest request of all."""
     round_ = Round(10, size=10, full=False, part=0.6, since=0.0)
-    assert all(round_.add(number, 0.0) for number in range(1, 11))
-    assert [round_.end("m", number, 1.0) for number in range(1, 7)] == [False] * 5 + [True]
+    assert all(round_.add("m", number, 0.0) for number in range(1, 11))
+    assert [round_.end("m", number, number, 1.0) for number in range(1, 7)] == [False] * 5 + [True]
 
 
 def test_only_so_many_belong_to_a_round() -> None:
     round_ = Round(4, size=4, full=False, part=1.0, since=0.0)
-    assert [round_.add(1, 0.0) for _ in range(6)] == [True] * 4 + [False] * 2
+    assert [round_.add("m", 1, 0.0) for _ in range(6)] == [True] * 4 + [False] * 2
 
 
 def test_what_started_beside_free_slots_shows_nothing_about_the_limit() -> None:
     round_ = Round(100, size=8, full=True, part=1.0, since=0.0)
-    assert not round_.add(50, 0.0)
-    assert round_.add(95, 0.0)
+    assert not round_.add("m", 50, 0.0)
+    assert round_.add("m", 95, 0.0)
 
 
 def test_a_request_without_an_answer_makes_place_for_another() -> None:
     round_ = Round(2, size=2, full=False, part=1.0, since=0.0)
     assert complete(round_, [(1, 1.0)]) is False
-    assert round_.add(2, 0.0)
-    round_.remove()
-    assert round_.add(2, 0.0)
-    assert round_.end("m", 2, 1.0)
+    assert round_.add("m", 2, 0.0)
+    round_.remove("m")
+    assert round_.add("m", 2, 0.0)
+    assert round_.end("m", 2, 2, 1.0)
 
 
 def test_a_round_is_overtaken_by_answers_to_twice_as_many_that_started_after_it() -> None:
     """Its own requests are those of a slow model then. Answers to requests from before it say nothing."""
     round_ = Round(4, size=4, full=False, part=0.6, since=0.0)
-    assert all(round_.add(number, 1.0) for number in range(1, 4))
+    assert all(round_.add("m", number, 1.0) for number in range(1, 4))
     assert not any(round_.overtake(2.0) for _ in range(99)), "more may start"
-    assert round_.add(4, 3.0)
+    assert round_.add("m", 4, 3.0)
     assert not any(round_.overtake(2.0) for _ in range(99))
     assert [round_.overtake(3.5) for _ in range(8)] == [False] * 7 + [True]
 
@@ -101,14 +101,21 @@ def test_an_engine_that_answers_in_waves_seems_as_fast_at_any_limit(limit: int) 
     assert round_.last_measure.rate == pytest.approx(80.0, rel=0.02)
 
 
-def round_of(models: dict[str, tuple[int, float]], usual: dict[str, float]) -> Round:
-    """Return a complete round of so many requests of each model with that latency, measured by what is usual."""
-    requests = [(model, latency) for model, (number, latency) in models.items() for _ in range(number)]
-    round_ = Round(10, size=len(requests), full=False, part=1.0, since=0.0)
-    for _ in requests:
-        round_.add(10, 0.0)
-    for model, latency in requests:
-        round_.end(model, 10, latency)
+Requests = tuple[int, int, float]
+"""The number of requests of a model, how many of the model were in flight when they started, and their latency."""
+
+
+def round_of(models: dict[str, Requests], usual: dict[str, float]) -> Round:
+    """Return a complete round of requests, measured by what is usual."""
+    in_flight = sum(of_model for _, of_model, _ in models.values())
+    requests = [
+        (model, of_model, latency) for model, (number, of_model, latency) in models.items() for _ in range(number)
+    ]
+    round_ = Round(in_flight, size=len(requests), full=False, part=1.0, since=0.0)
+    for model, _, _ in requests:
+        round_.add(model, in_flight, 0.0)
+    for model, of_model, latency in requests:
+        round_.end(model, in_flight, of_model, latency)
     round_.scale(usual)
     return round_
 
@@ -116,23 +123,61 @@ def round_of(models: dict[str, tuple[int, float]], usual: dict[str, float]) -> R
 def test_two_models_of_unequal_speed_in_one_round_show_the_same_throughput_whatever_their_parts() -> None:
     """Otherwise a round with more requests of the slow model would seem to be slower."""
     usual = dict[str, float]()
-    even = round_of({"quick": (10, 0.1), "slow": (10, 2.0)}, usual).measure
+    even = round_of({"quick": (10, 5, 0.1), "slow": (10, 5, 2.0)}, usual).measure
     assert usual == pytest.approx({"quick": 0.1, "slow": 2.0})
-    quick = round_of({"quick": (19, 0.1), "slow": (1, 2.0)}, usual).measure
+    quick = round_of({"quick": (19, 5, 0.1), "slow": (1, 5, 2.0)}, usual).measure
     assert quick.rate == pytest.approx(even.rate)
     assert quick.variation == pytest.approx(0.0)
 
 
 def test_a_model_that_takes_twice_as_long_as_usual_is_slower() -> None:
     usual = dict[str, float]()
-    before = round_of({"quick": (10, 0.1), "slow": (10, 2.0)}, usual).measure
-    after = round_of({"quick": (10, 0.2), "slow": (10, 4.0)}, usual).measure
+    before = round_of({"quick": (10, 5, 0.1), "slow": (10, 5, 2.0)}, usual).measure
+    after = round_of({"quick": (10, 5, 0.2), "slow": (10, 5, 4.0)}, usual).measure
     assert after.rate == pytest.approx(before.rate / 2)
+
+
+def test_a_model_that_queues_does_not_hide_that_another_has_room_for_more() -> None:
+    """With four times as many in flight, one answers as many as before, and the other four times as many."""
+    usual = dict[str, float]()
+    few = round_of({"queues": (16, 16, 1.0), "free": (16, 16, 1.0)}, usual).measure
+    many = round_of({"queues": (64, 64, 4.0), "free": (64, 64, 1.0)}, usual).measure
+    assert (few.rate, many.rate) == pytest.approx((16.0 + 16.0, 16.0 + 64.0))
+    assert many.load == 128
+    assert many.variation == pytest.approx(0.0)
+
+
+def test_a_round_waits_for_the_model_that_has_half_of_the_requests_in_flight() -> None:
+    """It has few of the starts if its answers take long, and the quick answers alone would show nothing about it."""
+    round_ = Round(20, size=20, full=False, part=0.6, since=0.0)
+    for number in range(20):
+        round_.add("slow" if number % 10 == 0 else "quick", 20, 0.0)
+    assert not any(round_.end("quick", 20, 10, 0.1) for _ in range(18))
+    assert [round_.end("slow", 20, 10, 2.0) for _ in range(2)] == [False, True]
+
+
+def test_a_round_does_not_wait_for_a_model_that_has_hardly_any_requests_in_flight() -> None:
+    round_ = Round(20, size=20, full=False, part=0.6, since=0.0)
+    for number in range(20):
+        round_.add("slow" if number == 0 else "quick", 20, 0.0)
+    assert [round_.end("quick", 20, 19, 0.1) for _ in range(12)] == [False] * 11 + [True]
+
+
+def test_what_starts_beside_the_requests_of_a_higher_limit_shows_nothing_about_the_limit() -> None:
+    round_ = Round(20, size=8, full=True, part=1.0, since=0.0)
+    assert [round_.add("m", in_flight, 0.0) for in_flight in (40, 24, 23, 20)] == [False, False, True, True]
+
+
+def test_a_round_is_unused_if_too_few_are_in_flight_for_long() -> None:
+    round_ = Round(100, size=4, full=True, part=1.0, since=0.0)
+    for unused in [False] * 4 + [True]:
+        assert not round_.add("m", 50, 0.0)
+        assert round_.is_unused is unused
 
 
 def test_what_is_usual_is_remembered_for_so_many_models_only() -> None:
     usual = {f"model {number}": 1.0 for number in range(5000)}
-    round_of({"m": (10, 0.1)}, usual)
+    round_of({"m": (10, 10, 0.1)}, usual)
     assert usual == pytest.approx({"m": 0.1})
 
 

@@ -14,9 +14,10 @@ enough is the throughput multiplied by the lowest latency seen.
 
 from collections import deque
 from enum import Enum
-from math import inf, log, sqrt
+from math import inf, log
 
 from batchline.domain.engine_queue import QueueLength
+from batchline.pipeline.dispatch.limiter.probe import UP_FACTOR, Probe
 from batchline.pipeline.dispatch.limiter.rounds import Measure, Round
 
 FIRST_LIMIT = 32
@@ -38,8 +39,6 @@ _NEAR_BEST = 0.97
 """A limit with this part of the best throughput is as good as the best."""
 _CLIMB_FACTOR = 1.5
 """The first step of a ramp that starts from a limit known to work."""
-_UP_FACTOR, _DOWN_FACTOR, _FAR_DOWN_FACTOR = 1.33, 0.8, 0.6
-"""The factors of a probe up, down and far down. The first probes down go far if the upstream seems to queue."""
 _QUEUES, _FEW = 1.5, 16
 """An upstream seems to queue if answers take so many times as long as the quickest of the ramp. No limit lower than a
 few is looked for."""
@@ -51,8 +50,6 @@ _MIN_GAIN, _TOLERATED_LOSS = 0.04, 0.02
 """The change of throughput, as a logarithm, that a higher limit must bring and a lower limit may cost."""
 _SURE = 1.5
 """A higher limit must be better by this number of standard errors. One in fifteen seems better by chance."""
-_SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 2.0, 30.0
-"""The time between probes. It doubles while they change nothing."""
 _MOVED = 0.3
 """The change of throughput, as a logarithm and in two rounds in a row, that shows that the upstream has changed."""
 _MOST_ROUNDS = 6
@@ -90,6 +87,9 @@ class _Phase(Enum):
     HOLD = "hold"
     PROBE = "probe"
     RECHECK = "recheck"
+
+
+_PROBING = frozenset({_Phase.PROBE, _Phase.RECHECK})
 
 
 class _Queue(Enum):
@@ -141,6 +141,13 @@ class ConcurrencyLimit:
         self._running: deque[float] = deque(maxlen=_READINGS)
         """The number of requests that the engine processed, in the last readings."""
 
+    def begin(self, *, beside: int) -> None:
+        """Choose the first limit, which is lower beside so many models of which nothing is known either.
+
+        They may be names of one engine: a hundred of them would otherwise have thousands of requests in flight.
+        """
+        self.limit = min(self._cap, max(_LEAST, FIRST_LIMIT // (1 + beside)))
+
     def set_cap(self, cap: int) -> None:
         """Set the most that the limit may be. A limit that the former cap had lowered is restored."""
         before, self._cap = self._cap, cap
@@ -152,35 +159,56 @@ class ConcurrencyLimit:
             self._set_limit(max(self._wanted, FIRST_LIMIT), _Phase.RAMP)
             self._wanted = 0
 
-    def on_start(self, in_flight: int, now: float) -> Round | None:
+    @property
+    def is_measured(self) -> bool:
+        """Whether a round was completed."""
+        return self._least_latency < inf
+
+    @property
+    def least_latencies(self) -> dict[str, float]:
+        """The lowest mean latency of each model in seconds."""
+        return {model: latency * self._least_latency for model, latency in self._usual_latency.items()}
+
+    def on_start(self, model: str, in_flight: int, now: float) -> Round | None:
         """Return the round that a request belongs to, or None. ``in_flight`` includes the request itself."""
         if self._round is None:
-            self._round = self._new_round(now)
-        return self._round if self._round.add(in_flight, now) else None
+            self._round = self._new_round(in_flight, now)
+        return self._round if self._round.add(model, in_flight, now) else None
 
-    def on_answer(self, round_: Round | None, model: str, in_flight: int, latency: float, now: float) -> None:
+    def on_answer(
+        self, round_: Round | None, model: str, in_flight: int, of_model: int, latency: float, now: float
+    ) -> None:
         """Count an answer to a request of a round, or of none.
 
-        A round that is overtaken gives way to another one. Otherwise a model that takes minutes for its answers would
-        keep the limit where it is for all models.
+        A model that takes minutes for its answers must not keep the limit where it is for all models.
         """
         current = self._round
         if round_ is not None and round_ is self._early_round:
-            round_.end(model, in_flight, latency)
+            round_.end(model, in_flight, of_model, latency)
         if current is None:
             return
         if round_ is not current:
             if current.overtake(now - latency):
-                self._round = None
-        elif current.end(model, in_flight, latency):
+                self._give_up_round(now)
+        elif current.end(model, in_flight, of_model, latency):
             self._round = None
             current.scale(self._usual_latency)
             self._consider(current, now)
 
-    def on_no_answer(self, round_: Round) -> None:
-        """Take a request that had no answer out of its round."""
-        if round_ is self._round:
-            round_.remove()
+    def _give_up_round(self, now: float) -> None:
+        """End a round that says nothing. A ramp goes on, and a probe has changed nothing."""
+        self._round = None
+        if self._phase is _Phase.RAMP:
+            self._points = []
+            self._set_limit(int(self.limit * _FIRST_FACTOR), _Phase.RAMP)
+        elif self._phase is not _Phase.HOLD:
+            self._end_search()
+            self._probe.on_nothing_changed(now)
+
+    def on_no_answer(self, round_: Round | None, model: str) -> None:
+        """Take a request that had no answer out of its round, if it belongs to one."""
+        if round_ is not None and round_ is self._round:
+            round_.remove(model)
 
     def set_limit(self, limit: int, now: float) -> None:
         """Hold a limit that was not found by throughput."""
@@ -221,7 +249,8 @@ class ConcurrencyLimit:
         if self._round is not None and self.limit < self._cap and now - self._round.since > _QUICK_SECONDS:
             self._set_limit(int(self.limit * _FIRST_FACTOR), _Phase.RAMP)
 
-    def _new_round(self, now: float) -> Round:
+    def _new_round(self, in_flight: int, now: float) -> Round:
+        """Return a round at the present limit. Its first request starts with so many ``in_flight``."""
         limit = self.limit
         if self._phase is _Phase.RAMP and not self._again:
             return Round(limit, size=max(_MIN_ROUND, limit), full=False, part=_RAMP_PART, since=now)
@@ -331,7 +360,7 @@ class ConcurrencyLimit:
                 return
             self._factor = 1 + (_FIRST_FACTOR - 1) * max(0.3, min(1.0, elasticity)) ** 2
             if queued or measure.latency > _LONGER * min(point.latency for point in self._points):
-                self._factor = min(self._factor, _UP_FACTOR)
+                self._factor = min(self._factor, UP_FACTOR)
         if self.limit >= self._cap:
             self._end_ramp(now)
         else:
@@ -395,10 +424,10 @@ class ConcurrencyLimit:
         reported a long queue, its numbers are used instead. No limit below a few is probed: it would save nothing.
         """
         if self._has_queue(_Queue.LONG, now):
-            return min(self.limit, self._enough)
-        lowest = max(_LEAST, int(self.limit * self._least_latency / measure.latency))
+            return min(measure.limit, self._enough)
+        lowest = max(_LEAST, int(measure.limit * self._least_latency / measure.latency))
         few = min(_FEW, int(_SPARE * lowest) + 1) if self._waits_long(measure) else _FEW
-        return lowest if max(lowest, few) <= _WORTH_A_PROBE * self.limit else self.limit
+        return lowest if max(lowest, few) <= _WORTH_A_PROBE * measure.limit else measure.limit
 
     def _waits_long(self, measure: Measure) -> bool:
         """Return whether requests of the last round took much longer than at the lowest latency."""
@@ -407,7 +436,7 @@ class ConcurrencyLimit:
     def _end_probe(self, measure: Measure, now: float) -> None:
         probe = self._probe
         change, error = probe.change(measure)
-        self._hold(probe.home)
+        self._end_search()
         if probe.upwards:
             if change > max(_MIN_GAIN, _SURE * error):
                 probe.rest(now)
@@ -417,11 +446,15 @@ class ConcurrencyLimit:
                 probe.rest(now)
             else:
                 probe.on_nothing_changed(now)
-        elif change > (0.0 if self._has_queue(_Queue.LONG, now) else error) - _TOLERATED_LOSS:
+        elif change > (0.0 if self._expects_fewer(now) else error) - _TOLERATED_LOSS:
             self._hold(probe.limit)
             probe.on_fewer_enough(now)
         else:
             probe.on_nothing_changed(now)
+
+    def _expects_fewer(self, now: float) -> bool:
+        """Return whether a lower limit is expected to be enough, so that a probe need not prove it."""
+        return self._has_queue(_Queue.LONG, now)
 
     @property
     def _enough(self) -> int:
@@ -430,6 +463,10 @@ class ConcurrencyLimit:
 
     def _has_queue(self, queue: _Queue, now: float) -> bool:
         return self._queue is queue and now < self._queue_until
+
+    def _end_search(self) -> None:
+        """Return to the limit before a probe."""
+        self._hold(self._probe.home)
 
     def _hold(self, limit: int) -> None:
         self._points, self._expected, self._rounds_off = [], None, 0
@@ -440,63 +477,61 @@ class ConcurrencyLimit:
         self._round, self._again = None, False
 
 
-class Probe:
-    """Tries another limit for one round, between two rounds at the present one, and schedules the next try."""
+class SharedLimit(ConcurrencyLimit):
+    """The limit on the requests of several models together, which may be names of one engine or have one each.
 
-    def __init__(self) -> None:
-        self.upwards = True
-        self.home = self.limit = 1
-        """The limit to return to, and the one to try."""
-        self.during: Measure | None = None
-        self._before: Measure | None = None
-        self._rest_seconds = _SHORTEST_REST_SECONDS
-        self._due = 0.0
-        self._down_factor = _FAR_DOWN_FACTOR
+    Each model has a limit of its own. So nothing more is limited unless it is found that fewer in flight are enough:
+    if models share an engine, each of them would gain by a higher limit what the others lose.
+    """
 
-    def is_due(self, now: float) -> bool:
-        return now >= self._due
+    def __init__(self, *, cap: int, usual_latency: dict[str, float]) -> None:
+        super().__init__(cap=cap)
+        self._usual_latency, self._least_latency = usual_latency, 1.0
+        self._is_open = True
+        """Whether there is no limit below the cap."""
+        self._end_search()
+        self._probe.upwards = False
 
-    def schedule_up(self) -> None:
-        self.upwards, self._due = True, 0.0
-
-    def begin_descent(self, now: float, *, far: bool) -> None:
-        """Probe lower limits first."""
-        self.upwards, self._down_factor, self._due = False, _FAR_DOWN_FACTOR if far else _DOWN_FACTOR, now
-        self._rest_seconds = _SHORTEST_REST_SECONDS
-
-    def begin(self, before: Measure, *, cap: int, lowest: int) -> None:
-        """Begin to try a higher limit, or a lower one that is at least ``lowest``."""
-        self._before, self.home = before, before.limit
-        if lowest >= self.home:
-            self.upwards = True
-        elif self.home >= cap:
-            self.upwards = False
-        if self.upwards:
-            self.limit = max(self.home + 1, int(self.home * _UP_FACTOR))
+    def set_cap(self, cap: int) -> None:
+        if self._is_open:
+            self._cap = cap
+            self._end_search()
         else:
-            self.limit = min(self.home - 1, max(lowest, int(self.home * self._down_factor)))
+            super().set_cap(cap)
 
-    def change(self, after: Measure) -> tuple[float, float]:
-        """Return the change of throughput during the probe, as a logarithm, and its error."""
-        if self._before is None or self.during is None:
-            raise RuntimeError("a probe ended that had not begun")
-        usual = sqrt(self._before.rate * after.rate)
-        error = sqrt(self.during.error**2 + (self._before.error**2 + after.error**2) / 4)
-        return log(self.during.rate / usual), error
+    def on_start(self, model: str, in_flight: int, now: float) -> Round | None:
+        """Return the round that a request belongs to, or None. A probe ends if the models need fewer than it allows."""
+        round_ = super().on_start(model, in_flight, now)
+        if round_ is None and self._phase in _PROBING and self._round is not None and self._round.is_unused:
+            self._give_up_round(now)
+        return round_
 
-    def on_nothing_changed(self, now: float) -> None:
-        """Rest, and probe in the other direction next. After a probe in each direction the rest is twice as long."""
-        if self.upwards:
-            self._rest_seconds = min(_LONGEST_REST_SECONDS, 2 * self._rest_seconds)
-        self.upwards, self._down_factor = not self.upwards, _DOWN_FACTOR
-        self.rest(now)
+    def _new_round(self, in_flight: int, now: float) -> Round:
+        if self._is_open and self._phase is _Phase.HOLD:
+            return Round(in_flight, size=max(_MIN_ROUND, 2 * in_flight), full=False, part=_HOLD_PART, since=now)
+        return super()._new_round(in_flight, now)
 
-    def on_fewer_enough(self, now: float) -> None:
-        """Probe a still lower limit at once."""
-        self._rest_seconds, self._due = _SHORTEST_REST_SECONDS, now
+    def _consider_hold(self, measure: Measure, now: float) -> None:
+        if not self._is_open:
+            super()._consider_hold(measure, now)
+            return
+        measure.limit = int(measure.load)
+        if self._probe.is_due(now) and self._lowest(measure, now) < measure.limit:
+            self._probe.upwards = False
+            self._begin_probe(measure, now)
 
-    def rest(self, now: float) -> None:
-        self._due = now + self._rest_seconds
+    def _expects_fewer(self, now: float) -> bool:
+        return self._is_open or super()._expects_fewer(now)
+
+    def _end_search(self) -> None:
+        if self._is_open:
+            super()._hold(self._cap)
+        else:
+            super()._end_search()
+
+    def _hold(self, limit: int) -> None:
+        self._is_open = False
+        super()._hold(limit)
 
 
 def _is_of_others(length: QueueLength, in_flight: int) -> bool:

@@ -3,14 +3,14 @@
 The dispatcher asks before every start and reports every start and end. The time is always a parameter.
 """
 
+from collections import Counter
 from collections.abc import Hashable
 
 from batchline.domain.engine_queue import QueueLength
 from batchline.domain.rate_limits import RateLimits
-from batchline.pipeline.dispatch.limiter.concurrency import ConcurrencyLimit
+from batchline.pipeline.dispatch.limiter.concurrency import ConcurrencyLimit, SharedLimit
 from batchline.pipeline.dispatch.limiter.load import Load, Start
 from batchline.pipeline.dispatch.limiter.model import ModelLimit
-from batchline.pipeline.dispatch.limiter.overload import Overload
 from batchline.pipeline.dispatch.limiter.sign import Sign
 
 _DEFAULT_CAP = 1024
@@ -27,10 +27,15 @@ class Limiter:
 
     def __init__(self, *, cap: int | None) -> None:
         self._cap = _DEFAULT_CAP if cap is None else cap
-        self._concurrency = ConcurrencyLimit(cap=max(1, self._cap))
         self._load = Load()
+        self._in_flight: Counter[str] = Counter()
+        """The requests in flight of each model, with those that hang."""
         self._models: dict[str, ModelLimit] = {}
-        self._overload = Overload()
+        self._shared: SharedLimit | None = None
+        """The limit on the requests of all models together, while there are requests of several in flight: the models
+        may be names of one engine."""
+        self._concurrency = ConcurrencyLimit(cap=max(1, self._cap))
+        """The limit on all requests in flight: the shared one, or that of the only model in flight, or of the last."""
         self._blocked_until = 0.0
         """The latest time that any model had to wait for."""
 
@@ -38,7 +43,9 @@ class Limiter:
         """Set the most requests that may be in flight. The cap may be 0."""
         if cap != self._cap:
             self._cap = cap
-            self._concurrency.set_cap(max(1, cap))
+            models = (model.concurrency for model in self._models.values())
+            for concurrency in {self._concurrency, *models}:
+                concurrency.set_cap(max(1, cap))
 
     @property
     def cap(self) -> int:
@@ -47,13 +54,8 @@ class Limiter:
     @property
     def limit(self) -> int:
         """The number of requests that may be in flight now."""
-        limit, accepted = min(self._cap, self._concurrency.limit), 0
-        for model in self._load.by_model:
-            accepted_of_model = self._models[model].limit
-            if accepted_of_model is None:
-                return limit
-            accepted += accepted_of_model
-        return min(limit, accepted) if accepted else limit
+        limit = min(self._cap, self._concurrency.limit)
+        return min(limit, sum(self._models[model].limit for model in self._in_flight) or limit)
 
     @property
     def rate(self) -> float | None:
@@ -76,11 +78,11 @@ class Limiter:
         if limit is None:
             if len(self._models) >= _MAX_MODELS:
                 self._forget_idle_models()
-            limit = self._models[name] = ModelLimit()
+            limit = self._models[name] = ModelLimit(cap=max(1, self._cap))
         return limit
 
     def _forget_idle_models(self) -> None:
-        busy = {name: limit for name, limit in self._models.items() if self._load.by_model[name]}
+        busy = {name: limit for name, limit in self._models.items() if name in self._in_flight}
         limited = {name: limit for name, limit in self._models.items() if limit.is_limited}
         self._models = busy | limited if len(busy | limited) < _MAX_MODELS else busy
 
@@ -98,24 +100,60 @@ class Limiter:
         return self.model(model).may_try(project_id, now)
 
     def allowance(self, model: str, now: float) -> int:
-        """Return the number of requests of a model that may start now."""
-        return self.model(model).allowance(self._load.by_model[model], now)
+        """Return the number of requests of a model that may start now by what the upstream refuses or announces."""
+        return self.model(model).allowance(self._in_flight[model], now)
+
+    def room_of(self, model: str) -> int:
+        """Return the number of further requests of a model that may be in flight, whatever there is of others.
+
+        With its first request its limit is chosen.
+        """
+        limit = self.model(model)
+        return limit.concurrency.limit - limit.load.in_flight if limit.started else 1
 
     def wait(self, model: str, now: float) -> float:
         """Return the seconds until the rate lets a request of a model start; 0 if something else holds it back."""
         limit = self._models.get(model)
-        return limit.wait(self._load.by_model[model], now) if limit is not None and limit.is_limited else 0.0
+        return limit.wait(self._in_flight[model], now) if limit is not None and limit.is_limited else 0.0
 
     def start(self, model: str, count: int, now: float) -> list[Start]:
         """Report that ``count`` requests of a model start now. Each returned value is passed to ``end`` later."""
         limit = self.model(model)
-        load, concurrency, starts = self._load, self._concurrency, list[Start]()
-        is_check = limit.on_start(now, count, load.by_model[model] + count)
-        for order in range(limit.started - count + 1, limit.started + 1):
-            start = load.start(model, now, order=order, limit=concurrency.limit)
-            start.round, start.is_check = concurrency.on_start(start.in_flight, now), is_check
-            starts.append(start)
+        if not limit.started:
+            unknown = sum(not self._models[other].concurrency.is_measured for other in self._in_flight)
+            limit.concurrency.begin(beside=unknown)
+        self._in_flight[model] += count
+        self._choose_concurrency()
+        is_check = limit.on_start(now, count, self._in_flight[model])
+        starts = list[Start]()
+        for number in range(1 - count, 1):
+            of_model, of_all = (
+                limit.load.start(limit=limit.concurrency.limit),
+                self._load.start(limit=self._concurrency.limit),
+            )
+            of_model.round = limit.concurrency.on_start(model, of_model.in_flight, now)
+            if self._shared is not None:
+                of_all.round = self._shared.on_start(model, of_all.in_flight, now)
+            starts.append(
+                Start(now, model, self._in_flight[model] + number, limit.started + number, of_model, of_all, is_check)
+            )
         return starts
+
+    def _choose_concurrency(self) -> None:
+        """Choose the limit on all requests in flight, by the models of these."""
+        models = self._in_flight
+        if len(models) > 1:
+            if self._shared is None:
+                usual = {
+                    model: latency
+                    for each in models
+                    for model, latency in self._models[each].concurrency.least_latencies.items()
+                }
+                self._shared = SharedLimit(cap=max(1, self._cap), usual_latency=usual)
+            self._concurrency = self._shared
+        elif models:
+            self._shared = None
+            self._concurrency = self._models[next(iter(models))].concurrency
 
     def end(
         self,
@@ -133,23 +171,26 @@ class Limiter:
 
         ``line`` identifies the line of the request, and ``again`` says that this line was refused before.
         """
-        self._load.end(start)
-        is_refused = sign is Sign.THROTTLED or (
-            sign in _MAYBE_REFUSED and self._models[start.model].refuses_within(now - start.at)
-        )
+        model = self._models[start.model]
+        self._load.end(start.of_all)
+        model.load.end(start.of_model)
+        self._in_flight[start.model] -= 1
+        if not self._in_flight[start.model]:
+            del self._in_flight[start.model]
+            self._choose_concurrency()
+        is_refused = sign is Sign.THROTTLED or (sign in _MAYBE_REFUSED and model.refuses_within(now - start.at))
         self._note_end(start, now, overloaded=sign in _OVERLOADS and not is_refused)
         if rate_limits is not None:
-            self._models[start.model].on_announcement(rate_limits, start, now)
+            model.on_announcement(rate_limits, start, now)
         if sign is Sign.ANSWERED:
-            self._load.on_answer()
-            self._models[start.model].on_answer(start, now, project_id=project_id, again=again)
-            self._concurrency.on_answer(start.round, start.model, start.in_flight, now - start.at, now)
+            model.on_answer(start, now, project_id=project_id, again=again)
+            self._note_answer(start, now)
             return None
-        if start.round is not None:
-            self._concurrency.on_no_answer(start.round)
+        model.concurrency.on_no_answer(start.of_model.round, start.model)
+        if self._shared is not None:
+            self._shared.on_no_answer(start.of_all.round, start.model)
         if not is_refused:
             return None
-        model = self._models[start.model]
         cost = model.on_refusal(start, now, project_id=project_id, line=line, again=again, retry_after=retry_after)
         self._blocked_until = max(self._blocked_until, now + model.blocked_seconds(now))
         return cost if model.is_refused or sign is not Sign.FAULT else None
@@ -163,7 +204,20 @@ class Limiter:
         """Report the numbers of requests that the engine processes and queues."""
         self._concurrency.on_queue_length(length, in_flight=self._load.in_flight, now=now)
 
+    def _note_answer(self, start: Start, now: float) -> None:
+        model, latency = self._models[start.model], now - start.at
+        of_model, of_all = start.of_model, start.of_all
+        model.load.on_answer()
+        model.concurrency.on_answer(of_model.round, start.model, of_model.in_flight, of_model.in_flight, latency, now)
+        self._load.on_answer()
+        if self._shared is not None:
+            self._shared.on_answer(of_all.round, start.model, of_all.in_flight, of_model.in_flight, latency, now)
+
     def _note_end(self, start: Start, now: float, *, overloaded: bool) -> None:
-        changed = self._overload.on_end(start.at, now, overloaded=overloaded, limit=self._concurrency.limit)
+        model = self._models[start.model]
+        limit = model.concurrency.limit
+        if self._shared is not None:
+            limit = min(limit, model.load.in_flight + 1)
+        changed = model.overload.on_end(start.at, now, overloaded=overloaded, limit=limit)
         if changed is not None:
-            self._concurrency.set_limit(changed, now)
+            model.concurrency.set_limit(changed, now)

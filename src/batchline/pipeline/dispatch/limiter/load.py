@@ -1,6 +1,6 @@
-"""Counts the requests in flight to an upstream, without those that hang."""
+"""Counts the requests in flight to an upstream, or those of one model, without those that hang."""
 
-from collections import Counter, deque
+from collections import deque
 
 from msgspec import Struct
 
@@ -10,25 +10,34 @@ _SLOW_ROUNDS = 10
 """A request that is still in flight after so many times the limit were answered is slow."""
 
 
+class LoadEntry(Struct, gc=False):
+    """A request in flight, as one load counts it."""
+
+    in_flight: int
+    """The number of requests in flight when it started, including itself."""
+    slow_after: int
+    """The number of answers after which it no longer counts as in flight."""
+    round: Round | None = None
+    """The measurement that it is part of."""
+    ended: bool = False
+    slow: bool = False
+
+
 class Start(Struct, gc=False):
     """A request in flight."""
 
     at: float
     model: str
-    in_flight: int
-    """The number of requests in flight when it started, including itself."""
     model_in_flight: int
-    """The same, of its model alone."""
+    """The number of requests of its model in flight when it started, including itself and those that hang."""
     order: int
     """Its number among all requests of its model, from 1."""
-    slow_after: int
-    """The number of all answers after which it no longer counts as in flight."""
-    round: Round | None = None
-    """The measurement that it is part of."""
+    of_model: LoadEntry
+    """How it counts among the requests of its model."""
+    of_all: LoadEntry
+    """How it counts among the requests of all models."""
     is_check: bool = False
     """Whether it started although nothing was left by what the upstream announces."""
-    ended: bool = False
-    slow: bool = False
 
 
 class Load:
@@ -40,25 +49,18 @@ class Load:
     def __init__(self) -> None:
         self.in_flight = 0
         self.slow = 0
-        self.by_model: Counter[str] = Counter()
-        """The requests in flight of each model, with the slow ones."""
-        self._started: deque[Start] = deque()
+        self._started: deque[LoadEntry] = deque()
         self._answers = 0
 
-    def start(self, model: str, now: float, *, order: int, limit: int) -> Start:
+    def start(self, *, limit: int) -> LoadEntry:
         self.in_flight += 1
-        self.by_model[model] += 1
-        start = Start(now, model, self.in_flight, self.by_model[model], order, self._answers + _SLOW_ROUNDS * limit)
-        self._started.append(start)
-        return start
+        entry = LoadEntry(self.in_flight, self._answers + _SLOW_ROUNDS * limit)
+        self._started.append(entry)
+        return entry
 
-    def end(self, start: Start) -> None:
-        start.ended = True
-        if self.by_model[start.model] > 1:
-            self.by_model[start.model] -= 1
-        else:
-            del self.by_model[start.model]
-        if start.slow:
+    def end(self, entry: LoadEntry) -> None:
+        entry.ended = True
+        if entry.slow:
             self.slow -= 1
         else:
             self.in_flight -= 1

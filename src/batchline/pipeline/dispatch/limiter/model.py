@@ -5,8 +5,10 @@ from math import ceil, inf
 
 from batchline.domain.rate_limits import RateLimits
 from batchline.pipeline.dispatch.limiter.announced import Announced
+from batchline.pipeline.dispatch.limiter.concurrency import ConcurrencyLimit
 from batchline.pipeline.dispatch.limiter.line_refusals import LineRefusals
-from batchline.pipeline.dispatch.limiter.load import Start
+from batchline.pipeline.dispatch.limiter.load import Load, Start
+from batchline.pipeline.dispatch.limiter.overload import Overload
 from batchline.pipeline.dispatch.limiter.project_refusals import ProjectRefusals
 from batchline.pipeline.dispatch.limiter.refusals import RefusalLimit
 
@@ -18,7 +20,11 @@ _REFUSAL_PART = 0.5
 class ModelLimit:
     """The limit of one model."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, cap: int) -> None:
+        self.load = Load()
+        self.concurrency = ConcurrencyLimit(cap=cap)
+        """Finds how many of its requests should be in flight, whatever is in flight of other models."""
+        self.overload = Overload()
         self._refusals = RefusalLimit()
         self._line_refusals = LineRefusals()
         self._project_refusals = ProjectRefusals()
@@ -39,9 +45,10 @@ class ModelLimit:
         return self._refusals.is_limiting
 
     @property
-    def limit(self) -> int | None:
-        """The number of requests that may be in flight; None while that is not limited."""
-        return ceil(self._refusals.limit) if self._refusals.is_limiting else None
+    def limit(self) -> int:
+        """The number of requests that may be in flight."""
+        limit = self.concurrency.limit
+        return min(limit, ceil(self._refusals.limit)) if self._refusals.is_limiting else limit
 
     @property
     def rate(self) -> float | None:

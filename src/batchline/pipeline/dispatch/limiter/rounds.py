@@ -7,6 +7,7 @@ would depend on the part of a wave that a second happens to contain, while the l
 """
 
 from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import inf, sqrt
 from operator import attrgetter
@@ -14,6 +15,9 @@ from statistics import StatisticsError, correlation, fmean, linear_regression, p
 
 _USED_PART = 0.85
 """A request that starts while less than this part of the limit is in flight shows nothing about the limit."""
+_EXCEEDED_PART = 1.15
+"""Nor does one that starts while more than this part of the limit is in flight: those of a higher limit have not ended
+yet."""
 _LAST_PART = 2 / 3
 """If requests queued, those that started while at least this part of the highest number was in flight show the
 throughput."""
@@ -21,6 +25,8 @@ _SAME_WAVE = 0.97
 """Requests whose latencies differ by less than this factor ended in the same wave."""
 _OVERTAKEN = 2.0
 """A round is overtaken when so many times its size were answered of the requests that started after all of its own."""
+_REPRESENTED_PART = 0.8
+"""The models whose requests have ended must have this part of the requests in flight."""
 _MIN_LATENCY_SECONDS = 1e-6
 _MAX_MODELS = 1000
 """The most models to remember. A file may name any number of them."""
@@ -54,18 +60,21 @@ Answer = tuple[float, float]
 class Round:
     """One measurement in progress. ``full`` says that only requests with a full upstream beside them count.
 
-    It is complete when ``part`` of its ``size`` requests have ended: waiting for the last of them would wait for the
-    slowest request of all. If its requests are those of a slow model, it is overtaken by the requests of other models.
+    It is complete when ``part`` of its ``size`` requests have ended, and that part of the requests of nearly every
+    model: waiting for the last of them would wait for the slowest request of all. If there is a very slow model, the
+    round is overtaken by the requests of other models.
     """
 
     __slots__ = (
         "_answers",
+        "_ends",
         "_full",
         "_highest",
-        "_latencies",
+        "_idle",
         "_overtaking",
         "_part",
         "_started",
+        "_started_of",
         "_until",
         "limit",
         "since",
@@ -74,17 +83,25 @@ class Round:
 
     def __init__(self, limit: int, *, size: int, full: bool, part: float, since: float) -> None:
         self.limit, self.size, self.since, self._full, self._part = limit, size, since, full, part
-        self._started = self._highest = self._overtaking = 0
+        self._started = self._idle = self._highest = self._overtaking = 0
+        self._started_of: Counter[str] = Counter()
         self._until = inf
         """The time at which the last of its requests started; infinity while more may start."""
-        self._latencies: list[tuple[str, int, float]] = []
+        self._ends: list[tuple[str, int, int, float]] = []
+        """The model of each answer, the numbers that were in flight when its request started, and its latency."""
         self._answers: list[Answer] = []
 
-    def add(self, in_flight: int, now: float) -> bool:
+    def add(self, model: str, in_flight: int, now: float) -> bool:
         """Add a request that starts, if it belongs to this round, and return whether it was added."""
-        if self._started >= self.size or (self._full and in_flight < _USED_PART * self.limit):
+        if self._started >= self.size:
+            return False
+        if self._full and in_flight < _USED_PART * self.limit:
+            self._idle += 1
+            return False
+        if self._full and in_flight > _EXCEEDED_PART * self.limit:
             return False
         self._started += 1
+        self._started_of[model] += 1
         if self._started >= self.size:
             self._until = now
         self._highest = max(self._highest, in_flight)
@@ -95,9 +112,10 @@ class Round:
         extended, self._part = part > self._part, max(part, self._part)
         return extended
 
-    def remove(self) -> None:
+    def remove(self, model: str) -> None:
         """Take out a request that had no answer."""
         self._started -= 1
+        self._started_of[model] -= 1
         self._until = inf
 
     def overtake(self, started: float) -> bool:
@@ -105,26 +123,56 @@ class Round:
         self._overtaking += started >= self._until
         return self._overtaking >= _OVERTAKEN * self.size
 
-    def end(self, model: str, in_flight: int, latency: float) -> bool:
-        """Count an answer, and return whether the round is complete."""
-        self._latencies.append((model, in_flight, latency))
-        return self._started >= self.size and len(self._latencies) >= self._part * self.size
+    def end(self, model: str, in_flight: int, of_model: int, latency: float) -> bool:
+        """Count an answer, and return whether the round is complete.
+
+        When its request started, ``in_flight`` were in flight, and ``of_model`` of them were of its model.
+        """
+        self._ends.append((model, in_flight, of_model, latency))
+        if self._started < self.size or len(self._ends) < self._part * self.size:
+            return False
+        return len(self._started_of) == 1 or self._is_representative
+
+    @property
+    def _is_representative(self) -> bool:
+        """Whether enough requests have ended of the models that have most requests in flight."""
+        ended, in_flight = Counter[str](), Counter[str]()
+        for model, _, of_model, _ in self._ends:
+            ended[model] += 1
+            in_flight[model] = max(in_flight[model], of_model)
+        represented = sum(in_flight[model] for model in ended if ended[model] >= self._part * self._started_of[model])
+        return represented >= _REPRESENTED_PART * self._highest
 
     def scale(self, usual: dict[str, float]) -> None:
         """Express each latency as a multiple of the usual one of its model, and add models that are not in ``usual``.
 
-        Otherwise a round with more requests of a slow model than the round before would seem to be slower.
+        Otherwise a round with more requests of a slow model than the round before would seem to be slower. If there
+        are several models, Little's law holds for each of them, and the throughput is the sum of theirs: one model may
+        queue while another has room for more. All latencies are then multiplied so that they show this sum.
         """
         if len(usual) > _MAX_MODELS:
             usual.clear()
-        for model in {model for model, _, _ in self._latencies} - usual.keys():
-            usual[model] = max(_MIN_LATENCY_SECONDS, fmean(each[2] for each in self._latencies if each[0] == model))
-        self._answers = [(in_flight, latency / usual[model]) for model, in_flight, latency in self._latencies]
+        latencies, in_flight = defaultdict[str, list[float]](list), defaultdict[str, list[int]](list)
+        for model, _, of_model, latency in self._ends:
+            latencies[model].append(latency)
+            in_flight[model].append(of_model)
+        means = {model: max(_MIN_LATENCY_SECONDS, fmean(each)) for model, each in latencies.items()}
+        factors = {model: 1 / usual.setdefault(model, mean) for model, mean in means.items()}
+        if len(means) > 1:
+            rate = sum(fmean(in_flight[model]) / (mean * factors[model]) for model, mean in means.items())
+            load = fmean(number for _, number, _, _ in self._ends)
+            factors = {model: load / rate / mean for model, mean in means.items()}
+        self._answers = [(in_flight, latency * factors[model]) for model, in_flight, _, latency in self._ends]
 
     @property
     def is_used(self) -> bool:
         """Whether the limit was reached. Otherwise there was too little to do."""
         return self._highest >= _USED_PART * self.limit
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether many requests started while too few were in flight to show anything."""
+        return self._idle > self.size
 
     @property
     def correlation(self) -> float:
@@ -146,7 +194,7 @@ class Round:
     @property
     def mean_seconds(self) -> float:
         """The mean latency in seconds."""
-        return fmean(latency for _, _, latency in self._latencies)
+        return fmean(latency for _, _, _, latency in self._ends)
 
     @property
     def measure(self) -> Measure:

@@ -1,0 +1,10 @@
+"""Makes the starts of requests that the parts of the limiter are told about."""
+
+from batchline.pipeline.dispatch.limiter.load import Load, Start
+
+_LIMIT = 1000
+
+
+def start_of(model: str, now: float, *, in_flight: int, order: int, is_check: bool = False) -> Start:
+    """Return the so-many-th request of a model, which starts when so many are in flight with it."""
+    return Start(now, model, in_flight, order, Load().start(limit=_LIMIT), Load().start(limit=_LIMIT), is_check)
