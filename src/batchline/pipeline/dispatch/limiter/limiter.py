@@ -3,7 +3,6 @@
 The dispatcher asks before every start and reports every start and end. The time is always a parameter.
 """
 
-from collections import Counter
 from collections.abc import Hashable
 
 from batchline.domain.engine_queue import QueueLength
@@ -28,9 +27,9 @@ class Limiter:
     def __init__(self, *, cap: int | None) -> None:
         self._cap = _DEFAULT_CAP if cap is None else cap
         self._load = Load()
-        self._in_flight: Counter[str] = Counter()
-        """The requests in flight of each model, with those that hang."""
         self._models: dict[str, ModelLimit] = {}
+        self._busy: dict[str, ModelLimit] = {}
+        """The models that have requests in flight."""
         self._shared: SharedLimit | None = None
         """The limit on the requests of all models together, while there are requests of several in flight: the models
         may be names of one engine."""
@@ -55,7 +54,7 @@ class Limiter:
     def limit(self) -> int:
         """The number of requests that may be in flight now."""
         limit = min(self._cap, self._concurrency.limit)
-        return min(limit, sum(self._models[model].limit for model in self._in_flight) or limit)
+        return min(limit, sum(model.limit for model in self._busy.values()) or limit)
 
     @property
     def rate(self) -> float | None:
@@ -82,9 +81,9 @@ class Limiter:
         return limit
 
     def _forget_idle_models(self) -> None:
-        busy = {name: limit for name, limit in self._models.items() if name in self._in_flight}
         limited = {name: limit for name, limit in self._models.items() if limit.is_limited}
-        self._models = busy | limited if len(busy | limited) < _MAX_MODELS else busy
+        kept = self._busy | limited
+        self._models = kept if len(kept) < _MAX_MODELS else self._busy.copy()
 
     def is_blocked(self, model: str, now: float) -> bool:
         """Return whether the lines of a model must wait because the upstream said so with Retry-After."""
@@ -101,7 +100,8 @@ class Limiter:
 
     def allowance(self, model: str, now: float) -> int:
         """Return the number of requests of a model that may start now by what the upstream refuses or announces."""
-        return self.model(model).allowance(self._in_flight[model], now)
+        limit = self.model(model)
+        return limit.allowance(limit.in_flight, now)
 
     def room_of(self, model: str) -> int:
         """Return the number of further requests of a model that may be in flight, whatever there is of others.
@@ -114,46 +114,39 @@ class Limiter:
     def wait(self, model: str, now: float) -> float:
         """Return the seconds until the rate lets a request of a model start; 0 if something else holds it back."""
         limit = self._models.get(model)
-        return limit.wait(self._in_flight[model], now) if limit is not None and limit.is_limited else 0.0
+        return limit.wait(limit.in_flight, now) if limit is not None and limit.is_limited else 0.0
 
     def start(self, model: str, count: int, now: float) -> list[Start]:
         """Report that ``count`` requests of a model start now. Each returned value is passed to ``end`` later."""
         limit = self.model(model)
         if not limit.started:
-            unknown = sum(not self._models[other].concurrency.is_measured for other in self._in_flight)
-            limit.concurrency.begin(beside=unknown)
-        self._in_flight[model] += count
-        self._choose_concurrency()
-        is_check = limit.on_start(now, count, self._in_flight[model])
+            limit.concurrency.begin(beside=sum(not other.concurrency.is_measured for other in self._busy.values()))
+        if model not in self._busy:
+            self._busy[model] = limit
+            self._choose_concurrency()
+        in_flight, order = limit.in_flight, limit.started
+        is_check = limit.on_start(now, count, in_flight + count)
+        load, all_load, shared = limit.load, self._load, self._shared
+        model_limit, all_limit = limit.concurrency.limit, self._concurrency.limit
         starts = list[Start]()
-        for number in range(1 - count, 1):
-            of_model, of_all = (
-                limit.load.start(limit=limit.concurrency.limit),
-                self._load.start(limit=self._concurrency.limit),
-            )
+        for number in range(1, count + 1):
+            of_model, of_all = load.start(limit=model_limit), all_load.start(limit=all_limit)
             of_model.round = limit.concurrency.on_start(model, of_model.in_flight, now)
-            if self._shared is not None:
-                of_all.round = self._shared.on_start(model, of_all.in_flight, now)
-            starts.append(
-                Start(now, model, self._in_flight[model] + number, limit.started + number, of_model, of_all, is_check)
-            )
+            if shared is not None:
+                of_all.round = shared.on_start(model, of_all.in_flight, now)
+            starts.append(Start(now, model, in_flight + number, order + number, of_model, of_all, is_check))
         return starts
 
     def _choose_concurrency(self) -> None:
         """Choose the limit on all requests in flight, by the models of these."""
-        models = self._in_flight
-        if len(models) > 1:
+        busy = [model.concurrency for model in self._busy.values()]
+        if len(busy) > 1:
             if self._shared is None:
-                usual = {
-                    model: latency
-                    for each in models
-                    for model, latency in self._models[each].concurrency.least_latencies.items()
-                }
+                usual = {model: latency for each in busy for model, latency in each.least_latencies.items()}
                 self._shared = SharedLimit(cap=max(1, self._cap), usual_latency=usual)
             self._concurrency = self._shared
-        elif models:
-            self._shared = None
-            self._concurrency = self._models[next(iter(models))].concurrency
+        elif busy:
+            self._shared, (self._concurrency,) = None, busy
 
     def end(
         self,
@@ -174,9 +167,8 @@ class Limiter:
         model = self._models[start.model]
         self._load.end(start.of_all)
         model.load.end(start.of_model)
-        self._in_flight[start.model] -= 1
-        if not self._in_flight[start.model]:
-            del self._in_flight[start.model]
+        if not model.in_flight:
+            del self._busy[start.model]
             self._choose_concurrency()
         is_refused = sign is Sign.THROTTLED or (sign in _MAYBE_REFUSED and model.refuses_within(now - start.at))
         self._note_end(start, now, overloaded=sign in _OVERLOADS and not is_refused)

@@ -31,6 +31,11 @@ class ModelLimit:
         self._announced = Announced()
 
     @property
+    def in_flight(self) -> int:
+        """The number of requests in flight, with those that hang."""
+        return self.load.in_flight + self.load.slow
+
+    @property
     def started(self) -> int:
         """The number of requests that were started in all."""
         return self._refusals.started
