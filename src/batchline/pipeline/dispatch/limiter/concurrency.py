@@ -13,6 +13,7 @@ enough is the throughput multiplied by the lowest latency seen.
 """
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from math import inf, log
 
@@ -163,6 +164,10 @@ class ConcurrencyLimit:
     def is_measured(self) -> bool:
         """Whether a round was completed."""
         return self._least_latency < inf
+
+    @property
+    def is_ramping(self) -> bool:
+        return self._phase is _Phase.RAMP
 
     @property
     def least_latencies(self) -> dict[str, float]:
@@ -484,8 +489,10 @@ class SharedLimit(ConcurrencyLimit):
     if models share an engine, each of them would gain by a higher limit what the others lose.
     """
 
-    def __init__(self, *, cap: int, usual_latency: dict[str, float]) -> None:
+    def __init__(self, *, cap: int, usual_latency: dict[str, float], may_probe: Callable[[], bool]) -> None:
+        """``may_probe`` returns whether a probe would not disturb the search for the limit of a model."""
         super().__init__(cap=cap)
+        self._may_probe = may_probe
         self._usual_latency, self._least_latency = usual_latency, 1.0
         self._is_open = True
         """Whether there is no limit below the cap."""
@@ -516,7 +523,7 @@ class SharedLimit(ConcurrencyLimit):
             super()._consider_hold(measure, now)
             return
         measure.limit = int(measure.load)
-        if self._probe.is_due(now) and self._lowest(measure, now) < measure.limit:
+        if self._probe.is_due(now) and self._lowest(measure, now) < measure.limit and self._may_probe():
             self._probe.upwards = False
             self._begin_probe(measure, now)
 

@@ -143,10 +143,14 @@ class Limiter:
         if len(busy) > 1:
             if self._shared is None:
                 usual = {model: latency for each in busy for model, latency in each.least_latencies.items()}
-                self._shared = SharedLimit(cap=max(1, self._cap), usual_latency=usual)
+                self._shared = SharedLimit(cap=max(1, self._cap), usual_latency=usual, may_probe=self._is_settled)
             self._concurrency = self._shared
         elif busy:
             self._shared, (self._concurrency,) = None, busy
+
+    def _is_settled(self) -> bool:
+        """Return whether no limit of a model is in its ramp."""
+        return not any(model.concurrency.is_ramping for model in self._busy.values())
 
     def end(
         self,
