@@ -110,14 +110,17 @@ def find_in_index(index: bytes, wanted: Mapping[bytes, object]) -> dict[bytes, P
     lines = len(index) // (DIGEST_BYTES + _PLACE.size)
     places_at = lines * DIGEST_BYTES
     if len(wanted) * _LINES_PER_SEARCH < lines:
-        found = _search(index, lines, wanted)
-    else:
-        digests = [digest for (digest,) in _DIGEST.iter_unpack(memoryview(index)[:places_at])]
-        # Most earlier batches have none of the digests.
-        if wanted.keys().isdisjoint(digests):
-            return {}
-        found = ((n, digest) for n, digest in enumerate(digests) if digest in wanted)
-    return {digest: Place(*_PLACE.unpack_from(index, places_at + n * _PLACE.size)) for n, digest in found}
+        return {
+            digest: Place._make(_PLACE.unpack_from(index, places_at + n * _PLACE.size))
+            for n, digest in _search(index, lines, wanted)
+        }
+    view = memoryview(index)
+    digests = [digest for (digest,) in _DIGEST.iter_unpack(view[:places_at])]
+    # Most earlier batches have none of the digests.
+    if wanted.keys().isdisjoint(digests):
+        return {}
+    places = _PLACE.iter_unpack(view[places_at:])
+    return {digest: Place._make(place) for digest, place in zip(digests, places, strict=True) if digest in wanted}
 
 
 def _search(index: bytes, lines: int, wanted: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:

@@ -99,12 +99,7 @@ class _Copies:
         self.settled: defaultdict[int, set[int]] = defaultdict(set)
         """The positions of the lines that took an answer, by shard."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether there is enough for a segment."""
-        return self._bytes >= _SEGMENT_BYTES
-
-    def add(self, lines: Iterable[_Line], answer: bytes, *, saved: int) -> None:
+    async def add(self, lines: Iterable[_Line], answer: bytes, *, saved: int) -> None:
         """Add copies of an answer as the results of equal lines."""
         end = answer_of(answer)
         for line in lines:
@@ -116,6 +111,8 @@ class _Copies:
             charged[0] += 1
             charged[1] += saved
             self.settled[line.shard].add(line.position)
+            if self._bytes >= _SEGMENT_BYTES:
+                await self.flush()
 
     async def flush(self) -> None:
         """Write a segment of the copies that were added since the last one."""
@@ -288,11 +285,7 @@ class ReuseStep:
                 if checksum_of(answer) != checksum:
                     raise Damaged(source.output_key)
                 lines = wanted.pop(digest)
-                saved = self._saved(lines[0], answer)
-                for part in _parts(lines, answer):
-                    copies.add(part, answer, saved=saved)
-                    if copies.is_full:
-                        await copies.flush()
+                await copies.add(lines, answer, saved=self._saved(lines[0], answer))
 
     def _saved(self, line: _Line, answer: bytes) -> int:
         """Return the cost that an answer would have had."""
@@ -390,13 +383,8 @@ class ReuseStep:
                 break
             for answer in await self._output_of(segment):
                 lines = wanted.pop(leaders.get(index_of(answer), b""), [])
-                if not lines:
-                    continue
-                saved = self._saved(lines[0], answer)
-                for part in _parts(lines, answer):
-                    copies.add(part, answer, saved=saved)
-                    if copies.is_full:
-                        await copies.flush()
+                if lines:
+                    await copies.add(lines, answer, saved=self._saved(lines[0], answer))
             await self._clock.sleep(0)
 
     async def _find_leaders(self, leased: FinalizeLease, lines: Sequence[_Line]) -> dict[int, bytes]:
@@ -432,12 +420,6 @@ def _by_digest(lines: Iterable[_Line]) -> dict[bytes, list[_Line]]:
     for line in lines:
         found.setdefault(line.digest, []).append(line)
     return found
-
-
-def _parts(lines: list[_Line], answer: bytes) -> list[list[_Line]]:
-    """Return equal lines in parts whose copies of an answer fit into memory: those of a segment, or one."""
-    size = max(1, _SEGMENT_BYTES // len(answer))
-    return [lines[at : at + size] for at in range(0, len(lines), size)]
 
 
 def _new_shards(shards: Iterable[Shard]) -> list[NewShard]:
