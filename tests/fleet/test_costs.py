@@ -6,6 +6,7 @@ costs PostgreSQL more with each worker on the same machine, while a transaction 
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -145,7 +146,13 @@ def _run(fleet: Fleet, postgres: Postgres, pooler: Pooler | None = None) -> Cost
 
 def _cpu_seconds(pid: int) -> float:
     """Of a process, its children, and those of them that have ended."""
-    process = psutil.Process(pid)
+    while True:
+        # A child that ends meanwhile is counted by its parent the next time.
+        with suppress(psutil.NoSuchProcess):
+            return _sum_of_cpu_seconds(psutil.Process(pid))
+
+
+def _sum_of_cpu_seconds(process: psutil.Process) -> float:
     own = process.cpu_times()
     spent = own.user + own.system + own.children_user + own.children_system
     for child in process.children(recursive=True):

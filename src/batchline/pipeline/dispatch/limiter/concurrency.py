@@ -13,7 +13,6 @@ enough is the throughput multiplied by the lowest latency seen.
 """
 
 from collections import deque
-from collections.abc import Callable
 from enum import Enum
 from math import inf, log
 
@@ -23,12 +22,13 @@ from batchline.pipeline.dispatch.limiter.rounds import Measure, Round
 
 FIRST_LIMIT = 32
 """It is enough for two measurements on a small server, and any server can queue so few."""
+_LEAST_FIRST_LIMIT = 4
 _FIRST_FACTOR = 4.0
 """The factor of the first step of the ramp. The less a step raised the throughput, the shorter is the next one."""
-_RAMP_PART, _HOLD_PART = 0.6, 0.9
+_RAMP_PART, HOLD_PART = 0.6, 0.9
 """The part of a round that must have ended. A ramp does not wait for as many while latencies are about equal, since it
 compares rounds with the same part missing."""
-_MIN_ROUND = 16
+MIN_ROUND = 16
 _QUICK_SECONDS = 1.0
 """If a round takes less than this, the next rounds are longer, so that measurements are better."""
 _LEAST_ELASTICITY = 0.2
@@ -83,14 +83,16 @@ _SHORT_QUEUE, _ENOUGH_QUEUE, _LONG_QUEUE = 0.25, 0.5, 0.75
 the engine."""
 
 
-class _Phase(Enum):
+class Phase(Enum):
+    """What the search for a limit does now."""
+
     RAMP = "ramp"
     HOLD = "hold"
     PROBE = "probe"
     RECHECK = "recheck"
 
 
-_PROBING = frozenset({_Phase.PROBE, _Phase.RECHECK})
+PROBING = frozenset({Phase.PROBE, Phase.RECHECK})
 
 
 class _Queue(Enum):
@@ -110,7 +112,9 @@ class ConcurrencyLimit:
         self.limit = min(FIRST_LIMIT, cap)
         self._wanted = 0
         """The limit that there was before a lower cap replaced it; 0 if none was replaced."""
-        self._phase = _Phase.RAMP
+        self._phase = Phase.RAMP
+        self._was_held = False
+        """Whether a ramp has ended."""
         self._factor = _FIRST_FACTOR
         """The next step of the ramp."""
         self._points: list[Measure] = []
@@ -147,7 +151,7 @@ class ConcurrencyLimit:
 
         They may be names of one engine: a hundred of them would otherwise have thousands of requests in flight.
         """
-        self.limit = min(self._cap, max(_LEAST, FIRST_LIMIT // (1 + beside)))
+        self.limit = min(self._cap, max(_LEAST_FIRST_LIMIT, FIRST_LIMIT // (1 + beside)))
 
     def set_cap(self, cap: int) -> None:
         """Set the most that the limit may be. A limit that the former cap had lowered is restored."""
@@ -157,7 +161,7 @@ class ConcurrencyLimit:
             self._hold(cap)
         elif self.limit >= before:
             self._points, self._factor = [], _FIRST_FACTOR
-            self._set_limit(max(self._wanted, FIRST_LIMIT), _Phase.RAMP)
+            self._set_limit(max(self._wanted, FIRST_LIMIT), Phase.RAMP)
             self._wanted = 0
 
     @property
@@ -166,8 +170,8 @@ class ConcurrencyLimit:
         return self._least_latency < inf
 
     @property
-    def is_ramping(self) -> bool:
-        return self._phase is _Phase.RAMP
+    def is_in_first_ramp(self) -> bool:
+        return not self._was_held
 
     @property
     def least_latencies(self) -> dict[str, float]:
@@ -203,10 +207,10 @@ class ConcurrencyLimit:
     def _give_up_round(self, now: float) -> None:
         """End a round that says nothing. A ramp goes on, and a probe has changed nothing."""
         self._round = None
-        if self._phase is _Phase.RAMP:
+        if self._phase is Phase.RAMP:
             self._points = []
-            self._set_limit(int(self.limit * _FIRST_FACTOR), _Phase.RAMP)
-        elif self._phase is not _Phase.HOLD:
+            self._set_limit(int(self.limit * _FIRST_FACTOR), Phase.RAMP)
+        elif self._phase is not Phase.HOLD:
             self._end_search()
             self._probe.on_nothing_changed(now)
 
@@ -235,15 +239,15 @@ class ConcurrencyLimit:
         was_long, self._queue_until = self._has_queue(_Queue.LONG, now), now + _QUEUE_LENGTH_SECONDS
         if part > _LONG_QUEUE:
             self._queue = _Queue.LONG
-            if not was_long and self._phase is _Phase.HOLD:
+            if not was_long and self._phase is Phase.HOLD:
                 self._probe.upwards = False
         elif part > _SHORT_QUEUE:
             self._queue = _Queue.ENOUGH
         else:
             self._queue = _Queue.SHORT
-            if self._phase is _Phase.HOLD:
+            if self._phase is Phase.HOLD:
                 self._probe.schedule_up()
-            elif self._phase is _Phase.RAMP and not length.waiting:
+            elif self._phase is Phase.RAMP and not length.waiting:
                 self._skip_slow_round(now)
 
     def _skip_slow_round(self, now: float) -> None:
@@ -252,17 +256,17 @@ class ConcurrencyLimit:
         If answers take a minute, a ramp by complete rounds would take several minutes.
         """
         if self._round is not None and self.limit < self._cap and now - self._round.since > _QUICK_SECONDS:
-            self._set_limit(int(self.limit * _FIRST_FACTOR), _Phase.RAMP)
+            self._set_limit(int(self.limit * _FIRST_FACTOR), Phase.RAMP)
 
     def _new_round(self, in_flight: int, now: float) -> Round:
         """Return a round at the present limit. Its first request starts with so many ``in_flight``."""
         limit = self.limit
-        if self._phase is _Phase.RAMP and not self._again:
-            return Round(limit, size=max(_MIN_ROUND, limit), full=False, part=_RAMP_PART, since=now)
-        size = max(_MIN_ROUND, 2 * limit if self._is_quick else limit)
+        if self._phase is Phase.RAMP and not self._again:
+            return Round(limit, size=max(MIN_ROUND, limit), full=False, part=_RAMP_PART, since=now)
+        size = max(MIN_ROUND, 2 * limit if self._is_quick else limit)
         precise = (self._variation / (_RAMP_ERROR if self._again else _HOLD_ERROR)) ** 2
         return Round(
-            limit, size=int(max(size, min(_MOST_ROUNDS * limit, precise))), full=True, part=_HOLD_PART, since=now
+            limit, size=int(max(size, min(_MOST_ROUNDS * limit, precise))), full=True, part=HOLD_PART, since=now
         )
 
     def _consider(self, round_: Round, now: float) -> None:
@@ -270,12 +274,12 @@ class ConcurrencyLimit:
         self._variation, self._is_quick = measure.variation, now - round_.since < _QUICK_SECONDS
         self._least_latency = min(self._least_latency, measure.latency)
         self._mean_seconds = round_.mean_seconds
-        if self._phase is _Phase.RAMP:
+        if self._phase is Phase.RAMP:
             self._consider_first(round_, measure, now)
-        elif self._phase is _Phase.PROBE:
+        elif self._phase is Phase.PROBE:
             self._probe.during = measure
-            self._set_limit(self._probe.home, _Phase.RECHECK)
-        elif self._phase is _Phase.RECHECK:
+            self._set_limit(self._probe.home, Phase.RECHECK)
+        elif self._phase is Phase.RECHECK:
             self._end_probe(measure, now)
         else:
             self._consider_hold(measure, now)
@@ -300,7 +304,7 @@ class ConcurrencyLimit:
             self._least_latency = min(self._least_latency, self._quickest)
         if queued:
             measure = round_.last_measure
-        elif uneven and round_.extend(_HOLD_PART):
+        elif uneven and round_.extend(HOLD_PART):
             # The first to end are the quickest. By them alone, all would seem quicker than they are.
             self._round = round_
             return
@@ -340,7 +344,7 @@ class ConcurrencyLimit:
         if self.limit < _DEEP * enough or not self._waits_long(measure):
             return False
         self._points.append(measure)
-        self._set_limit(int(_SPARE * enough) + 1, _Phase.RAMP)
+        self._set_limit(int(_SPARE * enough) + 1, Phase.RAMP)
         return True
 
     def _end_step_down(self, measure: Measure, before: Measure, now: float) -> None:
@@ -369,7 +373,7 @@ class ConcurrencyLimit:
         if self.limit >= self._cap:
             self._end_ramp(now)
         else:
-            self._set_limit(max(self.limit + 1, int(self.limit * self._factor)), _Phase.RAMP)
+            self._set_limit(max(self.limit + 1, int(self.limit * self._factor)), Phase.RAMP)
 
     def _end_ramp(self, now: float) -> None:
         """Hold the lowest limit that was as good as the best, and look from there for a lower one.
@@ -413,14 +417,14 @@ class ConcurrencyLimit:
 
     def _climb(self, measure: Measure) -> None:
         self._points, self._factor = [measure], _CLIMB_FACTOR
-        self._set_limit(max(self.limit + 1, int(self.limit * self._factor)), _Phase.RAMP)
+        self._set_limit(max(self.limit + 1, int(self.limit * self._factor)), Phase.RAMP)
 
     def _begin_probe(self, measure: Measure, now: float) -> None:
         lowest = self._lowest(measure, now)
         if self._has_queue(_Queue.SHORT, now):
             self._probe.upwards = True
         self._probe.begin(measure, cap=self._cap, lowest=lowest)
-        self._set_limit(self._probe.limit, _Phase.PROBE)
+        self._set_limit(self._probe.limit, Phase.PROBE)
 
     def _lowest(self, measure: Measure, now: float) -> int:
         """Return the lowest limit to probe, which is the present one if no lower one is worth a probe.
@@ -474,71 +478,12 @@ class ConcurrencyLimit:
         self._hold(self._probe.home)
 
     def _hold(self, limit: int) -> None:
-        self._points, self._expected, self._rounds_off = [], None, 0
-        self._set_limit(limit, _Phase.HOLD)
+        self._points, self._expected, self._rounds_off, self._was_held = [], None, 0, True
+        self._set_limit(limit, Phase.HOLD)
 
-    def _set_limit(self, limit: int, phase: _Phase) -> None:
+    def _set_limit(self, limit: int, phase: Phase) -> None:
         self.limit, self._phase = max(1, min(self._cap, limit)), phase
         self._round, self._again = None, False
-
-
-class SharedLimit(ConcurrencyLimit):
-    """The limit on the requests of several models together, which may be names of one engine or have one each.
-
-    Each model has a limit of its own. So nothing more is limited unless it is found that fewer in flight are enough:
-    if models share an engine, each of them would gain by a higher limit what the others lose.
-    """
-
-    def __init__(self, *, cap: int, usual_latency: dict[str, float], may_probe: Callable[[], bool]) -> None:
-        """``may_probe`` returns whether a probe would not disturb the search for the limit of a model."""
-        super().__init__(cap=cap)
-        self._may_probe = may_probe
-        self._usual_latency, self._least_latency = usual_latency, 1.0
-        self._is_open = True
-        """Whether there is no limit below the cap."""
-        self._end_search()
-        self._probe.upwards = False
-
-    def set_cap(self, cap: int) -> None:
-        if self._is_open:
-            self._cap = cap
-            self._end_search()
-        else:
-            super().set_cap(cap)
-
-    def on_start(self, model: str, in_flight: int, now: float) -> Round | None:
-        """Return the round that a request belongs to, or None. A probe ends if the models need fewer than it allows."""
-        round_ = super().on_start(model, in_flight, now)
-        if round_ is None and self._phase in _PROBING and self._round is not None and self._round.is_unused:
-            self._give_up_round(now)
-        return round_
-
-    def _new_round(self, in_flight: int, now: float) -> Round:
-        if self._is_open and self._phase is _Phase.HOLD:
-            return Round(in_flight, size=max(_MIN_ROUND, 2 * in_flight), full=False, part=_HOLD_PART, since=now)
-        return super()._new_round(in_flight, now)
-
-    def _consider_hold(self, measure: Measure, now: float) -> None:
-        if not self._is_open:
-            super()._consider_hold(measure, now)
-            return
-        measure.limit = int(measure.load)
-        if self._probe.is_due(now) and self._lowest(measure, now) < measure.limit and self._may_probe():
-            self._probe.upwards = False
-            self._begin_probe(measure, now)
-
-    def _expects_fewer(self, now: float) -> bool:
-        return self._is_open or super()._expects_fewer(now)
-
-    def _end_search(self) -> None:
-        if self._is_open:
-            super()._hold(self._cap)
-        else:
-            super()._end_search()
-
-    def _hold(self, limit: int) -> None:
-        self._is_open = False
-        super()._hold(limit)
 
 
 def _is_of_others(length: QueueLength, in_flight: int) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Hashable
 
 from batchline.domain.engine_queue import QueueLength
 from batchline.domain.rate_limits import RateLimits
-from batchline.pipeline.dispatch.limiter.concurrency import ConcurrencyLimit, SharedLimit
+from batchline.pipeline.dispatch.limiter.concurrency import ConcurrencyLimit
 from batchline.pipeline.dispatch.limiter.load import Load, Start
 from batchline.pipeline.dispatch.limiter.model import ModelLimit
+from batchline.pipeline.dispatch.limiter.shared import SharedLimit
 from batchline.pipeline.dispatch.limiter.sign import Sign
 
 _DEFAULT_CAP = 1024
@@ -31,8 +32,9 @@ class Limiter:
         self._busy: dict[str, ModelLimit] = {}
         """The models that have requests in flight."""
         self._shared: SharedLimit | None = None
-        """The limit on the requests of all models together, while there are requests of several in flight: the models
-        may be names of one engine."""
+        """The limit on the requests of several models together, while there are requests of several in flight."""
+        self._outside: dict[str, ModelLimit] = {}
+        """The models in flight that this limit does not hold for."""
         self._concurrency = ConcurrencyLimit(cap=max(1, self._cap))
         """The limit on all requests in flight: the shared one, or that of the only model in flight, or of the last."""
         self._blocked_until = 0.0
@@ -53,8 +55,9 @@ class Limiter:
     @property
     def limit(self) -> int:
         """The number of requests that may be in flight now."""
-        limit = min(self._cap, self._concurrency.limit)
-        return min(limit, sum(model.limit for model in self._busy.values()) or limit)
+        limits = {name: model.limit for name, model in self._busy.items()}
+        limit = self._concurrency.limit + sum(limits[name] for name in self._outside)
+        return min(self._cap, limit, sum(limits.values()) or limit)
 
     @property
     def rate(self) -> float | None:
@@ -65,8 +68,8 @@ class Limiter:
     @property
     def room(self) -> int:
         """The number of further requests that may start, of any model. Slow requests count only against the cap."""
-        taken = self._load.in_flight
-        return min(self._concurrency.limit - taken, self._cap - self._load.slow - taken)
+        below_cap = self.room_below_cap
+        return below_cap if self._outside else min(self._concurrency.limit - self._load.in_flight, below_cap)
 
     @property
     def room_below_cap(self) -> int:
@@ -104,12 +107,19 @@ class Limiter:
         return limit.allowance(limit.in_flight, now)
 
     def room_of(self, model: str) -> int:
-        """Return the number of further requests of a model that may be in flight, whatever there is of others.
+        """Return the number of further requests of a model that may be in flight.
 
         With its first request its limit is chosen.
         """
         limit = self.model(model)
-        return limit.concurrency.limit - limit.load.in_flight if limit.started else 1
+        room = limit.concurrency.limit - limit.load.in_flight if limit.started else 1
+        if self._outside and model not in self._outside:
+            return min(room, self._concurrency.limit - self._load.in_flight + self._in_flight_outside)
+        return room
+
+    @property
+    def _in_flight_outside(self) -> int:
+        return sum(limit.load.in_flight for limit in self._outside.values())
 
     def wait(self, model: str, now: float) -> float:
         """Return the seconds until the rate lets a request of a model start; 0 if something else holds it back."""
@@ -126,31 +136,36 @@ class Limiter:
             self._choose_concurrency()
         in_flight, order = limit.in_flight, limit.started
         is_check = limit.on_start(now, count, in_flight + count)
-        load, all_load, shared = limit.load, self._load, self._shared
+        load, all_load, outside = limit.load, self._load, self._in_flight_outside
+        shared = None if model in self._outside else self._shared
         model_limit, all_limit = limit.concurrency.limit, self._concurrency.limit
         starts = list[Start]()
         for number in range(1, count + 1):
             of_model, of_all = load.start(limit=model_limit), all_load.start(limit=all_limit)
             of_model.round = limit.concurrency.on_start(model, of_model.in_flight, now)
             if shared is not None:
+                of_all.in_flight -= outside
                 of_all.round = shared.on_start(model, of_all.in_flight, now)
             starts.append(Start(now, model, in_flight + number, order + number, of_model, of_all, is_check))
         return starts
 
     def _choose_concurrency(self) -> None:
         """Choose the limit on all requests in flight, by the models of these."""
-        busy = [model.concurrency for model in self._busy.values()]
+        busy = self._busy
         if len(busy) > 1:
             if self._shared is None:
-                usual = {model: latency for each in busy for model, latency in each.least_latencies.items()}
-                self._shared = SharedLimit(cap=max(1, self._cap), usual_latency=usual, may_probe=self._is_settled)
+                self._shared = SharedLimit(cap=max(1, self._cap), busy=busy)
             self._concurrency = self._shared
         elif busy:
-            self._shared, (self._concurrency,) = None, busy
+            self._shared, (self._concurrency,) = None, (model.concurrency for model in busy.values())
+        self._choose_outside()
 
-    def _is_settled(self) -> bool:
-        """Return whether no limit of a model is in its ramp."""
-        return not any(model.concurrency.is_ramping for model in self._busy.values())
+    def _choose_outside(self) -> None:
+        shared = self._shared
+        if shared is None or shared.is_open:
+            self._outside = {}
+        else:
+            self._outside = {name: model for name, model in self._busy.items() if not shared.holds_for(name)}
 
     def end(
         self,
@@ -206,14 +221,16 @@ class Limiter:
         model.load.on_answer()
         model.concurrency.on_answer(of_model.round, start.model, of_model.in_flight, of_model.in_flight, latency, now)
         self._load.on_answer()
-        if self._shared is not None:
-            self._shared.on_answer(of_all.round, start.model, of_all.in_flight, of_model.in_flight, latency, now)
+        shared = self._shared
+        if shared is not None and start.model not in self._outside:
+            was_open = shared.is_open
+            shared.on_answer(of_all.round, start.model, of_all.in_flight, of_model.in_flight, latency, now)
+            if shared.is_open is not was_open:
+                self._choose_outside()
 
     def _note_end(self, start: Start, now: float, *, overloaded: bool) -> None:
         model = self._models[start.model]
-        limit = model.concurrency.limit
-        if self._shared is not None:
-            limit = min(limit, model.load.in_flight + 1)
+        limit = min(model.concurrency.limit, self._concurrency.limit)
         changed = model.overload.on_end(start.at, now, overloaded=overloaded, limit=limit)
         if changed is not None:
             model.concurrency.set_limit(changed, now)

@@ -15,6 +15,8 @@ class Probe:
 
     def __init__(self) -> None:
         self.upwards = True
+        self.is_only_down = False
+        """Whether no higher limit is probed."""
         self.home = self.limit = 1
         """The limit to return to, and the one to try."""
         self.during: Measure | None = None
@@ -56,9 +58,9 @@ class Probe:
 
     def on_nothing_changed(self, now: float) -> None:
         """Rest, and probe in the other direction next. After a probe in each direction the rest is twice as long."""
-        if self.upwards:
+        if self.upwards or self.is_only_down:
             self._rest_seconds = min(_LONGEST_REST_SECONDS, 2 * self._rest_seconds)
-        self.upwards, self._down_factor = not self.upwards, _DOWN_FACTOR
+        self.upwards, self._down_factor = not (self.upwards or self.is_only_down), _DOWN_FACTOR
         self.rest(now)
 
     def on_fewer_enough(self, now: float) -> None:

@@ -13,7 +13,7 @@ from math import inf, sqrt
 from operator import attrgetter
 from statistics import StatisticsError, correlation, fmean, linear_regression, pstdev
 
-_USED_PART = 0.85
+USED_PART = 0.85
 """A request that starts while less than this part of the limit is in flight shows nothing about the limit."""
 _EXCEEDED_PART = 1.15
 """Nor does one that starts while more than this part of the limit is in flight: those of a higher limit have not ended
@@ -95,7 +95,7 @@ class Round:
         """Add a request that starts, if it belongs to this round, and return whether it was added."""
         if self._started >= self.size:
             return False
-        if self._full and in_flight < _USED_PART * self.limit:
+        if self._full and in_flight < USED_PART * self.limit:
             self._idle += 1
             return False
         if self._full and in_flight > _EXCEEDED_PART * self.limit:
@@ -167,7 +167,7 @@ class Round:
     @property
     def is_used(self) -> bool:
         """Whether the limit was reached. Otherwise there was too little to do."""
-        return self._highest >= _USED_PART * self.limit
+        return self._highest >= USED_PART * self.limit
 
     @property
     def is_unused(self) -> bool:
