@@ -308,7 +308,7 @@ def test_an_expired_file_is_gone_on_every_route(serve: Callable[..., Api]) -> No
     """B4, B6"""
     api = serve(file_retention_seconds=1000)
     file_id = api.upload().json["id"]
-    api.clock.ahead = 999
+    api.clock.ahead = 500
     assert api.call("GET", f"/v1/files/{file_id}").status == 200
     api.clock.ahead = 1001
     for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
