@@ -28,6 +28,7 @@ PROOF_ONLY = {
     "random 429, Retry-After": "random 429",
     "outage of 429, bucket": "outage of 429",
     "engine 16": "engine 64",
+    "beside a slow model with one slot": "beside a very slow model",
 }
 """Cases that only the proof runs, because they take long, each with a case of its kind that runs always."""
 
