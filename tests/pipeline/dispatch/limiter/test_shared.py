@@ -86,3 +86,11 @@ def test_a_model_with_few_lines_now_and_then_does_not_disturb_a_shared_limit() -
         engine.add_to_other(3)
         rates.append(engine.rate(2.0))
     assert sum(rates) / len(rates) >= 0.85 * ENGINE_RATE
+
+
+def test_names_of_one_engine_keep_their_limit_beside_a_model_outside_of_it() -> None:
+    """The requests of that model count neither as theirs nor as room for them, however long they take."""
+    engine = Names(2, lambda world: Queueing(world, about(1.0), slots=always(200)))
+    engine.wait(30.0)
+    engine.add_to_other(ENDLESS)
+    assert engine.rate(10.0) >= 0.85 * ENGINE_RATE

@@ -84,7 +84,7 @@ the engine."""
 
 
 class Phase(Enum):
-    """What the search for a limit does now."""
+    """The search for a limit is always in one of these phases."""
 
     RAMP = "ramp"
     HOLD = "hold"

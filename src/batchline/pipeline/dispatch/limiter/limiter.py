@@ -114,12 +114,15 @@ class Limiter:
         limit = self.model(model)
         room = limit.concurrency.limit - limit.load.in_flight if limit.started else 1
         if self._outside and model not in self._outside:
-            return min(room, self._concurrency.limit - self._load.in_flight + self._in_flight_outside)
+            return min(room, self._concurrency.limit - self._in_flight_inside)
         return room
 
     @property
-    def _in_flight_outside(self) -> int:
-        return sum(limit.load.in_flight for limit in self._outside.values())
+    def _in_flight_inside(self) -> int:
+        """The number of requests in flight of the models that the shared limit holds for."""
+        if not self._outside:
+            return self._load.in_flight
+        return sum(limit.load.in_flight for name, limit in self._busy.items() if name not in self._outside)
 
     def wait(self, model: str, now: float) -> float:
         """Return the seconds until the rate lets a request of a model start; 0 if something else holds it back."""
@@ -136,7 +139,7 @@ class Limiter:
             self._choose_concurrency()
         in_flight, order = limit.in_flight, limit.started
         is_check = limit.on_start(now, count, in_flight + count)
-        load, all_load, outside = limit.load, self._load, self._in_flight_outside
+        load, all_load, inside = limit.load, self._load, self._in_flight_inside
         shared = None if model in self._outside else self._shared
         model_limit, all_limit = limit.concurrency.limit, self._concurrency.limit
         starts = list[Start]()
@@ -144,7 +147,7 @@ class Limiter:
             of_model, of_all = load.start(limit=model_limit), all_load.start(limit=all_limit)
             of_model.round = limit.concurrency.on_start(model, of_model.in_flight, now)
             if shared is not None:
-                of_all.in_flight -= outside
+                of_all.in_flight = inside + number
                 of_all.round = shared.on_start(model, of_all.in_flight, now)
             starts.append(Start(now, model, in_flight + number, order + number, of_model, of_all, is_check))
         return starts
@@ -223,9 +226,9 @@ class Limiter:
         self._load.on_answer()
         shared = self._shared
         if shared is not None and start.model not in self._outside:
-            was_open = shared.is_open
+            members = shared.members
             shared.on_answer(of_all.round, start.model, of_all.in_flight, of_model.in_flight, latency, now)
-            if shared.is_open is not was_open:
+            if shared.members is not members:
                 self._choose_outside()
 
     def _note_end(self, start: Start, now: float, *, overloaded: bool) -> None:

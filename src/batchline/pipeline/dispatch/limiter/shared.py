@@ -33,7 +33,7 @@ class SharedLimit(ConcurrencyLimit):
     def __init__(self, *, cap: int, busy: Mapping[str, ModelLimit]) -> None:
         super().__init__(cap=cap)
         self._busy = busy
-        self._members: frozenset[str] | None = None
+        self.members: frozenset[str] | None = None
         """The models that it holds for; None while it is open."""
         self._open_rounds = 0
         self._least_latency = 1.0
@@ -46,10 +46,10 @@ class SharedLimit(ConcurrencyLimit):
 
     @property
     def is_open(self) -> bool:
-        return self._members is None
+        return self.members is None
 
     def holds_for(self, model: str) -> bool:
-        return self._members is None or model in self._members
+        return self.members is None or model in self.members
 
     def set_cap(self, cap: int) -> None:
         if self.is_open:
@@ -102,7 +102,7 @@ class SharedLimit(ConcurrencyLimit):
         }
 
     def _join(self, joining: Mapping[str, int], now: float) -> None:
-        self._members = (self._members or frozenset()) | joining.keys()
+        self.members = (self.members or frozenset()) | joining.keys()
         for name in joining:
             self._usual_latency.update(self._busy[name].concurrency.least_latencies)
         self._hold(self.limit + sum(joining.values()))
@@ -122,8 +122,8 @@ class SharedLimit(ConcurrencyLimit):
             super()._end_search()
 
     def _hold(self, limit: int) -> None:
-        if self._members is None:
-            self._members, self._probe.is_only_down = self._candidates, False
+        if self.members is None:
+            self.members, self._probe.is_only_down = self._candidates, False
         super()._hold(limit)
 
 
