@@ -13,12 +13,16 @@ ENGINE_RATE = 320.0
 
 
 class Names:
-    """Some names of an engine that gets slower with too many requests, beside a server of a model of its own."""
+    """Some names of an engine that gets slower with too many requests, beside a model at another server.
 
-    def __init__(self, names: int, other: Callable[[World], Upstream] = Upstream, *, seed: int = 1) -> None:
+    With ``other=None`` that model is one more name of the engine.
+    """
+
+    def __init__(self, names: int, other: Callable[[World], Upstream] | None = Upstream, *, seed: int = 1) -> None:
         self.world = World(seed)
         engine = Overloading(self.world, 0.1, slots=32)
-        servers = {f"name{number}": engine for number in range(names)} | {"other": other(self.world)}
+        servers: dict[str, Upstream] = {f"name{number}": engine for number in range(names)}
+        servers["other"] = engine if other is None else other(self.world)
         self.dispatcher = SimulatedDispatcher(self.world, ByModel(self.world, servers))
         self.works = [self.dispatcher.add(ENDLESS // names, model=name) for name in servers if name != "other"]
 
@@ -93,4 +97,22 @@ def test_names_of_one_engine_keep_their_limit_beside_a_model_outside_of_it() -> 
     engine = Names(2, lambda world: Queueing(world, about(1.0), slots=always(200)))
     engine.wait(30.0)
     engine.add_to_other(ENDLESS)
+    assert engine.rate(10.0) >= 0.85 * ENGINE_RATE
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.proof)])
+def test_a_model_at_another_server_does_not_join_a_shared_limit(seed: int) -> None:
+    """Names of one engine would otherwise take the slots that it brings."""
+    engine = Names(2, lambda world: Queueing(world, about(1.0), slots=always(200)), seed=seed)
+    engine.wait(30.0)
+    engine.add_to_other(ENDLESS)
+    engine.wait(30.0)
+    assert engine.rate(10.0) >= 0.85 * ENGINE_RATE
+
+
+def test_a_name_of_the_same_engine_that_comes_later_joins_a_shared_limit() -> None:
+    engine = Names(2, None)
+    engine.wait(30.0)
+    engine.works.append(engine.add_to_other(ENDLESS))
+    engine.wait(30.0)
     assert engine.rate(10.0) >= 0.85 * ENGINE_RATE

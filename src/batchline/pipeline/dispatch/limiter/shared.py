@@ -2,11 +2,13 @@
 
 The models may be names of one engine, or have a server each. So there is no such limit at first: it is *open*. If a
 probe finds that fewer in flight are enough, it is closed, and holds for its members: the models that filled their own
-limits before, or had a good part of the requests. A model that comes later is outside. It joins, with as many as it has
-in flight, when its own limit is found and is a good part of the shared one.
+limits before, or had a good part of the requests. A model that comes later is outside. When its own limit is found and
+is a good part of the shared one, it joins with as many as it has in flight, if it takes throughput from the members as
+another name of their engine does.
 """
 
 from collections.abc import Mapping
+from math import log
 
 from batchline.pipeline.dispatch.limiter.concurrency import HOLD_PART, MIN_ROUND, PROBING, ConcurrencyLimit, Phase
 from batchline.pipeline.dispatch.limiter.model import ModelLimit
@@ -19,6 +21,8 @@ _MEMBER_PART = 0.25
 """The part of the requests in flight, divided by the number of models, that is a good part of them."""
 _MANY_OUTSIDE = 0.25
 """Models join if they have this part of the limit in flight."""
+_SLOWED_PART = 0.5
+"""Models join if the members lost at least this part of the throughput that they lose to names of their engine."""
 _MOST_OPEN_ROUNDS = 6
 """The number of rounds to wait for the first ramps of all models. If they share an engine, some may never end."""
 
@@ -43,6 +47,8 @@ class SharedLimit(ConcurrencyLimit):
         self._probe.upwards, self._probe.is_only_down = False, True
         self._candidates: frozenset[str] = frozenset()
         """The models that it will hold for, if the present probe finds that fewer are enough."""
+        self._rate_alone: float | None = None
+        """The throughput of its members, as a logarithm, when no other models had requests in flight."""
 
     @property
     def is_open(self) -> bool:
@@ -71,13 +77,22 @@ class SharedLimit(ConcurrencyLimit):
         return super()._new_round(in_flight, now)
 
     def _consider_hold(self, measure: Measure, now: float) -> None:
-        if not self.is_open:
-            joining = self._joining()
-            if sum(joining.values()) >= _MANY_OUTSIDE * self.limit:
-                self._join(joining, now)
-            else:
-                super()._consider_hold(measure, now)
+        if self.is_open:
+            self._consider_to_close(measure, now)
             return
+        rate = log(measure.rate)
+        outside = sum(model.load.in_flight for name, model in self._busy.items() if not self.holds_for(name))
+        if self._rate_alone is None or not outside:
+            self._rate_alone = rate
+        joining = self._joining()
+        is_slowed = self._rate_alone - rate > _SLOWED_PART * log(1 + outside / self.limit)
+        if sum(joining.values()) >= _MANY_OUTSIDE * self.limit and is_slowed:
+            self._join(joining, now)
+        else:
+            super()._consider_hold(measure, now)
+
+    def _consider_to_close(self, measure: Measure, now: float) -> None:
+        """Probe whether fewer in flight than now are enough."""
         measure.limit = int(measure.load)
         self._open_rounds += 1
         if self._probe.is_due(now) and self._lowest(measure, now) < measure.limit and self._is_settled():
@@ -105,6 +120,7 @@ class SharedLimit(ConcurrencyLimit):
         self.members = (self.members or frozenset()) | joining.keys()
         for name in joining:
             self._usual_latency.update(self._busy[name].concurrency.least_latencies)
+        self._rate_alone = None
         self._hold(self.limit + sum(joining.values()))
         self._probe.begin_descent(now, far=False)
 
