@@ -24,10 +24,10 @@ NOTHING = Usage()
 def total(usages: Collection[Usage]) -> Usage:
     """Return the sum of usages."""
     return Usage(
-        input_tokens=sum(usage.input_tokens for usage in usages),
-        cached_tokens=sum(usage.cached_tokens for usage in usages),
-        output_tokens=sum(usage.output_tokens for usage in usages),
-        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+        input_tokens=sum([usage.input_tokens for usage in usages]),
+        cached_tokens=sum([usage.cached_tokens for usage in usages]),
+        output_tokens=sum([usage.output_tokens for usage in usages]),
+        reasoning_tokens=sum([usage.reasoning_tokens for usage in usages]),
     )
 
 
@@ -78,30 +78,32 @@ def usage_in(report: Raw) -> Usage:
         reported = _reported.decode(report)
     except DecodeError:
         return NOTHING
-    input_tokens = _larger(reported.prompt_tokens, reported.input_tokens)
-    output_tokens = _larger(reported.completion_tokens, reported.output_tokens)
+    input_tokens, output_tokens = reported.prompt_tokens, reported.completion_tokens
+    if reported.input_tokens is not None or reported.output_tokens is not None:
+        input_tokens = _larger(input_tokens, reported.input_tokens)
+        output_tokens = _larger(output_tokens, reported.output_tokens)
     if input_tokens is not None and output_tokens is None and reported.total_tokens is not None:
         # Endpoints without a text as answer, such as embeddings, report the input and the total.
         output_tokens = reported.total_tokens - input_tokens
-    if input_tokens is None or output_tokens is None or not _are_counts(input_tokens, output_tokens):
+    if input_tokens is None or output_tokens is None:
+        return NOTHING
+    if not (0 <= input_tokens < _MAX_TOKENS and 0 <= output_tokens < _MAX_TOKENS):
         return NOTHING
     input_details = reported.prompt_tokens_details or reported.input_tokens_details
     output_details = reported.completion_tokens_details or reported.output_tokens_details
     return Usage(
         input_tokens=input_tokens,
-        cached_tokens=_detail(input_details.cached_tokens if input_details else None),
+        cached_tokens=_detail(input_details.cached_tokens) if input_details else 0,
         output_tokens=output_tokens,
-        reasoning_tokens=_detail(output_details.reasoning_tokens if output_details else None),
+        reasoning_tokens=_detail(output_details.reasoning_tokens) if output_details else 0,
     )
 
 
-def _larger(*tokens: int | None) -> int | None:
+def _larger(tokens: int | None, other_tokens: int | None) -> int | None:
     """Return the count under one of its two names. A server that writes both may leave one of them at 0."""
-    return max((count for count in tokens if count is not None), default=None)
-
-
-def _are_counts(input_tokens: int, output_tokens: int) -> bool:
-    return 0 <= input_tokens < _MAX_TOKENS and 0 <= output_tokens < _MAX_TOKENS
+    if tokens is None or other_tokens is None:
+        return other_tokens if tokens is None else tokens
+    return max(tokens, other_tokens)
 
 
 def _detail(tokens: int | None) -> int:

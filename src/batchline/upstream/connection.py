@@ -307,7 +307,7 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._busy and self._status >= 200:
             self.reusable = self._parser.should_keep_alive()
-            self._resolve(self._build_reply())
+            self._resolve(self._decode_reply() if b"content-encoding" in self._headers else self._build_answer())
 
     def _check_encoding(self, encoding: bytes) -> None:
         """Fail at once if this is the head of a success that cannot be read. A refusal is explained by its status.
@@ -361,7 +361,8 @@ class UpstreamConnection(asyncio.Protocol):
         events.begin(head, self)
         exchange.set_result(head)
 
-    def _build_reply(self) -> Reply:
+    def _decode_reply(self) -> Reply:
+        """Return the answer with its body decompressed, if it is compressed, or a fault if that fails."""
         encoding = self._headers.get(b"content-encoding", b"")
         if not encoding or is_plain(encoding) or not self._body:
             return self._build_answer()
@@ -390,7 +391,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _resolve_lost(self, *, clean: bool) -> None:
         if self._answer_begun:
             if clean and self._ends_at_close():
-                self._resolve(self._build_reply())
+                self._resolve(self._decode_reply())
             else:
                 self._fail(FaultKind.BROKEN, "the connection ended in the middle of the answer")
         else:

@@ -221,9 +221,11 @@ class HttpUpstream:
 
         Under a smaller load the others then stay idle until they are old enough to be closed.
         """
-        self._drop_old_idle(now)
-        while self._idle:
-            if (connection := self._idle.pop()).is_open():
+        idle = self._idle
+        if idle and now - idle[0].idle_since > self._max_idle_seconds:
+            self._drop_old_idle(now)
+        while idle:
+            if (connection := idle.pop()).is_open():
                 return connection
             connection.close()
         return None

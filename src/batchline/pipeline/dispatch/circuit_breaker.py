@@ -134,7 +134,7 @@ class CircuitBreaker:
         """End a pause: the upstream is available."""
         self.answers += 1
         self._unavailable = 0
-        if self.flowing:
+        if not (self.paused or self._impatient):
             return
         log.info("upstream available again, resuming dispatch", extra=self._labels)
         if self.paused:
@@ -322,18 +322,21 @@ class Breakers:
         """Return whether the faults of a model's lines that fail alone say nothing about the upstream."""
         return model in self._models and self._models[model].ignores_lone and self.upstream.flowing
 
-    def on_real_answer(self, model: str) -> None:
-        """End the pauses that an answer of a model contradicts.
+    def on_real_answer(self, model: str) -> bool:
+        """End the pauses that an answer of a model contradicts, and return whether the model was paused.
 
         Models that were as unavailable as the whole upstream seemed to be stay paused.
         """
-        whole_was_paused = self.upstream.paused
+        was_paused = whole_was_paused = self.upstream.paused
         self.upstream.on_real_answer()
-        if model in self._models:
-            self._models[model].on_real_answer()
+        breaker = self._models.get(model)
+        if breaker is not None:
+            was_paused = was_paused or breaker.paused
+            breaker.on_real_answer()
         if whole_was_paused:
             for breaker in self._models.values():
                 breaker.pause_if_unavailable()
+        return was_paused
 
     def answers_of(self, model: str) -> int:
         """Return the number of real answers of a model since this was asked first."""

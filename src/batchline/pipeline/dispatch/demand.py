@@ -29,9 +29,6 @@ _LINES_TO_PROBE = 16
 _LIMITED_SECONDS, _MIN_LIMITED_LINES = 1.0, 8
 """A model with a limited rate is claimed ahead for this time."""
 
-_EVERYTHING = Lane(model=None, project_id=None)
-"""Stands for all lanes in a set of satisfied ones while no line is wanted."""
-
 
 class Demand:
     """The demand of one dispatcher. ``on_demand`` is called when more is wanted than before."""
@@ -50,7 +47,10 @@ class Demand:
         self._ready, self._retries, self._in_flight = ready, retries, in_flight
         self._limiter, self._breakers, self._completer = limiter, breakers, completer
         self._on_demand = on_demand
+        self._wanted_nothing = False
+        """Whether no line of any lane was wanted at the last update."""
         self._last_satisfied: set[Lane] = set()
+        """The lanes that had enough lines at the last update, if lines of others were wanted."""
 
     @property
     def wanted_lines(self) -> int:
@@ -66,10 +66,11 @@ class Demand:
 
     def update(self) -> None:
         """Compare with the last time, and call ``on_demand`` if more is wanted now."""
-        satisfied = self.satisfied_lanes if self.wanted_lines else {_EVERYTHING}
-        if self._last_satisfied - satisfied:
+        wants_nothing = not self.wanted_lines
+        satisfied = set[Lane]() if wants_nothing else self.satisfied_lanes
+        if not wants_nothing and (self._wanted_nothing or self._last_satisfied - satisfied):
             self._on_demand()
-        self._last_satisfied = satisfied
+        self._wanted_nothing, self._last_satisfied = wants_nothing, satisfied
 
     def on_lines_taken(self, project_ids: set[str]) -> None:
         """Update after lines of these projects left the ready queue."""
@@ -78,7 +79,7 @@ class Demand:
             self.update()
 
     def on_upstream_answer(self) -> None:
-        if _EVERYTHING in self._last_satisfied:
+        if self._wanted_nothing:
             self.update()
 
     def _satisfied_of(self, project_ids: Iterable[str]) -> set[Lane]:

@@ -292,8 +292,9 @@ class Dispatcher:
         while jobs := self._take():
             due = self._read_due()
             started = [job for job in jobs if self._start_or_park(job, due)]
-            for job in started:
-                self._note_probe(job)
+            if self._breakers.paused or self._paused_models:
+                for job in started:
+                    self._note_probe(job)
             self._in_flight.start(started)
             for job in started:
                 self._attempts.send(job)
@@ -491,13 +492,13 @@ class Dispatcher:
         if self._breakers.is_paused(model):
             self._breakers.end_probe(model, job.line_key)
         if isinstance(outcome, Success):
-            self._end(job, outcome, "success")
+            self._end(job, outcome, "success", label)
         elif isinstance(outcome, Retryable):
             (self._on_break if outcome.kind == FaultKind.BROKEN else self._on_fault)(job, outcome)
         elif outcome.unavailable:
             self._on_fault(job, Retryable.from_failure(outcome))
         elif job.within_limit:
-            self._end(job, outcome, "refused")
+            self._end(job, outcome, "refused", label)
         else:
             # The input was too long, so nothing was sent.
             self._completer.complete(job, outcome)
@@ -550,16 +551,17 @@ class Dispatcher:
             job.suspect = False
             self._make_ready(job)
 
-    def _end(self, job: Job, outcome: Success | Failure, result: str) -> None:
-        self._count_attempt(job, result)
+    def _end(self, job: Job, outcome: Success | Failure, result: str, label: str) -> None:
+        self._metrics.attempts.counts[self._name, label, result] += 1
         self._on_upstream_answer(job)
         self._completer.complete(job, outcome)
 
-    def _count_attempt(self, job: Job, result: str) -> None:
-        self._metrics.attempts.counts[self._name, self._metrics.model_labels.of(job.model.id), result] += 1
-
     def _on_fault(self, job: Job, fault: Retryable) -> None:
-        self._count_attempt(job, "throttled" if job.is_refused_by(fault) else "fault")
+        label, result = (
+            self._metrics.model_labels.of(job.model.id),
+            "throttled" if job.is_refused_by(fault) else "fault",
+        )
+        self._metrics.attempts.counts[self._name, label, result] += 1
         if fault.kind == FaultKind.REFUSED:
             self._quarantine.on_refused(self._clock.steady())
         if not fault.unavailable:
@@ -589,9 +591,7 @@ class Dispatcher:
 
     def on_real_answer(self, model: str) -> None:
         """Note that the upstream answered a line or a synchronous call of a model: it is available."""
-        was_paused = self._breakers.is_paused(model)
-        self._breakers.on_real_answer(model)
-        if was_paused:
+        if self._breakers.on_real_answer(model):
             self._paused_models = self._breakers.paused_models
             self._limiter.on_outage_over(self._clock.steady())
             self._timers_changed.set()

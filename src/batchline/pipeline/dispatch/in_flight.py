@@ -146,7 +146,11 @@ class InFlight:
         """Remove a job whose attempt ended, and return its latency. An outcome of None does not affect the limiter."""
         start, project_id = self._starts.pop(job), job.batch.project_id
         again = job.last_fault is not None and self._sign_of(job.last_fault) in _REFUSALS
-        if isinstance(outcome, Retryable):
+        if isinstance(outcome, Success):
+            self._limiter.end(
+                start, Sign.ANSWERED, now, project_id=project_id, again=again, rate_limits=outcome.rate_limits
+            )
+        elif isinstance(outcome, Retryable):
             job.refusal_cost = self._limiter.end(
                 start,
                 self._sign_of(outcome),
@@ -156,10 +160,6 @@ class InFlight:
                 again=again,
                 retry_after=outcome.retry_after,
                 rate_limits=outcome.rate_limits,
-            )
-        elif isinstance(outcome, Success):
-            self._limiter.end(
-                start, Sign.ANSWERED, now, project_id=project_id, again=again, rate_limits=outcome.rate_limits
             )
         else:
             job.refusal_cost = None
@@ -193,7 +193,7 @@ class InFlight:
         return max(1, self._share // self._lanes_of[lane[0]])
 
     def _note_answer(self, name: LaneName, seconds: float, now: float) -> None:
-        if self._another_keeps_its_slots(name, seconds, now):
+        if len(self._lanes) > 1 and self._another_keeps_its_slots(name, seconds, now):
             # It was answered beyond the limit while others keep their slots, so it may have more, up to its share.
             self._beyond[name] = min(self._share_of(name), 2 * self._beyond.get(name, 1))
         lane = self._lanes[name]

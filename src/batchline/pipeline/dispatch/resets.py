@@ -56,6 +56,8 @@ class Resets:
 
     def on_answer(self, job: Job) -> bool:
         """Note an answer, and return whether it shows that the number in flight was the cause of the last breaks."""
+        if not (self._broken or self._passed):
+            return False
         if job.line_key in self._broken:
             self._broken.remove(job.line_key)
             self._passed += 1

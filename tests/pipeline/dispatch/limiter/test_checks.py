@@ -34,7 +34,7 @@ class Checked:
     def accept(self) -> None:
         self.now += 0.1
         self.say()
-        self.announced.on_answer(answer_to(self.order, is_check=True), self.now)
+        self.announced.on_check_answered(self.now)
 
     def refuse(self) -> None:
         self.say()
@@ -91,7 +91,7 @@ def test_headers_that_show_that_something_is_left_are_believed_again() -> None:
     checked = Checked()
     checked.next_check()
     announce(checked.announced, order=checked.order, now=checked.now, requests=left(5, 60.0, limit=None))
-    checked.announced.on_answer(answer_to(checked.order, is_check=True), checked.now)
+    checked.announced.on_check_answered(checked.now)
     assert checked.announced.allowance(checked.now) == 5
     checked.say()
     assert checked.announced.wait(checked.now) == pytest.approx(60.0)

@@ -68,8 +68,9 @@ class Announced:
         self._tokens.on_start(count)
         return is_check
 
-    def on_answer(self, start: Start, now: float) -> None:
-        if start.is_check and self._checks.on_accepted(now):
+    def on_check_answered(self, now: float) -> None:
+        """Note that a request was accepted although nothing was left."""
+        if self._checks.on_accepted(now):
             self._requests, self._tokens = _Remaining(), _Remaining(cost=None)
 
     def on_refusal(self, start: Start, now: float) -> None:

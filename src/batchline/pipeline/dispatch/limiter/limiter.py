@@ -187,19 +187,21 @@ class Limiter:
         ``line`` identifies the line of the request, and ``again`` says that this line was refused before.
         """
         model = self._models[start.model]
-        self._load.end(start.of_all)
-        model.load.end(start.of_model)
+        answered = sign is Sign.ANSWERED
+        self._load.end(start.of_all, answered=answered)
+        model.load.end(start.of_model, answered=answered)
         if not model.in_flight:
             del self._busy[start.model]
             self._choose_concurrency()
-        is_refused = sign is Sign.THROTTLED or (sign in _MAYBE_REFUSED and model.refuses_within(now - start.at))
-        self._note_end(start, now, overloaded=sign in _OVERLOADS and not is_refused)
         if rate_limits is not None:
             model.on_announcement(rate_limits, start, now)
-        if sign is Sign.ANSWERED:
+        if answered:
+            self._note_end(model, start, now, overloaded=False)
             model.on_answer(start, now, project_id=project_id, again=again)
-            self._note_answer(start, now)
+            self._note_answer(model, start, now)
             return None
+        is_refused = sign is Sign.THROTTLED or (sign in _MAYBE_REFUSED and model.refuses_within(now - start.at))
+        self._note_end(model, start, now, overloaded=sign in _OVERLOADS and not is_refused)
         model.concurrency.on_no_answer(start.of_model.round, start.model)
         if self._shared is not None:
             self._shared.on_no_answer(start.of_all.round, start.model)
@@ -218,12 +220,9 @@ class Limiter:
         """Report the numbers of requests that the engine processes and queues."""
         self._concurrency.on_queue_length(length, in_flight=self._load.in_flight, now=now)
 
-    def _note_answer(self, start: Start, now: float) -> None:
-        model, latency = self._models[start.model], now - start.at
-        of_model, of_all = start.of_model, start.of_all
-        model.load.on_answer()
+    def _note_answer(self, model: ModelLimit, start: Start, now: float) -> None:
+        latency, of_model, of_all = now - start.at, start.of_model, start.of_all
         model.concurrency.on_answer(of_model.round, start.model, of_model.in_flight, of_model.in_flight, latency, now)
-        self._load.on_answer()
         shared = self._shared
         if shared is not None and start.model not in self._outside:
             members = shared.members
@@ -231,8 +230,7 @@ class Limiter:
             if shared.members is not members:
                 self._choose_outside()
 
-    def _note_end(self, start: Start, now: float, *, overloaded: bool) -> None:
-        model = self._models[start.model]
+    def _note_end(self, model: ModelLimit, start: Start, now: float, *, overloaded: bool) -> None:
         limit = min(model.concurrency.limit, self._concurrency.limit)
         changed = model.overload.on_end(start.at, now, overloaded=overloaded, limit=limit)
         if changed is not None:

@@ -49,8 +49,8 @@ class LineRefusals:
         self._accepted_again = 0.5
         """The part of the lines tried again that passed lately."""
         self._period_ends = 0.0
-        self._counts = dict.fromkeys([(again, accepted) for again in (False, True) for accepted in (False, True)], 0)
-        """The lines of this period, by whether they were tried again and whether they passed."""
+        self._first_of_period, self._again_of_period = [0, 0], [0, 0]
+        """The numbers of lines of this period that were refused, and of those that passed: tried first, and again."""
         self._tried_again: list[tuple[int, bool]] = []
         """The lines of this period that were tried again: the order of their starts, and whether they passed."""
         self.first_are_refused = False
@@ -59,7 +59,11 @@ class LineRefusals:
     def on_answer(self, now: float, *, order: int, again: bool, latency_seconds: float) -> None:
         if again:
             self._accepted_again += _AGAIN_WEIGHT * (1 - self._accepted_again)
-        self._count(now, order=order, again=again, accepted=True, latency_seconds=latency_seconds)
+        if again or self._tried_again:
+            self._count(now, order=order, again=again, accepted=True, latency_seconds=latency_seconds)
+        else:
+            self._first_ends[True] += 1
+            self._first_of_period[True] += 1
 
     def count_refusal(self, line: Hashable, now: float, *, order: int, again: bool, limited: bool) -> bool:
         """Count a refusal, and return whether it is only about its line. ``limited`` says that a limit is known."""
@@ -85,18 +89,22 @@ class LineRefusals:
     def _count(self, now: float, *, order: int, again: bool, accepted: bool, latency_seconds: float = 0.0) -> None:
         if not again:
             self._first_ends[accepted] += 1
-        counts = self._counts
-        first, tried_again = counts[False, True] + counts[False, False], counts[True, True] + counts[True, False]
-        if now >= self._period_ends and first >= _MIN_FIRST and tried_again >= _MIN_AGAIN:
-            first_pass, others_pass = counts[False, True] > 0, counts[True, True] > _OFTEN * tried_again
-            if first_pass or others_pass or now >= self._period_ends + _UNDECIDED_SECONDS:
-                self.first_are_refused = others_pass and not first_pass and self._is_mixed()
-                self._counts, self._tried_again = dict.fromkeys(counts, 0), []
-                counts = self._counts
-                self._period_ends = now + max(_PERIOD_SECONDS, _PERIOD_LATENCIES * latency_seconds)
-        counts[again, accepted] += 1
+        if sum(self._again_of_period) >= _MIN_AGAIN and now >= self._period_ends:
+            self._consider_period(now, latency_seconds)
+        (self._again_of_period if again else self._first_of_period)[accepted] += 1
         if again and len(self._tried_again) < _MAX_AGAIN:
             self._tried_again.append((order, accepted))
+
+    def _consider_period(self, now: float, latency_seconds: float) -> None:
+        """End a period of which enough lines have ended, and decide what its refusals were about."""
+        tried_again, passed_again = sum(self._again_of_period), self._again_of_period[True]
+        if sum(self._first_of_period) < _MIN_FIRST:
+            return
+        first_pass, others_pass = self._first_of_period[True] > 0, passed_again > _OFTEN * tried_again
+        if first_pass or others_pass or now >= self._period_ends + _UNDECIDED_SECONDS:
+            self.first_are_refused = others_pass and not first_pass and self._is_mixed()
+            self._first_of_period, self._again_of_period, self._tried_again = [0, 0], [0, 0], []
+            self._period_ends = now + max(_PERIOD_SECONDS, _PERIOD_LATENCIES * latency_seconds)
 
     def _is_mixed(self) -> bool:
         """Return whether lines that were tried again passed in any order."""

@@ -58,7 +58,7 @@ class Load:
         self._started.append(entry)
         return entry
 
-    def end(self, entry: LoadEntry) -> None:
+    def end(self, entry: LoadEntry, *, answered: bool) -> None:
         entry.ended = True
         if entry.slow:
             self.slow -= 1
@@ -71,6 +71,4 @@ class Load:
                 first.slow = True
                 self.slow += 1
                 self.in_flight -= 1
-
-    def on_answer(self) -> None:
-        self._answers += 1
+        self._answers += answered

@@ -95,7 +95,8 @@ class ModelLimit:
         self._project_refusals.on_answer(project_id, order=start.order)
         self._line_refusals.on_answer(now, order=start.order, again=again, latency_seconds=now - start.at)
         self._refusals.on_answer(start, now)
-        self._announced.on_answer(start, now)
+        if start.is_check:
+            self._announced.on_check_answered(now)
 
     def refuses_within(self, seconds: float) -> bool:
         """Return whether a request that ended without an answer after this time was refused.

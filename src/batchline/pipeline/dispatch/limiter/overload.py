@@ -31,7 +31,7 @@ class Overload:
             return None
         self._ends += 1
         self._overloads += overloaded
-        if self._ends < max(_MIN_ENDS, limit):
+        if self._ends < _MIN_ENDS or self._ends < limit:
             return None
         part = self._overloads / self._ends
         self._ends = self._overloads = 0

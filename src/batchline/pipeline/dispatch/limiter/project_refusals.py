@@ -58,9 +58,10 @@ class ProjectRefusals:
     def on_answer(self, project_id: str, *, order: int) -> None:
         self._answers += 1
         self._newest_answered = max(self._newest_answered, order)
-        run = self._runs.get(project_id)
-        if run is not None and order > run.first:
-            del self._runs[project_id]
+        if self._runs:
+            run = self._runs.get(project_id)
+            if run is not None and order > run.first:
+                del self._runs[project_id]
 
     def is_about(self, project_id: str) -> bool:
         """Return whether the last refusal of a project was only about the project."""

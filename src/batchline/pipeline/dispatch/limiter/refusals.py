@@ -196,10 +196,11 @@ class RefusalLimit:
             self._sample.on_start(now, count, in_flight, patience=self._patience)
 
     def on_answer(self, start: Start, now: float) -> None:
+        limited = self._phase is not _Phase.UNLIMITED
         self._slots.on_answer(now - start.at)
-        self._block.on_answer(start.order, now)
-        self._parts.on_answer(limited=self.is_limiting)
-        if self.is_limiting:
+        self._parts.on_answer(limited=limited)
+        if limited:
+            self._block.on_answer(start.order, now)
             self._consider_sample(now)
 
     def on_refusal(self, start: Start, now: float, *, retry_after: float | None) -> float:
