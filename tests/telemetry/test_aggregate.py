@@ -44,7 +44,7 @@ def test_counts_and_times_are_summed_whoever_knew_the_label_first() -> None:
     hand.lines.labels("failed").inc(1)
     for metrics, seconds in ((service, 0.02), (hand, 0.02), (hand, 100.0)):
         metrics.attempts.counts["east", "m", "success"] += 1
-        metrics.upstream_seconds.observe(seconds, "east", "m")
+        metrics.upstream_seconds.observe([seconds], "east", "m")
         metrics.flush_seconds.observe(seconds)
     _tell(service, "hand", hand)
     told = _samples(service)
@@ -75,7 +75,7 @@ def test_no_count_falls_when_a_process_is_over_and_no_gauge_outlives_it() -> Non
     """F5: also when it is the second that ended, and one that never spoke."""
     service, hand = Metrics(), Metrics()
     hand.lines.labels("succeeded").inc(5)
-    hand.upstream_seconds.observe(0.2, "default", "m")
+    hand.upstream_seconds.observe([0.2], "default", "m")
     hand.watch("default", lines_in_flight=lambda: 8)
     service.watch("default", lines_in_flight=lambda: 2)
     for ended in range(1, 3):

@@ -31,7 +31,7 @@ def test_durations_are_a_histogram_whose_bounds_are_included() -> None:
         durations.prepare(route)
         histogram.labels(route)
     for seconds in (0.05, 0.1, 0.5, 2.5, 99):
-        durations.observe(seconds, "/a")
+        durations.observe([seconds], "/a")
         histogram.labels("/a").observe(seconds)
     assert _text(ours) == _text(theirs)
 
@@ -39,6 +39,6 @@ def test_durations_are_a_histogram_whose_bounds_are_included() -> None:
 def test_the_durations_of_a_label_are_added_up_over_the_others() -> None:
     durations = Durations("n", "Help.", "upstream", "model", buckets=_BUCKETS)
     for seconds, upstream, model in ((0.5, "a", "x"), (1.5, "a", "y"), (9, "b", "x")):
-        durations.observe(seconds, upstream, model)
+        durations.observe([seconds], upstream, model)
     assert durations.totals("a") == (2, 2.0)
     assert durations.totals("none") == (0, 0)

@@ -124,7 +124,7 @@ def test_what_is_counted_is_rendered() -> None:
     metrics = Metrics()
     metrics.lines.labels(outcome="completed").inc(3)
     metrics.attempts.counts["east", "m", "success"] += 2
-    metrics.upstream_seconds.observe(0.2, "east", "m")
+    metrics.upstream_seconds.observe([0.2], "east", "m")
     samples = _samples(metrics)
     assert samples["batchline_lines_total", "completed"] == 3
     assert samples["batchline_attempts_total", "m", "success", "east"] == 2

@@ -91,7 +91,7 @@ class Middleware:
     def _log_request(self, scope: Scope, context: RequestContext, request_id: str, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         route = self._route_names.get(scope.get("endpoint"), _UNKNOWN_ROUTE)
-        self._metrics.http_request_seconds.observe(seconds, route, method, str(context.status or "none"))
+        self._metrics.http_request_seconds.observe((seconds,), route, method, str(context.status or "none"))
         fields = {
             "method": scope["method"],
             "path": scope["raw_path"].decode("latin-1")[:_LOGGED_CHARACTERS],

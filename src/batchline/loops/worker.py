@@ -142,7 +142,7 @@ class Worker:
             if name in self._dispatchers
         ]
         for name, dispatcher in self._dispatchers.items():
-            router.watch(name, on_call_ended=dispatcher.pump, on_answer=dispatcher.on_real_answer)
+            router.watch(name, on_call_ended=dispatcher.pump, on_answer=dispatcher.on_real_answers)
             _register_gauges(name, dispatcher, metrics)
         metrics.watch(
             shards_held=lambda: len(self._claims.shards),

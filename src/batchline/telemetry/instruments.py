@@ -36,11 +36,12 @@ class Durations(Collector):
         self.name, self.labels, self._text, self._bounds = name, labels, text, list(buckets)
         self._series: dict[Labels, _Series] = {}
 
-    def observe(self, seconds: float, *values: str) -> None:
-        """Add one duration to the series with these values of the labels."""
+    def observe(self, durations: Iterable[float], *values: str) -> None:
+        """Add durations to the series with these values of the labels."""
         series = self._series.get(values) or self.prepare(*values)
-        series.counts[bisect_left(self._bounds, seconds)] += 1
-        series.sum += seconds
+        for seconds in durations:
+            series.counts[bisect_left(self._bounds, seconds)] += 1
+            series.sum += seconds
 
     def prepare(self, *values: str) -> "_Series":
         """Return a series, which is shown from now on even if it is empty."""

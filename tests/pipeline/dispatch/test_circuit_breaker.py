@@ -102,7 +102,7 @@ def test_a_pause_tells_of_itself_until_it_is_over() -> None:
     bench.clock.advance(100)
     bench.unavailable(16, lines=4)
     assert bench.breaker.pause == Pause(upstream="gpu", detail="refused", since=began)
-    bench.breaker.on_real_answer()
+    bench.breaker.on_real_answers()
     assert bench.breaker.pause is None
 
 
@@ -121,7 +121,7 @@ def test_a_real_answer_between_begins_the_count_anew() -> None:
     for _ in range(5):
         bench.unavailable(15, lines=5)
         assert not bench.breaker.paused
-        bench.breaker.on_real_answer()
+        bench.breaker.on_real_answers()
 
 
 def test_only_the_last_sixteen_count() -> None:
@@ -193,7 +193,7 @@ def test_the_first_real_answer_ends_the_pause() -> None:
     """D3: everything may start at once, and a new pause needs sixteen new answers and begins with short waits."""
     bench = paused()
     bench.probes(100)
-    bench.breaker.on_real_answer()
+    bench.breaker.on_real_answers()
     assert not bench.breaker.paused
     assert all(bench.starts() for _ in range(100))
     bench.clock.advance(60)
@@ -219,7 +219,7 @@ def test_patience_ends_the_pause() -> None:
     bench.unavailable(100, lines=10)
     bench.breaker.on_crash()
     assert not bench.breaker.paused
-    bench.breaker.on_real_answer()
+    bench.breaker.on_real_answers()
     bench.unavailable(16, lines=4)
     assert bench.breaker.paused
 
@@ -279,7 +279,7 @@ def test_patience_is_for_each_pause() -> None:
     """D3: an upstream that came back in between is waited for anew."""
     bench = paused(patience=100.0)
     bench.clock.advance(90)
-    bench.breaker.on_real_answer()
+    bench.breaker.on_real_answers()
     bench.clock.advance(60)
     bench.unavailable(16, lines=4)
     bench.clock.advance(90)
@@ -300,7 +300,7 @@ def test_a_crash_pauses_at_once() -> None:
     bench.breaker.on_crash()
     assert bench.breaker.paused
     assert not bench.starts()
-    bench.breaker.on_real_answer()
+    bench.breaker.on_real_answers()
     assert not bench.breaker.paused
 
 
@@ -335,7 +335,7 @@ def test_an_outage_is_no_crash() -> None:
     """D3: not even when the pause before it was one."""
     bench = Bench()
     bench.breaker.on_crash()
-    bench.breaker.on_real_answer()
+    bench.breaker.on_real_answers()
     bench.unavailable(64, lines=4)
     assert bench.forgiven() == EVERYTHING
 
@@ -347,7 +347,7 @@ def test_the_reason_stands_in_the_metrics_while_it_lasts() -> None:
     assert bench.reasons() == set()
     bench.unavailable(16, lines=4)
     assert bench.reasons() == {"refused"}
-    bench.breaker.on_real_answer()
+    bench.breaker.on_real_answers()
     assert bench.reasons() == set()
     bench.breaker.on_crash()
     assert bench.reasons() == {"crashed"}
@@ -361,8 +361,8 @@ def test_the_log_tells_of_the_pause_and_its_end(caplog: pytest.LogCaptureFixture
     caplog.set_level("INFO", "batchline")
     bench = paused()
     bench.unavailable(20, lines=4)
-    bench.breaker.on_real_answer()
-    bench.breaker.on_real_answer()
+    bench.breaker.on_real_answers()
+    bench.breaker.on_real_answers()
     assert [record.getMessage() for record in caplog.records] == [
         "upstream unavailable, pausing dispatch",
         "upstream available again, resuming dispatch",
@@ -390,7 +390,7 @@ def test_soon_after_a_pause_the_next_one_needs_four_times_as_many_answers() -> N
         assert not bench.breaker.paused
         bench.unavailable(1, lines=1)
         assert bench.breaker.paused
-        bench.breaker.on_real_answer()
+        bench.breaker.on_real_answers()
         bench.clock.advance(59)
     bench.clock.advance(1)
     bench.unavailable(16, lines=5)
@@ -432,7 +432,7 @@ def test_a_new_pause_forgets_who_was_probed() -> None:
     bench = paused()
     bench.clock.advance(2)
     bench.starts()
-    bench.breaker.on_real_answer()
+    bench.breaker.on_real_answers()
     bench.unavailable(64, lines=4)
     bench.clock.advance(bench.breaker.seconds_to_probe)
     assert bench.breaker.next_lane([LANE]) == LANE
@@ -479,13 +479,13 @@ def test_a_model_is_paused_alone_if_others_answer() -> None:
     scene = Models()
     for _ in range(16):
         scene.fault("gone", "http_503")
-        scene.breakers.on_real_answer("there")
+        scene.breakers.on_real_answers("there")
     assert scene.pauses() == {"gone"}
     assert [scene.breakers.is_paused(model) for model in ("gone", "there", "new")] == [True, False, False]
     assert [scene.breakers.forgives(model, "http_503") for model in ("gone", "there")] == [True, False]
     (pause,) = scene.breakers.pauses
     assert pause == Pause(upstream="gpu", model="gone", detail="http_503", since=int(scene.clock.now()))
-    scene.breakers.on_real_answer("gone")
+    scene.breakers.on_real_answers("gone")
     assert scene.pauses() == set()
 
 
@@ -503,9 +503,9 @@ def test_an_answer_of_one_model_leaves_the_others_paused_that_had_none() -> None
     scene = Models()
     scene.unavailable("a", "b")
     scene.unavailable("seldom", answers=3)
-    scene.breakers.on_real_answer("a")
+    scene.breakers.on_real_answers("a")
     assert scene.pauses() == {"b"}
-    scene.breakers.on_real_answer("b")
+    scene.breakers.on_real_answers("b")
     assert scene.pauses() == set()
 
 
@@ -518,7 +518,7 @@ def test_patience_with_an_upstream_is_not_followed_by_patience_with_its_models()
     scene.unavailable("a", "b", answers=100)
     assert scene.pauses() == set()
     assert not scene.breakers.forgives("a", "refused")
-    scene.breakers.on_real_answer("b")
+    scene.breakers.on_real_answers("b")
     scene.unavailable("b")
     assert scene.pauses() == {None}
 
@@ -527,7 +527,7 @@ def test_a_single_model_is_paused_no_more_easily_than_its_upstream() -> None:
     """D3: what is known of an upstream that answers now and then holds for its models too."""
     scene = Models()
     scene.unavailable("m")
-    scene.breakers.on_real_answer("m")
+    scene.breakers.on_real_answers("m")
     scene.unavailable("m", answers=63)
     assert scene.pauses() == set()
     scene.unavailable("m", answers=1)
@@ -541,7 +541,7 @@ def test_before_a_line_fails_sixteen_answers_are_enough() -> None:
     """D3: an upstream that is gone soon after a pause must not fail the few lines that a worker holds."""
     scene = Models()
     scene.unavailable("m")
-    scene.breakers.on_real_answer("m")
+    scene.breakers.on_real_answers("m")
     scene.unavailable("m", answers=14)
     for paused in (False, True):
         scene.fault("m", "refused", last_attempt=True)
@@ -553,7 +553,7 @@ def test_the_metrics_name_the_model_that_is_paused() -> None:
     scene = Models()
     for _ in range(16):
         scene.fault("gone", "http_503")
-        scene.breakers.on_real_answer("there")
+        scene.breakers.on_real_answers("there")
     family = next(one for one in scene.metrics.registry.collect() if one.name == "batchline_upstream_paused")
     (sample,) = family.samples
     assert sample.labels == {"upstream": "gpu", "model": "gone", "reason": "http_503"}
@@ -564,9 +564,9 @@ def test_models_with_a_fault_now_and_then_do_not_fill_the_memory() -> None:
     scene = Models()
     for _ in range(16):
         scene.fault("gone", "http_503")
-        scene.breakers.on_real_answer("there")
+        scene.breakers.on_real_answers("there")
     for line in range(3000):
         scene.fault(f"name-{line}", "http_503")
-        scene.breakers.on_real_answer("there")
+        scene.breakers.on_real_answers("there")
     assert scene.pauses() == {"gone"}
     assert len(scene.breakers._models) <= 1000

@@ -75,7 +75,7 @@ def test_lines_of_a_paused_model_do_not_satisfy_its_project(harness: DispatcherH
     harness.advance(1.0)
     for job in make_jobs(15, model="gone"):
         harness.breakers.on_unavailable(job, Retryable(FaultKind.REFUSED, "connection refused", unavailable=True))
-        harness.breakers.on_real_answer("there")
+        harness.breakers.on_real_answers("there")
     harness.reply(REFUSED)
     assert harness.dispatcher.satisfied_lanes == set()
     (untried,) = make_jobs(1, model="gone", expires_at=FAR_FUTURE)
@@ -123,7 +123,7 @@ def test_the_end_of_a_pause_asks_for_more(harness: DispatcherHarness) -> None:
     harness.breaker.on_crash()
     harness.add(make_jobs(2, expires_at=FAR_FUTURE))
     assert harness.demands == 0
-    harness.call(lambda: harness.dispatcher.on_real_answer("m"))
+    harness.call(lambda: harness.dispatcher.on_real_answers("m"))
     assert (harness.dispatcher.wanted_lines, harness.demands) == (8, 1)
 
 

@@ -152,7 +152,7 @@ def test_an_answer_to_a_synchronous_call_ends_a_pause() -> None:
         scene.advance(60.0)
         scene.everything_fails = False
         before = scene.now
-        scene.call(lambda: scene.dispatcher.on_real_answer("m"))
+        scene.call(lambda: scene.dispatcher.on_real_answers("m"))
         assert (scene.pauses(), scene.dispatcher.in_flight > 1) == (set(), True)
         scene.advance(5.0)
         assert scene.succeeded() == 50

@@ -253,12 +253,15 @@ def test_a_line_was_refused_before_also_if_that_spent_nothing() -> None:
     refusal = Retryable("http_429", "reason", throttled=True)
     for _ in range(12):
         jobs = make_jobs(16)
-        for outcome in (refusal, Success(200, None, b"")):
-            in_flight.start(jobs)
-            clock.advance(0.1)
-            for job in jobs:
-                in_flight.finish(job, outcome, clock.steady())
-                job.last_fault = refusal
+        in_flight.start(jobs)
+        clock.advance(0.1)
+        for job in jobs:
+            in_flight.finish(job, refusal, clock.steady())
+            job.last_fault = refusal
+        in_flight.start(jobs)
+        clock.advance(0.1)
+        lane = jobs[0].batch.project_id, jobs[0].model.id
+        in_flight.finish_answered([(job, Success(200, None, b"")) for job in jobs], lane, clock.steady())
         assert not any(job.throttles for job in jobs)
     assert not limiter.model("m").is_limited
 

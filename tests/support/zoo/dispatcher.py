@@ -199,8 +199,10 @@ class SimulatedDispatcher:
     def _finish(self, job: Job, outcome: Outcome) -> None:
         model = job.model.id
         is_evidence = self._breakers.is_flowing(model) and not (job.fails_alone and self._breakers.ignores_lone(model))
-        evidence = outcome if isinstance(outcome, Success) or is_evidence else None
-        self._in_flight.finish(job, evidence, self._world.time)
+        if isinstance(outcome, Success):
+            self._in_flight.finish_answered([(job, outcome)], (job.batch.project_id, model), self._world.time)
+        else:
+            self._in_flight.finish(job, outcome if is_evidence else None, self._world.time)
         self._breakers.end_probe(model, job.line_key)
         self._quarantine.finish(job)
         if isinstance(outcome, Retryable):
@@ -245,9 +247,7 @@ class SimulatedDispatcher:
         self.pump()
 
     def _on_answer(self, model: str) -> None:
-        was_paused = self._breakers.is_paused(model)
-        self._breakers.on_real_answer(model)
-        if was_paused:
+        if self._breakers.on_real_answers(model):
             self._paused_models = self._breakers.paused_models
             self.limiter.on_outage_over(self._world.time)
 

@@ -130,9 +130,9 @@ class CircuitBreaker:
             return _ANSWERS_TO_PAUSE
         return min(_MAX_ANSWERS_TO_PAUSE, _FLAPPING_FACTOR * self._answers_needed)
 
-    def on_real_answer(self) -> None:
+    def on_real_answers(self, count: int = 1) -> None:
         """End a pause: the upstream is available."""
-        self.answers += 1
+        self.answers += count
         self._unavailable = 0
         if not (self.paused or self._impatient):
             return
@@ -322,17 +322,17 @@ class Breakers:
         """Return whether the faults of a model's lines that fail alone say nothing about the upstream."""
         return model in self._models and self._models[model].ignores_lone and self.upstream.flowing
 
-    def on_real_answer(self, model: str) -> bool:
-        """End the pauses that an answer of a model contradicts, and return whether the model was paused.
+    def on_real_answers(self, model: str, count: int = 1) -> bool:
+        """End the pauses that answers of a model contradict, and return whether the model was paused.
 
         Models that were as unavailable as the whole upstream seemed to be stay paused.
         """
         was_paused = whole_was_paused = self.upstream.paused
-        self.upstream.on_real_answer()
+        self.upstream.on_real_answers(count)
         breaker = self._models.get(model)
         if breaker is not None:
             was_paused = was_paused or breaker.paused
-            breaker.on_real_answer()
+            breaker.on_real_answers(count)
         if whole_was_paused:
             for breaker in self._models.values():
                 breaker.pause_if_unavailable()

@@ -8,6 +8,8 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Set
+from itertools import groupby
+from typing import cast
 
 from batchline.domain.chat import check_request, with_upstream_name
 from batchline.domain.endpoints import CHAT
@@ -26,7 +28,7 @@ from batchline.pipeline.dispatch.attempts import Attempts
 from batchline.pipeline.dispatch.circuit_breaker import Breakers, CircuitBreaker
 from batchline.pipeline.dispatch.completion import Completer, Failover, JobTarget
 from batchline.pipeline.dispatch.demand import Demand
-from batchline.pipeline.dispatch.in_flight import InFlight
+from batchline.pipeline.dispatch.in_flight import InFlight, LaneName
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.quarantine import WINDOW_SECONDS, Quarantine
 from batchline.pipeline.dispatch.queues import PROBES_IN_A_ROW, ReadyQueue, RetryQueue
@@ -473,16 +475,41 @@ class Dispatcher:
         while True:
             outcomes = await self._attempts.outcomes()
             now = self._clock.steady()
-            for job, outcome in outcomes:
-                self._finish_attempt(job, outcome, now)
+            for lane, ended in groupby(outcomes, key=_answered_lane):
+                if lane is None:
+                    for job, outcome in ended:
+                        self._finish_failed(job, cast(Retryable | Failure, outcome), now)
+                else:
+                    self._finish_answered(cast(list[tuple[Job, Success]], list(ended)), lane, now)
             self.pump()
 
-    def _finish_attempt(self, job: Job, outcome: Outcome, now: float) -> None:
-        evidence = outcome if isinstance(outcome, Success) or self._is_evidence(job) else None
-        labels, model = self._metrics.model_labels, job.model.id
-        label = labels.on_answer(model) if isinstance(outcome, Success) else labels.of(model)
+    def _finish_answered(self, answers: list[tuple[Job, Success]], lane: LaneName, now: float) -> None:
+        """Finish attempts of one lane that were answered. What is the same for all of them is done once."""
+        model = lane[1]
+        label = self._metrics.model_labels.on_answer(model)
+        latencies = self._in_flight.finish_answered(answers, lane, now)
+        self._metrics.upstream_seconds.observe(latencies, self._name, label)
+        self._metrics.attempts.counts[self._name, label, "success"] += len(answers)
+        paused = self._breakers.is_paused(model)
+        for (job, outcome), seconds in zip(answers, latencies, strict=True):
+            if job.trace is not None and job.within_limit:
+                job.trace.on_attempt(outcome, upstream=self._name, model=job.model, body=job.body, seconds=seconds)
+            if job.held:
+                self._release(job)
+            if job.suspect:
+                self._quarantine.finish(job)
+            if paused:
+                self._breakers.end_probe(model, job.line_key)
+        self._on_upstream_answers([job for job, _ in answers])
+        for job, outcome in answers:
+            self._completer.complete(job, outcome)
+
+    def _finish_failed(self, job: Job, outcome: Retryable | Failure, now: float) -> None:
+        evidence = outcome if self._is_evidence(job) else None
+        model = job.model.id
+        label = self._metrics.model_labels.of(model)
         seconds = self._in_flight.finish(job, evidence, now)
-        self._metrics.upstream_seconds.observe(seconds, self._name, label)
+        self._metrics.upstream_seconds.observe((seconds,), self._name, label)
         if job.trace is not None and job.within_limit:
             job.trace.on_attempt(outcome, upstream=self._name, model=job.model, body=job.body, seconds=seconds)
         if job.held:
@@ -491,14 +518,14 @@ class Dispatcher:
             self._quarantine.finish(job)
         if self._breakers.is_paused(model):
             self._breakers.end_probe(model, job.line_key)
-        if isinstance(outcome, Success):
-            self._end(job, outcome, "success", label)
-        elif isinstance(outcome, Retryable):
+        if isinstance(outcome, Retryable):
             (self._on_break if outcome.kind == FaultKind.BROKEN else self._on_fault)(job, outcome)
         elif outcome.unavailable:
             self._on_fault(job, Retryable.from_failure(outcome))
         elif job.within_limit:
-            self._end(job, outcome, "refused", label)
+            self._metrics.attempts.counts[self._name, label, "refused"] += 1
+            self._on_upstream_answers([job])
+            self._completer.complete(job, outcome)
         else:
             # The input was too long, so nothing was sent.
             self._completer.complete(job, outcome)
@@ -551,11 +578,6 @@ class Dispatcher:
             job.suspect = False
             self._make_ready(job)
 
-    def _end(self, job: Job, outcome: Success | Failure, result: str, label: str) -> None:
-        self._metrics.attempts.counts[self._name, label, result] += 1
-        self._on_upstream_answer(job)
-        self._completer.complete(job, outcome)
-
     def _on_fault(self, job: Job, fault: Retryable) -> None:
         label, result = (
             self._metrics.model_labels.of(job.model.id),
@@ -565,7 +587,7 @@ class Dispatcher:
         if fault.kind == FaultKind.REFUSED:
             self._quarantine.on_refused(self._clock.steady())
         if not fault.unavailable:
-            self._on_upstream_answer(job)
+            self._on_upstream_answers([job])
         elif not (job.is_refused_by(fault) and self._limiter.is_blocked(job.model.id, self._clock.steady())):
             # An upstream that said when it accepts lines again is not unavailable.
             self._on_unavailable(job, fault)
@@ -580,18 +602,27 @@ class Dispatcher:
             self._paused_models = self._breakers.paused_models
             self._failover.move_all(is_paused=self._breakers.is_paused)
 
-    def _on_upstream_answer(self, job: Job) -> None:
+    def _on_upstream_answers(self, jobs: list[Job]) -> None:
+        """Note that the upstream answered lines of one model."""
+        if self._quarantine.awaits_answers or self._resets.awaits_answers:
+            for job in jobs:
+                self._note_survival(job)
+        for job in jobs:
+            job.suspect = False
+        self.on_real_answers(jobs[0].model.id, len(jobs))
+
+    def _note_survival(self, job: Job) -> None:
+        """Note that the upstream answered a line after connections broke."""
         if self._quarantine.awaits_answers:
             self._quarantine.on_answer(job, self._clock.steady())
         job.suspect = False
         if self._resets.on_answer(job):
             self._in_flight.breaks_are_refusals = True
             self._end_quarantine()
-        self.on_real_answer(job.model.id)
 
-    def on_real_answer(self, model: str) -> None:
-        """Note that the upstream answered a line or a synchronous call of a model: it is available."""
-        if self._breakers.on_real_answer(model):
+    def on_real_answers(self, model: str, count: int = 1) -> None:
+        """Note that the upstream answered lines or synchronous calls of a model: it is available."""
+        if self._breakers.on_real_answers(model, count):
             self._paused_models = self._breakers.paused_models
             self._limiter.on_outage_over(self._clock.steady())
             self._timers_changed.set()
@@ -732,6 +763,12 @@ class Dispatcher:
             min(breaker.seconds_to_probe, breaker.seconds_to_new_lane or _LANE_CHECK_SECONDS) for breaker in breakers
         ]
         return [max(wait, _SHORTEST_PROBE_WAIT_SECONDS) for wait in waits]
+
+
+def _answered_lane(ended: tuple[Job, Outcome]) -> LaneName | None:
+    """Return the lane of a line that was answered, or None if its attempt failed."""
+    job, outcome = ended
+    return (job.batch.project_id, job.model.id) if isinstance(outcome, Success) else None
 
 
 def _last_fault(job: Job) -> Retryable:

@@ -2,10 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
-from batchline.domain.outcomes import Outcome, Retryable, Success
+from batchline.domain.outcomes import Failure, Retryable, Success
 from batchline.domain.replies import FaultKind
 from batchline.pipeline.dispatch.limiter import Limiter, Sign, Start
 from batchline.pipeline.job import Job
@@ -142,15 +142,28 @@ class InFlight:
             self.by_project[project_id] += 1
             self.by_lane[lane] += 1
 
-    def finish(self, job: Job, outcome: Outcome | None, now: float) -> float:
-        """Remove a job whose attempt ended, and return its latency. An outcome of None does not affect the limiter."""
+    def finish_answered(self, answers: Sequence[tuple[Job, Success]], lane: LaneName, now: float) -> list[float]:
+        """Remove the jobs of a lane that were answered, and return their latencies."""
+        first, again, latencies = list[Start](), list[Start](), list[float]()
+        for job, outcome in answers:
+            start = self._starts.pop(job)
+            latencies.append(now - start.at)
+            if outcome.rate_limits is not None:
+                self._limiter.on_announcement(start, outcome.rate_limits, now)
+            (again if job.last_fault is not None and self._is_refusal(job.last_fault) else first).append(start)
+        for starts, were_refused in ((first, False), (again, True)):
+            if starts:
+                self._limiter.end_answered(starts, now, project_id=lane[0], again=were_refused)
+        for seconds in latencies:
+            self._note_answer(lane, seconds, now)
+        self._count_ends(lane, latencies, now)
+        return latencies
+
+    def finish(self, job: Job, outcome: Retryable | Failure | None, now: float) -> float:
+        """Remove a job whose attempt failed, and return its latency. An outcome of None does not affect the limiter."""
         start, project_id = self._starts.pop(job), job.batch.project_id
-        again = job.last_fault is not None and self._sign_of(job.last_fault) in _REFUSALS
-        if isinstance(outcome, Success):
-            self._limiter.end(
-                start, Sign.ANSWERED, now, project_id=project_id, again=again, rate_limits=outcome.rate_limits
-            )
-        elif isinstance(outcome, Retryable):
+        again = job.last_fault is not None and self._is_refusal(job.last_fault)
+        if isinstance(outcome, Retryable):
             job.refusal_cost = self._limiter.end(
                 start,
                 self._sign_of(outcome),
@@ -169,9 +182,7 @@ class InFlight:
         lane = project_id, start.model
         if not isinstance(outcome, Retryable):
             self._note_answer(lane, seconds, now)
-        self._count_end(lane, now)
-        before = seconds if self._typical_seconds == math.inf else self._typical_seconds
-        self._typical_seconds = before + _LATENCY_SMOOTHING * (seconds - before)
+        self._count_ends(lane, [seconds], now)
         return seconds
 
     @property
@@ -215,11 +226,15 @@ class InFlight:
             if other != name and (any_model or other[1] == name[1])
         )
 
-    def _count_end(self, lane: LaneName, now: float) -> None:
+    def _count_ends(self, lane: LaneName, latencies: Sequence[float], now: float) -> None:
+        typical = latencies[0] if self._typical_seconds == math.inf else self._typical_seconds
+        for seconds in latencies:
+            typical += _LATENCY_SMOOTHING * (seconds - typical)
+        self._typical_seconds = typical
         project_id = lane[0]
         self._last_end[project_id] = self._lanes[lane].last_end = now
-        self.by_lane[lane] -= 1
-        self.by_project[project_id] -= 1
+        self.by_lane[lane] -= len(latencies)
+        self.by_project[project_id] -= len(latencies)
         if self.by_lane[lane]:
             return
         del self._lanes[lane], self.by_lane[lane]
@@ -232,6 +247,9 @@ class InFlight:
             }
         if not self.by_project[project_id]:
             del self._last_end[project_id], self.by_project[project_id], self._lanes_of[project_id]
+
+    def _is_refusal(self, fault: Retryable) -> bool:
+        return self._sign_of(fault) in _REFUSALS
 
     def _sign_of(self, outcome: Retryable) -> Sign:
         if outcome.throttled:

@@ -54,10 +54,13 @@ class Resets:
         elif survived:
             self._survived = True
 
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether answers may show what the cause of breaks was."""
+        return bool(self._broken or self._passed)
+
     def on_answer(self, job: Job) -> bool:
         """Note an answer, and return whether it shows that the number in flight was the cause of the last breaks."""
-        if not (self._broken or self._passed):
-            return False
         if job.line_key in self._broken:
             self._broken.remove(job.line_key)
             self._passed += 1

@@ -3,6 +3,7 @@
 import pytest
 
 from batchline.pipeline.dispatch.limiter.line_refusals import LineRefusals
+from tests.support.starts import start_of
 
 LATENCY_SECONDS = 0.1
 STEP_SECONDS = 0.01
@@ -19,7 +20,8 @@ class Drive:
         for _ in range(times):
             self.now += STEP_SECONDS
             self._order += 1
-            self.refusals.on_answer(self.now, order=order or self._order, again=again, latency_seconds=LATENCY_SECONDS)
+            start = start_of("m", self.now - LATENCY_SECONDS, in_flight=1, order=order or self._order)
+            self.refusals.on_answers([start], self.now, again=again)
 
     def refuse(self, line: object, *, again: bool = False, limited: bool = False, order: int | None = None) -> bool:
         """Return whether it is about the line. ``order`` is that of its start, if it is not the last one."""

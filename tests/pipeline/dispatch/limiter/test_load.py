@@ -15,14 +15,14 @@ def start(load: Load) -> LoadEntry:
 
 def answer_others(load: Load, count: int) -> None:
     for _ in range(count):
-        load.end(start(load), answered=True)
+        load.end([start(load)], answered=1)
 
 
 def test_a_request_counts_itself_and_those_beside_it() -> None:
     load = Load()
     first, second = start(load), start(load)
     assert (first.in_flight, second.in_flight) == (1, 2)
-    load.end(first, answered=False)
+    load.end([first], answered=0)
     assert load.in_flight == 1
     assert start(load).in_flight == 2
 
@@ -35,7 +35,7 @@ def test_a_request_that_outlasts_ten_rounds_of_others_is_counted_apart() -> None
     assert (load.in_flight, load.slow) == (1, 0)
     answer_others(load, 2)
     assert (load.in_flight, load.slow) == (0, 1)
-    load.end(hanging, answered=False)
+    load.end([hanging], answered=0)
     assert (load.in_flight, load.slow) == (0, 0)
 
 
@@ -44,7 +44,7 @@ def test_while_nothing_is_answered_nothing_is_slow() -> None:
     load = Load()
     starts = [start(load) for _ in range(3)]
     for each in starts[:2]:
-        load.end(each, answered=False)
+        load.end([each], answered=0)
     assert (load.in_flight, load.slow) == (1, 0)
 
 
@@ -54,5 +54,5 @@ def test_requests_end_in_any_order() -> None:
     answer_others(load, MANY)
     assert (load.in_flight, load.slow) == (0, 5)
     for each in (starts[3], starts[0], starts[4], starts[1], starts[2]):
-        load.end(each, answered=False)
+        load.end([each], answered=0)
     assert (load.in_flight, load.slow) == (0, 0)

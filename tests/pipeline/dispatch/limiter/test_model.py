@@ -26,7 +26,7 @@ class Drive:
     def answer(self, in_flight: int, *, project_id: str = "p", again: bool = False, times: int = 1) -> None:
         for _ in range(times):
             start = self.start(in_flight)
-            self.model.on_answer(start, self.now + LATENCY_SECONDS, project_id=project_id, again=again)
+            self.model.on_answers([start], self.now + LATENCY_SECONDS, project_id=project_id, again=again)
 
     def refuse(
         self,
@@ -207,7 +207,7 @@ def test_a_project_that_was_not_refused_may_try_a_line_in_a_block() -> None:
     drive.now = now
     start = drive.start(1)
     assert not drive.model.may_try("other", drive.now), "it is tried"
-    drive.model.on_answer(start, drive.now + LATENCY_SECONDS, project_id="other", again=False)
+    drive.model.on_answers([start], drive.now + LATENCY_SECONDS, project_id="other", again=False)
     assert drive.model.allowance(0, drive.now + LATENCY_SECONDS) > 0
     assert drive.model.blocked_seconds(drive.now + LATENCY_SECONDS) == 0.0
     assert not drive.model.may_try("other", drive.now + 10.0), "nothing is blocked"

@@ -1,12 +1,15 @@
 """Overloads that are about the load, and those that are not."""
 
 from batchline.pipeline.dispatch.limiter.overload import Overload
+from tests.support.starts import start_of
 
 
 def end(overload: Overload, count: int, *, overloaded: int, limit: int, now: float) -> list[int]:
     """Report the ends of requests that started now, the overloaded ones among the others, and return the new limits."""
     signs = [number * overloaded // count < (number + 1) * overloaded // count for number in range(count)]
-    changes = [overload.on_end(now, now, overloaded=sign, limit=limit) for sign in signs]
+    changes = [
+        overload.on_end([start_of("m", now, in_flight=1, order=1)], now, overloaded=sign, limit=limit) for sign in signs
+    ]
     return [change for change in changes if change is not None]
 
 
@@ -56,4 +59,5 @@ def test_more_of_them_than_are_tolerated_cut_again() -> None:
 def test_what_started_before_a_cut_shows_nothing_about_it() -> None:
     overload = Overload()
     end(overload, 64, overloaded=32, limit=64, now=1.0)
-    assert all(overload.on_end(0.5, 1.5, overloaded=True, limit=32) is None for _ in range(200))
+    early = [start_of("m", 0.5, in_flight=1, order=1)]
+    assert all(overload.on_end(early, 1.5, overloaded=True, limit=32) is None for _ in range(200))

@@ -16,7 +16,7 @@ class Drive:
     def answer(self, project_id: str, times: int = 1, *, order: int | None = None) -> None:
         for _ in range(times):
             self._order += 1
-            self.refusals.on_answer(project_id, order=self._order if order is None else order)
+            self.refusals.on_answers(project_id, 1, newest=self._order if order is None else order)
 
     def refuse(self, project_id: str, times: int = 1) -> bool:
         """Return whether the last refusal is about the project."""

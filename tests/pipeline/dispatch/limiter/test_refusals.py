@@ -73,7 +73,7 @@ class Drive:
     def _answer(self, start: Start) -> None:
         self._in_flight -= 1
         self._processed -= 1
-        self.limit.on_answer(start, self.now)
+        self.limit.on_answers([start], self.now)
         self._pump()
 
     def _refuse(self, start: Start) -> None:
@@ -371,7 +371,7 @@ def test_refusals_while_more_is_tried_cost_nothing_and_others_do() -> None:
     limit = RefusalLimit()
     first = begin(limit, 20, 0.0)
     for start in first[:4]:
-        limit.on_answer(start, LATENCY_SECONDS)
+        limit.on_answers([start], LATENCY_SECONDS)
     early, late = first[4:9], first[9:]
     assert all(limit.on_refusal(start, 0.2, retry_after=None) == 1.0 for start in early)
     assert limit.is_limiting

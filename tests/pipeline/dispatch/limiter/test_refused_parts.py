@@ -12,7 +12,7 @@ def with_refusals(part: float, *, requests: int = 1000, limited: bool) -> Refuse
             refused -= 1
             parts.on_refusal(limited=limited)
         else:
-            parts.on_answer(limited=limited)
+            parts.on_answers(1, limited=limited)
     return parts
 
 

@@ -11,7 +11,7 @@ LATENCY_SECONDS = 1.0
 
 def slots(limit: float, *, latency: float = LATENCY_SECONDS) -> Slots:
     made = Slots()
-    made.on_answer(latency)
+    made.on_answers([latency])
     made.set_limit(limit)
     return made
 
@@ -126,10 +126,10 @@ def test_the_latency_is_that_of_the_last_answers() -> None:
     made = Slots()
     assert made.latency_seconds == 0.0
     assert made.usual_seconds > 0
-    made.on_answer(2.0)
+    made.on_answers([2.0])
     assert made.usual_seconds == made.latency_seconds == 2.0
     for _ in range(200):
-        made.on_answer(4.0)
+        made.on_answers([4.0])
     assert made.usual_seconds == pytest.approx(4.0, abs=0.02)
 
 
@@ -153,7 +153,7 @@ def test_even_spaces_do_not_follow_the_latency() -> None:
     made = slots(10)
     made.space_evenly()
     for _ in range(100):
-        made.on_answer(5 * LATENCY_SECONDS)
+        made.on_answers([5 * LATENCY_SECONDS])
     made.on_start(100.0, 1, 1)
     assert made.next_free(1, 100.0) == pytest.approx(100.0 + LATENCY_SECONDS / 10)
     made.space_freely()

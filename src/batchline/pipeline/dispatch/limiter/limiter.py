@@ -3,7 +3,7 @@
 The dispatcher asks before every start and reports every start and end. The time is always a parameter.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from batchline.domain.engine_queue import QueueLength
 from batchline.domain.rate_limits import RateLimits
@@ -186,22 +186,14 @@ class Limiter:
 
         ``line`` identifies the line of the request, and ``again`` says that this line was refused before.
         """
-        model = self._models[start.model]
-        answered = sign is Sign.ANSWERED
-        self._load.end(start.of_all, answered=answered)
-        model.load.end(start.of_model, answered=answered)
-        if not model.in_flight:
-            del self._busy[start.model]
-            self._choose_concurrency()
         if rate_limits is not None:
-            model.on_announcement(rate_limits, start, now)
-        if answered:
-            self._note_end(model, start, now, overloaded=False)
-            model.on_answer(start, now, project_id=project_id, again=again)
-            self._note_answer(model, start, now)
+            self.on_announcement(start, rate_limits, now)
+        if sign is Sign.ANSWERED:
+            self.end_answered((start,), now, project_id=project_id, again=again)
             return None
+        model = self._models[start.model]
         is_refused = sign is Sign.THROTTLED or (sign in _MAYBE_REFUSED and model.refuses_within(now - start.at))
-        self._note_end(model, start, now, overloaded=sign in _OVERLOADS and not is_refused)
+        self._end_all(model, (start,), now, answered=False, overloaded=sign in _OVERLOADS and not is_refused)
         model.concurrency.on_no_answer(start.of_model.round, start.model)
         if self._shared is not None:
             self._shared.on_no_answer(start.of_all.round, start.model)
@@ -210,6 +202,21 @@ class Limiter:
         cost = model.on_refusal(start, now, project_id=project_id, line=line, again=again, retry_after=retry_after)
         self._blocked_until = max(self._blocked_until, now + model.blocked_seconds(now))
         return cost if model.is_refused or sign is not Sign.FAULT else None
+
+    def end_answered(self, starts: Sequence[Start], now: float, *, project_id: str = "", again: bool = False) -> None:
+        """Report the answers to requests of one model, for lines of one project.
+
+        ``again`` says that all of these lines were refused before.
+        """
+        model = self._models[starts[0].model]
+        self._end_all(model, starts, now, answered=True, overloaded=False)
+        model.on_answers(starts, now, project_id=project_id, again=again)
+        for start in starts:
+            self._note_answer(model, start, now)
+
+    def on_announcement(self, start: Start, rate_limits: RateLimits, now: float) -> None:
+        """Note the rate limits that the answer to a request announces."""
+        self._models[start.model].on_announcement(rate_limits, start, now)
 
     def on_outage_over(self, now: float) -> None:
         """Return quickly to the rates before an outage, because the upstream is available again."""
@@ -230,8 +237,17 @@ class Limiter:
             if shared.members is not members:
                 self._choose_outside()
 
-    def _note_end(self, model: ModelLimit, start: Start, now: float, *, overloaded: bool) -> None:
+    def _end_all(
+        self, model: ModelLimit, starts: Sequence[Start], now: float, *, answered: bool, overloaded: bool
+    ) -> None:
+        """Remove requests of one model, which all ended in the same way, from those in flight."""
+        count = len(starts) if answered else 0
+        self._load.end([start.of_all for start in starts], answered=count)
+        model.load.end([start.of_model for start in starts], answered=count)
+        if not model.in_flight:
+            del self._busy[starts[0].model]
+            self._choose_concurrency()
         limit = min(model.concurrency.limit, self._concurrency.limit)
-        changed = model.overload.on_end(start.at, now, overloaded=overloaded, limit=limit)
+        changed = model.overload.on_end(starts, now, overloaded=overloaded, limit=limit)
         if changed is not None:
             model.concurrency.set_limit(changed, now)

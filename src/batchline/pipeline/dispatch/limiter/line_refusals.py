@@ -8,9 +8,11 @@ A limit refuses lines regardless of their content. So refusals are about the lin
   is reached refuses many in a row, also of those that are tried again.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from math import inf
+
+from batchline.pipeline.dispatch.limiter.load import Start
 
 _TOGETHER_SECONDS = 1.0
 """If two lines are refused within this time, the refusals are not about a single line."""
@@ -56,14 +58,16 @@ class LineRefusals:
         self.first_are_refused = False
         """Whether lines tried first were refused in the last period, and lines tried again passed."""
 
-    def on_answer(self, now: float, *, order: int, again: bool, latency_seconds: float) -> None:
-        if again:
-            self._accepted_again += _AGAIN_WEIGHT * (1 - self._accepted_again)
-        if again or self._tried_again:
-            self._count(now, order=order, again=again, accepted=True, latency_seconds=latency_seconds)
-        else:
-            self._first_ends[True] += 1
-            self._first_of_period[True] += 1
+    def on_answers(self, starts: Sequence[Start], now: float, *, again: bool) -> None:
+        """Count answers to lines that were all tried first, or all tried again."""
+        if not (again or self._tried_again):
+            self._first_ends[True] += len(starts)
+            self._first_of_period[True] += len(starts)
+            return
+        for start in starts:
+            if again:
+                self._accepted_again += _AGAIN_WEIGHT * (1 - self._accepted_again)
+            self._count(now, order=start.order, again=again, accepted=True, latency_seconds=now - start.at)
 
     def count_refusal(self, line: Hashable, now: float, *, order: int, again: bool, limited: bool) -> bool:
         """Count a refusal, and return whether it is only about its line. ``limited`` says that a limit is known."""

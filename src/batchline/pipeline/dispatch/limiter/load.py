@@ -1,6 +1,7 @@
 """Counts the requests in flight to an upstream, or those of one model, without those that hang."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -58,12 +59,14 @@ class Load:
         self._started.append(entry)
         return entry
 
-    def end(self, entry: LoadEntry, *, answered: bool) -> None:
-        entry.ended = True
-        if entry.slow:
-            self.slow -= 1
-        else:
-            self.in_flight -= 1
+    def end(self, entries: Iterable[LoadEntry], *, answered: int) -> None:
+        """Remove requests that ended. ``answered`` of them were answered."""
+        for entry in entries:
+            entry.ended = True
+            if entry.slow:
+                self.slow -= 1
+            else:
+                self.in_flight -= 1
         started = self._started
         while started and ((first := started[0]).ended or first.slow_after < self._answers):
             started.popleft()

@@ -1,6 +1,6 @@
 """Holds back the starts of one model at one upstream, by the limits in its answers and by its refusals."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from math import ceil, inf
 
 from batchline.domain.rate_limits import RateLimits
@@ -90,13 +90,14 @@ class ModelLimit:
         """Note the rate limits of the upstream that an answer announces."""
         self._announced.on_announcement(limits, start, started=self.started, now=now)
 
-    def on_answer(self, start: Start, now: float, *, project_id: str, again: bool) -> None:
-        """Report an answer. ``again`` says that the line was refused before."""
-        self._project_refusals.on_answer(project_id, order=start.order)
-        self._line_refusals.on_answer(now, order=start.order, again=again, latency_seconds=now - start.at)
-        self._refusals.on_answer(start, now)
-        if start.is_check:
-            self._announced.on_check_answered(now)
+    def on_answers(self, starts: Sequence[Start], now: float, *, project_id: str, again: bool) -> None:
+        """Report answers to lines of one project. ``again`` says that the lines were refused before."""
+        self._project_refusals.on_answers(project_id, len(starts), newest=max([start.order for start in starts]))
+        self._line_refusals.on_answers(starts, now, again=again)
+        self._refusals.on_answers(starts, now)
+        for start in starts:
+            if start.is_check:
+                self._announced.on_check_answered(now)
 
     def refuses_within(self, seconds: float) -> bool:
         """Return whether a request that ended without an answer after this time was refused.

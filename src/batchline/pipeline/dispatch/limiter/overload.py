@@ -6,6 +6,10 @@
                                                                           └─(as many)──> the limit before the cut
 """
 
+from collections.abc import Sequence
+
+from batchline.pipeline.dispatch.limiter.load import Start
+
 _OVERLOADED_PART = 0.25
 """If this part of the last requests ended with an overload, the upstream has too much to do."""
 _MIN_ENDS = 16
@@ -25,12 +29,13 @@ class Overload:
         self._limit_before = 0
         self._tolerated = 0.0
 
-    def on_end(self, started: float, now: float, *, overloaded: bool, limit: int) -> int | None:
-        """Count the end of a request, and return the limit to set, if it is to be changed."""
-        if started < self._since:
+    def on_end(self, starts: Sequence[Start], now: float, *, overloaded: bool, limit: int) -> int | None:
+        """Count the ends of requests, and return the limit to set, if it is to be changed."""
+        ends = sum([start.at >= self._since for start in starts]) if self._since else len(starts)
+        if not ends:
             return None
-        self._ends += 1
-        self._overloads += overloaded
+        self._ends += ends
+        self._overloads += ends if overloaded else 0
         if self._ends < _MIN_ENDS or self._ends < limit:
             return None
         part = self._overloads / self._ends

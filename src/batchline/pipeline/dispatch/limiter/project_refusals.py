@@ -55,13 +55,13 @@ class ProjectRefusals:
         """Return whether a project was refused since its last answer."""
         return project_id in self._runs
 
-    def on_answer(self, project_id: str, *, order: int) -> None:
-        self._answers += 1
-        self._newest_answered = max(self._newest_answered, order)
-        if self._runs:
-            run = self._runs.get(project_id)
-            if run is not None and order > run.first:
-                del self._runs[project_id]
+    def on_answers(self, project_id: str, count: int, *, newest: int) -> None:
+        """Count answers to lines of a project. ``newest`` is the order of the newest of their starts."""
+        self._answers += count
+        self._newest_answered = max(self._newest_answered, newest)
+        run = self._runs.get(project_id)
+        if run is not None and newest > run.first:
+            del self._runs[project_id]
 
     def is_about(self, project_id: str) -> bool:
         """Return whether the last refusal of a project was only about the project."""

@@ -26,6 +26,7 @@ A limit on the rate may refuse any two requests that follow each other too close
 have in common (`gaps.py`), starts are spaced evenly, and the number in flight does not matter any more.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from math import ceil, floor, inf
 
@@ -195,12 +196,12 @@ class RefusalLimit:
         elif self._sample is not None:
             self._sample.on_start(now, count, in_flight, patience=self._patience)
 
-    def on_answer(self, start: Start, now: float) -> None:
-        limited = self._phase is not _Phase.UNLIMITED
-        self._slots.on_answer(now - start.at)
-        self._parts.on_answer(limited=limited)
-        if limited:
-            self._block.on_answer(start.order, now)
+    def on_answers(self, starts: Sequence[Start], now: float) -> None:
+        self._slots.on_answers([now - start.at for start in starts])
+        self._parts.on_answers(len(starts), limited=self.is_limiting)
+        if self.is_limiting:
+            for start in starts:
+                self._block.on_answer(start.order, now)
             self._consider_sample(now)
 
     def on_refusal(self, start: Start, now: float, *, retry_after: float | None) -> float:

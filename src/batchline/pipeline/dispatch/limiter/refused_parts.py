@@ -46,11 +46,11 @@ class RefusedParts:
             return _LEAST_COST
         return max(_LEAST_COST, min(1.0, -log2(max(NONE, self.recent))))
 
-    def on_answer(self, *, limited: bool) -> None:
-        """Count a request that was accepted, with a limit or without one."""
-        self.recent -= _RECENT_WEIGHT * self.recent
+    def on_answers(self, count: int, *, limited: bool) -> None:
+        """Count requests that were accepted, with a limit or without one."""
+        self.recent *= (1 - _RECENT_WEIGHT) ** count
         if not limited:
-            self.usual -= _USUAL_WEIGHT * self.usual
+            self.usual *= (1 - _USUAL_WEIGHT) ** count
 
     def on_refusal(self, *, limited: bool) -> None:
         """Count a request that was refused.

@@ -5,6 +5,7 @@ and a limit on the number in flight would not limit the rate.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from math import inf
 
 _LATENCY_WEIGHT = 1 / 32
@@ -98,9 +99,11 @@ class Slots:
         self._last_start = now
         self.most_taken = max(self.most_taken, in_flight + len(self._refused_until))
 
-    def on_answer(self, latency_seconds: float) -> None:
-        weight = _LATENCY_WEIGHT if self.latency_seconds else 1.0
-        self.latency_seconds += weight * (latency_seconds - self.latency_seconds)
+    def on_answers(self, latencies: Sequence[float]) -> None:
+        mean = self.latency_seconds or latencies[0]
+        for latency in latencies:
+            mean += _LATENCY_WEIGHT * (latency - mean)
+        self.latency_seconds = mean
 
     def on_refusal(self, started: float) -> None:
         """Let a refused request keep its slot. At a limit below 1, the time between two starts has the same effect."""
