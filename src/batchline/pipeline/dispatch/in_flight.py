@@ -128,19 +128,16 @@ class InFlight:
 
     def start(self, jobs: list[Job]) -> None:
         now = self._clock.steady()
-        for model, group in groupby(jobs, key=lambda job: job.model.id):
-            started = list(group)
+        for lane, group in groupby(jobs, key=lambda job: (job.batch.project_id, job.model.id)):
+            (project_id, model), started = lane, list(group)
             self._starts.update(zip(started, self._limiter.start(model, len(started), now), strict=True))
-        for job in jobs:
-            project_id = job.batch.project_id
-            lane = project_id, job.model.id
             if not self.by_project[project_id]:
                 self._last_end[project_id] = now
             if lane not in self._lanes:
                 self._lanes[lane] = _Lane(now)
                 self._lanes_of[project_id] += 1
-            self.by_project[project_id] += 1
-            self.by_lane[lane] += 1
+            self.by_project[project_id] += len(started)
+            self.by_lane[lane] += len(started)
 
     def finish_answered(self, answers: Sequence[tuple[Job, Success]], lane: LaneName, now: float) -> list[float]:
         """Remove the jobs of a lane that were answered, and return their latencies."""

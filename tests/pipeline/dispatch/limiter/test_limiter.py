@@ -381,3 +381,16 @@ def test_many_names_of_one_engine_have_few_in_flight_before_they_are_known() -> 
             limiter.start(model, room, 0.0)
     assert limiter.room < 1024 - 100
     assert limiter.room > 1024 - 15 * FIRST_LIMIT
+
+
+def test_answers_reported_together_count_as_those_reported_one_by_one() -> None:
+    one_by_one, together, limits = Limiter(cap=None), Limiter(cap=None), list[tuple[int, int]]()
+    for number in range(200):
+        now, seconds = float(number), 0.1 + number % 7 / 100
+        starts = one_by_one.start("m", max(1, one_by_one.room_of("m")), now)
+        for start in starts:
+            one_by_one.end(start, Sign.ANSWERED, now + seconds, project_id="p")
+        together.end_answered(together.start("m", len(starts), now), now + seconds, project_id="p")
+        limits.append((one_by_one.limit, together.limit))
+    assert all(single == grouped for single, grouped in limits)
+    assert max(limits)[0] > 32

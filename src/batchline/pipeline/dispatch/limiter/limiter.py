@@ -139,12 +139,12 @@ class Limiter:
             self._choose_concurrency()
         in_flight, order = limit.in_flight, limit.started
         is_check = limit.on_start(now, count, in_flight + count)
-        load, all_load, inside = limit.load, self._load, self._in_flight_inside
+        inside = self._in_flight_inside
         shared = None if model in self._outside else self._shared
-        model_limit, all_limit = limit.concurrency.limit, self._concurrency.limit
+        of_models = limit.load.start(count, limit=limit.concurrency.limit)
+        of_alls = self._load.start(count, limit=self._concurrency.limit)
         starts = list[Start]()
-        for number in range(1, count + 1):
-            of_model, of_all = load.start(limit=model_limit), all_load.start(limit=all_limit)
+        for number, of_model, of_all in zip(range(1, count + 1), of_models, of_alls, strict=True):
             of_model.round = limit.concurrency.on_start(model, of_model.in_flight, now)
             if shared is not None:
                 of_all.in_flight = inside + number

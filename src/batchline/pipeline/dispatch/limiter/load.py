@@ -53,11 +53,13 @@ class Load:
         self._started: deque[LoadEntry] = deque()
         self._answers = 0
 
-    def start(self, *, limit: int) -> LoadEntry:
-        self.in_flight += 1
-        entry = LoadEntry(self.in_flight, self._answers + _SLOW_ROUNDS * limit)
-        self._started.append(entry)
-        return entry
+    def start(self, count: int, *, limit: int) -> list[LoadEntry]:
+        """Add requests, and return their entries."""
+        first, slow_after = self.in_flight + 1, self._answers + _SLOW_ROUNDS * limit
+        entries = [LoadEntry(in_flight, slow_after) for in_flight in range(first, first + count)]
+        self.in_flight += count
+        self._started += entries
+        return entries
 
     def end(self, entries: Iterable[LoadEntry], *, answered: int) -> None:
         """Remove requests that ended. ``answered`` of them were answered."""
