@@ -1,12 +1,15 @@
 """Tests of `batchline serve` with a worker process: two processes that run lines of one folder (F1, F2, F5)."""
 
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
 from tests.support.fleet import metric, progress_of
 from tests.support.service import (
+    Service,
     await_end,
     chat_lines,
     counts_of,
@@ -49,9 +52,16 @@ def test_lines_of_many_batches_run_in_both_and_count_once(tmp_path: Path) -> Non
         assert RESCUED not in service.log, "the process held no lease any more"
 
 
+def _lease_holders(service: Service) -> int:
+    """Return the number of processes that hold shards now."""
+    with closing(sqlite3.connect(service.data_dir / "batchline.sqlite")) as connection:
+        (holders,) = connection.execute("SELECT count(DISTINCT owner) FROM shards").fetchone()
+    return int(holders)
+
+
 def test_lines_of_a_dead_worker_process_run_again_at_once(tmp_path: Path) -> None:
     """C12, D5: nothing is lost and nothing counts twice; the other process keeps its leases, and a new one starts."""
-    size = 800
+    size = 1200
     lines = chat_lines(f"[[delay=0.1]] {n}" for n in range(size))
     # The lease is so long that only the news of the death, and not its end, can free the lines in time.
     with running_mock() as mock, running_pool(tmp_path, mock.url, max_concurrency=_CAP, lease_seconds=600) as service:
@@ -59,6 +69,7 @@ def test_lines_of_a_dead_worker_process_run_again_at_once(tmp_path: Path) -> Non
         batch = submit(client, lines)
         wait_until(lambda: mock.stats()["in_flight"] == _CAP, what="lines in flight")
         wait_until(lambda: counts_of(client.batches.retrieve(batch.id))[1] > 0, what="a record")
+        wait_until(lambda: _lease_holders(service) == 2, what="leases of both processes")
         child.kill()
         wait_until(lambda: RESCUED in service.log, what="the rescue")
         ended = await_end(client, batch.id)
