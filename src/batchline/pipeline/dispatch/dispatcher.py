@@ -615,7 +615,6 @@ class Dispatcher:
         """Note that the upstream answered a line after connections broke."""
         if self._quarantine.awaits_answers:
             self._quarantine.on_answer(job, self._clock.steady())
-        job.suspect = False
         if self._resets.on_answer(job):
             self._in_flight.breaks_are_refusals = True
             self._end_quarantine()
