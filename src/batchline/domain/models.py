@@ -62,7 +62,7 @@ class Catalog:
 
     def find(self, model_id: str, project_id: str) -> Model | None:
         """Return a model, or None if it does not exist or is not enabled for the project: both must look the same."""
-        if not self._models:
+        if self.takes_any:
             return _unlisted(model_id)
         model = self._models.get(model_id)
         return model if model is not None and model.is_open_to(project_id) else None

@@ -78,10 +78,8 @@ def usage_in(report: Raw) -> Usage:
         reported = _reported.decode(report)
     except DecodeError:
         return NOTHING
-    input_tokens, output_tokens = reported.prompt_tokens, reported.completion_tokens
-    if reported.input_tokens is not None or reported.output_tokens is not None:
-        input_tokens = _larger(input_tokens, reported.input_tokens)
-        output_tokens = _larger(output_tokens, reported.output_tokens)
+    input_tokens = _larger(reported.prompt_tokens, reported.input_tokens)
+    output_tokens = _larger(reported.completion_tokens, reported.output_tokens)
     if input_tokens is not None and output_tokens is None and reported.total_tokens is not None:
         # Endpoints without a text as answer, such as embeddings, report the input and the total.
         output_tokens = reported.total_tokens - input_tokens

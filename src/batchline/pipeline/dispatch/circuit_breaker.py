@@ -134,7 +134,7 @@ class CircuitBreaker:
         """End a pause: the upstream is available."""
         self.answers += count
         self._unavailable = 0
-        if not (self.paused or self._impatient):
+        if self.flowing:
             return
         log.info("upstream available again, resuming dispatch", extra=self._labels)
         if self.paused:

@@ -489,17 +489,10 @@ class Dispatcher:
         label = self._metrics.model_labels.on_answer(model)
         latencies = self._in_flight.finish_answered(answers, lane, now)
         self._metrics.upstream_seconds.observe(latencies, self._name, label)
-        self._metrics.attempts.counts[self._name, label, "success"] += len(answers)
+        self._count_attempts(label, "success", len(answers))
         paused = self._breakers.is_paused(model)
         for (job, outcome), seconds in zip(answers, latencies, strict=True):
-            if job.trace is not None and job.within_limit:
-                job.trace.on_attempt(outcome, upstream=self._name, model=job.model, body=job.body, seconds=seconds)
-            if job.held:
-                self._release(job)
-            if job.suspect:
-                self._quarantine.finish(job)
-            if paused:
-                self._breakers.end_probe(model, job.line_key)
+            self._end_attempt(job, outcome, seconds=seconds, paused=paused)
         self._on_upstream_answers([job for job, _ in answers])
         for job, outcome in answers:
             self._completer.complete(job, outcome)
@@ -510,25 +503,32 @@ class Dispatcher:
         label = self._metrics.model_labels.of(model)
         seconds = self._in_flight.finish(job, evidence, now)
         self._metrics.upstream_seconds.observe((seconds,), self._name, label)
+        self._end_attempt(job, outcome, seconds=seconds, paused=self._breakers.is_paused(model))
+        if isinstance(outcome, Retryable):
+            (self._on_break if outcome.kind == FaultKind.BROKEN else self._on_fault)(job, outcome)
+        elif outcome.unavailable:
+            self._on_fault(job, Retryable.from_failure(outcome))
+        elif job.within_limit:
+            self._count_attempts(label, "refused")
+            self._on_upstream_answers([job])
+            self._completer.complete(job, outcome)
+        else:
+            # The input was too long, so nothing was sent.
+            self._completer.complete(job, outcome)
+
+    def _end_attempt(self, job: Job, outcome: Outcome, *, seconds: float, paused: bool) -> None:
+        """End what an attempt held or was: its trace, its money, a trial of a suspect, a probe of a pause."""
         if job.trace is not None and job.within_limit:
             job.trace.on_attempt(outcome, upstream=self._name, model=job.model, body=job.body, seconds=seconds)
         if job.held:
             self._release(job)
         if job.suspect:
             self._quarantine.finish(job)
-        if self._breakers.is_paused(model):
-            self._breakers.end_probe(model, job.line_key)
-        if isinstance(outcome, Retryable):
-            (self._on_break if outcome.kind == FaultKind.BROKEN else self._on_fault)(job, outcome)
-        elif outcome.unavailable:
-            self._on_fault(job, Retryable.from_failure(outcome))
-        elif job.within_limit:
-            self._metrics.attempts.counts[self._name, label, "refused"] += 1
-            self._on_upstream_answers([job])
-            self._completer.complete(job, outcome)
-        else:
-            # The input was too long, so nothing was sent.
-            self._completer.complete(job, outcome)
+        if paused:
+            self._breakers.end_probe(job.model.id, job.line_key)
+
+    def _count_attempts(self, label: str, result: str, count: int = 1) -> None:
+        self._metrics.attempts.counts[self._name, label, result] += count
 
     def _is_evidence(self, job: Job) -> bool:
         """Return whether a fault of a job says how much the upstream can take.
@@ -579,11 +579,8 @@ class Dispatcher:
             self._make_ready(job)
 
     def _on_fault(self, job: Job, fault: Retryable) -> None:
-        label, result = (
-            self._metrics.model_labels.of(job.model.id),
-            "throttled" if job.is_refused_by(fault) else "fault",
-        )
-        self._metrics.attempts.counts[self._name, label, result] += 1
+        result = "throttled" if job.is_refused_by(fault) else "fault"
+        self._count_attempts(self._metrics.model_labels.of(job.model.id), result)
         if fault.kind == FaultKind.REFUSED:
             self._quarantine.on_refused(self._clock.steady())
         if not fault.unavailable:

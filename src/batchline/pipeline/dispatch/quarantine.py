@@ -104,7 +104,7 @@ class Quarantine:
     @property
     def awaits_answers(self) -> bool:
         """Whether an answer may show that the upstream has outlasted breaks."""
-        return bool(self._at_risk) or self.holds_all
+        return self.window_open or self.holds_all
 
     @property
     def window_open(self) -> bool:
