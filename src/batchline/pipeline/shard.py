@@ -39,11 +39,12 @@ FIRST_LINE_LEAD = 256
 A larger lead would push prefixes out of small caches before the others come."""
 
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_MAX_OUTPUT_LIMIT, _MAX_LIMIT_DIGITS = 2**31, 12
+_MAX_OUTPUT_LIMIT = 2**31
 
 Prefix = tuple[int, ...]
 
 _read_text = Decoder(str).decode
+_read_number = Decoder(int).decode
 
 
 def grouping_key(body: Mapping[str, Raw]) -> str:
@@ -76,10 +77,19 @@ def prompt_prefix(body: Mapping[str, Raw]) -> Prefix:
 
 def output_limit_of(body: Mapping[str, Raw]) -> int:
     """Return the most output tokens that a request sets as its limit, or 0 if it sets none."""
-    limits = [bytes(body[name]) for name in _OUTPUT_LIMITS if name in body]
-    # A limit with more digits is larger than any other, and Python refuses to read thousands of them.
-    numbers = [int(limit[:_MAX_LIMIT_DIGITS]) for limit in limits if limit.isdigit()]
-    return min(max(numbers, default=0), _MAX_OUTPUT_LIMIT)
+    largest = 0
+    for name in _OUTPUT_LIMITS:
+        if name in body:
+            largest = max(largest, _output_limit(body[name]))
+    return largest
+
+
+def _output_limit(value: Raw) -> int:
+    try:
+        return min(_read_number(value), _MAX_OUTPUT_LIMIT)
+    except DecodeError:
+        # The parser refuses integers with thousands of digits.
+        return _MAX_OUTPUT_LIMIT if bytes(value).isdigit() else 0
 
 
 class _Block:

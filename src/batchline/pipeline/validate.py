@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from msgspec import DecodeError, Raw, Struct, ValidationError
 from msgspec.json import Decoder
@@ -143,9 +143,10 @@ class _Check:
             self._note_url(request.url)
         self._check_custom_id(request.custom_id)
         # Not upper(), which turns U+017F into S too.
-        if request.method.lower() != "post":
+        if request.method != "POST" and request.method.lower() != "post":
             raise _Offence('method must be "POST"')
-        self._check_url(request.url)
+        if request.url is None or request.url != self.url:
+            self._refuse_url(request.url)
         _check_body(request.body)
         if self._limits.rules is not None:
             _check_fields(request.body, self._limits.rules)
@@ -165,13 +166,12 @@ class _Check:
             raise _Offence(f"duplicates custom_id {_quoted(custom_id)}")
         self._custom_ids.add(remembered)
 
-    def _check_url(self, url: str | None) -> None:
+    def _refuse_url(self, url: str | None) -> NoReturn:
         if url is None:
             raise _Offence("is missing url")
         if url not in self._limits.endpoints:
             raise _Offence(f"url {_quoted(url)} is not an allowed batch endpoint")
-        if url != self.url:
-            raise _Offence(f"url {_quoted(url)} does not match the batch endpoint {_quoted(self.url or '')}")
+        raise _Offence(f"url {_quoted(url)} does not match the batch endpoint {_quoted(self.url or '')}")
 
 
 def _remembered_id(custom_id: str) -> str | bytes:

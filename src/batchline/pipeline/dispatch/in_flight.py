@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from batchline.domain.outcomes import Failure, Retryable, Success
 from batchline.domain.replies import FaultKind
@@ -27,6 +28,8 @@ _REFUSALS = frozenset({Sign.THROTTLED, Sign.UNAVAILABLE, Sign.FAULT})
 
 LaneName = tuple[str, str]
 """The project and the model of a lane."""
+
+_lane_of = attrgetter("batch.project_id", "model.id")
 
 
 class _Lane:
@@ -128,7 +131,7 @@ class InFlight:
 
     def start(self, jobs: list[Job]) -> None:
         now = self._clock.steady()
-        for lane, group in groupby(jobs, key=lambda job: (job.batch.project_id, job.model.id)):
+        for lane, group in groupby(jobs, key=_lane_of):
             (project_id, model), started = lane, list(group)
             self._starts.update(zip(started, self._limiter.start(model, len(started), now), strict=True))
             if not self.by_project[project_id]:

@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, KeysView, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
+from operator import attrgetter
 
 from batchline.pipeline.job import Job
 
@@ -12,6 +13,9 @@ PROBES_IN_A_ROW = 4
 attempts for each line, and some lines are never answered."""
 YIELD_CHECK_SECONDS = 1.0
 """The time after which a job that yields looks again whether others could start."""
+
+
+_model_of = attrgetter("model.id")
 
 
 class ReadyQueue:
@@ -296,12 +300,11 @@ class _ProjectQueue:
 
 
 def _subtract(counts: Counter[str], jobs: list[Job]) -> None:
-    for job in jobs:
-        model = job.model.id
-        if counts[model] == 1:
+    for model, number in Counter(map(_model_of, jobs)).items():
+        if counts[model] == number:
             del counts[model]
         else:
-            counts[model] -= 1
+            counts[model] -= number
 
 
 class RetryQueue:

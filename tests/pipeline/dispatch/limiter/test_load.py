@@ -2,15 +2,15 @@
 
 import pytest
 
-from batchline.pipeline.dispatch.limiter.load import Load, LoadEntry
+from batchline.pipeline.dispatch.limiter.load import Load, LoadGroup
 
 LIMIT = 4
 MANY = 100
 """More answers than it takes for a request to be slow at this limit."""
 
 
-def start(load: Load) -> LoadEntry:
-    return load.start(1, limit=LIMIT)[0]
+def start(load: Load, count: int = 1) -> LoadGroup:
+    return load.start(count, limit=LIMIT)
 
 
 def answer_others(load: Load, count: int) -> None:
@@ -18,13 +18,12 @@ def answer_others(load: Load, count: int) -> None:
         load.end([start(load)], answered=1)
 
 
-def test_a_request_counts_itself_and_those_beside_it() -> None:
+def test_a_request_counts_until_it_ends() -> None:
     load = Load()
-    first, second = start(load), start(load)
-    assert (first.in_flight, second.in_flight) == (1, 2)
-    load.end([first], answered=0)
+    first, second = start(load), start(load, 3)
+    assert load.in_flight == 4
+    load.end([second, first, second], answered=0)
     assert load.in_flight == 1
-    assert start(load).in_flight == 2
 
 
 @pytest.mark.rule("D9", "Requests that hang take no slot of the others: they count for the cap alone.")
@@ -37,6 +36,16 @@ def test_a_request_that_outlasts_ten_rounds_of_others_is_counted_apart() -> None
     assert (load.in_flight, load.slow) == (0, 1)
     load.end([hanging], answered=0)
     assert (load.in_flight, load.slow) == (0, 0)
+
+
+def test_of_requests_that_started_together_only_those_in_flight_become_slow() -> None:
+    load = Load()
+    hanging = start(load, 3)
+    load.end([hanging], answered=1)
+    answer_others(load, MANY)
+    assert (load.in_flight, load.slow) == (0, 2)
+    load.end([hanging], answered=1)
+    assert (load.in_flight, load.slow) == (0, 1)
 
 
 def test_while_nothing_is_answered_nothing_is_slow() -> None:

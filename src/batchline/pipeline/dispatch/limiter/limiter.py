@@ -137,19 +137,29 @@ class Limiter:
         if model not in self._busy:
             self._busy[model] = limit
             self._choose_concurrency()
-        in_flight, order = limit.in_flight, limit.started
-        is_check = limit.on_start(now, count, in_flight + count)
-        inside = self._in_flight_inside
+        order, with_slow, in_flight = limit.started, limit.in_flight, limit.load.in_flight
+        is_check = limit.on_start(now, count, with_slow + count)
         shared = None if model in self._outside else self._shared
-        of_models = limit.load.start(count, limit=limit.concurrency.limit)
-        of_alls = self._load.start(count, limit=self._concurrency.limit)
+        of_all = self._load.in_flight if shared is None else self._in_flight_inside
+        group = limit.load.start(count, limit=limit.concurrency.limit)
+        group_of_all = self._load.start(count, limit=self._concurrency.limit)
         starts = list[Start]()
-        for number, of_model, of_all in zip(range(1, count + 1), of_models, of_alls, strict=True):
-            of_model.round = limit.concurrency.on_start(model, of_model.in_flight, now)
+        for number in range(1, count + 1):
+            start = Start(
+                now,
+                model,
+                order + number,
+                with_slow + number,
+                in_flight + number,
+                of_all + number,
+                group,
+                group_of_all,
+                is_check,
+            )
+            start.round = limit.concurrency.on_start(model, start.in_flight, now)
             if shared is not None:
-                of_all.in_flight = inside + number
-                of_all.round = shared.on_start(model, of_all.in_flight, now)
-            starts.append(Start(now, model, in_flight + number, order + number, of_model, of_all, is_check))
+                start.round_of_all = shared.on_start(model, start.in_flight_of_all, now)
+            starts.append(start)
         return starts
 
     def _choose_concurrency(self) -> None:
@@ -194,9 +204,9 @@ class Limiter:
         model = self._models[start.model]
         is_refused = sign is Sign.THROTTLED or (sign in _MAYBE_REFUSED and model.refuses_within(now - start.at))
         self._end_all(model, (start,), now, answered=False, overloaded=sign in _OVERLOADS and not is_refused)
-        model.concurrency.on_no_answer(start.of_model.round, start.model)
+        model.concurrency.on_no_answer(start.round, start.model)
         if self._shared is not None:
-            self._shared.on_no_answer(start.of_all.round, start.model)
+            self._shared.on_no_answer(start.round_of_all, start.model)
         if not is_refused:
             return None
         cost = model.on_refusal(start, now, project_id=project_id, line=line, again=again, retry_after=retry_after)
@@ -228,12 +238,12 @@ class Limiter:
         self._concurrency.on_queue_length(length, in_flight=self._load.in_flight, now=now)
 
     def _note_answer(self, model: ModelLimit, start: Start, now: float) -> None:
-        latency, of_model, of_all = now - start.at, start.of_model, start.of_all
-        model.concurrency.on_answer(of_model.round, start.model, of_model.in_flight, of_model.in_flight, latency, now)
+        latency, in_flight = now - start.at, start.in_flight
+        model.concurrency.on_answer(start.round, start.model, in_flight, in_flight, latency, now)
         shared = self._shared
         if shared is not None and start.model not in self._outside:
             members = shared.members
-            shared.on_answer(of_all.round, start.model, of_all.in_flight, of_model.in_flight, latency, now)
+            shared.on_answer(start.round_of_all, start.model, start.in_flight_of_all, in_flight, latency, now)
             if shared.members is not members:
                 self._choose_outside()
 
@@ -242,8 +252,8 @@ class Limiter:
     ) -> None:
         """Remove requests of one model, which all ended in the same way, from those in flight."""
         count = len(starts) if answered else 0
-        self._load.end([start.of_all for start in starts], answered=count)
-        model.load.end([start.of_model for start in starts], answered=count)
+        self._load.end([start.group_of_all for start in starts], answered=count)
+        model.load.end([start.group for start in starts], answered=count)
         if not model.in_flight:
             del self._busy[starts[0].model]
             self._choose_concurrency()

@@ -295,7 +295,7 @@ class RefusalLimit:
 
     def _accepted_beside(self, start: Start) -> float:
         """Return the number that was in flight when a refused request started: the upstream had accepted those."""
-        return max(1.0, start.model_in_flight - 1) if self._slots.latency_seconds else _FIRST_LIMIT
+        return max(1.0, start.in_flight_with_slow - 1) if self._slots.latency_seconds else _FIRST_LIMIT
 
     def _set_limit(self, limit: float, phase: _Phase, now: float) -> None:
         self._slots.set_limit(max(self._lowest, limit))
