@@ -67,6 +67,17 @@ def test_nothing_exceeds_the_limit_while_answers_wait_to_be_recorded() -> None:
     assert answer.granted == 1
 
 
+def test_nothing_exceeds_the_limit_while_complete_answers_are_there() -> None:
+    """Otherwise answers that become complete faster than they are handled would exceed the limit four at a time."""
+    held_bytes = HeldBytes(LIMIT)
+    complete, waiting = Answer(held_bytes), Answer(held_bytes)
+    assert complete.wants(LIMIT)
+    complete.reservation.complete()
+    assert not waiting.wants(1)
+    complete.reservation.end()
+    assert waiting.granted == 1
+
+
 def test_an_answer_that_ends_gives_everything_back() -> None:
     """However it ends: complete, broken, or cancelled while it waits."""
     held_bytes = HeldBytes(LIMIT)

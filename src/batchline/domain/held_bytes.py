@@ -14,14 +14,16 @@ _MAX_EXCEEDING = 4
 class HeldBytes:
     """The bytes of all answers that a process holds.
 
-    If parts of answers take all bytes and no answer is there to be recorded, those that have waited longest may exceed
-    the limit. So an answer can always become complete, and no more than four answers are beyond the limit.
+    If parts of answers take all bytes and no complete answer is there, those that have waited longest may exceed the
+    limit. So an answer can always become complete, and no more than four answers are beyond the limit.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._reserved = 0
         self._unrecorded = 0
+        self._complete: set[Reservation] = set()
+        """The answers that are complete and will be recorded or dropped."""
         self._waiting: deque[Reservation] = deque()
         self._exceeding: set[Reservation] = set()
 
@@ -56,13 +58,14 @@ class HeldBytes:
         if reservation.waiting:
             self._waiting.remove(reservation)
         self._exceeding.discard(reservation)
+        self._complete.discard(reservation)
         self._reserved -= reservation.size
         self._grant()
 
-    def stop_exceeding(self, reservation: "Reservation") -> None:
-        """Let another reservation exceed the limit in place of this one, which keeps its bytes and wants no more."""
+    def complete(self, reservation: "Reservation") -> None:
+        """Note that a reservation keeps its bytes until it ends and wants no more."""
         self._exceeding.discard(reservation)
-        self._grant()
+        self._complete.add(reservation)
 
     def _grant(self) -> None:
         """Give bytes to the reservations that wait, in the order of their requests."""
@@ -73,7 +76,7 @@ class HeldBytes:
         """Return whether a reservation gets its bytes now. One that exceeds the limit is noted as such."""
         if self.total + reservation.wanted <= self._limit:
             return True
-        if self._unrecorded or len(self._exceeding) >= _MAX_EXCEEDING:
+        if self._unrecorded or self._complete or len(self._exceeding) >= _MAX_EXCEEDING:
             return False
         self._exceeding.add(reservation)
         return True
@@ -110,7 +113,7 @@ class Reservation:
 
     def complete(self) -> None:
         """Keep the bytes of an answer that is complete, until ``end``."""
-        self._held_bytes.stop_exceeding(self)
+        self._held_bytes.complete(self)
 
     def end(self) -> None:
         """Give all bytes back."""

@@ -7,7 +7,7 @@ limit and the queues for each answer.
 import asyncio
 from collections import deque
 
-from batchline.domain.outcomes import Failure, Outcome, classify_reply
+from batchline.domain.outcomes import Failure, Outcome, Success, classify_reply
 from batchline.domain.replies import Reply
 from batchline.pipeline.job import Job
 from batchline.pipeline.token_limit import TokenLimit
@@ -15,6 +15,8 @@ from batchline.ports import Clock, Upstream
 
 _MAX_GROUP = 64
 """The most outcomes in a group. While a group is handled, nothing else runs."""
+_MAX_GROUP_BYTES = 1024 * 1024
+"""A group takes no further outcome after so many bytes of answers, of which each is held three times for a moment."""
 
 _Attempt = asyncio.Future[Reply] | asyncio.Future[Reply | Failure]
 
@@ -39,7 +41,7 @@ class Attempts:
         attempt.add_done_callback(self._on_ended)
 
     async def outcomes(self) -> list[tuple[Job, Outcome]]:
-        """Wait for attempts to end, and return the next group of outcomes, at most 64.
+        """Wait for attempts to end, and return the next group of outcomes, at most 64 or a few large ones.
 
         A line whose input is too long has an outcome without ever being sent.
         """
@@ -50,8 +52,14 @@ class Attempts:
         else:
             self._any_ended.clear()
             await self._any_ended.wait()
-        self._collected += [self._ended_attempts.popleft() for _ in range(min(len(self._ended_attempts), _MAX_GROUP))]
-        return [_outcome(self._in_progress.pop(attempt), attempt) for attempt in self._collected]
+        group, size = list[tuple[Job, Outcome]](), 0
+        while self._ended_attempts and len(group) < _MAX_GROUP and size < _MAX_GROUP_BYTES:
+            attempt = self._ended_attempts.popleft()
+            self._collected.append(attempt)
+            job, outcome = _outcome(self._in_progress.pop(attempt), attempt)
+            group.append((job, outcome))
+            size += len(outcome.body) if isinstance(outcome, Success) else 0
+        return group
 
     def cancel(self) -> None:
         for attempt in self._in_progress:
