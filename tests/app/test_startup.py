@@ -5,6 +5,8 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +107,25 @@ def test_connections_of_clients_never_get_more_than_half_of_the_descriptors(
 ) -> None:
     """A14"""
     assert connection_limit(Settings(max_connections=setting), descriptors=descriptors) == limit
+
+
+_HOLD_LARGE_BLOCKS = """
+import psutil
+from batchline.app.startup import return_freed_memory
+
+return_freed_memory()
+before = psutil.Process().memory_info().rss
+bytes(20_000_000)  # When glibc frees a block that it had mapped, it takes blocks up to that size from its heap.
+blocks, between = [], []
+for _ in range(12):
+    blocks.append(b"x" * 15_000_000)
+    between.append(b"x" * 100_000)  # It keeps the heap from shrinking.
+blocks.clear()
+print((psutil.Process().memory_info().rss - before) // 1_000_000)
+"""
+
+
+def test_the_memory_of_large_answers_is_given_back() -> None:
+    """Without the setting, the 180 MB would stay with the process."""
+    program = subprocess.run([sys.executable, "-c", _HOLD_LARGE_BLOCKS], capture_output=True, text=True, check=True)
+    assert int(program.stdout) < 60

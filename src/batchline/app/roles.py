@@ -29,6 +29,7 @@ from batchline.app.startup import (
     make_folder,
     own_folder,
     raise_descriptor_limit,
+    return_freed_memory,
     stop_on_signals,
     url_of,
     write_lock,
@@ -119,6 +120,7 @@ def run(role: Coroutine[Any, Any, None]) -> None:
     # Threads that write and sync need the interpreter for moments. By default another thread may keep it for 5 ms,
     # while answers wait.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    return_freed_memory()
     uvloop.run(role)
 
 
