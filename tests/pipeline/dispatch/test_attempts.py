@@ -73,3 +73,12 @@ async def test_attempts_in_progress_can_be_cancelled(scene: Scene) -> None:
     """F5: a line that is still in flight after the grace period is given up."""
     scene.attempts.cancel()
     assert all(reply.cancelled() for reply in scene.upstream.replies)
+
+
+async def test_a_group_takes_few_large_answers(scene: Scene) -> None:
+    """While a group is handled, its answers are held several times: 64 of 15 MB would take gigabytes."""
+    large = Answer(status=200, body=b'{"text": "%b"}' % (b"x" * 700_000))
+    for reply in scene.upstream.replies[:5]:
+        reply.set_result(large)
+    await asyncio.sleep(0)
+    assert [len(await scene.attempts.outcomes()) for _ in range(3)] == [2, 2, 1]
