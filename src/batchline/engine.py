@@ -417,6 +417,7 @@ def _services(
             catalog=settings.catalog,
             tariff=settings.tariff,
             token_sampler=TokenSampler(tokens=context.token_limit.tokens, catalog=settings.catalog),
+            answered_names=frozenset(settings.embedded_names) if settings.embeds_model else None,
         ),
         cancellation=Cancellation(batches=store, clock=clock, on_batch_stopped=on_batch_stopped),
         hold_release=HoldRelease(batches=store, on_work_available=on_work_available),

@@ -116,6 +116,31 @@ def test_a_service_checks_a_file_and_keeps_nothing(tenant: Tenant, source: Path)
     assert tenant.service.client(tenant.account).files.list().data == []
 
 
+def _naming(model: str, line: bytes) -> bytes:
+    request = json.loads(line)
+    request["body"]["model"] = model
+    return json.dumps(request).encode() + b"\n"
+
+
+@pytest.mark.rule("G5", "A check needs no data folder, and says which models the embedded model does not answer to.")
+def test_a_check_without_a_data_folder_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    source = tmp_path / "in.jsonl"
+    lines = chat_lines(["a", "b"]).splitlines(keepends=True)
+    source.write_bytes(_naming("any", lines[0]) + _naming("another", lines[1]))
+    runner = CliRunner(env={"TMPDIR": str(temporary), "BATCHLINE_PORT": "0"})
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.tempdir", None)
+        result = runner.invoke(main, ["check", "in.jsonl", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [(model["model"], model["enabled"]) for model in found["models"]] == [("any", True), ("another", False)]
+    assert sorted(tmp_path.iterdir()) == [source, temporary]
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.rule("G5", "Tokens are counted by the tokenizer of an upstream that has one.")
 def test_a_llama_server_counts_the_tokens(tmp_path: Path, llama_url: str) -> None:
     """All of a few lines, and a sample of many."""

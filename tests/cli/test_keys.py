@@ -1,12 +1,14 @@
 """F3: keys are made, listed, revoked and rotated from the command line, and stored hashed."""
 
 import json
+import os
 import re
 import uuid
 from pathlib import Path
 
 import pytest
 
+from batchline.app.startup import folder_lock, write_lock
 from batchline.domain import ids
 from batchline.domain.records import Owner
 from tests.support.command_line import Shell, cells
@@ -55,6 +57,14 @@ def test_create_prints_ready_lines(shell: Shell, monkeypatch: pytest.MonkeyPatch
     assert 'base_url="https://batch.example.org/v1"' in shell.call("keys", "create").stdout
     monkeypatch.setenv("BATCHLINE_BEARER", "off")
     assert "OpenAI" not in shell.call("keys", "create").stdout
+
+
+def test_the_ready_lines_name_the_service_that_runs_on_the_folder(shell: Shell) -> None:
+    """It may listen on another port than the settings of this command say."""
+    shell.call("keys", "create")
+    with folder_lock(shell.folder) as lock:
+        write_lock(lock, os.getpid(), "http://127.0.0.1:9123")
+        assert 'base_url="http://127.0.0.1:9123/v1"' in shell.call("keys", "create").stdout
 
 
 def test_projects_are_made_by_name_once(shell: Shell) -> None:

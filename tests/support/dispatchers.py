@@ -167,10 +167,11 @@ class ScriptedHarness(VirtualDispatcher):
         *,
         cap: int | None = None,
         patience_seconds: float = 3600.0,
+        seed: int = 1,
     ) -> None:
         self.upstream = ScriptedUpstream(script)
         super().__init__(
-            self.upstream, cap=cap, patience_seconds=patience_seconds, random=SeededRandom(seeded.Random(1))
+            self.upstream, cap=cap, patience_seconds=patience_seconds, random=SeededRandom(seeded.Random(seed))
         )
 
     @property

@@ -28,12 +28,13 @@ _EXIT_INVALID = 1
 def check(*, file: Path, base_url: str | None, as_json: bool, **flags: Any) -> None:
     """Find every fault of FILE, and estimate its tokens, cost and time. No line runs.
 
-    The file is uploaded for the check and deleted after it.
+    The file is uploaded for the check and deleted after it. Without a server and a data folder, the settings alone
+    decide, and nothing is left behind.
     """
     from batchline.cli.connection.session import connect  # noqa: PLC0415 (imports httpx: not for --help)
     from batchline.client.models import check_decoder  # noqa: PLC0415
 
-    with connect(base_url, flags) as session:
+    with connect(base_url, flags, needs_data=False) as session:
         raw = _check(session, file)
     found = check_decoder.decode(raw)
     if as_json:

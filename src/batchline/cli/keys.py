@@ -240,12 +240,12 @@ def _show_secret(fields: dict[str, str], *, as_json: bool) -> None:
 
 def _show_ready_lines(secret: str, flags: dict[str, Any]) -> None:
     """Print the lines that give the key to OpenAI clients: one for the shell and one for Python."""
-    from batchline.cli.connection.local_service import local_url  # noqa: PLC0415 (imports httpx)
+    from batchline.cli.connection.local_service import url_of_folder  # noqa: PLC0415 (imports httpx)
 
     settings = Settings(**{name: value for name, value in flags.items() if value is not None})
     if not settings.bearer:
         return
-    url = os.environ.get(_BASE_URL) or f"{local_url(settings)}/v1"
+    url = os.environ.get(_BASE_URL) or f"{url_of_folder(settings)}/v1"
     click.echo(f"\nShell   export OPENAI_BASE_URL={shlex.quote(url)} OPENAI_API_KEY={secret}")
     click.echo(f"Python  client = OpenAI(base_url={json.dumps(url)}, api_key={json.dumps(secret)})")
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import ObjectMissing
 from batchline.domain.limits import InputLimits
-from batchline.domain.models import Catalog
+from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model
 from batchline.domain.money import Tariff
 from batchline.domain.records import InputFault, Owner
 from batchline.domain.usage import Usage
@@ -52,7 +52,7 @@ class CheckReport(Struct, frozen=True, kw_only=True):
 
 
 class InputCheck:
-    """Checks input files."""
+    """Checks input files. ``answered_names`` are the names that the default upstream answers to; None if not known."""
 
     def __init__(
         self,
@@ -65,10 +65,11 @@ class InputCheck:
         catalog: Catalog,
         tariff: Tariff,
         token_sampler: TokenSampler,
+        answered_names: frozenset[str] | None,
     ) -> None:
         self._store, self._objects, self._validator, self._clock = store, objects, validator, clock
         self._limits, self._catalog, self._tariff = limits, catalog, tariff
-        self._token_sampler = token_sampler
+        self._token_sampler, self._answered_names = token_sampler, answered_names
 
     async def check(self, owner: Owner, request: CreateRequest) -> CheckReport:
         """Check an input file. Raises NotFound, and InvalidRequest for a limit of the cost that cannot be held."""
@@ -112,9 +113,13 @@ class InputCheck:
             survey=survey,
             input_tokens=counted.tokens,
             counted_lines=counted.lines,
-            enabled=model is not None,
+            enabled=model is not None and self._is_answered(model),
             cost_at_most=cost,
         )
+
+    def _is_answered(self, model: Model) -> bool:
+        names = self._answered_names
+        return names is None or DEFAULT_UPSTREAM not in model.upstreams or model.name in names
 
     async def _estimate_seconds(self, owner: Owner, models: list[ModelSurvey]) -> tuple[int, int] | None:
         """Return the least and the most seconds: models run side by side at best, and one after the other at worst."""

@@ -132,7 +132,8 @@ class Rerun:
             raise Conflict(f"Batch {parent.id} is {parent.status} and has not ended", code="batch_not_terminal")
         failed = await self._failed_lines(parent, codes)
         if not failed:
-            raise InvalidRequest(f"Batch {parent.id} has no such line that failed", code="nothing_to_rerun")
+            which = "" if codes is None else " with these codes"
+            raise InvalidRequest(f"Batch {parent.id} has no failed line{which}", code="nothing_to_rerun")
         lines = await self._input_lines(parent, failed, patch)
         async with self._upload.begin(parent.project_id) as incoming:
             buffer: list[bytes] = []

@@ -23,12 +23,12 @@ def failure(status: int) -> Answer:
 class Scene(ScriptedHarness):
     """An upstream that answers all lines but some bad ones."""
 
-    def __init__(self, *, bad: Reply = BROKEN, bad_seconds: float = 0.02) -> None:
+    def __init__(self, *, bad: Reply = BROKEN, bad_seconds: float = 0.02, seed: int = 1) -> None:
         self.bad, self.bad_seconds = bad, bad_seconds
         self.bad_lines: set[str] = set()
         self.down = False
         """Whether it refuses all connections."""
-        super().__init__(self.reply)
+        super().__init__(self.reply, seed=seed)
 
     def add_lines(self, lines: int, project: str = "p", *, bad: int = 0) -> None:
         """Add the lines of a batch. So many of them are bad, evenly among the others."""
@@ -163,3 +163,34 @@ def test_lines_that_crash_the_upstream_fail_nothing_else(restart_seconds: float,
         scene.seconds_until_ended(lines)
         assert (scene.succeeded(), len(scene.recorder.errors)) == (lines - bad, bad)
         assert scene.crashes <= 12 * bad
+
+
+class BreakingOnceScene(Scene):
+    """An upstream that breaks each bad line once, and answers within ``seconds``."""
+
+    seconds = LATENCY_SECONDS
+
+    async def reply(self, request: Request) -> Reply:
+        is_bad = request.line in self.bad_lines
+        await asyncio.sleep(self.bad_seconds if is_bad else self.seconds)
+        self.bad_lines.discard(request.line)
+        return self.bad if is_bad else ANSWER
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_suspect_that_turns_out_to_break_by_itself_holds_up_nothing(seed: int) -> None:
+    """It is tried apart although connections have outlasted its break meanwhile, and then others are tried.
+
+    With some of the seeds, it waits only for a moment before its next attempt.
+    """
+    with closing(BreakingOnceScene(seed=seed)) as scene:
+        scene.seconds, scene.bad_seconds = 0.03, 0.02
+        scene.add_lines(12, "first", bad=1)
+        scene.advance(0.021)
+        scene.seconds = scene.bad_seconds = 0.01
+        scene.add_lines(12, "answered")
+        scene.advance(0.012)
+        scene.add_lines(1, "alone", bad=1)
+        scene.seconds_until_ended(25)
+        scene.add_lines(2, "together", bad=2)
+        assert scene.seconds_until_ended(27) < 30.0

@@ -313,7 +313,7 @@ _BATCH_OPERATIONS = (
         errors=(
             _NO_BATCH,
             _invalid("codes must be a list of strings", "codes"),
-            InvalidRequest(f"Batch {BATCH_ID} has no such line that failed", code="nothing_to_rerun"),
+            InvalidRequest(f"Batch {BATCH_ID} has no failed line", code="nothing_to_rerun"),
             InvalidInput("Line 1 is missing body", line=1),
             _NOT_TERMINAL,
             Conflict(

@@ -155,7 +155,8 @@ def _facts(state: BatchState) -> Iterator[tuple[str, Text | str]]:
         bill = f"{bill or 'cost 0'}; may cost {progress.max_cost:.6g}"
     if bill:
         yield "bill", bill
-    yield "metadata", shortened(bytes(batch.metadata).decode("utf-8", "replace"))
+    metadata = shortened(bytes(batch.metadata).decode("utf-8", "replace"))
+    yield "metadata", "-" if metadata == "{}" else metadata
     yield "input", batch.input_file_id
     yield "output", batch.output_file_id or "-"
     yield "errors", batch.error_file_id or "-"

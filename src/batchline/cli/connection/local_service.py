@@ -235,6 +235,12 @@ def url_of_another_folder(settings: Settings) -> str | None:
     return url if is_batchline(url, timeout=_HEALTH_TIMEOUT_SECONDS) else None
 
 
+def url_of_folder(settings: Settings) -> str:
+    """Return the URL of the service that runs on the data folder, or the one that it would have if none runs."""
+    holder = find_holder(settings.data_dir)
+    return local_url(settings) if holder is None or holder.url is None else holder.url
+
+
 def local_url(settings: Settings) -> str:
     """Return the URL at which this machine reaches a service with these settings."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 (nothing is bound)

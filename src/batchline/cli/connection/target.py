@@ -1,14 +1,16 @@
 """Finds the target of a command's requests: a server, or a service on a data folder of this machine."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import click
 
 from batchline.cli.connection.credentials import Credentials, local_credentials
-from batchline.cli.connection.local_service import LocalService, LockHolder, OnWait
+from batchline.cli.connection.local_service import LocalService, LockHolder, OnWait, url_of_another_folder
 from batchline.cli.loading import BASE_URL_VARIABLES, KEY_VARIABLES, RUN_VARIABLES, load_settings, source_of
 from batchline.cli.options import flag, variable
 from batchline.cli.store import require_store
@@ -144,7 +146,7 @@ def target_for(
     ``runs_lines`` says that the command has lines to run. Only such a command creates a data folder, and a service
     that it starts runs lines.
     """
-    given = {name: str(value) for name, value in flags.items() if value is not None}
+    given = _given(flags)
     named_by, url = named_server(base_url)
     if url is None:
         return _local_target(given, pause=pause, on_wait=on_wait, runs_lines=runs_lines)
@@ -156,6 +158,24 @@ def target_for(
     return ServerTarget(_root_url(url, named_by), _environment_credentials())
 
 
+@contextmanager
+def flags_with_data(base_url: str | None, flags: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the flags of a command that stores nothing.
+
+    If no server is named, and there is no data of a service, they name a temporary folder with the same settings.
+    """
+    from batchline.app import has_database  # noqa: PLC0415 (all of the service: not for --help)
+
+    settings = load_settings(**_given(flags))
+    if named_server(base_url)[1] is not None or has_database(settings) or url_of_another_folder(settings) is not None:
+        yield flags
+        return
+    with TemporaryDirectory(prefix="batchline-") as folder:
+        temporary = {**flags, "data_dir": folder}
+        local_credentials(load_settings(**_given(temporary)))
+        yield temporary
+
+
 def named_server(base_url: str | None) -> tuple[str, str | None]:
     """Return where a server is named, and its URL; None if none is."""
     if base_url:
@@ -164,6 +184,10 @@ def named_server(base_url: str | None) -> tuple[str, str | None]:
         if value := os.environ.get(name, "").strip():
             return name, value
     return "--base-url", None
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in flags.items() if value is not None}
 
 
 def _local_target(

@@ -522,7 +522,7 @@ class Dispatcher:
             job.trace.on_attempt(outcome, upstream=self._name, model=job.model, body=job.body, seconds=seconds)
         if job.held:
             self._release(job)
-        if job.suspect:
+        if self._quarantine.is_trying:
             self._quarantine.finish(job)
         if paused:
             self._breakers.end_probe(job.model.id, job.line_key)

@@ -97,6 +97,11 @@ class Quarantine:
         return bool(self._groups or self._group or self._running)
 
     @property
+    def is_trying(self) -> bool:
+        """Whether suspects are in flight. Some may have turned out to break by themselves since they were queued."""
+        return bool(self._running)
+
+    @property
     def holds_all(self) -> bool:
         """Whether only suspects may start."""
         return self.occupied and not self.alive
