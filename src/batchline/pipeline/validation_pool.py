@@ -1,11 +1,9 @@
-"""Validates input files in child processes.
+"""Validates input files in child processes (`validation_child.py`).
 
 One file takes most of a second, during which the event loop would be blocked.
-A child imports this module too, so it imports nothing that validation does not need.
 """
 
 import os
-import signal
 import sys
 from asyncio import wrap_future
 from collections.abc import Callable, Iterator
@@ -13,10 +11,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from threading import Thread
 from types import ModuleType
 
 from msgspec import msgpack
@@ -24,10 +20,8 @@ from msgspec import msgpack
 from batchline.domain.errors import ObjectMissing, ObjectsDown
 from batchline.domain.limits import InputLimits
 from batchline.domain.records import NewShard
-from batchline.pipeline.rows.requests import write_requests
-from batchline.pipeline.survey import digests_in_file, survey_file
+from batchline.pipeline import validation_child
 from batchline.pipeline.turns import Turns
-from batchline.pipeline.validate import validate_file
 from batchline.ports import Survey, TableForm, TableVerdict, Verdict
 
 _SAFE_PATH = "PYTHONSAFEPATH"
@@ -55,26 +49,26 @@ class ValidationPool:
 
         Raises ObjectMissing if ``source`` does not exist, ObjectsDown if the disk fails, and ValidationDied.
         """
-        call = partial(_validate, source, work, endpoint, limits)
+        call = partial(validation_child.validate, source, work, endpoint, limits)
         return msgpack.decode(await self._run(project_id, call, source=source), type=Verdict)
 
     async def survey(self, *, project_id: str, work: Path, shards: list[NewShard]) -> Survey:
         """Return the survey of a work file. Raises ObjectsDown if the disk fails, and ValidationDied."""
-        call = partial(_survey, work, msgpack.encode(shards))
+        call = partial(validation_child.survey, work, msgpack.encode(shards))
         return msgpack.decode(await self._run(project_id, call, source=work), type=Survey)
 
     async def write_requests(
         self, *, project_id: str, source: Path, target: Path, form: TableForm, max_rows: int
     ) -> TableVerdict:
         """Write a request for each row of a table. Raises ObjectMissing, ObjectsDown and ValidationDied."""
-        call = partial(_write_requests, source, target, msgpack.encode(form), max_rows)
+        call = partial(validation_child.write_table_requests, source, target, msgpack.encode(form), max_rows)
         return msgpack.decode(await self._run(project_id, call, source=source), type=TableVerdict)
 
     async def digests(
         self, *, project_id: str, work: Path, shards: list[NewShard], endpoint: str, sent_as: bytes | None
     ) -> bytes:
         """Return the digests of all lines of a work file. Raises Damaged, ObjectsDown and ValidationDied."""
-        call = partial(_digests, work, msgpack.encode(shards), project_id, endpoint, sent_as)
+        call = partial(validation_child.digests, work, msgpack.encode(shards), project_id, endpoint, sent_as)
         return await self._run(project_id, call, source=work)
 
     async def _run(self, project_id: str, call: Callable[[], bytes], *, source: Path) -> bytes:
@@ -135,14 +129,14 @@ class _Child:
 
 
 def _new_pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=_Context(), initializer=_begin)
+    return ProcessPoolExecutor(1, mp_context=_Context(), initializer=validation_child.begin)
 
 
 class _Process(SpawnProcess):
     def start(self) -> None:
         # A spawned child runs the parent's main script again, because pickled functions may be defined there. The
-        # functions for this child are defined in this module. With an empty main module the child does not import
-        # the whole service.
+        # functions for this child are defined in a module of their own. With an empty main module the child does not
+        # import the whole service.
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
@@ -168,34 +162,3 @@ def _safe_path() -> Iterator[None]:
 
 class _Context(SpawnContext):
     Process = _Process
-
-
-def _begin() -> None:
-    # A terminal sends Ctrl-C to the whole process group, but the parent decides when its children end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)
-
-
-def _validate(source: Path, work: Path, endpoint: str, limits: InputLimits) -> bytes:
-    # Thousands of shards are returned as one bytes object and not as thousands of pickled ones.
-    return msgpack.encode(validate_file(source=source, work=work, endpoint=endpoint, limits=limits))
-
-
-def _write_requests(source: Path, target: Path, form: bytes, max_rows: int) -> bytes:
-    return msgpack.encode(write_requests(source, target, msgpack.decode(form, type=TableForm), max_rows=max_rows))
-
-
-def _digests(work: Path, shards: bytes, project_id: str, endpoint: str, sent_as: bytes | None) -> bytes:
-    decoded = msgpack.decode(shards, type=list[NewShard])
-    return digests_in_file(work, decoded, project_id=project_id, endpoint=endpoint, sent_as=sent_as)
-
-
-def _survey(work: Path, shards: bytes) -> bytes:
-    return msgpack.encode(survey_file(work, msgpack.decode(shards, type=list[NewShard])))

@@ -1,12 +1,15 @@
 """Defines what the pipeline needs of an upstream: answers, streams, token counts, and the engine's queue length."""
 
-import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from batchline.domain.engine_queue import QueueLength
 from batchline.domain.replies import Reply
+
+if TYPE_CHECKING:
+    # The processes that validate files use these ports too, and would wait for the import.
+    import asyncio
 
 
 class Stream(Protocol):
@@ -21,7 +24,7 @@ class Stream(Protocol):
 class Upstream(Protocol):
     """A server that answers the lines of batches."""
 
-    def post(self, path: str, body: bytes) -> asyncio.Future[Reply] | Coroutine[Any, Any, Reply]:
+    def post(self, path: str, body: bytes) -> "asyncio.Future[Reply] | Coroutine[Any, Any, Reply]":
         """Make one attempt. If a future is returned, the attempt has begun already.
 
         Every failure is a reply, never an exception. Cancelling the attempt ends it.
