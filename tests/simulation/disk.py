@@ -38,7 +38,10 @@ class Disk:
     def damage(self, source: random.Random) -> bool:
         """Flip a bit of an object, cut it, or lose it. Return False if there is no object."""
         paths = sorted(
-            path for name in _DAMAGED_FOLDERS for path in (self._objects / name).rglob("*") if path.is_file()
+            path
+            for name in _DAMAGED_FOLDERS
+            for path in (self._objects / name).rglob("*")
+            if path.is_file() and path.stat().st_size
         )
         if not paths:
             return False

@@ -221,11 +221,11 @@ def _excused(fate: str, error: dict[str, str], world: Plan) -> bool:
     """Return whether the contract allows the error.
 
     An outage costs attempts if too few lines see it to recognise it (a pause takes 16 answers of 4 lines): few slots, a
-    batch of a few lines, or a shard that runs alone because its worker died. Three deaths of workers may hit the same
-    line, also if another line caused them. A frozen process that wakes and takes leases from running ones makes these
-    look dead. So does a database that goes back to a copy with leases, and a process that stops while the database is
-    away, because it cannot release its leases. A claim that was committed and reported as failed leaves leases until
-    the next renewal, and a worker that dies before dies with them, even if it runs another line alone.
+    batch with a few lines for each process, or a shard that runs alone because its worker died. Three deaths of workers
+    may hit the same line, also if another line caused them. A frozen process that wakes and takes leases from running
+    ones makes these look dead. So does a database that goes back to a copy with leases, and a process that stops while
+    the database is away, because it cannot release its leases. A claim that was committed and reported as failed leaves
+    leases until the next renewal, and a worker that dies before dies with them, even if it runs another line alone.
     """
     kinds = [each.kind for each in world.disturbances]
     if "dlq_exhausted" in error["message"]:
@@ -235,5 +235,5 @@ def _excused(fate: str, error: dict[str, str], world: Plan) -> bool:
         return world.zombies or deaths >= STRIKES
     outage = "outage" in kinds or world.poison == "kills upstream"
     few_slots = (world.settings.max_concurrency or 0) < 8 or len(world.settings.all_upstreams) > 1
-    few = few_slots or any(len(batch.fates) < 4 for batch in world.batches)
+    few = few_slots or any(len(batch.fates) < (8 if world.shared else 4) for batch in world.batches)
     return outage and error["code"] == "internal_error" and (fate != "plain" or few or world.deaths)
