@@ -136,7 +136,7 @@ def test_a_check_without_a_data_folder_leaves_nothing_behind(tmp_path: Path, mon
         result = runner.invoke(main, ["check", "in.jsonl", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert [(model["model"], model["enabled"]) for model in found["models"]] == [("any", True), ("another", False)]
+    assert [(model["model"], model["enabled"]) for model in found["models"]] == [("another", False), ("any", True)]
     assert sorted(tmp_path.iterdir()) == [source, temporary]
     assert list(temporary.iterdir()) == []
 
