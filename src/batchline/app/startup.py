@@ -20,8 +20,6 @@ log = logging.getLogger(__name__)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _MAX_DEFAULT_CONNECTIONS = 4096
 """A connection that sends no credentials can hold about 320 KB."""
-
-
 _M_MMAP_THRESHOLD = -3
 _MAPPED_BYTES = 1024 * 1024
 """glibc maps larger blocks by themselves at first, and raises this size up to 32 MiB when one of them is freed."""

@@ -143,7 +143,7 @@ class _Check:
             self._note_url(request.url)
         self._check_custom_id(request.custom_id)
         # Not upper(), which turns U+017F into S too.
-        if request.method != "POST" and request.method.lower() != "post":
+        if request.method.lower() != "post":
             raise _Offence('method must be "POST"')
         if request.url is None or request.url != self.url:
             self._refuse_url(request.url)

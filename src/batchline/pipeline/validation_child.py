@@ -1,4 +1,4 @@
-"""What a child process of the validation pool does. Arguments and results are pickled on their way.
+"""Does the work of the child processes of the validation pool. Arguments and results are pickled on their way.
 
 The first file of a service waits until its child has imported this module, so it imports nothing that validation does
 not need.

@@ -164,16 +164,20 @@ def flags_with_data(base_url: str | None, flags: Mapping[str, Any]) -> Iterator[
 
     If no server is named, and there is no data of a service, they name a temporary folder with the same settings.
     """
-    from batchline.app import has_database  # noqa: PLC0415 (all of the service: not for --help)
-
-    settings = load_settings(**_given(flags))
-    if named_server(base_url)[1] is not None or has_database(settings) or url_of_another_folder(settings) is not None:
+    if named_server(base_url)[1] is not None or _has_data(load_settings(**_given(flags))):
         yield flags
         return
     with TemporaryDirectory(prefix="batchline-") as folder:
         temporary = {**flags, "data_dir": folder}
         local_credentials(load_settings(**_given(temporary)))
         yield temporary
+
+
+def _has_data(settings: Settings) -> bool:
+    """Return whether there is data of a service, in the folder or in that of a service that was probably meant."""
+    from batchline.app import has_database  # noqa: PLC0415 (all of the service: not for --help)
+
+    return has_database(settings) or url_of_another_folder(settings) is not None
 
 
 def named_server(base_url: str | None) -> tuple[str, str | None]:

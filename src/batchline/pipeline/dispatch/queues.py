@@ -14,7 +14,6 @@ attempts for each line, and some lines are never answered."""
 YIELD_CHECK_SECONDS = 1.0
 """The time after which a job that yields looks again whether others could start."""
 
-
 _model_of = attrgetter("model.id")
 
 
