@@ -1,11 +1,14 @@
 """Forms read as they come: B1, B2."""
 
+import logging
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchline.api.multipart import Form
+from batchline.domain.errors import InvalidMultipart
 from tests.support.api_server import BOUNDARY, FORM, field, file_part, form
 
 NEARLY_BOUNDARIES = st.sampled_from(
@@ -40,3 +43,10 @@ def test_every_single_cut() -> None:
     body = form(file_part(b"a\r\n--b"), field("purpose", "batch"))
     for cut in range(len(body)):
         assert read(body, [cut])[1] == b"a\r\n--b"
+
+
+def test_a_body_that_cannot_be_parsed_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """B1"""
+    with caplog.at_level(logging.DEBUG), pytest.raises(InvalidMultipart):
+        read(form(file_part(b"secret")).replace(b"isposition", b"is/position"), [])
+    assert not caplog.records

@@ -3,6 +3,7 @@
 Starlette's ``form()`` is not used: it has no size limit for files and takes twice the CPU.
 """
 
+import logging
 import re
 from urllib.parse import unquote
 
@@ -21,6 +22,9 @@ _FILE = "file"
 _PARAMETER = re.compile(r'\s*;\s*([^\s;="]+)\s*=\s*(?:"((?:\\.|[^"\\])*+)"|([^;"]*+))', re.DOTALL)
 _ESCAPED = re.compile(r'\\(["\\])')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+# The parser logs a warning with bytes of each body that it cannot parse. The client is told so by the answer.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Form:
