@@ -28,6 +28,15 @@ def test_blank_lines_and_a_leading_byte_order_mark_do_not_count(data: bytes, cou
     assert lines.count == len(counted)
 
 
+@pytest.mark.parametrize("taken", range(4))
+def test_skipped_lines_count_as_taken_ones_do(taken: int) -> None:
+    lines, rest = InputLines(), (BOM + b"\n \na\n\n" + BOM + b"\nb").split(b"\n")
+    for line in rest[:taken]:
+        lines.take(line)
+    lines.skip(rest[taken:])
+    assert lines.count == 3
+
+
 @pytest.mark.parametrize(("data", "rest"), [(BOM + b"\na", b"\na"), (b"\na", b"\na"), (b"\xef\xbb", b"\xef\xbb")])
 def test_a_byte_order_mark_is_skipped(data: bytes, rest: bytes) -> None:
     file = BytesIO(data)

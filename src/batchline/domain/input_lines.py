@@ -3,6 +3,7 @@
 Everything that numbers the lines of an input file asks here, so that all of them agree.
 """
 
+from collections.abc import Sequence
 from typing import BinaryIO
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -27,6 +28,13 @@ class InputLines:
             return None
         self.count += 1
         return text
+
+    def skip(self, lines: Sequence[bytes]) -> None:
+        """Count lines whose text is not needed."""
+        if self._is_first and lines:
+            self.take(lines[0])
+            lines = lines[1:]
+        self.count += sum(1 for line in lines if line.strip(_BLANK))
 
 
 def skip_byte_order_mark(file: BinaryIO) -> None:

@@ -97,37 +97,47 @@ class LineSearch:
 
     async def _numbers(self, file: File, custom_id: str) -> list[int] | None:
         """Return the numbers of the lines with a custom_id, without blank ones (C4); None if the file was deleted."""
-        pattern, numbers, counted = _pattern_of(custom_id), list[int](), InputLines()
+        wanted, numbers, counted = _WantedText(custom_id), list[int](), InputLines()
         try:
-            if not await self._mentions(file, pattern):
+            if not await self._contains(file, wanted):
                 return []
             async for lines in read_lines(self._objects, file.object_key, file.bytes):
+                if not wanted.is_in(b"".join(lines)):
+                    counted.skip(lines)
+                    continue
                 for line in lines:
                     text = counted.take(line)
-                    if text is not None and pattern.search(text) and _has_custom_id(text, custom_id):
+                    if text is not None and wanted.is_in(text) and _has_custom_id(text, custom_id):
                         numbers.append(counted.count)
         except ObjectMissing:
             return None
         return numbers[:_MAX_MATCHES]
 
-    async def _mentions(self, file: File, pattern: re.Pattern[bytes]) -> bool:
-        """Return whether a file contains a match. That is cheaper than to look at each line."""
+    async def _contains(self, file: File, wanted: "_WantedText") -> bool:
+        """Return whether a file contains a text. That is cheaper than to look at each line."""
         rest = b""
         async for chunk in self._objects.stream(file.object_key, 0, file.bytes):
             window = rest + chunk
-            if pattern.search(window):
+            if wanted.is_in(window):
                 return True
             rest = window[-_MAX_MATCH_BYTES:]
         return False
 
 
-def _pattern_of(custom_id: str) -> re.Pattern[bytes]:
-    """Return a pattern that finds a custom_id in JSON, however its characters are escaped.
+class _WantedText:
+    """A custom_id as a string in JSON, however its characters are escaped.
 
-    It is linear in the bytes, because two spellings of a character differ in their first two bytes.
+    Most files escape nothing. To look for the plain bytes takes a tenth of the time of the pattern. The pattern is
+    linear in the bytes, because two spellings of a character differ in their first two bytes.
     """
-    spelled = b"".join(map(_spellings, custom_id[:_PATTERN_CHARACTERS]))
-    return re.compile(b'"' + spelled + (b'"' if len(custom_id) <= _PATTERN_CHARACTERS else b""))
+
+    def __init__(self, custom_id: str) -> None:
+        first, end = custom_id[:_PATTERN_CHARACTERS], b'"' if len(custom_id) <= _PATTERN_CHARACTERS else b""
+        self._plain = b'"' + first.encode("utf-8", "replace") + end
+        self._pattern = re.compile(b'"' + b"".join(map(_spellings, first)) + end)
+
+    def is_in(self, text: bytes) -> bool:
+        return self._plain in text or (b"\\" in text and self._pattern.search(text) is not None)
 
 
 def _spellings(character: str) -> bytes:
