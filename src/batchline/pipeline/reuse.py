@@ -16,7 +16,6 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import count
-from operator import itemgetter
 from pathlib import Path
 
 from msgspec import Struct
@@ -99,20 +98,20 @@ class _Copies:
         self.settled: defaultdict[int, set[int]] = defaultdict(set)
         """The positions of the lines that took an answer, by shard."""
 
-    async def add(self, lines: Iterable[_Line], answer: bytes, *, saved: int) -> None:
+    async def add(self, lines: Sequence[_Line], answer: bytes, *, saved: int) -> None:
         """Add copies of an answer as the results of equal lines."""
-        end = answer_of(answer)
+        end, charged = answer_of(answer), self._charges[lines[0].model]
         for line in lines:
             copy = copied_line(self._batch_name, line.index, line.custom_id, end)
             self._lines.append(copy)
             self._indexes.append(line.index)
             self._bytes += len(copy)
-            charged = self._charges[line.model]
             charged[0] += 1
             charged[1] += saved
             self.settled[line.shard].add(line.position)
             if self._bytes >= _SEGMENT_BYTES:
                 await self.flush()
+                charged = self._charges[line.model]
 
     async def flush(self) -> None:
         """Write a segment of the copies that were added since the last one."""
@@ -275,7 +274,7 @@ class ReuseStep:
         self, source: Source, places: dict[bytes, Place], wanted: dict[bytes, list[_Line]], copies: _Copies
     ) -> None:
         """Copy answers from an output file, in the order of the file. Raise Damaged or ObjectMissing."""
-        ordered = sorted(places.items(), key=itemgetter(1))
+        ordered = sorted(places.items(), key=_offset_of)
         for group in _adjacent(ordered):
             start = group[0][1].offset
             end = group[-1][1].offset + group[-1][1].length
@@ -413,6 +412,10 @@ class ReuseStep:
             return []
         data = await read_segment(self._objects, segment)
         return split_lines(data[: segment.output_bytes])
+
+
+def _offset_of(found: tuple[bytes, Place]) -> int:
+    return found[1].offset
 
 
 def _by_digest(lines: Iterable[_Line]) -> dict[bytes, list[_Line]]:
