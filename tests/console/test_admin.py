@@ -1,5 +1,6 @@
 """The pages of the administrator, and that nobody else reaches them."""
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -91,6 +92,23 @@ def test_the_administrator_opens_one_project_at_a_time(console: Console, admin: 
     assert admin.post("/console/admin/close", csrf=admin.csrf("/console/admin")).headers["location"] == "/console/admin"
     assert admin.get("/console/batches").headers["location"] == "/console/admin"
     assert admin.post("/console/admin/projects/none/open", csrf=admin.csrf("/console/admin")).status_code == 404
+
+
+@pytest.mark.rule("F7", "The administrator opens a project with no key that its owners named or limited.")
+def test_owners_of_a_project_cannot_choose_the_key_of_the_administrator(console: Console, admin: Visitor) -> None:
+    name = "console of the administrator"
+    options = ["--project", "steering", "--name", name, "--scope", "inference"]
+    named = json.loads(console.service.keys("create", "--json", *options))["key_id"]
+    owner = console.service.new_account("steering")
+    admin.open_project("steering")
+    assert admin.get("/console/batches").status_code == 200
+    with visitor(console.port, owner["api_key"]) as person:
+        keys = set(re.findall(r'action="/console/keys/(key_\w+)"', person.page("/console/keys")))
+        [limited] = keys - {named, owner["key_id"]}
+        form = {"name": name, "scopes": ["inference"], "expires": ""}
+        assert person.post(f"/console/keys/{limited}", form).status_code == 303
+    admin.open_project("steering")
+    assert admin.get("/console/batches").status_code == 200
 
 
 def test_what_runs_and_waits_over_all_projects_is_shown(console: Console, admin: Visitor) -> None:

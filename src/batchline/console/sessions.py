@@ -28,7 +28,7 @@ from batchline.api.read_rate import ReadRate
 from batchline.api.services import ApiServices
 from batchline.domain import ids
 from batchline.domain.errors import ForgedRequest, InvalidCredentials, MissingScope, NotFound, RateLimited
-from batchline.domain.records import BATCH_SCOPE, READ_SCOPE, AdminSession, Owner, Project, Session
+from batchline.domain.records import BATCH_SCOPE, READ_SCOPE, AdminSession, Key, Owner, Project, Session
 from batchline.ports import Accounts, Clock, NewKey, Random
 
 SESSION_COOKIE, FORM_COOKIE = "batchline_session", "batchline_form"
@@ -46,8 +46,11 @@ _MAX_ADDRESSES = 10_000
 _SECRET_BYTES = 32
 _LINK_KEY_NAME = "console on this machine"
 _ADMIN_KEY_NAME = "console of the administrator"
+_NO_SECRET = "no secret"
+"""The hint of a key whose secret nobody knows. People can choose the name of a key, and not its hint."""
 _ADMIN_READS = "administrator"
 """The name under which reads of the administrator are counted, as others are by their key."""
+_CONSOLE_SCOPES = frozenset({READ_SCOPE, BATCH_SCOPE})
 _OWN_SITE = frozenset({"same-origin", "none"})
 _READING = frozenset({"GET", "HEAD"})
 
@@ -249,7 +252,7 @@ class Sessions:
         """
         valid = [key for key in await self._store.keys() if await self._store.is_valid_key(key.id)]
         for key in valid:
-            if key.name == _LINK_KEY_NAME:
+            if _is_own(key, _LINK_KEY_NAME):
                 return key.id
         names = (valid[0].project, valid[0].organization) if valid else ("default", "default")
         return (await self._store.create_key(self._new_key(_LINK_KEY_NAME, *names))).key_id
@@ -257,7 +260,7 @@ class Sessions:
     async def _own_key(self, name: str, project: Project) -> str:
         """Return a valid key of a project with this name, and make it if there is none."""
         for key in await self._store.keys():
-            if (key.project_id, key.name) == (project.id, name) and await self._store.is_valid_key(key.id):
+            if key.project_id == project.id and _is_own(key, name) and await self._store.is_valid_key(key.id):
                 return key.id
         return (await self._store.create_key(self._new_key(name, project.name, project.organization))).key_id
 
@@ -265,7 +268,7 @@ class Sessions:
         return NewKey(
             key_id=f"key_{self._random.bytes(12).hex()}",
             digest=ids.key_digest(ids.api_key(self._random.bytes(24))),
-            hint="no secret",
+            hint=_NO_SECRET,
             project=project,
             project_id=str(UUID(bytes=self._random.bytes(16), version=4)),
             organization=organization,
@@ -277,6 +280,11 @@ class Sessions:
     def new_form_secret(self) -> str:
         """Return the cookie of a form that is sent before there is a session."""
         return self._random.bytes(_SECRET_BYTES).hex()
+
+
+def _is_own(key: Key, name: str) -> bool:
+    """Return whether a key was made by the console under this name, and may do what the console does."""
+    return (key.name, key.hint) == (name, _NO_SECRET) and _CONSOLE_SCOPES <= set(key.scopes.split(","))
 
 
 class SessionAuth(Auth):
