@@ -1,5 +1,7 @@
 """A service and its upstream that the tests of client commands share; each test has its own project."""
 
+import os
+import select
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -41,3 +43,33 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "in.jsonl"
     path.write_bytes(chat_lines(f"question {n}" for n in range(20)))
     return path
+
+
+class NamedPipe:
+    """A named pipe with a reader. What is written to it is kept by the system until it is read, up to 64 KiB."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a writer opened the pipe and closed it again."""
+        poll = select.poll()
+        poll.register(self._reader, select.POLLHUP)
+        return bool(poll.poll(0))
+
+    def read(self) -> bytes:
+        """Return what was written since the last call."""
+        return os.read(self._reader, 65536)
+
+    def close(self) -> None:
+        os.close(self._reader)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[NamedPipe]:
+    made = NamedPipe(tmp_path / "pipe")
+    yield made
+    made.close()

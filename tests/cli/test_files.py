@@ -1,12 +1,14 @@
 """`batchline files`: on a server and on a data folder."""
 
 import json
+import os
 from pathlib import Path
 
 from click.testing import CliRunner, Result
 
 from batchline.cli import main
 from batchline.cli.loading import BASE_URL_VARIABLES
+from tests.cli.conftest import NamedPipe
 from tests.support.command_line import Shell
 from tests.support.run_process import Tenant
 from tests.support.service import chat_lines
@@ -71,3 +73,20 @@ def test_a_data_folder_without_a_service_can_be_used_and_runs_no_line(tmp_path: 
     missing = runner.invoke(main, ["files", "list", "--data-dir", str(tmp_path / "typo")])
     assert missing.exit_code == 1
     assert not (tmp_path / "typo").exists()
+
+
+def test_a_download_replaces_no_link_device_or_pipe(tenant: Tenant, tmp_path: Path, pipe: NamedPipe) -> None:
+    path, content = tmp_path / "in.jsonl", chat_lines(["a", "b"])
+    path.write_bytes(content)
+    file_id = _call(tenant, "upload", str(path)).stdout.strip()
+    link, device = tmp_path / "link", tmp_path / "device"
+    link.symlink_to("target")
+    device.symlink_to(os.devnull)
+    for target in (link, device, pipe.path):
+        result = _call(tenant, "download", file_id, "-o", str(target))
+        assert (result.exit_code, result.stderr) == (0, f"{target}: {len(content)} bytes\n")
+    assert (tmp_path / "target").read_bytes() == pipe.read() == content
+    assert [link.readlink(), device.readlink()] == [Path("target"), Path(os.devnull)]
+    assert pipe.path.is_fifo()
+    folder = _call(tenant, "download", file_id, "-o", str(tmp_path))
+    assert (folder.exit_code, "is a folder, not a file" in folder.stderr) == (2, True)

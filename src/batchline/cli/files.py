@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from batchline.cli.destination import STANDARD, find_destination, stdout_destination
 from batchline.cli.help import Group
 from batchline.cli.output import client_options, copy_to_stdout, exit_codes, show_object, show_objects
 from batchline.cli.paging import limit_option, read_pages
@@ -77,19 +78,22 @@ def download(*, file_id: str, output: str, base_url: str | None, as_json: bool, 
 
     With --json, print the file's object after the download; this needs --output.
     """
-    if as_json and output == "-":
+    if as_json and output == STANDARD:
         raise click.UsageError("--json needs --output FILE: stdout cannot hold both the file and its object")
     from batchline.cli.connection.session import connect  # noqa: PLC0415 (imports httpx: not for --help)
 
-    with connect(base_url, flags) as session, TemporaryDirectory(prefix="batchline-") as folder:
-        target = Path(folder) / "content" if output == "-" else Path(output)
-        _download(session, file_id, target)
-        if output == "-":
-            copy_to_stdout(target, advice="Run the same command again, or save the file with --output")
-        elif as_json:
-            show_object(session.retrier.few_times(lambda: session.client.file_object(file_id)))
-        else:
-            click.echo(f"{printable(output)}: {format_size(target.stat().st_size)}", err=True)
+    with TemporaryDirectory(prefix="batchline-") as folder:
+        staged = Path(folder) / "content"
+        target = stdout_destination(staged) if output == STANDARD else find_destination(Path(output), staged=staged)
+        with connect(base_url, flags) as session:
+            _download(session, file_id, target.path)
+            target.deliver(advice="Run the same command again")
+            if output == STANDARD:
+                copy_to_stdout(target.path, advice="Run the same command again, or save the file with --output")
+            elif as_json:
+                show_object(session.retrier.few_times(lambda: session.client.file_object(file_id)))
+            else:
+                click.echo(f"{printable(output)}: {format_size(target.path.stat().st_size)}", err=True)
 
 
 @files.command(epilog=_EPILOG)

@@ -18,7 +18,7 @@ def test_results_are_put_in_the_order_of_the_input(tmp_path: Path) -> None:
     source, output = tmp_path / "in", tmp_path / "out"
     source.write_text("\ufeff" + _line("b") + "\n" + _line("a") + _line("c"))
     output.write_text(_line("c", n=3) + _line("a", n=1) + _line("b", n=2))
-    put_in_order(source, output, None)
+    put_in_order(source, output)
     assert output.read_text() == _line("b", n=2) + _line("a", n=1) + _line("c", n=3)
     assert {path.name for path in tmp_path.iterdir()} == {"in", "out"}
 

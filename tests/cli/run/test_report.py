@@ -7,6 +7,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
+from batchline.cli.destination import file_destination
 from batchline.cli.run.report import SavedResults, fault_lines, show_results, show_summary
 from batchline.client.models import Counts, LineFault, RemoteBatch, RemoteProgress
 from batchline.domain.limits import MAX_FAULTS
@@ -35,7 +36,7 @@ def _results(tmp_path: Path) -> SavedResults:
         request_counts=Counts(total=1003, completed=1000, failed=3),
         usage=Raw(b'{"input_tokens": 5000, "output_tokens": 7, "total_tokens": 5007}'),
     )
-    return SavedResults(batch=batch, output=None, errors=errors, seconds=3.44)
+    return SavedResults(batch=batch, output=None, errors=file_destination(errors), seconds=3.44)
 
 
 def test_errors_are_counted_by_code_with_the_first_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +46,7 @@ def test_errors_are_counted_by_code_with_the_first_message(tmp_path: Path, capsy
     assert printed.out == ""
     assert printed.err.splitlines() == [
         "Completed: 1,000 of 1,003 lines succeeded, 3 failed, in 3.4 s; 5,000 tokens in, 7 out",
-        f"  errors  {results.errors}",
+        f"  errors  {tmp_path}/errors.jsonl",
         "  code  lines  first message",
         "  a         2  first",
         "  b         1  other",

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from batchline.cli import main
 from batchline.cli.loading import RUN_VARIABLES
 from batchline.cli.run.files import open_files
+from tests.cli.conftest import NamedPipe
 from tests.support.http_proxy import Between, Broken, Exchange, Instead, between
 from tests.support.run_process import Environment, Tenant, names, names_in, running
 from tests.support.service import Mock, chat_line, chat_lines, running_service, wait_until
@@ -434,3 +435,73 @@ def test_a_run_with_a_limit_of_the_cost_needs_metering(tenant: Tenant, source: P
     result = _call(source, "--max-cost", "2.5", environment=tenant.environment())
     assert result.exit_code == 1
     assert "metering" in result.stderr
+
+
+def test_a_link_as_output_is_followed_and_stays(tenant: Tenant, source: Path) -> None:
+    """F4: the user linked the name to where the results are to be."""
+    link, target = source.with_name("link.jsonl"), source.with_name("target.jsonl")
+    link.symlink_to("target.jsonl")
+    result = _call(source, "-o", link, "--order", "input", environment=tenant.environment())
+    assert result.exit_code == 0, result.output
+    assert f"  output  {link}\n" in result.stderr
+    assert link.readlink() == Path("target.jsonl")
+    assert names_in(target) == names(20)
+    assert {path.name for path in source.parent.iterdir()} == {"in.jsonl", "link.jsonl", "target.jsonl"}
+
+
+def test_devices_as_output_and_errors_are_left_alone(tenant: Tenant, source: Path) -> None:
+    """F4: `-o /dev/null -e /dev/null` must not delete the machine's /dev/null."""
+    output, errors = source.with_name("output"), source.with_name("errors")
+    for link in (output, errors):
+        link.symlink_to(os.devnull)
+    for prompts, code in ((["fine"], 0), (["[[status=400]]"], 3)):
+        source.write_bytes(chat_lines(prompts))
+        result = _call(source, "-o", output, "-e", errors, environment=tenant.environment())
+        assert result.exit_code == code, result.output
+        assert [link.readlink() for link in (output, errors)] == [Path(os.devnull)] * 2
+    assert Path(os.devnull).is_char_device()
+    assert {path.name for path in source.parent.iterdir()} == {"in.jsonl", "output", "errors"}
+
+
+def test_a_pipe_as_output_gets_the_answers(tenant: Tenant, source: Path, pipe: NamedPipe) -> None:
+    """F4: a pipe keeps nothing, so the same command may be run again at once."""
+    source.write_bytes(chat_lines(["fine", "[[status=400]]"]))
+    _touch_earlier(source)
+    errors = source.with_name("errors")
+    errors.symlink_to(os.devnull)
+    for _ in range(2):
+        result = _call(source, "-o", pipe.path, "-e", errors, "--json", environment=tenant.environment())
+        assert result.exit_code == 3, result.output
+        assert [json.loads(line)["custom_id"] for line in pipe.read().splitlines()] == ["line-0"]
+        assert json.loads(result.stdout)["output"] == str(pipe.path)
+        assert re.search(r"invalid_request_error +1  scripted status 400", result.stderr)
+    assert pipe.path.is_fifo()
+    assert {path.name for path in source.parent.iterdir()} == {"in.jsonl", "pipe", "errors"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is there on Linux only")
+def test_a_device_that_takes_no_more_ends_no_job(tenant: Tenant, source: Path, pipe: NamedPipe) -> None:
+    """F4: the same command resumes it, and so does one with another device."""
+    link = source.with_name("link")
+    link.symlink_to("/dev/full")
+    result = _call(source, "-o", link, environment=tenant.environment())
+    assert result.exit_code == 1
+    assert f"{link} cannot be written: No space left on device. Run the same command again" in result.stderr
+    assert _call(source, "-o", pipe.path, environment=tenant.environment()).exit_code == 0
+    assert len(pipe.read().splitlines()) == 20
+    assert len(tenant.batches()) == 1
+
+
+@pytest.mark.parametrize("option", ["-o", "-e"])
+def test_a_socket_is_refused_before_anything_is_uploaded(
+    tenant: Tenant, proxy: Between, source: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F4."""
+    monkeypatch.chdir(source.parent)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        result = _call(source, option, "socket", environment=tenant.environment(proxy.url))
+        assert source.with_name("socket").is_socket()
+    assert result.exit_code == 2
+    assert "socket is a socket, not a file" in result.stderr
+    assert proxy.steps() == []

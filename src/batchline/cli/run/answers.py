@@ -39,12 +39,11 @@ class _Named(Struct):
 _named = Decoder(_Named)
 
 
-def put_in_order(source: Path, *results: Path | None) -> None:
+def put_in_order(source: Path, *results: Path) -> None:
     """Sort the lines of files of results by the place of their request in the input. Lines without one come last."""
     places = {custom_id: place for place, (custom_id, _, _) in enumerate(_lines(source)) if custom_id is not None}
     for path in results:
-        if path is not None:
-            _sort(path, places)
+        _sort(path, places)
 
 
 def _sort(path: Path, places: dict[str, int]) -> None:

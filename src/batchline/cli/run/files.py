@@ -1,5 +1,6 @@
 """The files of a run: its input, its output, the failed lines and the journal. ``-`` is stdin or stdout."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -14,13 +15,13 @@ from msgspec.json import Decoder
 from msgspec.json import encode as encode_json
 from msgspec.structs import replace
 
+from batchline.cli.destination import STANDARD, Destination, find_destination, stdout_destination
 from batchline.cli.output import moment
 from batchline.cli.run.steps import digest_of
 from batchline.cli.text import printable
 from batchline.domain.input_lines import InputLines
 from batchline.domain.merge_patch import MergePatch
 
-STANDARD = "-"
 _DIGEST_CHARACTERS = 12
 _object = Decoder(dict[str, Raw])
 
@@ -31,8 +32,8 @@ class RunFiles(Struct, frozen=True, kw_only=True):
     source: Path
     source_name: str
     """The name of the input in messages."""
-    output: Path
-    errors: Path
+    output: Destination
+    errors: Destination
     journal: Path
     to_stdout: bool
     """Whether the output is copied to stdout at the end and then deleted."""
@@ -48,20 +49,21 @@ def open_files(source: str, output: str | None, errors: Path | None, *, patch: d
     """
     with TemporaryDirectory(prefix="batchline-") as temporary:
         files = _files(source, output, errors, Path(temporary))
-        _check(files)
+        _refuse_equal_files(files)
         yield replace(files, source=_patched(files.source, patch, Path(temporary))) if patch else files
 
 
-def confirm_again(output: Path, errors: Path, source: Path, *, ask: Callable[[str], bool]) -> None:
+def confirm_again(source: Path, *results: Destination, ask: Callable[[str], bool]) -> None:
     """Ask before a finished job is run again, because that costs time and money. Raise ClickException if not.
 
-    A job is finished if its results are newer than its input.
+    A job is finished if its results are newer than its input. What went to a device or a pipe is not there any more.
     """
-    saved = [path for path in (output, errors) if path.exists() and path.stat().st_mtime > source.stat().st_mtime]
+    begun = source.stat().st_mtime
+    saved = [each for each in results if each.path.exists() and each.path.stat().st_mtime > begun]
     if not saved:
         return
-    at = moment(int(max(path.stat().st_mtime for path in saved)))
-    finished = f"This job was finished at {at}: {printable(str(saved[0]))} is newer than its input."
+    at = moment(int(max(each.path.stat().st_mtime for each in saved)))
+    finished = f"This job was finished at {at}: {printable(saved[0].name)} is newer than its input."
     if not ask(f"{finished} Run every line again?"):
         raise click.ClickException(f"{finished} Add --again to run every line again.")
 
@@ -91,24 +93,27 @@ def _files(source: str, output: str | None, errors: Path | None, temporary: Path
         place = Path(f"stdin-{digest_of(path)[:_DIGEST_CHARACTERS]}")
     else:
         path = _existing(source)
-        place = path.with_name(path.name.removesuffix(".jsonl"))
+        place = _without_suffix(path)
     to_stdout = output == STANDARD or (output is None and source == STANDARD)
-    if to_stdout:
-        saved, beside, journal = temporary / "output.jsonl", place, _added(place, ".stdout.batchline")
-    elif output is None:
-        saved, beside = _added(place, ".output.jsonl"), place
-        journal = _added(saved, ".batchline")
+    named = _added(place, ".output.jsonl") if output is None else Path(output)
+    staged = temporary / "output.jsonl"
+    saved = stdout_destination(staged) if to_stdout else find_destination(named, staged=staged)
+    if saved.path == staged:
+        beside, journal = place, _added(place, ".stdout.batchline")
     else:
-        saved = Path(output)
-        beside, journal = saved.with_name(saved.name.removesuffix(".jsonl")), _added(saved, ".batchline")
+        beside, journal = place if output is None else _without_suffix(named), _added(named, ".batchline")
     return RunFiles(
         source=path,
         source_name="stdin" if source == STANDARD else source,
         output=saved,
-        errors=errors or _added(beside, ".errors.jsonl"),
+        errors=find_destination(errors or _added(beside, ".errors.jsonl"), staged=temporary / "errors.jsonl"),
         journal=journal,
         to_stdout=to_stdout,
     )
+
+
+def _without_suffix(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(".jsonl"))
 
 
 def _added(path: Path, suffix: str) -> Path:
@@ -133,11 +138,6 @@ def _copy_of_stdin(folder: Path) -> Path:
     return path
 
 
-def _check(files: RunFiles) -> None:
-    if len({path.resolve() for path in (files.source, files.output, files.errors)}) < 3:
+def _refuse_equal_files(files: RunFiles) -> None:
+    if len({os.path.realpath(path) for path in (files.source, files.output.path, files.errors.path)}) < 3:
         raise click.UsageError("INPUT, --output and --errors must be three different files")
-    for path in (files.output, files.errors):
-        if path.is_dir():
-            raise click.UsageError(f"{path} is a folder, not a file")
-        if not path.parent.is_dir():
-            raise click.UsageError(f"there is no folder {path.parent}; create it first")

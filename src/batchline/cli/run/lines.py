@@ -6,9 +6,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from batchline.cli.destination import STANDARD
 from batchline.cli.output import copy_to_stdout
 from batchline.cli.run.context import open_context
-from batchline.cli.run.files import STANDARD, confirm_again, open_files
+from batchline.cli.run.files import confirm_again, open_files
 from batchline.cli.run.report import show_results, show_summary
 from batchline.cli.run.runner import RunOptions
 
@@ -28,7 +29,7 @@ class LinesRequest(Struct, frozen=True, kw_only=True):
         with open_files(self.source, self.output, self.errors, patch=self.patch) as files:
             is_asked = self.source != STANDARD and not files.to_stdout and not files.journal.exists()
             if is_asked and not self.again and not options.restart:
-                confirm_again(files.output, files.errors, Path(self.source), ask=options.confirms)
+                confirm_again(Path(self.source), files.output, files.errors, ask=options.confirms)
             with open_context(base_url, flags) as context:
                 results = context.run_batch(files, options)
                 context.display.clear()
@@ -37,7 +38,7 @@ class LinesRequest(Struct, frozen=True, kw_only=True):
                 show_summary(results)
             elif results.to_stdout and results.output is not None:
                 copy_to_stdout(
-                    results.output,
+                    results.output.path,
                     advice=f"The answers are not lost: batchline results {results.batch.id} --succeeded",
                 )
         return results.batch.request_counts.failed

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.json import encode as encode_json
 
+from batchline.cli.destination import Destination
 from batchline.cli.output import say
-from batchline.cli.run.files import STANDARD
 from batchline.cli.run.result_lines import error_of
 from batchline.cli.text import counted, format_count, format_duration, printable, shortened
 from batchline.client.models import Counts, LineFault, RemoteBatch, RemoteProgress
@@ -23,10 +23,10 @@ class SavedResults(Struct, frozen=True, kw_only=True):
     """The ended batch and the files that were saved."""
 
     batch: RemoteBatch
-    output: Path | None
+    output: Destination | None
     """None if no line succeeded."""
 
-    errors: Path | None
+    errors: Destination | None
     """None if no line failed."""
 
     seconds: float
@@ -40,11 +40,11 @@ class SavedResults(Struct, frozen=True, kw_only=True):
 def show_results(results: SavedResults) -> None:
     """Print the outcome, the files and a table of errors to stderr; stdout is for programs."""
     _print(_summary(results))
-    for name, shown in (("output", _output_name(results)), ("errors", _name(results.errors))):
+    for name, shown in (("output", _name(results.output)), ("errors", _name(results.errors))):
         if shown is not None:
             _print(f"  {name}  {printable(shown)}")
     if results.errors is not None:
-        for line in _table(_count_by_code(results.errors)):
+        for line in _table(_count_by_code(results.errors.path)):
             _print(f"  {line}")
 
 
@@ -57,7 +57,7 @@ def show_summary(results: SavedResults) -> None:
         "total": counts.total,
         "completed": counts.completed,
         "failed": counts.failed,
-        "output": _output_name(results),
+        "output": _name(results.output),
         "errors": _name(results.errors),
         "seconds": round(results.seconds, 3),
         "usage": batch.usage,
@@ -68,12 +68,8 @@ def show_summary(results: SavedResults) -> None:
     click.echo(msgspec.json.format(encode_json(summary), indent=2))
 
 
-def _output_name(results: SavedResults) -> str | None:
-    return STANDARD if results.to_stdout and results.output is not None else _name(results.output)
-
-
-def _name(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+def _name(saved: Destination | None) -> str | None:
+    return None if saved is None else saved.name
 
 
 def fault_lines(faults: list[LineFault], *, first_row: int | None = None) -> list[str]:

@@ -103,7 +103,9 @@ class BatchRun:
             output = self._steps.collect(batch.output_file_id, self._files.output)
             errors = self._steps.collect(batch.error_file_id, self._files.errors)
             if self._options.in_input_order:
-                put_in_order(self._files.source, output, errors)
+                put_in_order(self._files.source, *(saved.path for saved in (output, errors) if saved is not None))
+            for destination in (self._files.output, self._files.errors):
+                destination.deliver(advice=RESUME)
             self._journal.remove()
             return SavedResults(
                 batch=batch,

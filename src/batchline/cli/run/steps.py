@@ -10,6 +10,7 @@ from msgspec.json import decode as decode_json
 from msgspec.structs import replace
 
 from batchline.cli.connection.transfer import download
+from batchline.cli.destination import Destination
 from batchline.cli.run.display import Display
 from batchline.cli.run.journal import Journal, JournalEntry
 from batchline.cli.run.waiting import describe_wait, is_held, is_pause, is_unusual
@@ -93,16 +94,16 @@ class Steps:
             self._pause(poll)
             poll = min(poll * _POLL_GROWTH, _MAX_POLL_SECONDS)
 
-    def collect(self, file_id: str | None, target: Path) -> Path | None:
+    def collect(self, file_id: str | None, target: Destination) -> Destination | None:
         """Download a file of results, which appears only when it is complete. If there is none, delete an old one."""
         if file_id is None:
-            target.unlink(missing_ok=True)
+            target.path.unlink(missing_ok=True)
             return None
-        text = f"Downloading {target.name}"
+        text = f"Downloading {target.path.name}"
         download(
             self._client,
             file_id,
-            target,
+            target.path,
             retrier=self._retrier,
             on_progress=lambda done, total: self._display.stage(text, fraction=done / max(1, total)),
         )

@@ -36,7 +36,7 @@ class _Context:
             raise click.ClickException("broken")
         lines = [json.loads(line) for line in files.source.read_bytes().splitlines()]
         answer = {"body": {"choices": [{"message": {"content": "yes"}}]}}
-        files.output.write_bytes(
+        files.output.path.write_bytes(
             b"".join(encode_json({"custom_id": line["custom_id"], "response": answer}) + b"\n" for line in lines)
         )
         batch = RemoteBatch(id=f"batch_{lines[0]['custom_id']}", status="completed")

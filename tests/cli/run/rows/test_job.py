@@ -19,6 +19,7 @@ from batchline.cli.run.rows.requests import RowRequests
 from batchline.pipeline.rows.requests import Prompts
 from batchline.pipeline.rows.table import open_table
 from batchline.pipeline.rows.template import parse_template
+from tests.cli.conftest import NamedPipe
 from tests.support.run_process import Environment, Tenant, running
 from tests.support.service import wait_until
 
@@ -174,7 +175,7 @@ def test_answers_are_not_joined_to_the_rows_of_a_table_that_was_edited(tmp_path:
 
     def answer_and_edit(files: RunFiles) -> None:
         lines = [f'{{"custom_id":"row-{n}","response":{{"body":{{}}}}}}\n' for n in (1, 2, 3)]
-        files.output.write_text("".join(lines))
+        files.output.path.write_text("".join(lines))
         source.write_bytes(before.replace(b"0,", b"new,row\n0,", 1))
 
     begun = new_job()
@@ -205,3 +206,24 @@ def test_a_parquet_table_becomes_joined_rows(tenant: Tenant, tmp_path: Path) -> 
     rows = [json.loads(line) for line in (tmp_path / "rows.output.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == list(range(40))
     assert all(row["answer"] for row in rows)
+
+
+def test_a_pipe_as_output_gets_the_table_in_the_format_of_its_source(
+    tenant: Tenant, tmp_path: Path, pipe: NamedPipe
+) -> None:
+    source = _write(tmp_path / "rows.csv", 2)
+    result = _call(tenant.environment(), source, "--prompt", "{review}", "--model", "m", "-o", pipe.path)
+    assert result.exit_code == 0, result.output
+    assert [row["id"] for row in csv.DictReader(pipe.read().decode().splitlines())] == ["0", "1"]
+    assert pipe.path.is_fifo()
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "pipe"}
+
+
+def test_a_link_as_output_of_a_table_is_followed_and_stays(tenant: Tenant, tmp_path: Path) -> None:
+    source, link = _write(tmp_path / "rows.csv", 2), tmp_path / "link.csv"
+    link.symlink_to("target.csv")
+    result = _call(tenant.environment(), source, "--prompt", "{review}", "--model", "m", "-o", link)
+    assert result.exit_code == 0, result.output
+    assert link.readlink() == Path("target.csv")
+    assert len(_rows(tmp_path / "target.csv")) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "link.csv", "target.csv"}

@@ -1,5 +1,6 @@
 """A run of a table: ``batchline run rows.csv --prompt TEXT``."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from batchline.cli.connection.explain import RESUME, explain_errors
+from batchline.cli.destination import STANDARD, Destination, find_destination, stdout_destination
 from batchline.cli.output import copy_to_stdout, say, show_json
 from batchline.cli.run.context import RunContext, open_context
-from batchline.cli.run.files import STANDARD, RunFiles, confirm_again
+from batchline.cli.run.files import RunFiles, confirm_again
 from batchline.cli.run.rows.job import RowsJob
 from batchline.cli.run.rows.requests import RowRequests, load_schema
 from batchline.cli.run.runner import RunOptions
@@ -65,15 +67,17 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
             model = self.model or _only_model(context)
             prompts = Prompts(prompt=prompt, system=system, model=model, schema=schema)
             requests = RowRequests(prompts=prompts, patch=self.patch)
-            job = RowsJob(self.source, rows, requests, output=output, folder=folder)
+            job = RowsJob(self.source, rows, requests, output=output.path, folder=folder)
             if options.restart:
                 job.give_up(context.give_up_batch)
             elif not self.again and not job.is_begun and self.output != STANDARD:
-                confirm_again(output, output, self.source, ask=options.confirms)
+                confirm_again(self.source, output, ask=options.confirms)
             with job.locked():
                 return self._run(context, job, options, output, as_json=as_json)
 
-    def _run(self, context: RunContext, job: RowsJob, options: RunOptions, output: Path, *, as_json: bool) -> int:
+    def _run(
+        self, context: RunContext, job: RowsJob, options: RunOptions, output: Destination, *, as_json: bool
+    ) -> int:
         begun_at = context.clock.now()
         context.display.stage("Writing the requests")
         parts = job.prepare()
@@ -87,36 +91,33 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
 
         counts = job.run(parts, run_part)
         context.display.clear()
+        output.deliver(advice=RESUME)
         seconds = context.clock.now() - begun_at
-        name = STANDARD if self.output == STANDARD else str(output)
         say("; ".join([f"{_outcome(counts)} in {format_duration(seconds)}", *bill.describe()]), indent=2, err=True)
-        click.echo(f"  output  {printable(name)}", err=True)
+        click.echo(f"  output  {printable(output.name)}", err=True)
         if as_json:
             summary = {"rows": counts.total, "completed": counts.completed, "failed": counts.failed}
-            show_json(summary | {"output": name, "seconds": round(seconds, 3)} | asdict(bill))
+            show_json(summary | {"output": output.name, "seconds": round(seconds, 3)} | asdict(bill))
         elif self.output == STANDARD:
-            copy_to_stdout(output, advice=RESUME)
+            copy_to_stdout(output.path, advice=RESUME)
         job.forget()
         return counts.failed
 
     @contextmanager
-    def _output_file(self) -> Iterator[tuple[Path, Path]]:
-        """Yield the file to write, and the folder of the job. What goes to stdout is in a temporary file first."""
+    def _output_file(self) -> Iterator[tuple[Destination, Path]]:
+        """Yield the destination of the answers, and the folder of the job. Raise UsageError."""
         suffix = ".jsonl" if self.source.suffix.lower() == _PARQUET else self.source.suffix
-        if self.output == STANDARD:
-            with TemporaryDirectory(prefix="batchline-") as temporary:
-                yield Path(temporary) / f"output{suffix}", self.source.with_name(f"{self.source.name}.stdout.batchline")
-            return
-        output = self.source.with_suffix(f".output{suffix}") if self.output is None else Path(self.output)
-        if output.suffix.lower() == _PARQUET:
+        named = self.source.with_suffix(f".output{suffix}") if self.output is None else Path(self.output)
+        if named.suffix.lower() == _PARQUET:
             raise click.UsageError("Parquet cannot be written; choose an --output with the suffix .csv, .tsv or .jsonl")
-        if output.resolve() == self.source.resolve():
-            raise click.UsageError("FILE and --output must be different files")
-        if output.is_dir():
-            raise click.UsageError(f"{output} is a folder, not a file")
-        if not output.parent.is_dir():
-            raise click.UsageError(f"there is no folder {output.parent}; create it first")
-        yield output, output.with_name(f"{output.name}.batchline")
+        with TemporaryDirectory(prefix="batchline-") as temporary:
+            staged = Path(temporary) / f"output{named.suffix or suffix}"
+            is_stdout = self.output == STANDARD
+            output = stdout_destination(staged) if is_stdout else find_destination(named, staged=staged)
+            if os.path.realpath(output.path) == os.path.realpath(self.source):
+                raise click.UsageError("FILE and --output must be different files")
+            beside = self.source.with_name(f"{self.source.name}.stdout") if output.path == staged else named
+            yield output, beside.with_name(f"{beside.name}.batchline")
 
 
 def _with_rows(options: RunOptions, rows: int) -> RunOptions:

@@ -1,8 +1,8 @@
 """The job of a table: parts of at most 50,000 rows, each of which is a batch, and the table with the answers.
 
-The parts are in a folder beside the output, or beside the table if the output is stdout, with the journal of each, so
-that an interrupted job is resumed. Parts that are complete do not run again. When the output is written, the folder is
-deleted.
+The parts are in a folder beside the output, with the journal of each, so that an interrupted job is resumed. If the
+output is stdout, a device or a pipe, the folder is beside the table. Parts that are complete do not run again. When the
+output is written, the folder is deleted.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from msgspec.json import encode as encode_json
 from msgspec.structs import replace
 
 from batchline import durable
+from batchline.cli.destination import file_destination
 from batchline.cli.run.files import RunFiles
 from batchline.cli.run.report import JobBill
 from batchline.cli.run.rows.requests import AnswerColumns, RowRequests, answer_columns, read_outcomes
@@ -49,7 +50,7 @@ class Part(Struct, frozen=True, kw_only=True):
     def is_complete(self) -> bool:
         """Whether its results were saved."""
         files = self.files
-        return not files.journal.exists() and (files.output.exists() or files.errors.exists())
+        return not files.journal.exists() and (files.output.path.exists() or files.errors.path.exists())
 
 
 class RowsJob:
@@ -162,8 +163,8 @@ class RowsJob:
         return RunFiles(
             source=path,
             source_name=self._source.name,
-            output=beside(".output"),
-            errors=beside(".errors"),
+            output=file_destination(beside(".output")),
+            errors=file_destination(beside(".errors")),
             journal=beside(".journal"),
             to_stdout=False,
         )
@@ -201,6 +202,6 @@ def _fill(write: Callable[[bytes], object], line: bytes, lines: Iterator[tuple[i
 
 def _joined(part: Part, rows: Iterator[Row], columns: AnswerColumns) -> Iterator[Row]:
     """Yield the rows of a part in order, each with its answer."""
-    outcomes = dict(read_outcomes(part.files.output, part.files.errors))
+    outcomes = dict(read_outcomes(part.files.output.path, part.files.errors.path))
     for number, row in enumerate(islice(rows, part.rows), part.first):
         yield row | columns.values(outcomes.get(row_id(number)))
