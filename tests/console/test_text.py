@@ -60,6 +60,12 @@ def test_metadata_that_cannot_be_read_is_empty(raw: bytes) -> None:
     assert metadata_of(raw) == {}
 
 
+def test_metadata_that_is_not_text_is_shown_as_json() -> None:
+    nested = '{"a":' * 600 + "1.10" + "}" * 600
+    raw = f'{{"text":"\\u0041","number":1e5,"nothing":null,"nested":{nested}}}'.encode()
+    assert metadata_of(raw) == {"text": "A", "number": "1e5", "nothing": "null", "nested": nested}
+
+
 def test_the_name_of_a_batch_is_in_its_metadata() -> None:
     assert name_of(metadata_of(b'{"name":" ","title":"T","n":1}')) == "T"
     assert name_of({}) == ""

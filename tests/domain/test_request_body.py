@@ -17,6 +17,11 @@ def test_anything_but_an_object_is_refused(body: bytes) -> None:
         parse_json_object(body)
 
 
+def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        parse_json_object(b'{"metadata":' * 900 + b"1" + b"}" * 900)
+
+
 def test_invalid_utf8_in_a_value_is_refused() -> None:
     """The decoder does not look into raw values, so the whole body is checked."""
     with pytest.raises(InvalidRequest, match="must be a JSON object"):

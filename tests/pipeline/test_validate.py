@@ -42,6 +42,7 @@ NOT_JSON = {
     "byte-order mark past the start": BOM + line(),
     "form feed": b"\x0c",
     "deep array": with_body('{"a":' + "[" * DEEP + "]" * DEEP + "}"),
+    "array that is too deep for some": with_body('{"a":' + "[" * 900 + "]" * 900 + "}"),
     "deep object": with_body('{"a":' * DEEP + "1" + "}" * DEEP),
     "deep where an object should be": b"[" * DEEP + b"]" * DEEP,
     "broken after a wrong type": b'{"custom_id":1,"method":"POST",}',

@@ -46,7 +46,7 @@ _MAX_ADDRESSES = 10_000
 _SECRET_BYTES = 32
 _LINK_KEY_NAME = "console on this machine"
 _ADMIN_KEY_NAME = "console of the administrator"
-_NO_SECRET = "no secret"
+_OWN_KEY_HINT = "no secret"
 """The hint of a key whose secret nobody knows. People can choose the name of a key, and not its hint."""
 _ADMIN_READS = "administrator"
 """The name under which reads of the administrator are counted, as others are by their key."""
@@ -268,7 +268,7 @@ class Sessions:
         return NewKey(
             key_id=f"key_{self._random.bytes(12).hex()}",
             digest=ids.key_digest(ids.api_key(self._random.bytes(24))),
-            hint=_NO_SECRET,
+            hint=_OWN_KEY_HINT,
             project=project,
             project_id=str(UUID(bytes=self._random.bytes(16), version=4)),
             organization=organization,
@@ -284,7 +284,7 @@ class Sessions:
 
 def _is_own(key: Key, name: str) -> bool:
     """Return whether a key was made by the console under this name, and may do what the console does."""
-    return (key.name, key.hint) == (name, _NO_SECRET) and _CONSOLE_SCOPES <= set(key.scopes.split(","))
+    return (key.name, key.hint) == (name, _OWN_KEY_HINT) and set(key.scopes.split(",")) >= _CONSOLE_SCOPES
 
 
 class SessionAuth(Auth):

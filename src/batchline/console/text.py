@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from markupsafe import Markup
-from msgspec import DecodeError
-from msgspec.json import decode as decode_json
+from msgspec import DecodeError, Raw
+from msgspec.json import Decoder
 
 from batchline.domain.money import units
 
@@ -23,6 +23,7 @@ _VISIBLE = (
     | {code: f"⟦U+{code:04X}⟧" for code in (*_BIDI, *_HIDDEN)}
     | {0x2028: "⏎", 0x2029: "⏎"}
 )
+_fields, _text = Decoder(dict[str, Raw]), Decoder(str)
 _NAMES = ("name", "title", "description", "job")
 """The fields of metadata that are shown as the name of a batch, the first that is there."""
 _SPACE = re.compile(r"\s+")
@@ -125,12 +126,15 @@ def money(amount: int) -> str:
 def metadata_of(raw: bytes) -> dict[str, str]:
     """Return the metadata of a batch with its values as text; empty if it cannot be read."""
     try:
-        found = decode_json(raw)
+        found = _fields.decode(raw)
+        return {name: _text_of(bytes(value)) for name, value in found.items()}
     except (DecodeError, UnicodeDecodeError, RecursionError):
         return {}
-    if not isinstance(found, dict):
-        return {}
-    return {str(name): value if isinstance(value, str) else str(value) for name, value in found.items()}
+
+
+def _text_of(value: bytes) -> str:
+    """Return a string as it is, and any other value as JSON."""
+    return _text.decode(value) if value.startswith(b'"') else value.decode()
 
 
 def name_of(metadata: dict[str, str]) -> str:

@@ -27,6 +27,7 @@ from msgspec import Raw, Struct
 
 from batchline.domain.endpoints import CHAT
 from batchline.domain.models import ModelKind
+from batchline.domain.nesting import is_nested_too_deeply
 from batchline.domain.rate_limits import RateLimits
 from batchline.domain.records import escape_line_breaks, json_text
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
@@ -194,13 +195,15 @@ def _restore(hidden: Hidden, outcome: Outcome) -> Outcome:
 def read_result(answer: bytes, *, endpoint: str) -> tuple[bytes, Usage] | None:
     """Return the answer as one line of JSON, values unchanged, and the usage it reports.
 
-    None if it is not JSON, or has an error in place of a result.
+    None if it is not JSON or nested too deeply, or has an error in place of a result.
     """
     try:
         if not answer.isascii():
             answer.decode()
         document = _top_level.decode(answer) if answer.lstrip().startswith(b"{") else _anything.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if is_nested_too_deeply(answer):
         return None
     usage = NOTHING
     if isinstance(document, dict):

@@ -4,6 +4,7 @@ from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
 
 from batchline.domain.errors import InvalidRequest
+from batchline.domain.nesting import is_nested_too_deeply
 
 _object = Decoder(dict[str, Raw])
 
@@ -13,6 +14,9 @@ def parse_json_object(body: bytes) -> dict[str, Raw]:
     try:
         # The decoder leaves the UTF-8 of raw values unchecked.
         body.decode()
-        return _object.decode(body)
+        fields = _object.decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest("The request's body must be a JSON object") from None
+    if is_nested_too_deeply(body):
+        raise InvalidRequest("The request's body is nested too deeply")
+    return fields

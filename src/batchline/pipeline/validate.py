@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from batchline.domain.input_lines import is_blank, skip_byte_order_mark
 from batchline.domain.limits import MAX_FAULTS, QUOTED_CHARACTERS, InputLimits, ShardLimits
 from batchline.domain.lines import encode_line
+from batchline.domain.nesting import is_nested_too_deeply
 from batchline.domain.records import InputFault, json_text
 from batchline.domain.request_rules import RequestRules
 from batchline.pipeline.shard import ShardWriter, grouping_key, output_limit_of, prompt_prefix
@@ -210,13 +211,16 @@ def _parse(line: bytes) -> _Request:
         if not line.isascii():
             line.decode()  # The JSON decoder does not check the UTF-8 inside Raw values.
         try:
-            return _read_request(line)
+            request = _read_request(line)
         except ValidationError:
             # Some value has the wrong type. What follows it was not read, and may not be JSON at all.
             _read_any(line)
-            return _read_loosely(line)
+            request = _read_loosely(line)
     except (DecodeError, UnicodeDecodeError, RecursionError):
         raise _Offence("is not valid JSON") from None
+    if is_nested_too_deeply(line):
+        raise _Offence("is not valid JSON")
+    return request
 
 
 def _read_loosely(line: bytes) -> _Request:
