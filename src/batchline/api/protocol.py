@@ -170,7 +170,8 @@ class ServerConnection(HttpToolsProtocol):
         if self._header_bytes + len(self.url) > MAX_HEADER_BYTES or self._header_count > MAX_HEADERS:
             self._fail(HeadersTooLarge())
         if self._in_headers:
-            super().on_header(name, value)
+            # The parser removes blanks around a value, but no tab behind it.
+            super().on_header(name, value.rstrip(b"\t "))
             if len(name) == _HOST_LENGTH and name.lower() == b"host":
                 self._hosts += 1
 
