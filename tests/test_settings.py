@@ -175,3 +175,21 @@ def test_secrets_of_tables_do_not_show_in_the_settings_own_text(toml: Path) -> N
     settings = read()
     assert "gpu" in repr(settings)
     assert "hidden" not in f"{settings!r} {settings}"
+
+
+@pytest.mark.rule("F2", "What cannot work is refused by name before anything starts.")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_endpoints", "foo"),
+        ("batch_endpoints", "/v1/chat/completions,/v1/{x}"),
+        ("shutdown_grace_seconds", "inf"),
+        ("retry_base_seconds", "nan"),
+        ("file_retention_seconds", "999999999999"),
+        ("completion_window_seconds", "3153600001"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"BATCHLINE_{name.upper()}", value)
+    with pytest.raises(ValidationError, match=name):
+        read()

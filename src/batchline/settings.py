@@ -1,10 +1,20 @@
 """Defines every setting: a flag, else ``BATCHLINE_*`` in the environment, else the TOML file, else the default."""
 
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -23,6 +33,9 @@ from batchline.domain.retry import RetryPolicy
 
 MiB = 1024 * 1024
 DAY = 86_400
+_MAX_SECONDS = 100 * 365 * DAY
+"""More cannot be meant. Times beyond the year 9999 could not be shown."""
+_ENDPOINT = re.compile(r"(/[A-Za-z0-9_.~-]+)+")
 
 UNKNOWN_MODEL = "MODEL"
 """Stands in examples for a model of the upstream, whose models are known only to itself."""
@@ -130,7 +143,9 @@ class OrganizationSettings(BaseModel):
 class Settings(BaseSettings):
     """All settings of the service, validated."""
 
-    model_config = SettingsConfigDict(env_prefix="BATCHLINE_", env_ignore_empty=True, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="BATCHLINE_", env_ignore_empty=True, extra="forbid", frozen=True, allow_inf_nan=False
+    )
 
     config: Path | None = Field(default=None, description="TOML file with settings, such as port = 8000.")
     host: str = Field(
@@ -355,6 +370,8 @@ class Settings(BaseSettings):
     @classmethod
     def _check_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
         for endpoint in endpoints:
+            if not _ENDPOINT.fullmatch(endpoint):
+                raise ValueError(f"{endpoint} is no path such as /v1/embeddings")
             if endpoint in SYNC_ONLY:
                 raise ValueError(f"{endpoint} cannot be used in batches")
         return endpoints
@@ -365,6 +382,13 @@ class Settings(BaseSettings):
         if url is not None and not url.get_secret_value().startswith(("postgresql://", "postgres://")):
             raise ValueError("must begin with postgresql://")
         return url
+
+    @field_validator("*")
+    @classmethod
+    def _check_time(cls, value: Any, field: ValidationInfo) -> Any:
+        if str(field.field_name).endswith("_seconds") and value > _MAX_SECONDS:
+            raise ValueError(f"must be at most {_MAX_SECONDS}, which is 100 years")
+        return value
 
     @model_validator(mode="after")
     def _check_upstreams(self) -> Self:
