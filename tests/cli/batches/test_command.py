@@ -5,6 +5,7 @@ import json
 from click.testing import CliRunner, Result
 
 from batchline.cli import main
+from batchline.domain.states import BatchStatus
 from tests.support.run_process import Tenant
 from tests.support.scripted_server import answering, reply
 from tests.support.service import CHAT, await_end, chat_lines, counts_of, submit, wait_until
@@ -31,6 +32,18 @@ def test_batches_are_listed_and_shown(tenant: Tenant) -> None:
     assert listed["id"] == done.id
     found = json.loads(_call(tenant, "show", done.id, "--json").stdout)
     assert (found["batch"]["id"], found["progress"]["object"]) == (done.id, "batch.progress")
+
+
+def test_batches_are_listed_by_their_state(tenant: Tenant) -> None:
+    client = tenant.service.client(tenant.account)
+    done = await_end(client, submit(client, chat_lines(["fine"])).id)
+    for status in BatchStatus:
+        result = _call(tenant, "list", "--status", status.value, "--json")
+        assert result.exit_code == 0, result.output
+        assert [batch["id"] for batch in json.loads(result.stdout)] == ([done.id] if status == "completed" else [])
+    unknown = _call(tenant, "list", "--status", "done")
+    assert unknown.exit_code == 2
+    assert "'validating', 'in_progress'" in unknown.stderr
 
 
 def test_a_batch_is_cancelled(tenant: Tenant) -> None:

@@ -31,7 +31,13 @@ batches.add_command(fail)
 
 @batches.command("list", epilog=_EPILOG)
 @limit_option
-@click.option("--status", type=click.Choice(tuple(BatchStatus)), metavar="STATUS", help="Only batches in this state.")
+@click.option(
+    "--status",
+    # The values: click takes the members of an enum by their names, which are in upper case.
+    type=click.Choice([status.value for status in BatchStatus], case_sensitive=False),
+    metavar="STATUS",
+    help="Only batches in this state.",
+)
 @client_options
 def list_batches(*, limit: int, status: str | None, base_url: str | None, as_json: bool, **flags: Any) -> None:
     """List batches, the newest first, with their progress."""
