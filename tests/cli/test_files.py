@@ -90,3 +90,18 @@ def test_a_download_replaces_no_link_device_or_pipe(tenant: Tenant, tmp_path: Pa
     assert pipe.path.is_fifo()
     folder = _call(tenant, "download", file_id, "-o", str(tmp_path))
     assert (folder.exit_code, "is a folder, not a file" in folder.stderr) == (2, True)
+
+
+def test_every_file_is_deleted_although_one_is_refused(tenant: Tenant, tmp_path: Path) -> None:
+    path, unknown = tmp_path / "in.jsonl", "file-000000000000000000000000"
+    path.write_bytes(chat_lines(["a"]))
+    made = [_call(tenant, "upload", str(path)).stdout.strip() for _ in range(4)]
+    result = _call(tenant, "delete", made[0], unknown, made[1])
+    assert result.exit_code == 1
+    first, refused, last = result.stderr.splitlines()
+    assert (first, last) == (f"{made[0]} is deleted", f"{made[1]} is deleted")
+    assert refused.startswith(f"Error: {unknown}: ")
+    several = _call(tenant, "delete", made[2], unknown, made[3], "--json")
+    assert several.exit_code == 1
+    assert [each["id"] for each in json.loads(several.stdout)] == made[2:]
+    assert json.loads(_call(tenant, "list", "--json").stdout) == []

@@ -100,16 +100,15 @@ def download(*, file_id: str, output: str, base_url: str | None, as_json: bool, 
 @click.argument("file_ids", metavar="FILE_ID...", nargs=-1, required=True)
 @client_options
 def delete(*, file_ids: tuple[str, ...], base_url: str | None, as_json: bool, **flags: Any) -> None:
-    """Delete files. A batch that runs keeps a copy of its lines."""
-    from batchline.cli.connection.session import connect  # noqa: PLC0415 (imports httpx: not for --help)
+    """Delete files. A batch that runs keeps a copy of its lines.
+
+    If one cannot be deleted, the others are. With --json, several objects are printed as one array.
+    """
+    from batchline.cli.connection.changes import change_each  # noqa: PLC0415 (imports httpx: not for --help)
+    from batchline.cli.connection.session import connect  # noqa: PLC0415
 
     with connect(base_url, flags) as session:
-        for file_id in file_ids:
-            raw = session.retrier.few_times(lambda wanted=file_id: session.client.delete_file(wanted))  # type: ignore[misc]
-            if as_json:
-                show_object(raw)
-            else:
-                click.echo(f"{printable(file_id)} is deleted", err=True)
+        change_each(session, file_ids, session.client.delete_file, as_json=as_json, describe=lambda _: "deleted")
 
 
 def _download(session: "ClientSession", file_id: str, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from click.testing import CliRunner, Result
 
 from batchline.cli import main
@@ -9,6 +10,8 @@ from batchline.domain.states import BatchStatus
 from tests.support.run_process import Tenant
 from tests.support.scripted_server import answering, reply
 from tests.support.service import CHAT, await_end, chat_lines, counts_of, submit, wait_until
+
+_UNKNOWN = "batch_00000000000000000000000000"
 
 
 def _call(tenant: Tenant, *arguments: str) -> Result:
@@ -52,7 +55,7 @@ def test_a_batch_is_cancelled(tenant: Tenant) -> None:
     result = _call(tenant, "cancel", running.id)
     assert result.exit_code == 0
     assert result.stderr.startswith(f"{running.id} is cancel")
-    again = _call(tenant, "cancel", "batch_00000000000000000000000000")
+    again = _call(tenant, "cancel", _UNKNOWN)
     assert again.exit_code == 1
     assert "says: " in again.stderr
 
@@ -65,6 +68,43 @@ def test_a_held_batch_is_released() -> None:
         result = runner.invoke(main, ["batches", "release", "batch_1"])
     assert result.stderr == "batch_1 is in_progress\n"
     assert server.asked[0].head.startswith("POST /v1/batches/batch_1/release ")
+
+
+def test_every_batch_is_tried_although_one_is_refused(tenant: Tenant) -> None:
+    client = tenant.service.client(tenant.account)
+    first, last = (submit(client, chat_lines(f"[[delay=5]] {n}" for n in range(20))).id for _ in range(2))
+    result = _call(tenant, "cancel", first, _UNKNOWN, last)
+    assert result.exit_code == 1
+    told = result.stderr.splitlines()
+    assert [line.split(" is cancel")[0] for line in told[::2]] == [first, last]
+    assert told[1].startswith(f"Error: {_UNKNOWN}: ")
+    assert " says: " in told[1]
+    assert len(told) == 3
+    refused = _call(tenant, "release", _UNKNOWN, _UNKNOWN)
+    assert (refused.exit_code, refused.stderr.count(f"Error: {_UNKNOWN}: ")) == (1, 2)
+
+
+def test_several_batches_are_one_json_document(tenant: Tenant) -> None:
+    client = tenant.service.client(tenant.account)
+    first, second, third = (submit(client, chat_lines(f"[[delay=5]] {n}" for n in range(20))).id for _ in range(3))
+    assert json.loads(_call(tenant, "cancel", first, "--json").stdout)["id"] == first
+    result = _call(tenant, "cancel", second, _UNKNOWN, third, "--json")
+    assert result.exit_code == 1
+    assert [batch["id"] for batch in json.loads(result.stdout)] == [second, third]
+    assert _call(tenant, "cancel", _UNKNOWN, "--json").stdout == ""
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_an_error_that_concerns_all_batches_ends_the_command(status: int) -> None:
+    """What was changed before is printed all the same."""
+    body = json.dumps({"id": "batch_1", "status": "cancelling"}).encode()
+    with answering(reply(200, body), reply(status, b"{}"), reply(200, body)) as server:
+        runner = CliRunner(env={"BATCHLINE_BASE_URL": server.url, "BATCHLINE_API_KEY": "k"})
+        result = runner.invoke(main, ["batches", "cancel", "batch_1", "batch_2", "batch_3", "--json"])
+        asked = len(server.asked)
+    assert result.exit_code == 4
+    assert [batch["id"] for batch in json.loads(result.stdout)] == ["batch_1"]
+    assert asked == 2
 
 
 def test_a_service_holds_a_batch_and_releases_it(tenant: Tenant) -> None:

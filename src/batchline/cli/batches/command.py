@@ -8,7 +8,6 @@ from batchline.cli.batches.fail import fail
 from batchline.cli.help import Group
 from batchline.cli.output import client_options, exit_codes, show_object, show_objects
 from batchline.cli.paging import limit_option, read_pages
-from batchline.cli.text import printable
 from batchline.domain.states import BatchStatus
 
 if TYPE_CHECKING:
@@ -108,7 +107,10 @@ def watch(*, batch_id: str | None, base_url: str | None, as_json: bool, **flags:
 @click.argument("batch_ids", metavar="BATCH...", nargs=-1, required=True)
 @client_options
 def cancel(*, batch_ids: tuple[str, ...], base_url: str | None, as_json: bool, **flags: Any) -> None:
-    """Cancel batches. Lines in flight finish and count; no further line starts."""
+    """Cancel batches. Lines in flight finish and count; no further line starts.
+
+    If one cannot be cancelled, the others are. With --json, several batches are printed as one array.
+    """
     _change(batch_ids, base_url, flags, as_json=as_json, change=lambda session: session.client.cancel)
 
 
@@ -116,7 +118,10 @@ def cancel(*, batch_ids: tuple[str, ...], base_url: str | None, as_json: bool, *
 @click.argument("batch_ids", metavar="BATCH...", nargs=-1, required=True)
 @client_options
 def release(*, batch_ids: tuple[str, ...], base_url: str | None, as_json: bool, **flags: Any) -> None:
-    """Let batches go on that were held because nearly all their lines failed. They are not held again."""
+    """Let batches go on that were held because nearly all their lines failed. They are not held again.
+
+    If one cannot be released, the others are. With --json, several batches are printed as one array.
+    """
     _change(batch_ids, base_url, flags, as_json=as_json, change=lambda session: session.client.release)
 
 
@@ -129,14 +134,15 @@ def _change(
     change: "Callable[[ClientSession], Callable[[str], Raw]]",
 ) -> None:
     """Change each batch and show its new state."""
-    from batchline.cli.connection.session import connect  # noqa: PLC0415 (imports httpx: not for --help)
+    from batchline.cli.connection.changes import change_each  # noqa: PLC0415 (imports httpx: not for --help)
+    from batchline.cli.connection.session import connect  # noqa: PLC0415
     from batchline.client.models import batch_decoder  # noqa: PLC0415
 
     with connect(base_url, flags) as session:
-        call = change(session)
-        for batch_id in batch_ids:
-            raw = session.retrier.few_times(lambda wanted=batch_id: call(wanted))  # type: ignore[misc]
-            if as_json:
-                show_object(raw)
-            else:
-                click.echo(f"{printable(batch_id)} is {batch_decoder.decode(raw).status}", err=True)
+        change_each(
+            session,
+            batch_ids,
+            change(session),
+            as_json=as_json,
+            describe=lambda raw: batch_decoder.decode(raw).status,
+        )

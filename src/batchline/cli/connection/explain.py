@@ -33,7 +33,7 @@ def explain_errors(target: Target, *, advice: str = AGAIN, if_gone: str = "") ->
         ) from None
     except RequestRefused as error:
         more = f" {advice}." if isinstance(error, ServerTrouble) else f" {if_gone}" if error.status == 404 else ""
-        raise click.ClickException(f"{target.speaker} says: {_text(error)}.{more.rstrip()}") from None
+        raise click.ClickException(f"{explain_refusal(target, error)}{more.rstrip()}") from None
     except ClientError as error:
         raise click.ClickException(f"{target.name}: {_text(error)}. {advice}.") from None
     except ServiceEnded as error:
@@ -42,6 +42,11 @@ def explain_errors(target: Target, *, advice: str = AGAIN, if_gone: str = "") ->
         raise  # the reader of stdout has gone, which click knows how to end with
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'a file'}: {error.strerror}. {advice}.") from None
+
+
+def explain_refusal(target: Target, error: RequestRefused) -> str:
+    """Return who refused a request, and why."""
+    return f"{target.speaker} says: {_text(error)}."
 
 
 def _text(error: ClientError) -> str:
