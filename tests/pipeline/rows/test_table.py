@@ -85,6 +85,22 @@ def test_a_parquet_file_may_have_nanoseconds(tmp_path: Path) -> None:
     assert [as_text(row["at"]) for row in open_table(path)] == ["2026-11-01T00:00:00Z"]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pyarrow.array([10_000_000], pyarrow.date32()),
+        pyarrow.array([-10_000_000], pyarrow.date32()),
+        pyarrow.array([2**60], pyarrow.timestamp("us")),
+        pyarrow.array([[10_000_000]], pyarrow.list_(pyarrow.date32())),
+    ],
+)
+def test_a_time_of_a_parquet_file_that_python_lacks_is_refused_in_words(tmp_path: Path, values: object) -> None:
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a"], "at": values}), path)
+    with pytest.raises(RowsFault, match=r"^rows.parquet: the rows cannot be read: date value out of range$"):
+        list(open_table(path))
+
+
 def test_a_parquet_file_that_cannot_be_used_is_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.table({"text": [str(number) * 50 for number in range(3000)]}), path)
