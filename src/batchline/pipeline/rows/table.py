@@ -155,7 +155,7 @@ class _ParquetRows:
         try:
             for group in self._file.iter_batches(batch_size=_BATCH_ROWS):
                 yield from self._arrow.Table.from_batches([group]).cast(self._schema, safe=False).to_pylist()
-        # The bases of the library's errors for damaged bytes and wrong values, and the error of times that Python lacks.
+        # The bases of the library's errors for damaged bytes and wrong values, and the error of unknown times.
         except (OSError, ValueError, OverflowError) as error:
             raise RowsFault(f"{self._name}: the rows cannot be read: {error}") from None
 

@@ -43,6 +43,9 @@ class _Context:
         progress = RemoteProgress(cost=float(len(lines)))
         return SavedResults(batch=batch, output=files.output, errors=None, seconds=0.0, progress=progress)
 
+    def give_up_batch(self, files: RunFiles) -> None:
+        pytest.fail("no batch of an earlier run is unfinished")
+
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -60,6 +63,7 @@ def _run(
     *,
     max_cost: float | None = None,
     output: str | None = None,
+    restart: bool = False,
 ) -> int:
     @contextmanager
     def opened(*_: Any) -> Iterator[_Context]:
@@ -69,7 +73,7 @@ def _run(
     request = RowsRequest(
         source=table, output=output, prompt="{n}", system=None, model="m", schema=None, patch={}, again=False
     )
-    return request.run(RunOptions(restart=False, max_cost=max_cost), None, {}, as_json=True)
+    return request.run(RunOptions(restart=restart, max_cost=max_cost), None, {}, as_json=True)
 
 
 @pytest.mark.parametrize(("max_cost", "limits"), [(5.0, [5.0, 3.0, 1.0]), (3.0, [3.0, 1.0, 0.0]), (None, [None] * 3)])
@@ -111,14 +115,17 @@ def test_the_journal_of_a_run_without_a_table_is_not_touched(table: Path, monkey
     assert journal.read_text() == "state"
 
 
-def test_two_runs_of_one_table_do_not_write_the_same_files(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second would write the requests anew while the first sends them."""
+@pytest.mark.parametrize("restart", [False, True])
+def test_two_runs_of_one_table_do_not_write_the_same_files(
+    table: Path, monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    """The second would write the requests anew while the first sends them, or delete the folder of the first."""
     context = _Context()
     answer = context.run_batch
 
     def run_twice(files: RunFiles, options: RunOptions) -> SavedResults:
         with pytest.raises(click.ClickException, match="Another run is working on this output"):
-            _run(table, _Context(), monkeypatch)
+            _run(table, _Context(), monkeypatch, restart=restart)
         return answer(files, options)
 
     monkeypatch.setattr(context, "run_batch", run_twice)
@@ -130,3 +137,33 @@ def test_an_output_that_would_not_be_what_its_name_says_is_refused(
 ) -> None:
     with pytest.raises(click.UsageError, match="Parquet cannot be written"):
         _run(table, _Context(), monkeypatch, output=str(table.with_name("answers.parquet")))
+
+
+@pytest.mark.parametrize("content", ["n\n", "n\n1\n1,2\n"])
+def test_a_table_that_is_refused_leaves_no_folder(table: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    table.write_text(content)
+    with pytest.raises(click.UsageError):
+        _run(table, _Context(), monkeypatch)
+    assert [path.name for path in table.parent.iterdir()] == ["rows.csv"]
+
+
+def test_a_table_that_is_refused_does_not_end_an_earlier_job(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = table.read_text()
+    with pytest.raises(click.ClickException, match="broken"):
+        _run(table, _Context(broken=2), monkeypatch)
+    table.write_text("n\n")
+    with pytest.raises(click.ClickException, match="belongs to a job with another table"):
+        _run(table, _Context(), monkeypatch)
+    table.write_text(before)
+    resumed = _Context()
+    assert _run(table, resumed, monkeypatch) == 0
+    assert len(resumed.limits) == 2
+
+
+def test_a_restart_begins_with_an_empty_folder(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(click.ClickException, match="broken"):
+        _run(table, _Context(broken=3), monkeypatch)
+    restarted = _Context()
+    assert _run(table, restarted, monkeypatch, restart=True) == 0
+    assert len(restarted.limits) == 3, "no part of the earlier job counts as complete"
+    assert {path.name for path in table.parent.iterdir()} == {"rows.csv", "rows.output.csv"}

@@ -68,11 +68,11 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
             prompts = Prompts(prompt=prompt, system=system, model=model, schema=schema)
             requests = RowRequests(prompts=prompts, patch=self.patch)
             job = RowsJob(self.source, rows, requests, output=output.path, folder=folder)
-            if options.restart:
-                job.give_up(context.give_up_batch)
-            elif not self.again and not job.is_begun and self.output != STANDARD:
-                confirm_again(self.source, output, ask=options.confirms)
             with job.locked():
+                if options.restart:
+                    job.give_up(context.give_up_batch)
+                elif not self.again and not job.is_begun and self.output != STANDARD:
+                    confirm_again(self.source, output, ask=options.confirms)
                 return self._run(context, job, options, output, as_json=as_json)
 
     def _run(

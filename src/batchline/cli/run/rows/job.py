@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -67,32 +67,57 @@ class RowsJob:
         return (self._folder / _KEY_FILE).exists()
 
     def give_up(self, give_up_part: Callable[[RunFiles], object]) -> None:
-        """Give up each part that an earlier run began and did not finish, and forget that run."""
+        """Give up each part that an earlier run began and did not finish, and empty the folder. It must be locked."""
         for journal in sorted(self._folder.glob("*.journal")):
             give_up_part(self._files(journal.with_suffix(".jsonl")))
-        self.forget()
+        for path in self._folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and keep other runs out of it meanwhile. Raise ClickException if that cannot be."""
+        """Make the folder, and keep other runs out of it meanwhile. Raise ClickException if that cannot be.
+
+        The folder is deleted at the end if no job was begun in it.
+        """
         if self._folder.is_file():
             raise click.ClickException(
                 f"{self._folder} belongs to a run without --prompt that was not finished. Repeat that command to "
                 "resume it, or choose another --output."
             )
-        self._folder.mkdir(exist_ok=True)
-        fd = os.open(self._folder, os.O_RDONLY)
+        fd = self._lock()
         try:
-            self._lock(fd)
             yield
         finally:
+            # After forget(), the folder may be that of another run.
+            if self._is_folder(fd) and not self.is_begun:
+                self.forget()
             os.close(fd)
 
-    def _lock(self, fd: int) -> None:
-        try:
-            try_lock(fd)
-        except AlreadyLocked:
-            raise click.ClickException(f"Another run is working on this output ({self._folder})") from None
+    def _lock(self) -> int:
+        """Return the descriptor of the folder, which holds the lock."""
+        while True:
+            self._folder.mkdir(exist_ok=True)
+            try:
+                fd = os.open(self._folder, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # another run has ended and deleted it since
+            try:
+                try_lock(fd)
+            except AlreadyLocked:
+                os.close(fd)
+                raise click.ClickException(f"Another run is working on this output ({self._folder})") from None
+            if self._is_folder(fd):
+                return fd
+            os.close(fd)
+
+    def _is_folder(self, fd: int) -> bool:
+        """Whether a descriptor is that of the folder, which another run may have deleted and made anew."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(self._folder.stat(), os.fstat(fd))
+        return False
 
     def prepare(self) -> list[Part]:
         """Write the parts, or find those of an earlier run. Raise ClickException if that was another job."""
