@@ -7,10 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from msgspec import DecodeError
+from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
 
 from batchline.domain.input_lines import skip_byte_order_mark
+from batchline.domain.surrogates import without_surrogates
 from batchline.pipeline.rows.fault import RowsFault
 
 Row = dict[str, Any]
@@ -23,7 +24,9 @@ SUFFIXES = (*DELIMITERS, _JSONL, _PARQUET)
 _MAX_CELL_CHARACTERS = 1024 * 1024
 """A line of a batch may be as large as this."""
 _BATCH_ROWS = 1000
+_NOT_UTF8 = "the text is not UTF-8"
 _object = Decoder(dict[str, Any])
+_raw_object = Decoder(dict[str, Raw])
 
 
 class Rows(Protocol):
@@ -90,8 +93,13 @@ class DelimitedRows:
                 for values in reader:
                     if values:
                         yield reader.line_num, values
-            except (csv.Error, UnicodeDecodeError) as error:
-                raise self._broken(reader.line_num, error) from None
+            except csv.Error as error:
+                place = f"{self._name}, near line {reader.line_num}"
+                raise RowsFault(_problem(error), place=place, line=reader.line_num) from None
+            except UnicodeDecodeError:
+                # The file is decoded in blocks, ahead of the reader.
+                line = _undecodable_line(self._path)
+                raise RowsFault(_NOT_UTF8, place=f"{self._name}, line {line}", line=line) from None
 
     def _row(self, values: list[str], line: int) -> Row | RowsFault:
         if len(values) != len(self.columns):
@@ -99,13 +107,24 @@ class DelimitedRows:
             return RowsFault(text, place=f"{self._name}, line {line}", line=line)
         return dict(zip(self.columns, values, strict=True))
 
-    def _broken(self, line: int, error: csv.Error | UnicodeDecodeError) -> RowsFault:
-        return RowsFault(_problem(error), place=f"{self._name}, near line {line}", line=line)
+
+def _undecodable_line(path: Path) -> int:
+    """Return the number of the first line that is not UTF-8."""
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return next(
+            number for number, line in enumerate(file, 1) if not _is_utf8(line.encode(errors="surrogateescape"))
+        )
 
 
-def _problem(error: csv.Error | UnicodeDecodeError) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "the text is not UTF-8"
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _problem(error: csv.Error) -> str:
     if "field limit" in str(error):
         return f"a value has more than {_MAX_CELL_CHARACTERS:,} characters, or the quote at its end is missing"
     return "the text has quotes that do not match"
@@ -129,7 +148,21 @@ class _ObjectRows:
                 try:
                     yield _object.decode(line)
                 except (DecodeError, UnicodeDecodeError, RecursionError):
-                    raise RowsFault(f"{self._path.name}, line {number}: expected a JSON object") from None
+                    raise RowsFault(f"{self._path.name}, line {number}: {_object_problem(line)}") from None
+
+
+def _object_problem(line: bytes) -> str:
+    """Return why a line cannot be read as an object with values that Python has."""
+    if not _is_utf8(line):
+        return _NOT_UTF8
+    readable = without_surrogates(line)
+    try:
+        _raw_object.decode(readable)
+    except (DecodeError, RecursionError):
+        return "expected a JSON object"
+    if readable != line:
+        return r"a text has half of a surrogate pair, such as \ud83d, which is not a character"
+    return "a number is too large"
 
 
 class _ParquetRows:
