@@ -22,7 +22,7 @@ def test_an_empty_text_is_refused(text: str) -> None:
         parse_template("--prompt", text)
 
 
-@pytest.mark.parametrize("text", ["a {b", "a } b"])
+@pytest.mark.parametrize("text", ["a {b", "a } b", "{a{b}}", "{a}}", "{{a}"])
 def test_a_brace_without_a_partner_is_refused(text: str) -> None:
     with pytest.raises(RowsFault, match="a brace has no partner"):
         parse_template("--prompt", text)
@@ -31,7 +31,15 @@ def test_a_brace_without_a_partner_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["{}", "{a!r}", "{a:>3}"])
 def test_only_names_stand_in_braces(text: str) -> None:
     with pytest.raises(RowsFault, match="write the name of a column in braces"):
-        parse_template("--prompt", text)
+        parse_template("--prompt", text).require_columns(["a"])
+
+
+@pytest.mark.parametrize("name", ["Note: x", "Really!", "a!b: c", "a[0].b", ":", "What? [yes"])
+def test_any_name_without_braces_can_be_used(name: str) -> None:
+    """Python's own formatting gives a meaning to some characters; here a name is only a name."""
+    template = parse_template("--prompt", f"Say {{{name}}} in {{{{{{{name}}}}}}}")
+    template.require_columns([name, "a"])
+    assert template.fill({name: "yes"}) == "Say yes in {yes}"
 
 
 def test_a_missing_column_is_named_with_those_that_exist() -> None:

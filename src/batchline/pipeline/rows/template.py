@@ -1,7 +1,7 @@
 """Fills prompts with columns in braces, such as ``Classify: {review}``. Two braces stand for one."""
 
-from collections.abc import Collection, Mapping
-from string import Formatter
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -11,6 +11,10 @@ from msgspec.json import encode as encode_json
 from batchline.pipeline.rows.fault import RowsFault
 
 _MAX_SHOWN_COLUMNS = 20
+_PIECE = re.compile(r"(?P<text>[^{}]*)(?:(?P<braces>\{\{|\}\})|\{(?P<column>[^{}]*)\}|\Z)")
+"""Text up to the next two braces, the next column in braces, or the end."""
+_FORMATTING = re.compile("[!:]")
+"""What begins a conversion or a format in the braces of Python. Here it can only be a part of the name of a column."""
 
 
 class Template(Struct, frozen=True):
@@ -35,21 +39,29 @@ class Template(Struct, frozen=True):
         missing = sorted(self.columns - set(known))
         if missing:
             shown = ", ".join(list(known)[:_MAX_SHOWN_COLUMNS])
-            raise RowsFault(f"{self.label}: the table has no column {', '.join(map(repr, missing))}; it has: {shown}")
+            advice = "; write the name of a column in braces, and nothing else" * any(map(_FORMATTING.search, missing))
+            names = ", ".join(map(repr, missing))
+            raise RowsFault(f"{self.label}: the table has no column {names}; it has: {shown}{advice}")
 
 
 def parse_template(label: str, text: str) -> Template:
     """Return the template of a text. Raise RowsFault if it is empty or cannot be read."""
     if not text.strip():
         raise RowsFault(f"{label}: the text is empty")
-    try:
-        pieces = list(Formatter().parse(text))
-    except ValueError:
-        raise RowsFault(f"{label}: a brace has no partner; write {{{{ for one brace") from None
-    for _, column, form, conversion in pieces:
-        if form or conversion or column == "":
-            raise RowsFault(f"{label}: write the name of a column in braces, and nothing else")
-    return Template(label, tuple((literal, column) for literal, column, _, _ in pieces))
+    parts = tuple(_parts(label, text))
+    if any(column == "" for _, column in parts):
+        raise RowsFault(f"{label}: write the name of a column in braces, and nothing else")
+    return Template(label, parts)
+
+
+def _parts(label: str, text: str) -> Iterator[tuple[str, str | None]]:
+    at = 0
+    while at < len(text):
+        piece = _PIECE.match(text, at)
+        if piece is None:
+            raise RowsFault(f"{label}: a brace has no partner; write {{{{ for one brace")
+        yield piece["text"] + (piece["braces"] or "")[:1], piece["column"]
+        at = piece.end()
 
 
 def as_text(value: Any) -> str:
