@@ -148,6 +148,7 @@ def test_an_empty_file_is_refused_in_words(tenant: Tenant, source: Path) -> None
     result = _call(source, environment=tenant.environment())
     assert result.exit_code == 1
     assert "empty" in result.stderr
+    assert "Uploading in.jsonl (0 bytes)\n" in result.stderr
     assert not _journal(source).exists()
 
 

@@ -127,12 +127,12 @@ class Steps:
     def _upload(self, entry: JournalEntry, source: Path) -> JournalEntry:
         if entry.file_id is not None:
             return entry
-        size = max(1, source.stat().st_size)
+        size = source.stat().st_size
         text = f"Uploading {source.name} ({format_size(size)})"
         self._display.stage(text)
         file_id = self._retrier.few_times(
             lambda: self._client.upload(
-                source, on_progress=lambda sent: self._display.stage(text, fraction=sent / size)
+                source, on_progress=lambda sent: self._display.stage(text, fraction=sent / max(1, size))
             )
         )
         entry = replace(entry, file_id=file_id)
