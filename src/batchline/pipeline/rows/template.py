@@ -39,9 +39,10 @@ class Template(Struct, frozen=True):
         missing = sorted(self.columns - set(known))
         if missing:
             shown = ", ".join(list(known)[:_MAX_SHOWN_COLUMNS])
-            advice = "; write the name of a column in braces, and nothing else" * any(map(_FORMATTING.search, missing))
-            names = ", ".join(map(repr, missing))
-            raise RowsFault(f"{self.label}: the table has no column {names}; it has: {shown}{advice}")
+            text = f"{self.label}: the table has no column {', '.join(map(repr, missing))}; it has: {shown}"
+            if any(_FORMATTING.search(column) for column in missing):
+                text += "; write the name of a column in braces, and nothing else"
+            raise RowsFault(text)
 
 
 def parse_template(label: str, text: str) -> Template:
