@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from click.testing import CliRunner, Result
 
 from batchline.cli import main
@@ -92,19 +91,6 @@ def test_several_batches_are_one_json_document(tenant: Tenant) -> None:
     assert result.exit_code == 1
     assert [batch["id"] for batch in json.loads(result.stdout)] == [second, third]
     assert _call(tenant, "cancel", _UNKNOWN, "--json").stdout == ""
-
-
-@pytest.mark.parametrize("status", [401, 403])
-def test_an_error_that_concerns_all_batches_ends_the_command(status: int) -> None:
-    """What was changed before is printed all the same."""
-    body = json.dumps({"id": "batch_1", "status": "cancelling"}).encode()
-    with answering(reply(200, body), reply(status, b"{}"), reply(200, body)) as server:
-        runner = CliRunner(env={"BATCHLINE_BASE_URL": server.url, "BATCHLINE_API_KEY": "k"})
-        result = runner.invoke(main, ["batches", "cancel", "batch_1", "batch_2", "batch_3", "--json"])
-        asked = len(server.asked)
-    assert result.exit_code == 4
-    assert [batch["id"] for batch in json.loads(result.stdout)] == ["batch_1"]
-    assert asked == 2
 
 
 def test_a_service_holds_a_batch_and_releases_it(tenant: Tenant) -> None:
