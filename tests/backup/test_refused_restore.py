@@ -265,6 +265,15 @@ def test_a_database_that_would_run_statements_of_its_own_is_refused(
     assert not target.in_objects(lambda objects: objects.names("uploads"))
 
 
+def test_a_database_with_a_broken_schema_is_refused_even_if_sqlite_quotes_invalid_text(
+    archive: Path, to_folder: Target, tmp_path: Path
+) -> None:
+    broken = "UPDATE sqlite_master SET name = CAST(x'bc' AS TEXT), sql = 'CREATE TABLE (' WHERE name = 'files'"
+    _change_database(archive, tmp_path, "PRAGMA writable_schema = ON", broken)
+    assert "The database in the backup cannot be used: its schema cannot be read" in to_folder.refusal(archive)
+    assert not (to_folder.data_dir / "batchline.sqlite").exists()
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -64,6 +64,9 @@ def prepare_rows(database: Path) -> None:
             _require_keys(connection)
     except (sqlite3.Error, StoreDown) as error:
         raise TransferError(f"The database in the backup cannot be used: {error}") from error
+    except UnicodeDecodeError as error:
+        # SQLite quotes the schema in its message, whatever its bytes are.
+        raise TransferError("The database in the backup cannot be used: its schema cannot be read") from error
 
 
 def _require_plain_tables(database: Path) -> None:
