@@ -26,7 +26,7 @@ def top(*, once: bool, url: str | None, as_json: bool, **flags: Any) -> None:
     """Show what runs over all projects: upstreams with limit and rate, batches, and what waits and why.
 
     The batches are read from the database, and the upstreams from the metrics of the service that runs on the data
-    folder, or of --url.
+    folder, or of --url. On a terminal the screen is drawn again every two seconds. The key q ends it.
     """
     from batchline.cli.top.screen import run_top  # noqa: PLC0415 (imports rich and httpx: not for --help)
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -21,6 +22,7 @@ from batchline.cli.loading import load_settings
 from batchline.cli.output import show_json
 from batchline.cli.store import now, require_store
 from batchline.cli.text import format_age, format_count, format_rate, format_size
+from batchline.cli.top.keyboard import key_pressed
 from batchline.cli.top.metrics import ScrapedUpstream, ServiceState, read_metrics
 from batchline.cli.views import bar_text, console, show, table
 from batchline.client.client import tls_context
@@ -33,6 +35,7 @@ from batchline.settings import Settings
 from batchline.system import SystemClock
 
 _INTERVAL_SECONDS = 2.0
+_END_KEY = "q"
 _TIMEOUT_SECONDS = 5.0
 _LISTED_BATCHES = 200
 """The most batches that are listed, the oldest of those that are open."""
@@ -50,7 +53,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 def run_top(flags: Mapping[str, Any], *, url: str | None, once: bool, as_json: bool) -> None:
-    """Show the state, once or until Ctrl-C."""
+    """Show the state, once or until the key q or Ctrl-C."""
     settings = load_settings(**flags)
     require_store(settings)
     shown = console()
@@ -74,15 +77,17 @@ async def _look_once(settings: Settings, url: str | None) -> Snapshot:
 async def _look_on(settings: Settings, url: str | None, shown: Console) -> None:
     clock, before = SystemClock(), None
     async with open_store(settings) as store:
-        with Live(console=shown, auto_refresh=False, screen=True) as live:
+        with key_pressed(_END_KEY) as ended, Live(console=shown, auto_refresh=False, screen=True) as live:
             looked_at = clock.steady()
-            while True:
+            while not ended.is_set():
                 seconds = clock.steady() - looked_at
                 looked_at = clock.steady()
                 snapshot = await _look(settings, store, url, before=before, seconds=seconds)
                 live.update(_view(snapshot), refresh=True)
                 before = snapshot.service
-                await clock.sleep(_INTERVAL_SECONDS)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_INTERVAL_SECONDS):
+                        await ended.wait()
 
 
 async def _look(
