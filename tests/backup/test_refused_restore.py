@@ -279,6 +279,7 @@ def test_a_database_with_a_broken_schema_is_refused_even_if_sqlite_quotes_invali
     [
         "UPDATE files SET object_key = '../../outside' WHERE seq = 1",
         "UPDATE files SET object_key = '' WHERE seq = 1",
+        "UPDATE files SET object_key = 'in-no-folder' WHERE seq = 1",
         "UPDATE files SET object_key = x'00ff' WHERE seq = 1",
         "UPDATE batches SET work_key = '/etc/passwd' WHERE work_key IS NOT NULL",
         "UPDATE segments SET object_key = 'tmp/x' WHERE object_key IS NOT NULL",

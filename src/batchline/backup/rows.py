@@ -85,9 +85,11 @@ def _require_keys(connection: sqlite3.Connection) -> None:
     """Raise TransferError if a row names an object by something that is no key, which could lead to another place."""
     for (key,) in select(connection, "all_keys"):
         try:
-            components(key)
+            is_key = len(components(key)) > 1
         except (ValueError, TypeError, AttributeError):
+            is_key = False
+        if not is_key:
             raise TransferError(
                 f"The database in the backup names an object {str(key)[:100]!r}, which is not a key. "
                 "Nothing was restored."
-            ) from None
+            )
