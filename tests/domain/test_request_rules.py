@@ -134,3 +134,13 @@ def test_what_cannot_be_read_hides_no_link_and_no_tool(rules: FieldRules, hidden
     violation = rules.violation(fields)
     assert violation is not None
     assert violation.field == name
+
+
+@pytest.mark.rule("D8", "A request with very many fields or tools is refused before each of them is looked at.")
+def test_more_fields_or_tools_than_any_request_has_are_refused() -> None:
+    many = {f"field{n}": n for n in range(2000)}
+    assert refused(FieldRules(), **many) == "field1022"
+    assert refused(FieldRules(), **dict(list(many.items())[:1000])) is None
+    tools = [{"type": "function"}] * 1025
+    assert refused(FieldRules(), tools=tools) == "tools"
+    assert refused(FieldRules(), tools=tools[:1024]) is None

@@ -7,6 +7,7 @@ the operator does not allow.
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,6 +41,8 @@ _PLAIN = (_READ - {"tools"}) | {
 }
 """Usual fields, which need no look at their values."""
 
+_MAX_FIELDS = _MAX_TOOLS = 1024
+"""More than any request has. Each field and each tool takes a microsecond, for which everybody waits."""
 _LINK_FIELDS = frozenset({"url", "image_url", "file_url", "video_url", "audio_url"})
 _UNSET = (b"null", b"false")
 _anything = Decoder()
@@ -65,6 +68,8 @@ class FieldRules(Struct, frozen=True, kw_only=True):
         """Return the first field of a request's body that is refused, or None if all are allowed."""
         if self.media_hosts is None and _plain_fields(self.forbidden).issuperset(fields):
             return None
+        if len(fields) > _MAX_FIELDS:
+            return Violation(next(islice(fields, _MAX_FIELDS, None)), f"is one of more than {_MAX_FIELDS:,} fields")
         return next(filter(None, (self._violation_of(name, value) for name, value in fields.items())), None)
 
     def _violation_of(self, name: str, value: Raw) -> Violation | None:
@@ -88,6 +93,8 @@ class FieldRules(Struct, frozen=True, kw_only=True):
 
     def _tool_violations(self, name: str, value: Raw) -> Iterator[Violation]:
         tools = _anything.decode(value)
+        if isinstance(tools, list) and len(tools) > _MAX_TOOLS:
+            yield Violation(name, f"may have at most {_MAX_TOOLS:,} tools")
         for tool in tools if isinstance(tools, list) else ():
             for kind in _values_of(tool, {"type"}):
                 if kind not in (self.tool_types or ()):

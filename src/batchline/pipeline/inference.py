@@ -125,6 +125,8 @@ class Inference:
         wants_usage = True
         if streams and path == CHAT:
             options = _field(fields, "stream_options", _options) or {}
+            if len(options) > _MAX_OPTIONS:
+                raise InvalidRequest(f"stream_options may have at most {_MAX_OPTIONS} fields", param="stream_options")
             if any(name != "include_usage" == name.casefold() for name in options):
                 raise InvalidRequest("stream_options is invalid: write include_usage", param="stream_options")
             wants_usage = _field(options, "include_usage", _flag) is True
@@ -433,6 +435,8 @@ def _fault_error(fault: Fault) -> ApiError:
 
 
 _HELD_RETRY_AFTER_SECONDS = 1
+_MAX_OPTIONS = 64
+"""The most fields of ``stream_options``, each of which is compared with a name."""
 _BALANCE_IS_HELD = "The balance is held for other requests of the organization that are in progress; try again later"
 _BALANCE_IS_LOW = "The organization has less left than this call may cost; a lower max_tokens makes it cheaper"
 _NO_INPUT_LENGTH = "The upstream did not return the length of the input"

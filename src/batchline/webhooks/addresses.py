@@ -5,14 +5,16 @@ service can reach.
 """
 
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 Address = IPv4Address | IPv6Address
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
-_METADATA = frozenset({IPv4Address("168.63.129.16")})
-"""Public addresses at which a cloud serves its metadata. The others are link-local or private."""
+_METADATA = IPv4Network("168.63.129.16/32")
+"""The public address at which a cloud serves its metadata. The others are link-local or private."""
+_SPECIAL = (_METADATA, IPv4Network("192.0.0.0/24"), IPv4Network("192.88.99.0/24"))
+"""Addresses that are for protocols, and of which the standard library takes some for public ones."""
 
 
 def refusal_of(address: str, *, tls: bool, allows_loopback: bool, allows_private: bool) -> str | None:
@@ -36,7 +38,7 @@ def _is_public(address: Address) -> bool:
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         # A translator (NAT64) sends it on to the IPv4 address in it, which is one of the meanings and decides.
         return address in _NAT64
-    return address.is_global and not address.is_reserved and address not in _METADATA
+    return address.is_global and not address.is_reserved and not any(address in network for network in _SPECIAL)
 
 
 def _meanings(address: Address) -> Iterator[Address]:
