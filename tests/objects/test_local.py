@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from batchline.domain.errors import ObjectsDown
+from batchline.domain.errors import ObjectMissing, ObjectsDown
 from batchline.objects import local as local_module
 from batchline.ports import Objects
 from tests.support.folders import files_below, folder
@@ -173,7 +173,7 @@ async def test_a_folder_found_is_not_trusted_to_be_durable(tmp_path: Path, monke
 FULL_DISK = """
 import asyncio, resource, sys
 from pathlib import Path
-from batchline.domain.errors import ObjectsDown
+from batchline.domain.errors import ObjectMissing, ObjectsDown
 from batchline.objects.local import LocalObjects
 from batchline.system import SystemRandom, ThreadPool
 
@@ -257,3 +257,15 @@ async def test_an_abort_waits_for_a_write_that_was_cancelled(tmp_path: Path, mon
         await aborting
         assert written == [b"x"]
         assert files_below(tmp_path) == []
+
+
+async def test_a_pipe_in_the_place_of_an_object_holds_up_nobody(tmp_path: Path) -> None:
+    """Nobody writes to it, so that a usual open would wait for ever."""
+    async with folder(tmp_path) as objects:
+        await objects.put("uploads/a", b"a")
+        (tmp_path / "uploads" / "a").unlink()
+        os.mkfifo(tmp_path / "uploads" / "a")
+        with pytest.raises(ObjectMissing):
+            await objects.read("uploads/a", 0, 1)
+        with pytest.raises(ObjectMissing):
+            [chunk async for chunk in objects.stream("uploads/a", 0, 1)]

@@ -4,7 +4,9 @@ An object that has its key is whole and on the disk: bytes are written to a temp
 and the folder that now holds its name is synced too.
 """
 
+import errno
 import os
+import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -313,14 +315,23 @@ def _require(path: Path) -> None:
 
 @_reading()
 def _open(path: Path) -> FileIO:
-    return FileIO(path)
+    return FileIO(path, opener=_open_regular)
 
 
 @_reading()
 def _read(path: Path, start: int, length: int) -> bytes:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=_open_regular) as file:
         file.seek(start)
         return file.read(length)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file for reading. Raise FileNotFoundError if it is a pipe or a device, which might never be readable."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
+    return descriptor
 
 
 @_reading()
