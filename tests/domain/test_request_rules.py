@@ -144,3 +144,10 @@ def test_more_fields_or_tools_than_any_request_has_are_refused() -> None:
     tools = [{"type": "function"}] * 1025
     assert refused(FieldRules(), tools=tools) == "tools"
     assert refused(FieldRules(), tools=tools[:1024]) is None
+
+
+def test_a_stored_prompt_of_the_operators_account_is_refused() -> None:
+    """D6: it may have instructions and tools that no tenant sees."""
+    assert refused(FieldRules(), prompt={"id": "pmpt_1"}) == "prompt"
+    assert refused(FieldRules(), prompt="a text") is None
+    assert refused(FieldRules(forbidden=frozenset()), prompt={"id": "pmpt_1"}) is None

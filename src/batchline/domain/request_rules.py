@@ -34,10 +34,10 @@ _READ = frozenset(
 )
 """The fields that the service reads itself."""
 
-_PLAIN = (_READ - {"tools"}) | {
+_PLAIN = (_READ - {"tools"}) | {  # Not "prompt": a text is usual, and an object names a prompt of the account.
     *("temperature", "top_p", "stop", "seed", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs"),
     *("top_logprobs", "response_format", "tool_choice", "parallel_tool_calls", "user", "metadata", "reasoning_effort"),
-    *("encoding_format", "dimensions", "prompt", "suffix", "echo", "top_k", "instructions", "reasoning", "text"),
+    *("encoding_format", "dimensions", "suffix", "echo", "top_k", "instructions", "reasoning", "text"),
 }
 """Usual fields, which need no look at their values."""
 
@@ -86,6 +86,8 @@ class FieldRules(Struct, frozen=True, kw_only=True):
             yield Violation(name, f"is not a field; write {folded}")
         if folded in self.forbidden and bytes(value) not in _UNSET:
             yield Violation(name, "may not be set at this service")
+        if folded == "prompt" and self.forbidden and bytes(value).startswith(b"{"):
+            yield Violation(name, "may not name a stored prompt at this service; send its text")
         if folded == "tools" and self.tool_types is not None:
             yield from self._tool_violations(name, value)
         if self.media_hosts is not None:
