@@ -1,10 +1,11 @@
 """A project and an organization store no more than their quotas: B2."""
 
+import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +25,51 @@ class _FixedFiles:
 
     async def stored_bytes_of_organization(self, organization_id: str) -> int:
         return 0
+
+
+class _SlowSums:
+    """Wraps a store. A read of a stored sum yields to the loop before and after, so that uploads end meanwhile."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.before = self.after = _give_way
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def stored_bytes(self, project_id: str) -> int:
+        return await self._read(self._store.stored_bytes(project_id))
+
+    async def stored_bytes_of_organization(self, organization_id: str) -> int:
+        return await self._read(self._store.stored_bytes_of_organization(organization_id))
+
+    async def _read(self, read: Awaitable[int]) -> int:
+        await self.before()
+        used = await read
+        await self.after()
+        return used
+
+
+async def _give_way() -> None:
+    """Let all other tasks of the loop run for a few turns."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def _store(api: Api, size: int, *, on_reserved: Callable[[], Awaitable[Any]] = _give_way) -> bool:
+    """Upload a file of so many bytes, and return whether there was room for it."""
+    owner = Owner(key_id="k", project_id=api.account.project_id, organization_id=api.account.organization_id)
+    try:
+        async with (
+            api.services.storage_quota.reserve(owner, size),
+            api.services.upload.begin(owner.project_id) as incoming,
+        ):
+            await on_reserved()
+            await incoming.write(b"x" * size)
+            await incoming.finish(filename="in.jsonl", expires_after=None)
+    except StorageFull:
+        return False
+    return True
 
 
 BODY = form(field("purpose", "batch"), file_part(LINE * 100))
@@ -112,6 +158,55 @@ def test_the_projects_of_an_organization_share_its_quota(serve: Callable[..., Ap
     assert api.upload(LINE * 100, account=sibling).status == 200
     sample = api.services.metrics.registry.get_sample_value
     assert sample("batchline_refusals_total", {"bound": "organization_storage"}) == 2
+
+
+@pytest.mark.rule("B2", "Uploads that end while others begin never exceed a storage quota together.")
+@pytest.mark.parametrize("scope", ["project", "organization"])
+def test_uploads_in_parallel_stay_within_the_quota(serve: Callable[..., Api], scope: str) -> None:
+    api = serve(wrap_store=_SlowSums, **{f"{scope}_storage_bytes": 1000})
+
+    async def upload_all() -> list[bool]:
+        slots = asyncio.Semaphore(10)
+
+        async def upload() -> bool:
+            async with slots:
+                return await _store(api, 90)
+
+        return await asyncio.gather(*(upload() for _ in range(60)))
+
+    stored = api.await_(upload_all())
+    assert api.ask("SELECT sum(bytes) FROM files WHERE state = 'stored'") == 90 * sum(stored)
+    assert 0 < 90 * sum(stored) <= 1000
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(("limit", "fits"), [(199, False), (200, True)])
+@pytest.mark.parametrize("limits", [("project",), ("organization",), ("project", "organization")])
+def test_an_upload_that_ends_while_the_sum_is_read_counts_once(
+    serve: Callable[..., Api], limits: tuple[str, ...], limit: int, fits: bool, moment: str
+) -> None:
+    """B2: whether or not the sum that is read includes the upload."""
+    api = serve(wrap_store=_SlowSums, **{f"{scope}_storage_bytes": limit for scope in limits})
+    store = cast(_SlowSums, api.store)
+
+    async def upload_two() -> list[bool]:
+        reserved, reading = asyncio.Event(), asyncio.Event()
+
+        async def wait_for_read() -> None:
+            reserved.set()
+            await reading.wait()
+
+        async def end_first() -> None:
+            setattr(store, moment, _give_way)
+            reading.set()
+            assert await first
+
+        first = asyncio.create_task(_store(api, 100, on_reserved=wait_for_read))
+        await reserved.wait()
+        setattr(store, moment, end_first)
+        return [await _store(api, 100), await first]
+
+    assert api.await_(upload_two()) == [fits, True]
 
 
 @pytest.mark.rule("B2", "The settings file gives single projects and organizations limits of their own.")
