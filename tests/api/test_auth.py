@@ -1,12 +1,27 @@
 """Who may ask: A1, A2, A8, A13."""
 
+import json
 from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
 
+from batchline.api import auth
 from batchline.domain.ids import key_digest
-from tests.support.api_server import FORM, Account, Api, Counting
+from tests.support.api_server import (
+    CHAT,
+    FORM,
+    LINE,
+    Account,
+    Api,
+    Counting,
+    Reply,
+    field,
+    file_part,
+    form,
+    read_reply,
+    wait_until,
+)
 
 ROUTES = [
     ("GET", "/v1/files"),
@@ -227,3 +242,79 @@ def test_credentials_come_before_the_body(api: Api) -> None:
     reply = api.call("POST", "/v1/files", body=b"x", headers=FORM, anonymous=True)
     assert reply.status == 401
     assert api.stored() == before
+
+
+UPLOAD = form(field("purpose", "batch"), file_part(LINE * 100))
+BODIES = {
+    "/v1/files": UPLOAD,
+    "/v1/batches": json.dumps({"input_file_id": "file-x", "endpoint": CHAT}).encode(),
+    "/v1/batches/batch_x/rerun": b'{"codes": []}',
+    CHAT: b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}',
+}
+
+
+def _hold_body_back(api: Api, path: str, credentials: dict[str, str], then: Callable[[], object]) -> Reply:
+    """Send a request without the last byte of its body, and that byte after ``then`` was called."""
+    body = BODIES[path]
+    headers = {"host": "test", "content-length": str(len(body)), **FORM, **credentials}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with api.connect() as sock:
+        sock.sendall(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body[:-1])
+        wait_until(lambda: bool(api.used) and (path != "/v1/files" or api.uploading() == 1))
+        then()
+        sock.sendall(body[-1:])
+        return read_reply(sock)
+
+
+@pytest.mark.rule("F3", "A request whose body arrives after the end of its key is refused like a new one.")
+@pytest.mark.parametrize("bearer", [False, True])
+@pytest.mark.parametrize("end", ["revoked", "expired", "rotated", "narrowed"])
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_that_is_held_back_does_not_outlive_its_key(
+    serve: Callable[..., Api], monkeypatch: pytest.MonkeyPatch, path: str, end: str, bearer: bool
+) -> None:
+    monkeypatch.setattr(auth, "_TRUSTED_SECONDS", 0)
+    api = serve()
+    account = api.new_account("first", expires_at=int(api.clock.now()) + 3600)
+    [key] = [each for each in api.await_(api.store.keys()) if each.id == account.key_id]
+
+    def end_key() -> None:
+        if end == "revoked":
+            assert api.await_(api.store.revoke_key(account.key_id, at=2))
+        elif end == "rotated":
+            assert api.await_(api.store.rotate_key(account.key_id, digest=key_digest("bl-new"), hint="bl-new"))
+        elif end == "narrowed":
+            change = api.store.change_key(key, name="", scopes="read", expires_at=key.expires_at)
+            assert api.await_(change)
+        else:
+            api.clock.ahead = 3600
+
+    credentials = {"authorization": f"Bearer {account.key}"} if bearer else account.headers
+    refused = _hold_body_back(api, path, credentials, end_key)
+    again = api.call("POST", path, body=BODIES[path], headers={**FORM, **credentials}, anonymous=True)
+    assert (refused.status, refused.error) == (again.status, again.error)
+    assert refused.error["type"] == "authentication_error"
+    wait_until(lambda: api.uploading() == 0)
+    assert (api.stored(), api.ask("SELECT count(*) FROM files WHERE state = 'stored'")) == ([], 0)
+    assert api.ask("SELECT count(*) FROM batches") == 0
+    assert api.usage() == []
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_key_is_looked_up_again_only_if_the_body_took_long(
+    serve: Callable[..., Api], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """F3: a request whose body comes at once costs one lookup, and a slow one with a valid key is answered."""
+    counting: list[Counting] = []
+
+    def count(store: object) -> Counting:
+        counting.append(Counting(store))
+        return counting[0]
+
+    api = serve(wrap_store=count)
+    for trusted_seconds, lookups in ((3600, 1), (0, 2)):
+        monkeypatch.setattr(auth, "_TRUSTED_SECONDS", trusted_seconds)
+        counting[0].calls.clear()
+        reply = _hold_body_back(api, path, api.account.headers, lambda: None)
+        assert reply.status == (404 if path.startswith("/v1/batches") else 200)
+        assert counting[0].calls.count("owner_of") == lookups

@@ -1,5 +1,6 @@
 """Authenticates requests by key and project, and checks whether the organization has funds."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -25,6 +26,9 @@ _MODELS_PATH = "/v1/models"
 _KEY_CHECK_SECONDS = 2.0
 """The time between two checks of the key of an open stream. A stream must end within 5 s of the end of its key."""
 
+_TRUSTED_SECONDS = 1.0
+"""The time for which a request counts as authenticated. If its body arrives later, its key is looked up again."""
+
 log = logging.getLogger(__name__)
 
 
@@ -43,16 +47,20 @@ class Auth:
         Every invalid combination of the two headers costs the same, one hash and one lookup, and gets the same answer.
         A bearer token that is no valid key counts as no credentials.
         """
-        key, project_id = self._credentials(request)
-        owner = await self._accounts.owner_of(key_digest(key), project_id)
-        if owner is None:
-            raise MissingCredentials if project_id is None else InvalidCredentials
+        owner = await self._find_owner(request)
         request.state.project_id = owner.project_id
+        request.state.authenticated_at = asyncio.get_running_loop().time()
         self._on_key_used(owner.key_id)
-        scope = _needed_scope(request)
-        if scope is not None and not owner.may(scope):
-            raise MissingScope(scope)
+        _check_scope(request, owner)
         return owner
+
+    async def check_after_body(self, request: Request) -> None:
+        """Check the key again if the body took long to arrive. Raise like ``owner``, which was called before it.
+
+        Otherwise a client could use a key after its end by holding back the last byte of a request.
+        """
+        if asyncio.get_running_loop().time() - request.state.authenticated_at >= _TRUSTED_SECONDS:
+            _check_scope(request, await self._find_owner(request))
 
     async def wait_until_invalid(self, owner: Owner, *, clock: Clock) -> None:
         """Wait until the key is revoked or expires."""
@@ -75,6 +83,13 @@ class Auth:
         """Return whether the owner may spend; always True without metering."""
         return not self._metered or owner.funds > 0
 
+    async def _find_owner(self, request: Request) -> Owner:
+        key, project_id = self._credentials(request)
+        owner = await self._accounts.owner_of(key_digest(key), project_id)
+        if owner is None:
+            raise MissingCredentials if project_id is None else InvalidCredentials
+        return owner
+
     def _credentials(self, request: Request) -> tuple[str, str | None]:
         """Return the key and the project, or None for the key's own project if the key is the bearer token."""
         if not any(name in request.headers for name in (_KEY, _PROJECT)):
@@ -85,6 +100,13 @@ class Auth:
         if not key or not project_id:
             raise MissingCredentials
         return key, project_id
+
+
+def _check_scope(request: Request, owner: Owner) -> None:
+    """Raise MissingScope if the key may not be used for the request."""
+    scope = _needed_scope(request)
+    if scope is not None and not owner.may(scope):
+        raise MissingScope(scope)
 
 
 def _needed_scope(request: Request) -> str | None:

@@ -66,7 +66,7 @@ class BatchRoutes:
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
         with self._throttle.slot(owner.project_id):
-            fields = create_request(await read_create_body(request))
+            fields = create_request(await self._read_body(request))
             full = await self._storage_quota.exhausted(owner)
             answer = await self._creator.create(
                 owner,
@@ -80,7 +80,7 @@ class BatchRoutes:
     async def rerun(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
         with self._throttle.slot(owner.project_id):
-            fields = rerun_fields(await read_create_body(request))
+            fields = rerun_fields(await self._read_body(request))
             full = await self._storage_quota.exhausted(owner)
             answer = await self._rerun.create(
                 owner,
@@ -93,6 +93,11 @@ class BatchRoutes:
                 admit=lambda: self._admit(owner, full=full),
             )
         return self._create_response(request, answer)
+
+    async def _read_body(self, request: Request) -> bytes:
+        body = await read_create_body(request)
+        await self._auth.check_after_body(request)
+        return body
 
     def _create_response(self, request: Request, answer: CreateAnswer) -> Response:
         return Response(

@@ -48,7 +48,12 @@ class FileRoutes:
     async def create(self, request: Request) -> Response:
         owner = await self._auth.owner_with_funds(request)
         _, file = await self._form_upload.receive(
-            request, owner, check=_check_early, check_complete=_check_purpose, lifetime=_expires_after
+            request,
+            owner,
+            check=_check_early,
+            check_complete=_check_purpose,
+            lifetime=_expires_after,
+            check_key=self._auth.check_after_body,
         )
         return json_response(FileObject.from_record(file))
 

@@ -1,6 +1,6 @@
 """Stores the file of a form while it arrives."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 
@@ -31,12 +31,13 @@ class FormUpload:
         check: Callable[[Form], None],
         check_complete: Callable[[Form], None],
         lifetime: Callable[[Form], int | None],
+        check_key: Callable[[Request], Awaitable[None]] | None = None,
     ) -> tuple[Form, File]:
         """Store the file of a form, and return both.
 
         ``check`` may refuse the form by the fields that have arrived: it is called before any further byte of the file
         is stored. ``check_complete`` sees all fields. ``lifetime`` returns after how many seconds the file expires, if
-        the form says so.
+        the form says so. ``check_key`` is called once the body has arrived; if it raises, nothing is stored.
         """
         with self._throttle.slot(owner.project_id):
             form = Form(request.headers.get("content-type", ""))
@@ -45,6 +46,8 @@ class FormUpload:
                 self._upload.begin(owner.project_id) as incoming,
             ):
                 await self._receive(request, form, incoming, reservation, check)
+                if check_key is not None:
+                    await check_key(request)
                 _check_end(form, check_complete)
                 file = await incoming.finish(filename=form.filename, expires_after=lifetime(form))
         return form, file

@@ -50,12 +50,14 @@ class InferenceRoutes:
             await respond(call, scope, receive, send)
 
     async def _read(self, request: Request) -> bytes:
-        return await read_body(
+        body = await read_body(
             request,
             max_bytes=self._max_request_bytes,
             too_large=TooLarge(f"The request's body exceeds {self._max_request_bytes} bytes"),
             cut_off=InvalidRequest("The request's body was cut off"),
         )
+        await self._auth.check_after_body(request)
+        return body
 
     async def _send_whole(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a call. The call goes on if the client disconnects, since it is charged in any case (E2)."""
