@@ -248,6 +248,7 @@ UPLOAD = form(field("purpose", "batch"), file_part(LINE * 100))
 BODIES = {
     "/v1/files": UPLOAD,
     "/v1/batches": json.dumps({"input_file_id": "file-x", "endpoint": CHAT}).encode(),
+    "/v1/batches/check": json.dumps({"input_file_id": "file-x", "endpoint": CHAT}).encode(),
     "/v1/batches/batch_x/rerun": b'{"codes": []}',
     CHAT: b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}',
 }

@@ -20,8 +20,9 @@ class CheckRoutes:
     async def check(self, request: Request) -> Response:
         owner = await self._auth.owner(request)
         with self._throttle.slot(owner.project_id):
-            fields = create_request(await read_create_body(request))
-            report = await self._input_check.check(owner, fields)
+            body = await read_create_body(request)
+            await self._auth.check_after_body(request)
+            report = await self._input_check.check(owner, create_request(body))
         return json_response(_check_object(report))
 
 
