@@ -261,6 +261,100 @@ def test_a_connection_that_still_has_something_to_do_does_not_give_way(
         assert refusals(api, "idle_connections") == 0
 
 
+_NO_KEY_BODIES = {
+    "a length": b"POST /v1/files HTTP/1.1\r\nhost: test\r\ncontent-length: 100000\r\n\r\nabc",
+    "chunks": b"POST /nope HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
+}
+
+
+def connect_with_small_buffer(api: Api) -> socket.socket:
+    """Return a connection whose client takes next to nothing that it does not read."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(60)
+    sock.connect(("127.0.0.1", api.port))
+    return sock
+
+
+def unread_connections(api: Api) -> int:
+    """Return how many connections have answers that the kernel does not take from the server."""
+    connections = list(api.server._uvicorn.server_state.connections)
+    return sum(1 for connection in connections if connection.transport.get_write_buffer_size())
+
+
+@pytest.mark.parametrize("request_bytes", _NO_KEY_BODIES.values(), ids=_NO_KEY_BODIES)
+def test_a_refused_request_whose_body_does_not_come_gives_way(serve: Callable[..., Api], request_bytes: bytes) -> None:
+    """A14: a stranger without a key cannot keep the connections that only wait for the rest of a body."""
+    api = serve(max_connections=3, body_timeout_seconds=3600)
+    wait_until(lambda: api.connections() == 0)
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(api.connect()) for _ in range(3)]
+        for stranger in strangers:
+            stranger.sendall(request_bytes)
+            assert read_reply(stranger).status in (401, 404)
+        for stranger in strangers:
+            newcomer = stack.enter_context(api.connect())
+            newcomer.sendall(HEALTH)
+            assert read_reply(newcomer).status == 200
+            with suppress(ConnectionResetError):
+                assert read_to_end(stranger) == b""
+        assert refusals(api, "idle_connections") == 3
+        assert refusals(api, "connections") == 0
+
+
+def test_a_connection_with_unread_answers_of_a_stranger_gives_way_after_the_idle_ones(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
+    """A14: a call with a key goes on meanwhile."""
+    api = serve(max_connections=4, upstream_url=manual_upstream.url, write_timeout_seconds=3600)
+    wait_until(lambda: api.connections() == 0)
+    with ExitStack() as stack:
+        calling, idle = (stack.enter_context(api.connect()) for _ in range(2))
+        calling.sendall(call_head(api, CALL))
+        peer = manual_upstream.accept()
+        peer.read()
+        unread = [stack.enter_context(connect_with_small_buffer(api)) for _ in range(2)]
+        for sock in unread:
+            sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: test\r\n\r\n" * 400)
+        wait_until(lambda: unread_connections(api) == 2)
+        for left in (2, 1, 0):
+            stack.enter_context(newcomer := api.connect())
+            newcomer.sendall(call_head(api, CALL))
+            manual_upstream.accept().read()
+            assert unread_connections(api) == left
+        assert read_to_end(idle) == b""
+        with api.connect() as refused:
+            assert read_reply(refused).status == 503
+        assert refusals(api, "idle_connections") == 3
+        peer.answer(b'{"id":"c","choices":[]}')
+        assert read_reply(calling).status == 200
+
+
+def test_a_connection_with_an_unread_answer_of_a_key_does_not_give_way(serve: Callable[..., Api]) -> None:
+    """A14: not even if a request without a key follows."""
+    api = serve(max_connections=1, write_timeout_seconds=3600)
+    path = f"GET /v1/files/{upload_large(api)}/content"
+    wait_until(lambda: api.connections() == 0)
+    with connect_with_small_buffer(api) as sock:
+        sock.sendall(api.head(path, "range: bytes=0-8000000") + HEALTH)
+        assert sock.recv(1, socket.MSG_PEEK)
+        with api.connect() as refused:
+            assert read_reply(refused).status == 503
+        assert read_reply(sock).status == 206
+
+
+def test_a_refused_upload_with_a_key_gives_way_once_its_answer_is_read(serve: Callable[..., Api]) -> None:
+    """A14: its answer was decided, and the rest of its body changes nothing."""
+    api = serve(max_connections=1)
+    wait_until(lambda: api.connections() == 0)
+    with api.connect() as sock:
+        sock.sendall(api.head("POST /v1/files", "content-type: text/plain", "content-length: 5000"))
+        assert read_reply(sock).status == 400
+        with api.connect() as newcomer:
+            newcomer.sendall(HEALTH)
+            assert read_reply(newcomer).status == 200
+
+
 def _head_seconds(api: Api, head: bytes) -> float:
     """Return the CPU time that a request takes, the client's part included, at best."""
     taken = []

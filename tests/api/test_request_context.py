@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchline.api.request_context import RequestContext
+from batchline.api.request_context import RequestContext, client_state_of, is_authenticated
 from batchline.domain.errors import RequestTimeout
 
 pytestmark = pytest.mark.anyio
@@ -48,3 +48,49 @@ async def test_a_body_that_does_not_come_is_given_up() -> None:
 
     with pytest.raises(RequestTimeout):
         await request_context(receive).receive()
+
+
+@pytest.mark.parametrize("state", [{}, {"project_id": "p"}])
+async def test_only_the_body_of_a_request_without_a_key_is_one_to_give_up(state: dict[str, Any]) -> None:
+    """A14: a handler that reads a form before it knows who sent it has no claim to its connection."""
+    waits = []
+
+    async def receive() -> Any:
+        waits.append(client_state.waits_for_body)
+        return END
+
+    async def send(_message: Any) -> None:
+        """Drop the message."""
+
+    scope = {"type": "http", "headers": [(b"content-length", b"1")], "state": state}
+    client_state = client_state_of(scope)
+    await RequestContext(scope, receive, send, headers={}, stall_seconds=1, drain_bytes=1).receive()
+    assert waits == [not is_authenticated(state)]
+    assert not client_state.waits_for_body
+
+
+@pytest.mark.parametrize(("state", "seconds"), [({}, 5), ({"project_id": "p"}, 3600)])
+async def test_the_rest_of_a_refused_body_is_read_for_a_shorter_time_without_a_key(
+    state: dict[str, Any], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A14"""
+    timeouts = []
+
+    def timeout(delay: float) -> asyncio.Timeout:
+        timeouts.append(delay)
+        return asyncio.Timeout(asyncio.get_running_loop().time())
+
+    async def receive() -> Any:
+        drains.append(client_state.only_drains)
+        await asyncio.Event().wait()
+
+    async def send(_message: Any) -> None:
+        """Drop the message."""
+
+    drains: list[bool] = []
+    monkeypatch.setattr("batchline.api.request_context.asyncio.timeout", timeout)
+    scope = {"type": "http", "headers": [(b"content-length", b"1")], "state": state}
+    client_state = client_state_of(scope)
+    context = RequestContext(scope, receive, send, headers={}, stall_seconds=3600, drain_bytes=1)
+    await context.send({"type": "http.response.body", "body": b""})
+    assert (timeouts, drains, client_state.only_drains) == ([seconds], [True], False)

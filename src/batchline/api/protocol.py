@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from batchline.api.idle_connections import IdleConnections
-from batchline.api.request_context import ClientState
+from batchline.api.request_context import ClientState, is_authenticated
 from batchline.api.request_splitter import RequestSplitter
 from batchline.api.responses import JSON
 from batchline.api.write_deadline import WriteDeadline
@@ -81,6 +81,7 @@ class ServerConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._client_state = ClientState()
+        self._client_state.on_body_wait = self._on_body_wait
         self._splitter = RequestSplitter()
         self._timer: asyncio.TimerHandle | None = None
         self._parse_error: ApiError | None = None
@@ -96,6 +97,8 @@ class ServerConnection(HttpToolsProtocol):
         self._parsed_bytes = 0
         """The number of bytes at the beginning of ``_unparsed`` that the parser has had already."""
         self._parse_is_due = False
+        self._unread_is_authenticated = False
+        """Whether unread bytes may belong to a complete answer to an authenticated request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -112,6 +115,7 @@ class ServerConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._deadline.stop()
+        self._client_state.stop_notifying()
         self.idle.remove(self)
         self._unparsed = b""
         self._client_state.disconnected = self._in_flight()
@@ -146,6 +150,8 @@ class ServerConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._deadline.start()
+        if not self._serves_authenticated():
+            self.idle.add_unauthenticated(self)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -180,6 +186,8 @@ class ServerConnection(HttpToolsProtocol):
         self._buffered_bytes = 0
         self._stop_timer()
         self.idle.remove(self)
+        if not self.transport.get_write_buffer_size():
+            self._unread_is_authenticated = False
         self._check_head()
         self._splitter.begin_body(length=self._body_length())
         if self.parser.should_upgrade() and self._splitter.body_bytes != 0:
@@ -204,8 +212,8 @@ class ServerConnection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._deadline.start()
-        if not self.transport.is_closing():
-            self.idle.add(self, answered=True)
+            self._unread_is_authenticated |= is_authenticated(self.cycle.scope["state"])
+        self._note_idle(answered=True)
         self._parse_soon()
 
     def _parse(self) -> None:
@@ -260,15 +268,44 @@ class ServerConnection(HttpToolsProtocol):
         log.info("the client does not read its answer, closing the connection", extra={"client": self.client})
         self.transport.abort()
 
+    def _on_body_wait(self) -> None:
+        """Note that the request in flight waits for a body which it does not need, or which nobody authenticated."""
+        if self._client_state.only_drains:
+            self._note_idle(answered=is_authenticated(self.cycle.scope["state"]))
+        else:
+            self.idle.add_unauthenticated(self)
+
+    def _note_idle(self, *, answered: bool) -> None:
+        """Note that the connection waits for its client, which may have to read answers first."""
+        if self.transport.get_write_buffer_size() and not self._serves_authenticated():
+            self.idle.add_unauthenticated(self)
+        elif not self.transport.is_closing():
+            self.idle.add(self, answered=answered)
+
+    def _serves_authenticated(self) -> bool:
+        """Return whether an authenticated request is in flight, or its answer may be unread."""
+        return self._unread_is_authenticated or (self._in_flight() and is_authenticated(self.cycle.scope["state"]))
+
     def give_way(self) -> bool:
-        """Close the connection and return True; return False if it has a request or an unread answer."""
-        receives_body = not self._in_headers and not self._refused
-        if self._in_flight() or receives_body or self._unparsed or self.transport.get_write_buffer_size():
+        """Close the connection and return True; return False if it still holds something for its client.
+
+        A request in flight, unread answers and bytes that were not parsed count, but not the answers of a client
+        without a valid key, nor a body that it does not send, nor the rest of a body after the answer.
+        """
+        if not self._can_give_way():
             return False
         self.idle.remove(self)
         self.metrics.refusals.labels("idle_connections").inc()
         self.transport.abort()
         return True
+
+    def _can_give_way(self) -> bool:
+        if self.transport.get_write_buffer_size():
+            return not self._serves_authenticated()
+        if self._in_flight():
+            return self._client_state.only_drains or self._client_state.waits_for_body
+        receives_body = not self._in_headers and not self._refused
+        return not receives_body and not self._unparsed
 
     def _turn_away(self) -> None:
         """Refuse a connection for which there is no room, at once: it must not hold a descriptor for long."""
@@ -307,7 +344,7 @@ class ServerConnection(HttpToolsProtocol):
         """
         self.flow.resume_reading()
         self.transport.write_eof()
-        self.idle.add(self, answered=False)
+        self._note_idle(answered=False)
         self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
         self._deadline.start()
 

@@ -1,9 +1,10 @@
 """The context of one request: a deadline for its body, common headers of its answer, a clean end of the connection."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from io import BytesIO
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -12,12 +13,14 @@ from starlette.types import Message, Receive, Scope, Send
 from batchline.domain.errors import ApiError, RequestTimeout
 
 _DISCONNECT = {"type": "http.disconnect"}
+_UNAUTHENTICATED_DRAIN_SECONDS = 5.0
+"""The longest time for which the rest of a body is read after an answer to a request that nobody authenticated."""
 
 
 class ClientState:
     """The facts about its client that a connection knows beyond ASGI."""
 
-    __slots__ = ("closing", "cut_off", "disconnected")
+    __slots__ = ("closing", "cut_off", "disconnected", "on_body_wait", "only_drains", "waits_for_body")
 
     def __init__(self) -> None:
         self.cut_off = False
@@ -27,12 +30,51 @@ class ClientState:
         """Whether the service is shutting down: an answer that has no end of its own must end now."""
         self.disconnected = False
         """Whether the connection was lost before the answer was complete."""
+        self.waits_for_body = False
+        """Whether a request that nobody authenticated waits for its body."""
+        self.only_drains = False
+        """Whether the answer was sent, and only the rest of the request's body is read."""
+        self.on_body_wait: Callable[[], None] = _do_nothing
+        """Called when ``waits_for_body`` or ``only_drains`` becomes True."""
+
+    @contextmanager
+    def waiting_for_body(self) -> Iterator[None]:
+        """Note that a request that nobody authenticated waits for its body."""
+        self.waits_for_body = True
+        self.on_body_wait()
+        try:
+            yield
+        finally:
+            self.waits_for_body = False
+
+    @contextmanager
+    def draining(self) -> Iterator[None]:
+        """Note that the answer was sent and only the rest of the body is read."""
+        self.only_drains = True
+        self.on_body_wait()
+        try:
+            yield
+        finally:
+            self.only_drains = False
+
+    def stop_notifying(self) -> None:
+        """Call ``on_body_wait`` no more."""
+        self.on_body_wait = _do_nothing
+
+
+def _do_nothing() -> None:
+    """Stand in for a connection that need not be notified."""
 
 
 def client_state_of(scope: Scope) -> ClientState:
     """Return the state that the connection keeps for this request."""
     client_state: ClientState = scope["state"].setdefault("client_state", ClientState())
     return client_state
+
+
+def is_authenticated(state: Mapping[str, Any]) -> bool:
+    """Return whether the request with this state had a valid key, or a session of one."""
+    return "project_id" in state
 
 
 class RequestContext:
@@ -54,6 +96,7 @@ class RequestContext:
         self._stall_seconds = stall_seconds
         self._drain_bytes = drain_bytes
         self._client_state = client_state_of(scope)
+        self._state: Mapping[str, Any] = scope["state"]
         request = Headers(scope=scope)
         self._body_complete = request.get("content-length", "0") == "0" and "transfer-encoding" not in request
         # A client that waits for ``100 Continue`` does not send its body after an answer.
@@ -66,7 +109,7 @@ class RequestContext:
             return await self._receive()
         try:
             async with asyncio.timeout(self._stall_seconds):
-                message = await self._next()
+                message = await self._next_for_handler()
         except TimeoutError:
             self._drains = False
             raise RequestTimeout(f"The request's body stalled for {self._stall_seconds:g} seconds") from None
@@ -88,6 +131,12 @@ class RequestContext:
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
 
+    async def _next_for_handler(self) -> Message:
+        if is_authenticated(self._state):
+            return await self._next()
+        with self._client_state.waiting_for_body():
+            return await self._next()
+
     async def _next(self) -> Message:
         message = await self._receive()
         if self._client_state.cut_off and message.get("more_body", False):
@@ -101,9 +150,11 @@ class RequestContext:
         Closing a socket with unread bytes resets the connection, and a client that is still sending never reads the
         answer.
         """
-        left = self._drain_bytes
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._stall_seconds):
+        left, seconds = self._drain_bytes, self._stall_seconds
+        if not is_authenticated(self._state):
+            seconds = min(seconds, _UNAUTHENTICATED_DRAIN_SECONDS)
+        with self._client_state.draining(), suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
                 while left > 0 and not self._body_complete:
                     left -= len((await self._next()).get("body", b""))
 
