@@ -10,7 +10,7 @@ from batchline.api.auth import Auth
 from batchline.api.event_stream import STREAM_HEADERS, first_of, wait_for_disconnect
 from batchline.api.request_context import body_size, read_body
 from batchline.api.responses import JSON
-from batchline.api.throttle import BodyBytes, Throttle
+from batchline.api.throttle import BodyBytes, BodyReservation, Throttle
 from batchline.domain.errors import InvalidCredentials, InvalidRequest, TooLarge
 from batchline.domain.events import error_event
 from batchline.domain.outcomes import Success
@@ -43,18 +43,19 @@ class InferenceRoutes:
         return partial(self._answer, request, owner)
 
     async def _answer(self, request: Request, owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:
-        size = body_size(request, max_bytes=self._max_request_bytes)
-        with self._throttle.slot(owner.project_id), self._body_bytes.reserve(owner.project_id, size):
-            call = self._inference.prepare(owner, scope["path"], await self._read(request))
+        room = self._body_bytes.reserve(owner.project_id, body_size(request), max_size=self._max_request_bytes)
+        with self._throttle.slot(owner.project_id), room as reservation:
+            call = self._inference.prepare(owner, scope["path"], await self._read(request, reservation))
             respond = self._send_stream if call.streams else self._send_whole
             await respond(call, scope, receive, send)
 
-    async def _read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, reservation: BodyReservation) -> bytes:
         body = await read_body(
             request,
             max_bytes=self._max_request_bytes,
             too_large=TooLarge(f"The request's body exceeds {self._max_request_bytes} bytes"),
             cut_off=InvalidRequest("The request's body was cut off"),
+            on_bytes=reservation.cover,
         )
         await self._auth.check_after_body(request)
         return body

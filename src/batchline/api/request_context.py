@@ -187,16 +187,29 @@ async def body_chunks(
         more = message.get("more_body", False)
 
 
-def body_size(request: Request, *, max_bytes: int) -> int:
-    """Return how many bytes of a body may have to be held: its length, or ``max_bytes`` if that is not known."""
+def body_size(request: Request) -> int | None:
+    """Return the size that the request announces for its body, or None if the body comes in chunks."""
     length = request.headers.get("content-length")
-    return max_bytes if length is None else min(int(length), max_bytes)
+    return None if length is None else int(length)
 
 
-async def read_body(request: Request, *, max_bytes: int, too_large: ApiError, cut_off: ApiError) -> bytes:
-    """Return the body of a request. Raise like ``body_chunks``."""
-    # A BytesIO gives its bytes away without a copy; a list of chunks would be joined into a second one.
-    body = BytesIO()
-    async for chunk in body_chunks(request, max_bytes=max_bytes, too_large=too_large, cut_off=cut_off):
-        body.write(chunk)
-    return body.getvalue()
+async def read_body(
+    request: Request,
+    *,
+    max_bytes: int,
+    too_large: ApiError,
+    cut_off: ApiError,
+    on_bytes: Callable[[int], None] | None = None,
+) -> bytes:
+    """Return the body of a request. Raise like ``body_chunks``.
+
+    ``on_bytes`` is called before bytes are added, with the number of bytes so far. What it raises ends the reading.
+    """
+    # A BytesIO gives its bytes away without a copy; a list of chunks would be joined into a second one. It is closed,
+    # so that the traceback of an error does not hold the bytes while the error is sent.
+    with BytesIO() as body:
+        async for chunk in body_chunks(request, max_bytes=max_bytes, too_large=too_large, cut_off=cut_off):
+            if on_bytes is not None:
+                on_bytes(body.tell() + len(chunk))
+            body.write(chunk)
+        return body.getvalue()
