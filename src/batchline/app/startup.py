@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
-from batchline.locks import HasDescriptor, try_lock
+from batchline.locks import try_lock
 from batchline.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -91,11 +91,11 @@ def folder_lock(folder: Path) -> Iterator[TextIO]:
     """Hold the lock of a data folder, which one process at a time can hold. Raise FolderTaken.
 
     The lock ends with the process, however that ends. Its file holds the process id and, once the process listens,
-    its URL. The folder itself is locked too, because somebody may delete the file.
+    its URL.
     """
-    with (folder / "lock").open("a+") as lock, _opened_folder(folder) as descriptor:
+    with (folder / "lock").open("a+") as lock:
         try:
-            _lock_all(lock, descriptor)
+            try_lock(lock)
         except OSError:
             lock.seek(0)
             raise FolderTaken(
@@ -104,20 +104,6 @@ def folder_lock(folder: Path) -> Iterator[TextIO]:
             ) from None
         write_lock(lock, os.getpid())
         yield lock
-
-
-def _lock_all(*files: int | HasDescriptor) -> None:
-    for file in files:
-        try_lock(file)
-
-
-@contextmanager
-def _opened_folder(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
