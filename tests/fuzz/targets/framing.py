@@ -309,7 +309,7 @@ class FramingTarget:
         self._connect(state)
 
     def on_busy_newcomer(self, _connection: ServerConnection, _transport: _Transport, state: ServerState) -> None:
-        self._feed(*self._connect(state), b"POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\nx")
+        self._feed(*self._connect(state), b"GET /" + _SLOW + b" HTTP/1.1\r\nhost: a\r\n\r\n")
 
     def on_loss(self, _connection: ServerConnection, transport: _Transport, _state: ServerState) -> None:
         self._virtual.call(transport.abort)
