@@ -231,13 +231,17 @@ def test_the_oldest_idle_connection_gives_way_to_a_new_one(serve: Callable[..., 
         slow.sendall(HEALTH[:-2])
         wait_until(lambda: api.connections() == 3)
         for stranger in (silent, slow, known):
-            newcomer = stack.enter_context(api.connect())
-            newcomer.sendall(HEALTH)
-            assert read_reply(newcomer).status == 200
-            with suppress(ConnectionResetError):
-                assert read_to_end(stranger) == b""
+            _assert_gives_way(stranger, stack.enter_context(api.connect()))
         assert refusals(api, "idle_connections") == 3
         assert refusals(api, "connections") == 0
+
+
+def _assert_gives_way(stranger: socket.socket, newcomer: socket.socket) -> None:
+    """Check that a new connection is served, and that an old one was closed for it."""
+    newcomer.sendall(HEALTH)
+    assert read_reply(newcomer).status == 200
+    with suppress(ConnectionResetError):
+        assert read_to_end(stranger) == b""
 
 
 def test_a_connection_that_still_has_something_to_do_does_not_give_way(
@@ -293,11 +297,7 @@ def test_a_refused_request_whose_body_does_not_come_gives_way(serve: Callable[..
             stranger.sendall(request_bytes)
             assert read_reply(stranger).status in (401, 404)
         for stranger in strangers:
-            newcomer = stack.enter_context(api.connect())
-            newcomer.sendall(HEALTH)
-            assert read_reply(newcomer).status == 200
-            with suppress(ConnectionResetError):
-                assert read_to_end(stranger) == b""
+            _assert_gives_way(stranger, stack.enter_context(api.connect()))
         assert refusals(api, "idle_connections") == 3
         assert refusals(api, "connections") == 0
 

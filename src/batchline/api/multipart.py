@@ -23,7 +23,7 @@ _PARAMETER = re.compile(r'\s*;\s*([^\s;="]+)\s*=\s*(?:"((?:\\.|[^"\\])*+)"|([^;"
 _ESCAPED = re.compile(r'\\(["\\])')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
-# The parser logs a warning with bytes of each body that it cannot parse. The client is told so by the answer.
+# The parser logs a warning with bytes of each body that it cannot parse. The answer says so to the client.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 

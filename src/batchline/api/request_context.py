@@ -35,7 +35,7 @@ class ClientState:
         self.only_drains = False
         """Whether the answer was sent, and only the rest of the request's body is read."""
         self.on_body_wait: Callable[[], None] = _do_nothing
-        """Called when ``waits_for_body`` or ``only_drains`` becomes True."""
+        """The function to call when ``waits_for_body`` or ``only_drains`` becomes True."""
 
     @contextmanager
     def waiting_for_body(self) -> Iterator[None]:

@@ -21,10 +21,10 @@ _DESCRIPTORS = {"/dev/fd", "/proc/self/fd"}
 
 
 class Destination(Struct, frozen=True, kw_only=True):
-    """Where a command writes a file."""
+    """The place to which a command writes a file."""
 
     name: str
-    """What the user wrote, for messages."""
+    """The name that the user gave it, for messages."""
     path: Path
     """The regular file to write. It may be replaced and deleted."""
     special_file: Path | None = None

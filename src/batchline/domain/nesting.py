@@ -11,7 +11,7 @@ from msgspec.json import Decoder
 _SPARE_CALLS = 300
 """More calls than any part of the program is in when it parses JSON."""
 _HARMLESS_LEVELS = 400
-"""So many levels fit into the stack of 1,000 calls that Python allows, beside the spare ones."""
+"""The number of levels that always fit into the stack of 1,000 calls that Python allows, beside the spare ones."""
 
 _anything = Decoder(Raw)
 

@@ -14,7 +14,7 @@ _MAX_SHOWN_COLUMNS = 20
 _PIECE = re.compile(r"(?P<text>[^{}]*)(?:(?P<braces>\{\{|\}\})|\{(?P<column>[^{}]*)\}|\Z)")
 """Text up to the next two braces, the next column in braces, or the end."""
 _FORMATTING = re.compile("[!:]")
-"""What begins a conversion or a format in the braces of Python. Here it can only be a part of the name of a column."""
+"""These characters begin a conversion or a format in the braces of Python. Here they are a part of a column's name."""
 
 
 class Template(Struct, frozen=True):
