@@ -89,7 +89,7 @@ def _mode(path: Path) -> int:
 
 
 def _is_descriptor(path: Path) -> bool:
-    """Whether a path names an open file of this process. If that is a regular file, it must not be replaced either."""
+    """Return whether a path names an open file of this process, which must not be replaced even if it is regular."""
     absolute = path.absolute()
     return str(absolute) in _STREAMS or str(absolute.parent) in _DESCRIPTORS
 

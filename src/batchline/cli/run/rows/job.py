@@ -114,7 +114,7 @@ class RowsJob:
             os.close(fd)
 
     def _is_folder(self, fd: int) -> bool:
-        """Whether a descriptor is that of the folder, which another run may have deleted and made anew."""
+        """Return whether a descriptor is that of the folder, which another run may have deleted and made anew."""
         with suppress(FileNotFoundError):
             return os.path.samestat(self._folder.stat(), os.fstat(fd))
         return False
