@@ -107,16 +107,45 @@ async def test_lines_that_follow_are_looked_at_when_the_others_are_recorded(worl
 
 
 @pytest.mark.parametrize("early", [False, True])
-async def test_lines_that_follow_are_closed_with_their_batch(world: World, early: bool) -> None:
+async def test_lines_that_may_find_no_answer_are_closed_with_their_batch(world: World, early: bool) -> None:
+    """Before the lookup none of the lines can have an answer. ``batches fail`` waits for nothing."""
     if early:
         batch = await world.running(shards=[4, 4], reuse=Reuse.LOOKUP)
+        await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
     else:
         batch = await looked_up(world)
         await world.record_all(await world.claim())
-    await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
+        await world.store.stop_failed(batch.id)
     lease = await leased(world)
     assert lease.following == []
-    assert sum(len(unsettled(shard.settled, shard.lines)) for shard in lease.leftovers) == (8 if early else 2)
+    assert _left(lease) == (8 if early else 2)
+
+
+@pytest.mark.rule("G7", "Lines of a batch that is stopped take the answer of an equal line that succeeded before.")
+@pytest.mark.parametrize("expired", [False, True])
+async def test_lines_of_a_stopped_batch_take_an_answer_or_do_not_run(world: World, expired: bool) -> None:
+    batch = await looked_up(world)
+    claimed = await world.claim()
+    if expired:
+        assert await world.expire(at=NOW + DAY + 1) == [batch.id]
+    else:
+        await world.store.cancel_batch(batch.project_id, batch.id, at=NOW)
+    await world.record_all(claimed)
+    lease = await leased(world)
+    first, second = lease.following
+    parts = [
+        divided(first, copied=[3], running=[], following=[]),
+        divided(second, copied=[], running=[2], following=[]),
+    ]
+    changes = ReuseChanges(shards=parts, segments=[segment(1)], charges=[], sources=[])
+    assert await world.store.end_reuse_step(lease, changes, at=NOW)
+    assert await world.claim() == []
+    lease = await leased(world)
+    assert (lease.following, _left(lease), lease.batch.completed) == ([], 1, 7)
+
+
+def _left(lease: FinalizeLease) -> int:
+    return sum(len(unsettled(shard.settled, shard.lines)) for shard in lease.leftovers)
 
 
 async def test_a_step_that_ends_after_a_cancellation_changes_nothing(world: World) -> None:

@@ -365,6 +365,23 @@ def test_a_batch_with_a_hold_reuses_answers(tmp_path: Path) -> None:
         bench.play(scene())
 
 
+@pytest.mark.rule("G7", "Lines of a batch that is stopped take the answer of an equal line that succeeded before.")
+def test_lines_of_a_stopped_batch_take_the_answers_that_it_got(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path)) as bench:
+
+        async def scene() -> None:
+            bodies = [_chat("right") for _ in range(10)] + [_chat("[[hang]] never") for _ in range(10)]
+            batch = await bench.until(await bench.batch_of(bodies, reuse=True), lambda seen: seen.completed > 0)
+            assert (batch.completed, batch.failed) == (1, 0)
+            await bench.rows.cancel_batch(batch.project_id, batch.id, at=int(bench.time.now))
+            ended = await bench.ended(batch)
+            assert ended.status is BatchStatus.CANCELLED
+            assert (ended.completed, ended.failed) == (10, 10)
+            assert await reused(bench, ended) == 9
+
+        bench.play(scene())
+
+
 def test_a_batch_that_is_cancelled_before_its_lookup_ends(tmp_path: Path) -> None:
     with closing(Bench(tmp_path)) as bench:
 

@@ -6,7 +6,8 @@ counts as drained. So the finalizer leases it, and takes a step of the reuse ins
 - **Lookup.** The digest of each line is looked for in the indexes of earlier batches of the project, newest first. An
   index is made when it is first needed. Lines with an answer are recorded with a copy of it. Of the others, the first
   with each digest may run, and those equal to it go on following.
-- **Follow.** When the lines that ran are recorded, the others take their answers. If there is none, they run.
+- **Follow.** When the lines that ran are recorded, the others take their answers. If there is none, they run, unless
+  the batch was stopped.
 
 A step writes segments first. Then one fenced transaction records all of its lines, as a repair does. So a crash at any
 moment leaves nothing to undo, and another process takes the step again.

@@ -224,7 +224,7 @@ class SqlBatches:
                 yield from _store_batch_as_answer((yield from fetch_batch(batch_id)))
                 yield from queue_event(batch_id, BatchStatus.CANCELLED)
             if (yield from change("cancel_running", id=batch_id, at=at)):
-                yield from change("close_open_shards", batch_id=batch_id)
+                yield from change("close_open_shards", batch_id=batch_id, follows=True)
                 yield from change("mark_drained", batch_id=batch_id)
             return (yield from fetch_batch(batch_id))
 

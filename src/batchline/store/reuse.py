@@ -42,23 +42,19 @@ class SqlReuse:
             locked = yield from lock_batch(batch.id)
             if locked is None:
                 raise LeaseLost("end_reuse_step")
-            if locked["stop"] is not None:
-                # It was stopped meanwhile, which closed all of its shards.
-                yield from fenced("end_reuse_step", **lease, drained=True)
-                return True
             sources = [{"id": file_id} for file_id in sorted(changes.sources)]
             if len((yield from rows_of_many("reusable_files", sources))) < len(sources):
                 return False
             known = {row["n"]: row for row in (yield from rows("following_shards", batch_id=batch.id))}
+            if locked["stop"] is not None and not known:
+                # Meanwhile it was stopped, which closed all of its shards.
+                yield from fenced("end_reuse_step", **lease, drained=True)
+                return True
             if not known.keys() >= {part.n for part in changes.shards}:
                 # Another process has taken this step meanwhile.
                 raise LeaseLost("end_reuse_step")
             following = (yield from rows("next_shard_n", batch_id=batch.id))[0]["n"]
-            divided = _divide(known, changes, following=following)
-            if locked["hold"] == Hold.TRIAL:
-                divided = withhold_all_but_trial(divided, following=following + len(divided))
-            elif locked["held"]:
-                divided = withhold_all(divided)
+            divided = _held_back(_divide(known, changes, following=following), locked, following=following)
             opened = [shard for shard in divided if shard["state"] == ShardState.OPEN]
             waiting = any(shard["state"] in (ShardState.OPEN, ShardState.WITHHELD) for shard in divided)
             yield from fenced("end_reuse_step", **lease, drained=not waiting)
@@ -96,6 +92,17 @@ def _divide(known: dict[int, Row], changes: ReuseChanges, *, following: int) -> 
         if part.following is not None:
             added.append(shard | {"settled": part.following, "state": ShardState.FOLLOWING, "completed": 0})
     return changed + [shard | {"n": n} for n, shard in enumerate(added, following)]
+
+
+def _held_back(shards: list[dict[str, Any]], batch: Row, *, following: int) -> list[dict[str, Any]]:
+    """Return shards without an answer as the state of their batch wants them: it may have been stopped, or be held."""
+    if batch["stop"] is not None:
+        return [
+            shard | {"state": ShardState.CLOSED} if shard["state"] == ShardState.OPEN else shard for shard in shards
+        ]
+    if batch["hold"] == Hold.TRIAL:
+        return withhold_all_but_trial(shards, following=following + len(shards))
+    return withhold_all(shards) if batch["held"] else shards
 
 
 def _divide_params(shard: dict[str, Any]) -> dict[str, Any]:

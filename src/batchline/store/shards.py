@@ -169,7 +169,7 @@ class SqlShards:
             overdue = sorted(row["batch_id"] for row in (yield from rows("batches_past_window")))
             for batch_id in overdue:
                 yield from change("stop_expired", batch_id=batch_id)
-                yield from change("close_open_shards", batch_id=batch_id)
+                yield from change("close_open_shards", batch_id=batch_id, follows=True)
                 yield from change("mark_drained", batch_id=batch_id)
             return overdue
 
@@ -215,7 +215,7 @@ class SqlShards:
             if (yield from one("batch", id=batch_id, project_id=None)) is None:
                 return None
             if (yield from change("stop_failed", batch_id=batch_id)):
-                yield from change("close_open_shards", batch_id=batch_id)
+                yield from change("close_open_shards", batch_id=batch_id, follows=False)
                 yield from change("mark_drained", batch_id=batch_id)
             return (yield from fetch_batch(batch_id))
 

@@ -9,7 +9,7 @@ It is a *script*: a generator that yields each statement it wants to run, and is
         if row is None:
             return None                                                        # commit; the value is None
         if (yield from change("cancel_running", id=batch_id, at=at)):          # run this update, give me its row count
-            yield from change("close_open_shards", batch_id=batch_id)
+            yield from change("close_open_shards", batch_id=batch_id, follows=True)
         return (yield from fetch_batch(batch_id))                              # a script can run another script
 
     batch = await database.write(script)

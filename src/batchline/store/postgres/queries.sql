@@ -561,9 +561,12 @@ UPDATE batches SET status = 'cancelling', stop = coalesce(stop, 'cancelled'),
 WHERE id = :id AND status IN ('in_progress', 'finalizing');
 
 -- name: close_open_shards
--- Closes the shards of a batch that no worker holds.
+-- Closes the shards of a batch that no worker holds. If ``follows``, those stay whose lines may still take an answer of
+-- the same batch.
 UPDATE shards SET state = 'closed' WHERE batch_id = :batch_id
-    AND state IN ('open', 'withheld', 'following');
+    AND (state IN ('open', 'withheld') OR state = 'following' AND NOT (
+        :follows::boolean AND (SELECT reuse = 'follow' FROM batches WHERE id = :batch_id)
+    ));
 
 -- name: hold_counts
 -- Reads what decides whether a batch is held: its lines, those that are recorded, and whether any could run now.
