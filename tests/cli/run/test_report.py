@@ -50,6 +50,7 @@ def test_errors_are_counted_by_code_with_the_first_message(tmp_path: Path, capsy
         "  code  lines  first message",
         "  a         2  first",
         "  b         1  other",
+        "  To run the failed lines again: batchline rerun batch_1",
     ]
 
 

@@ -46,6 +46,7 @@ def show_results(results: SavedResults) -> None:
     if results.errors is not None:
         for line in _table(_count_by_code(results.errors.path)):
             _print(f"  {line}")
+        _print(f"  To run the failed lines again: batchline rerun {results.batch.id}")
 
 
 def show_summary(results: SavedResults) -> None:

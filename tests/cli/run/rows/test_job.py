@@ -63,6 +63,17 @@ def test_500_rows_become_a_joined_table_in_order(tenant: Tenant, tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "rows.output.csv"}
 
 
+def test_only_the_failed_rows_of_a_table_are_run_again(tenant: Tenant, tmp_path: Path) -> None:
+    """The summary says how."""
+    source = _write(tmp_path / "rows.csv", 30, failing=3)
+    arguments = (source, "--prompt", "{review}", "--model", "m")
+    first = _call(tenant.environment(), *arguments)
+    assert "To run only the failed rows again, run the same command with --again --reuse" in first.stderr
+    again = _call(tenant.environment(), *arguments, "--again", "--reuse", "--json")
+    assert json.loads(again.stdout)["reused"] == 27
+    assert len(_rows(tmp_path / "rows.output.csv")) == 30
+
+
 def test_many_rows_become_several_batches(tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "_MAX_PART_LINES", 8)
     source = _write(tmp_path / "rows.csv", 20)

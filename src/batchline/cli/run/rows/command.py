@@ -95,6 +95,8 @@ class RowsRequest(Struct, frozen=True, kw_only=True):
         seconds = context.clock.now() - begun_at
         say("; ".join([f"{_outcome(counts)} in {format_duration(seconds)}", *bill.describe()]), indent=2, err=True)
         click.echo(f"  output  {printable(output.name)}", err=True)
+        if counts.failed:
+            say("  To run only the failed rows again, run the same command with --again --reuse", indent=2, err=True)
         if as_json:
             summary = {"rows": counts.total, "completed": counts.completed, "failed": counts.failed}
             show_json(summary | {"output": output.name, "seconds": round(seconds, 3)} | asdict(bill))
