@@ -49,19 +49,41 @@ def _fails_once(error: Exception, *, at_call: int = 1) -> Callable[..., Awaitabl
     return trouble
 
 
-@pytest.mark.parametrize("at_call", [1, 2, 8])
-def test_lines_that_cannot_be_read_nor_handed_back_hold_up_no_others(tmp_path: Path, at_call: int) -> None:
+def test_shards_that_follow_each_other_are_read_at_once(tmp_path: Path) -> None:
+    """D8: each read waits for the event loop, and is a request to a bucket."""
+    with closing(Bench(tmp_path)) as bench:
+        reads: list[str] = []
+
+        async def note(key: str, *_: Any, **__: Any) -> None:
+            reads.append(key)
+
+        bench.objects.trouble["read"] = note
+
+        async def scene() -> int:
+            batch = await bench.batch(f"line {n}" for n in range(4000))
+            assert (await bench.ended(batch)).completed == 4000
+            return len(await bench.rows.batch_shards(batch.id))
+
+        shards = bench.play(scene())
+        assert 0 < sum(key.startswith("work/") for key in reads) <= shards / 2
+
+
+@pytest.mark.parametrize("at_call", [1, 2])
+def test_lines_that_cannot_be_read_nor_handed_back_hold_up_no_others(
+    tmp_path: Path, at_call: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """D5: what the same claim has already read runs, and the stray lease is found without the death of a process."""
     with closing(Bench(tmp_path)) as bench:
         bench.objects.trouble["read"] = _fails_once(ObjectsDown("EIO"), at_call=at_call)
         bench.store.trouble["release"] = _fails_once(StoreDown("EIO"))
 
         async def scene() -> None:
-            batch = await bench.batch(f"line {n}" for n in range(64))
+            batch = await bench.batch(f"line {n}" for n in range(400))
             assert await bench.failures(await bench.ended(batch)) == {}
 
         bench.play(scene(), seconds=60)
-        assert bench.attempts("line") == 64
+        assert bench.attempts("line") == 400
+        assert "failed to read the lines of a shard, releasing it" in caplog.messages
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

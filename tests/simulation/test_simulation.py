@@ -238,7 +238,7 @@ def expiry_by_the_process_clock() -> Iterator[None]:
         pytest.param(leases_by_the_wall_clock, 97, marks=pytest.mark.proof),
         (results_without_the_epoch, 341),
         (epoch_alone_compared, 209),
-        (checksum_not_compared, 63),
+        (checksum_not_compared, 164),
         (identity_not_compared, 14),
         (names_not_synced, 2),
         (bytes_not_synced, 2),

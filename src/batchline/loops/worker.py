@@ -44,9 +44,9 @@ _MIN_FINAL_FLUSH_SECONDS = 5.0
 _MAX_HELD_BYTES = 64 * 1024 * 1024
 """The most bytes of lines that are held to run: enough for any upstream, and little for a machine. Beyond this, each
 project may have one shard."""
-_MAX_LINES_PER_TURN = 32
+_MAX_LINES_PER_TURN = 256
 """The number of lines that are passed to dispatchers before other tasks may run. Each is checked, and answers wait
-meanwhile."""
+meanwhile. In such a turn up to 64 answers are handled, and fewer lines than that would never be ready ahead."""
 
 
 class Worker:

@@ -19,6 +19,10 @@ from batchline.ports import Claim, Objects, ShardStore, StoreClock
 
 log = logging.getLogger(__name__)
 
+_MAX_READ_BYTES = 1024 * 1024
+"""The most bytes of several shards that are read at once. Each read waits for the event loop twice, which may take
+longer than all lines of a shard, and asks a bucket once."""
+
 
 class Claims:
     """The shards that this process holds, by batch."""
@@ -144,20 +148,34 @@ class Claims:
     async def _load_all(self, claim: Claim) -> list[Job]:
         leased = {batch.id: batch for batch in claim.batches}
         jobs: list[Job] = []
-        for shard in claim.shards:
-            held = self._hold(shard, leased[shard.batch_id])
-            try:
-                jobs += await self._load(shard, held)
-            except ObjectsDown as error:
+        for shards in _adjacent(claim.shards):
+            jobs += await self._load(shards, [self._hold(shard, leased[shard.batch_id]) for shard in shards])
+        return jobs
+
+    async def _load(self, shards: list[Shard], held: list[HeldShard]) -> list[Job]:
+        """Return the open lines of shards that follow each other in their work file. Give back what cannot be read."""
+        first, last, work_key = shards[0], shards[-1], held[0].batch.work_key
+        try:
+            data = await self._objects.read(work_key, first.offset, last.offset + last.length - first.offset)
+        except ObjectsDown as error:
+            for shard, each in zip(shards, held, strict=True):
                 log.warning(
                     "failed to read the lines of a shard, releasing it",
                     extra={"batch": shard.batch_id, "shard": shard.n, "reason": str(error)},
                 )
-                self.forget(held)
+                self.forget(each)
                 await self._try_to_release(shard)
-            except (Damaged, ObjectMissing):
-                self._damage_log.report("shard", batch=shard.batch_id, key=held.batch.work_key, offset=shard.offset)
-                self.forget(held)
+            return []
+        except ObjectMissing:
+            data = b""
+        jobs: list[Job] = []
+        for shard, each in zip(shards, held, strict=True):
+            start = shard.offset - first.offset
+            try:
+                jobs += self._open_lines(shard, each, data[start : start + shard.length])
+            except Damaged:
+                self._damage_log.report("shard", batch=shard.batch_id, key=work_key, offset=shard.offset)
+                self.forget(each)
                 await self._try_to_close(shard)
         return jobs
 
@@ -182,9 +200,9 @@ class Claims:
         held = batch.shards[shard.n] = HeldShard(shard, batch)
         return held
 
-    async def _load(self, shard: Shard, held: HeldShard) -> list[Job]:
+    def _open_lines(self, shard: Shard, held: HeldShard, data: bytes) -> list[Job]:
+        """Return the open lines of a shard as jobs. Raise Damaged."""
         batch = held.batch
-        data = await self._objects.read(batch.work_key, shard.offset, shard.length)
         lines = lines_of(shard, data)
         batch.stop = batch.stop or self._stops.get(batch.id)
         open_positions = set(unsettled(shard.settled, shard.lines))
@@ -195,3 +213,20 @@ class Claims:
         ]
         batch.pending_lines += len(jobs)
         return jobs
+
+
+def _adjacent(shards: Sequence[Shard]) -> list[list[Shard]]:
+    """Return shards in groups that are read at once, because each follows the one before in the same work file."""
+    groups: list[list[Shard]] = []
+    for shard in shards:
+        last = groups[-1][-1] if groups else None
+        follows = (
+            last is not None
+            and (shard.batch_id, shard.offset) == (last.batch_id, last.offset + last.length)
+            and shard.offset + shard.length - groups[-1][0].offset <= _MAX_READ_BYTES
+        )
+        if follows:
+            groups[-1].append(shard)
+        else:
+            groups.append([shard])
+    return groups
