@@ -31,6 +31,8 @@ class Drive:
         self.accepted, self.refused = Counter[int](), Counter[int]()
         """By the second in which they started."""
         self.retry_after: Callable[[float], float] | None = None
+        self.part_about_lines = 0.0
+        """The part of the refusals that seems to be only about their lines."""
         self._latency = latency
         self._in_flight = self._processed = 0
         self._due = inf
@@ -79,7 +81,10 @@ class Drive:
     def _refuse(self, start: Start) -> None:
         self._in_flight -= 1
         retry_after = None if self.retry_after is None else self.retry_after(self.now)
-        self.limit.on_refusal(start, self.now, retry_after=retry_after)
+        if self.world.uniform(0, 1) < self.part_about_lines:
+            self.limit.on_other_refusal(start)
+        else:
+            self.limit.on_refusal(start, self.now, retry_after=retry_after)
         self._pump()
 
 
@@ -267,6 +272,15 @@ def test_a_retry_after_blocks_all_starts() -> None:
     assert drive.refused.total() <= refused + 1
     drive.run(everything, until=20.0)
     assert drive.accepted[19] >= 0.97 * CAPACITY
+
+
+def test_refusals_that_seem_to_be_about_lines_do_not_count_as_accepted() -> None:
+    """Some lines are refused again and again by a limit for each span of time, as if it were about these lines."""
+    drive = Drive()
+    drive.run(everything, until=1.0)
+    drive.retry_after, drive.part_about_lines = (lambda now: 31.0 - now), 0.3
+    drive.run(nothing, until=3.0)
+    assert drive.limit.blocked_until == pytest.approx(31.0)
 
 
 def test_a_retry_after_of_a_few_lines_is_about_those_lines() -> None:

@@ -42,6 +42,20 @@ def test_only_its_own_starts_are_counted() -> None:
     assert sample.refused == 0
 
 
+@pytest.mark.parametrize(("refused", "part"), [(7, 0.7), (8, 1.0)])
+def test_a_refusal_that_seems_to_be_about_a_line_counts_as_accepted_unless_no_other_was(
+    refused: int, part: float
+) -> None:
+    """Lines that are always refused hold up no others; but where nothing is accepted, they show nothing."""
+    sample = begin(10)
+    for order in range(6, 6 + refused):
+        sample.on_refusal(order)
+    for order in (14, 15, 16):
+        sample.on_other_refusal(order)
+    assert sample.end_if_complete(0.1)
+    assert sample.refused_part == part
+
+
 def test_starts_are_added_until_it_has_enough() -> None:
     sample = begin(4)
     sample.on_start(2.0, 6, 6, patience=PATIENCE_SECONDS)

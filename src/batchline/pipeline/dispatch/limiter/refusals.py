@@ -236,6 +236,8 @@ class RefusalLimit:
         self._block.on_refusal(start.order)
         if self.is_limiting and start.order > self._set_after:
             self._slots.on_refusal(start.at)
+        if self._sample is not None:
+            self._sample.on_other_refusal(start.order)
 
     def measure_again(self, now: float) -> None:
         """Begin the present sample again, because a request was among its starts that was likely to be refused."""

@@ -35,6 +35,8 @@ class Sample:
         self._starts: list[float] = []
         self._refused: list[int] = []
         """The numbers of the refused starts, from 0."""
+        self._refused_for_lines: list[int] = []
+        """The numbers of the starts whose refusals seem to be about their lines."""
         self.complete_at = inf
         """The time at which its last start counts as accepted; infinity until it has enough starts."""
 
@@ -58,6 +60,12 @@ class Sample:
             self._judged = max(self._judged, number)
             self._refused.append(number - 1)
 
+    def on_other_refusal(self, order: int) -> None:
+        """Count a refusal that seems to be about its line."""
+        number = order - self._after
+        if 0 < number <= self._started:
+            self._refused_for_lines.append(number - 1)
+
     def end_if_complete(self, now: float) -> bool:
         """Return whether the sample is complete. When its time is over, what was not refused was accepted."""
         if now >= self.complete_at:
@@ -71,8 +79,14 @@ class Sample:
 
     @property
     def refused_part(self) -> float:
-        """The part of its starts that was refused. Before it is complete, starts up to the last refused one count."""
-        return self.refused / self._judged if self._judged else 0.0
+        """The part of its starts that was refused. Before it is complete, starts up to the last refused one count.
+
+        A start whose refusal seems to be about its line counts as accepted, unless no other was.
+        """
+        if not self.refused:
+            return 0.0
+        for_lines = sum(number < self._judged for number in self._refused_for_lines)
+        return 1.0 if self.refused + for_lines == self._judged else self.refused / self._judged
 
     @property
     def rate(self) -> float:
