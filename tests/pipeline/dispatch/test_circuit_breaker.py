@@ -160,7 +160,15 @@ def test_the_wait_for_the_next_probe_is_known() -> None:
     assert bench.breaker.seconds_to_probe == 0.0
     assert bench.starts()
     assert not bench.starts(), "one probe"
-    assert bench.breaker.seconds_to_probe == 4.0
+    assert bench.breaker.seconds_to_probe == 2.0
+
+
+def test_the_time_between_probes_grows_with_the_pause() -> None:
+    """D3: so that a pause is hardly longer than it must be, and an upstream that is gone for long is asked seldom."""
+    waits = [after - before for before, after in pairwise(paused().probes(60))]
+    assert all(wait <= next_wait + 0.05 for wait, next_wait in pairwise(waits))
+    assert waits[0] == pytest.approx(2.0, abs=0.1)
+    assert waits[-1] == pytest.approx(5.0, abs=0.1)
 
 
 def test_probes_become_rare_while_earlier_ones_have_no_reply() -> None:
@@ -171,7 +179,7 @@ def test_probes_become_rare_while_earlier_ones_have_no_reply() -> None:
         bench.clock.advance(bench.breaker.seconds_to_probe)
         bench.breaker.begin_probe(LANE, len(begun))
         begun.append(len(begun))
-    assert len(begun) == 10
+    assert len(begun) == 11
     for line in begun:
         assert bench.breaker.seconds_to_probe > 5
         bench.fault(line)
@@ -185,7 +193,7 @@ def test_gone_answers_to_probes_leave_it_paused() -> None:
     assert bench.starts()
     bench.unavailable(40, lines=9)
     assert bench.breaker.paused
-    assert bench.breaker.seconds_to_probe == 4.0
+    assert bench.breaker.seconds_to_probe == 2.0
 
 
 @pytest.mark.rule("D3", "The first real answer ends the pause.")
@@ -414,14 +422,14 @@ def test_the_one_that_waits_longest_is_probed_next() -> None:
     assert probed == [*lanes, *lanes, lanes[0]]
 
 
-def test_who_was_not_probed_yet_waits_a_second_and_not_for_the_next_regular_probe() -> None:
+def test_who_was_not_probed_yet_waits_half_a_second_and_not_for_the_next_regular_probe() -> None:
     """D3: the others may be refused for what they send, and then probes are rare."""
     bench = paused()
     assert bench.breaker.next_lane([LANE, ("b", "m")]) is None, "nobody is probed before the first probe is due"
     bench.probes(100)
     bench.clock.advance(bench.breaker.seconds_to_probe)
     assert bench.starts()
-    bench.clock.advance(0.9)
+    bench.clock.advance(0.4)
     assert bench.breaker.next_lane([LANE, ("b", "m")]) is None
     bench.clock.advance(0.1)
     assert bench.breaker.next_lane([LANE]) is None

@@ -43,13 +43,15 @@ _LONE_PATIENCE_SECONDS = 30.0
 """The longest pause for lines that fail alone. It is as long as many servers take to restart."""
 _LONE_MEMORY_SECONDS = 600.0
 """The time after such a pause in which the faults of lines that fail alone cause no further one."""
-_FIRST_PROBE_SECONDS = 2.0
-_LONGEST_PROBE_SECONDS = 5.0
-"""A server that restarts or loads a model should not stand idle for long once it is ready."""
+_SHORTEST_PROBE_SECONDS, _LONGEST_PROBE_SECONDS = 2.0, 5.0
+_PROBE_PART = 1 / 4
+"""The time between probes is this part of the time since the pause began, within these bounds. So a pause is hardly
+longer than it must be: a limit for each few seconds may be all that refuses, and a server that restarts or loads a
+model should not stand idle for long once it is ready."""
 _LONGEST_PROBE_SECONDS_IF_UNANSWERED = 600.0
 """While an earlier probe is in flight, the time between probes doubles up to this. A slow server may still process what
 it got before the pause, and would never be done with that if each probe added to it."""
-_NEW_LANE_SECONDS = 1.0
+_NEW_LANE_SECONDS = 0.5
 """The time between the probes of projects and models that were not probed yet in this pause."""
 _NEW_LANE_SECONDS_AFTER_CRASH = 0.25
 """The same after a crash. It may have been one line's broken connection, and then the lines of others must not wait. A
@@ -101,7 +103,7 @@ class CircuitBreaker:
         self.is_lone = False
         """Whether it is paused because of lines most of which fail alone, and no line has failed first since then."""
         self._next_probe = self._last_probe = 0.0
-        self._interval = _FIRST_PROBE_SECONDS
+        self._interval = _SHORTEST_PROBE_SECONDS
         self._probed: dict[Lane, float] = {}
         """The time of the last probe of each project and model in this pause."""
         self._probing: set[Hashable] = set()
@@ -200,7 +202,7 @@ class CircuitBreaker:
         self._paused_at, self._since = now, int(self._clock.now())
         self._reason = reason
         self._metrics.upstream_paused.labels(self._upstream, self._model, reason).set(1)
-        self._interval = _FIRST_PROBE_SECONDS
+        self._interval = _SHORTEST_PROBE_SECONDS
         self._probed.clear()
         self._probing.clear()
         self._last_probe = now
@@ -254,8 +256,8 @@ class CircuitBreaker:
         return max(0.0, self._last_probe + wait - self._clock.steady())
 
     def begin_probe(self, lane: Lane, line: Hashable) -> None:
-        """Note that a line starts as a probe, and schedule the next one after a longer interval."""
-        self._interval = min(self._longest_interval, self._interval * 2)
+        """Note that a line starts as a probe, and schedule the next one."""
+        self._interval = self._interval_beside_probes if self._probing else self._usual_interval
         self._probing.add(line)
         self._probed[lane] = self._last_probe = self._clock.steady()
         self._schedule_probe()
@@ -265,13 +267,18 @@ class CircuitBreaker:
         if line not in self._probing:
             return
         self._probing.remove(line)
-        if self._interval > self._longest_interval:
-            self._interval = self._longest_interval
+        if not self._probing and self._interval > self._usual_interval:
+            self._interval = self._usual_interval
             self._schedule_probe()
 
     @property
-    def _longest_interval(self) -> float:
-        return _LONGEST_PROBE_SECONDS_IF_UNANSWERED if self._probing else _LONGEST_PROBE_SECONDS
+    def _usual_interval(self) -> float:
+        paused_seconds = self._clock.steady() - self._paused_at
+        return min(_LONGEST_PROBE_SECONDS, max(_SHORTEST_PROBE_SECONDS, _PROBE_PART * paused_seconds))
+
+    @property
+    def _interval_beside_probes(self) -> float:
+        return min(_LONGEST_PROBE_SECONDS_IF_UNANSWERED, 2 * self._interval)
 
     def _end_pause(self) -> None:
         if self.paused:
