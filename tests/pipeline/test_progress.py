@@ -225,7 +225,7 @@ def test_lines_wait_for_the_rate_of_an_upstream_that_accepts_a_number(tmp_path: 
             await asyncio.sleep(60)
             waits = [await _wait_of(bench, batch, object, after=1.3) for _ in range(50)]
             rates = [wait.rate for wait in waits if isinstance(wait, RateLimitWait) and wait.rate is not None]
-            assert 0.9 <= sum(rates) / len(rates) <= 2.0
+            assert 1.0 <= sum(rates) / len(rates) <= 1.5
 
         bench.play(scene())
 

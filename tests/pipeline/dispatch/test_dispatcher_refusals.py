@@ -9,6 +9,7 @@ from zlib import crc32
 import pytest
 
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
+from batchline.domain.waiting import WaitReason
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.limiter.model import ModelLimit
 from tests.support.dispatchers import DispatcherHarness, Request, ScriptedHarness
@@ -117,6 +118,27 @@ def test_a_project_whose_lines_are_all_refused_slows_no_other(retry_after: float
         harness.advance(10.0)
         harness.add(make_jobs(lines, project_id="good", expires_at=FAR_FUTURE))
         assert seconds_until(harness, lines, project="good") <= 1.3 * seconds_alone(lines) + 1
+
+
+@pytest.mark.rule("D9", "An upstream that accepts a number in a span of time, and does not say so, is asked seldom.")
+def test_few_lines_are_refused_by_a_limit_for_each_span_of_time() -> None:
+    """D9, D11: 200 in each 5 s, of which the progress says that none is accepted at the moment."""
+    accepted: list[float] = []
+
+    async def reply(request: Request) -> Reply:
+        if sum(at > request.at - 5.0 for at in accepted) >= 200:
+            await asyncio.sleep(0.01)
+            return refusal(429)
+        accepted.append(request.at)
+        return await answer(request)
+
+    with closing(ScriptedHarness(reply)) as harness:
+        harness.add(make_jobs(1000, expires_at=FAR_FUTURE))
+        harness.advance(0.9)
+        queue = harness.dispatcher.upstream_load.queues["m"]
+        assert (queue.reason, queue.rate) == (WaitReason.RATE_LIMIT, 0.0)
+        assert seconds_until(harness, 1000) <= 1.3 * 20
+        assert len(harness.requests) <= 4 * 1000
 
 
 @pytest.mark.rule("D9", "An upstream that says with Retry-After when it accepts lines again is not paused.")

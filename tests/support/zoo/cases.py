@@ -49,6 +49,7 @@ from tests.support.zoo.upstreams import (
     Refusing,
     Replicas,
     RequestsPerWindow,
+    SlidingWindow,
     TokensPerSecond,
     TokensPerWindow,
     Upstream,
@@ -418,6 +419,24 @@ CASES = {
         upstream=lambda world: RequestsPerWindow(world, Window(20, 1.0)),
         script=lines(600),
         ideal_seconds=29.1,
+        goal=0.85,
+    ),
+    "window, silent": Case(
+        upstream=lambda world: RateLimited(world, Window(300, 10)),
+        script=lines(1500),
+        ideal_seconds=40.5,
+        goal=0.8,
+    ),
+    "sliding window, silent": Case(
+        upstream=lambda world: RateLimited(world, SlidingWindow(200, 5)),
+        script=lines(1200),
+        ideal_seconds=25.5,
+        goal=0.8,
+    ),
+    "slow sliding window, silent": Case(
+        upstream=lambda world: RateLimited(world, SlidingWindow(60, 60), about(1.0)),
+        script=lines(240),
+        ideal_seconds=181.0,
         goal=0.85,
     ),
     "small window, Retry-After": Case(

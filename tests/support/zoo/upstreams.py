@@ -186,11 +186,32 @@ class Window:
         return True
 
 
+class SlidingWindow:
+    """So many in any span of time."""
+
+    def __init__(self, allowed: int, seconds: float) -> None:
+        self._allowed, self._seconds = allowed, seconds
+        self._taken_at: deque[float] = deque()
+
+    def take(self, now: float) -> bool:
+        while self._taken_at and self._taken_at[0] <= now - self._seconds:
+            self._taken_at.popleft()
+        if len(self._taken_at) >= self._allowed:
+            return False
+        self._taken_at.append(now)
+        return True
+
+
 class RateLimited(Upstream):
     """Refuses what comes too fast; ``retry_after`` is sent along."""
 
     def __init__(
-        self, world: World, bucket: Bucket, seconds: Seconds = QUICK, *, retry_after: float | None = None
+        self,
+        world: World,
+        bucket: Bucket | Window | SlidingWindow,
+        seconds: Seconds = QUICK,
+        *,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(world, seconds)
         self._bucket, self._retry_after = bucket, retry_after

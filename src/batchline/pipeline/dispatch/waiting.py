@@ -93,7 +93,8 @@ class Waiting:
         if not lines:
             return None
         if limit.is_refused or self._limiter.wait(model, now) > 0:
-            return ModelQueue(reason=WaitReason.RATE_LIMIT, lines=lines, rate=limit.rate)
+            rate = 0.0 if limit.accepts_none else limit.rate
+            return ModelQueue(reason=WaitReason.RATE_LIMIT, lines=lines, rate=rate)
         return ModelQueue(reason=WaitReason.SLOTS, lines=lines)
 
     def _blocked_seconds(self, model: str, now: float) -> float:

@@ -1,4 +1,7 @@
-"""When lines are tried although the upstream said with Retry-After that it accepts none, and when that is over."""
+"""When lines are tried although the upstream accepts none, and when that is over."""
+
+from itertools import pairwise
+from math import inf
 
 import pytest
 
@@ -65,3 +68,31 @@ def test_the_wait_ends_when_something_may_change(block: Block) -> None:
     assert block.wait(106.0) == pytest.approx(54.0)
     block.on_try(106.0, 7, patience=PATIENCE_SECONDS)
     assert block.wait(106.1) == pytest.approx(0.1)
+
+
+def test_without_an_end_the_tries_become_rarer() -> None:
+    """The upstream may accept so many in a tenth of a second, or so many in a minute."""
+    block = Block()
+    block.begin(inf, 100.0)
+    tried = [100.0]
+    for now in (100 + step / 100 for step in range(6000)):
+        if block.may_try(now):
+            block.on_try(now, len(tried), patience=PATIENCE_SECONDS)
+            block.on_refusal(len(tried))
+            tried.append(now)
+    waits = [after - before for before, after in pairwise(tried)]
+    assert waits[0] == pytest.approx(0.1, abs=0.02)
+    assert waits[-1] == pytest.approx(2.0, abs=0.02)
+    for before, wait in zip(tried, waits, strict=False):
+        assert 0.09 < wait < max(0.1, (before - 100) / 8) + 0.02
+
+
+def test_without_an_end_a_line_is_tried_soon_after_an_answer() -> None:
+    """It may have been the number in flight that was too large."""
+    block = Block()
+    block.begin(inf, 100.0)
+    block.on_try(140.0, 7, patience=PATIENCE_SECONDS)
+    block.on_refusal(7)
+    assert not block.may_try(140.2)
+    block.on_answer(3, 140.2)
+    assert block.may_try(140.2)

@@ -1,10 +1,11 @@
-"""Holds up all starts of a model until the time that its upstream said with Retry-After, and tries whether it is right.
+"""Holds up all starts of a model whose upstream refuses everything, and tries one line now and then.
 
-Some upstreams send the same Retry-After whatever they refuse, and an outage may end before it. So one line is tried now
-and then, each time another one. If it is not refused, the block is over::
+If the upstream said with Retry-After until when, all lines start then. Some upstreams send the same Retry-After
+whatever they refuse, and an outage may end before it. Others say nothing, for example if they accept so many in each
+few seconds. So one line is tried, each time another one. If it is not refused, the block is over::
 
     blocked ──(5 s, or 1 s if an answer came or a project waits that was not refused)──> one line is tried
-       ^                                                                                    │
+       ^      (or an eighth of the time so far, if the upstream did not say until when)     │
        └──────────────────────────────(it is refused)───────────────────────────────────────┴──(else)──> over
 """
 
@@ -16,6 +17,13 @@ accepts again, that must be noticed within 15 s."""
 _LEAST_SECONDS_BETWEEN_TRIES = 1.0
 """The same if there is a reason to try again: an answer came, so a slot may be free; or a project waits that was not
 refused. More tries would be a burden to an upstream that is right about its Retry-After."""
+_LEAST_SECONDS_WITHOUT_END, _SECONDS_WITHOUT_END = 0.1, 2.0
+_PART_WITHOUT_END = 1 / 8
+"""If the upstream did not say until when it refuses, the time between two tries is this part of the time so far, within
+these bounds. So the block is hardly longer than it must be. It is the least time if an answer came."""
+_YOUNG_SECONDS = 10.0
+"""An upstream that accepts so many in each few seconds accepts some within this time. A refusal after it may be due to
+an outage, in which lines must end."""
 
 
 class Block:
@@ -23,7 +31,8 @@ class Block:
 
     def __init__(self) -> None:
         self.until = 0.0
-        """The time at which the next request may start, as the upstream said."""
+        """The time at which the next request may start, as the upstream said; infinity if it did not say so."""
+        self._began_at = 0.0
         self._tried_at = 0.0
         """The time of the last try, or of the beginning of the block."""
         self._tried = 0
@@ -34,9 +43,10 @@ class Block:
         """Whether an answer came since the last try."""
 
     def begin(self, until: float, now: float) -> None:
-        """Begin a block, or prolong it."""
+        """Begin a block, or set its end again."""
         if now >= self.until:
-            self._tried_at, self._tried, self._is_answered = now, 0, False
+            self._began_at = self._tried_at = now
+            self._tried, self._is_answered = 0, False
         self.until = until
 
     def end(self) -> None:
@@ -44,6 +54,9 @@ class Block:
 
     def is_on(self, now: float) -> bool:
         return now < self.until
+
+    def is_young(self, now: float) -> bool:
+        return now - self._began_at < _YOUNG_SECONDS
 
     def is_accepted(self, now: float) -> bool:
         """Return whether the last try was accepted."""
@@ -79,4 +92,7 @@ class Block:
 
     @property
     def _next_try_at(self) -> float:
+        if self.until == inf:
+            seconds = 0.0 if self._is_answered else _PART_WITHOUT_END * (self._tried_at - self._began_at)
+            return self._tried_at + min(_SECONDS_WITHOUT_END, max(_LEAST_SECONDS_WITHOUT_END, seconds))
         return self._first_try_at if self._is_answered else self._tried_at + _SECONDS_BETWEEN_TRIES

@@ -50,6 +50,11 @@ class ModelLimit:
         return self._refusals.is_limiting
 
     @property
+    def accepts_none(self) -> bool:
+        """Whether its upstream refused all of the last requests, and did not say until when."""
+        return self._refusals.tries_one
+
+    @property
     def limit(self) -> int:
         """The number of requests that may be in flight."""
         limit = self.concurrency.limit

@@ -19,8 +19,8 @@ a number in flight was refused and no other, that number is held. If as large a 
 low the limit is, two limits are compared (`comparison.py`): if the part is the same at both, the refusals are not about
 the limit and are tolerated. Before the second cut in a row, but seldom, the limit is compared with twice of it: as long
 as more are accepted the more are sent, the refusals are tolerated too. A small part is always tolerated: it shows that
-the upstream is full, and the refused lines are tried again (`refused_parts.py`). If all are refused, and the upstream
-says until when, starts are held up (`block.py`).
+the upstream is full, and the refused lines are tried again (`refused_parts.py`). If all are refused, starts are held up
+until the time that the upstream said, or until one line is accepted (`block.py`).
 
 A limit on the rate may refuse any two requests that follow each other too closely. If that is what the refused requests
 have in common (`gaps.py`), starts are spaced evenly, and the number in flight does not matter any more.
@@ -49,10 +49,9 @@ _FIRST_LIMIT = 32.0
 """The first limit if many are refused and none was ever accepted: the number in flight shows nothing then."""
 _LEAST_DOUBTED = 2.0
 """A few refusals too many may be chance if the limit is at least this. Below it, one request more is much more."""
-_LARGEST_CUT, _CUT_IF_ALL_REFUSED = 1 / 4, 1 / 2
-"""The least part of the limit that a cut leaves, because a sample may show too many refusals by chance."""
-_SECONDS_IF_ALL_REFUSED = 0.5
-"""The time between two cuts if all are refused. It may be an outage, which has nothing to do with the limit."""
+_LARGEST_CUT, _KEPT_IF_ALL_REFUSED = 1 / 4, 1 / 2
+"""The least part of the limit that a cut leaves, because a sample may show too many refusals by chance. If all are
+refused, it may be an outage, which has nothing to do with the limit."""
 _LEAST_RATE = 1.0
 """The limit lets at least so many start in a second, or one be in flight if answers take longer."""
 _NEARLY = 1.2
@@ -100,7 +99,6 @@ class RefusalLimit:
         self._sample: Sample | None = None
         self._set_after = 0
         """The number of the last start before the limit was set. Starts up to it say nothing about the limit."""
-        self._set_at = 0.0
         self._held = False
         """Whether the limit was held for a sample."""
         self._parts = RefusedParts()
@@ -132,9 +130,14 @@ class RefusalLimit:
         return self._slots.limit
 
     @property
+    def tries_one(self) -> bool:
+        """Whether one line is tried now and then, because all were refused and the upstream did not say until when."""
+        return self._block.until == inf
+
+    @property
     def blocked_until(self) -> float:
         """The time at which requests may start again, as the upstream said with Retry-After; 0 if it did not."""
-        return self._block.until
+        return 0.0 if self.tries_one else self._block.until
 
     @property
     def started(self) -> int:
@@ -163,7 +166,7 @@ class RefusalLimit:
         if self._check_block(now):
             return int(self._block.may_try(now))
         free = self._slots.free(in_flight, now)
-        if self._phase is _Phase.HOLD and now >= self._probe_at and self._slots.is_full(in_flight, now):
+        if self._may_probe and now >= self._probe_at and self._slots.is_full(in_flight, now):
             self._probe(self._first_growth, now)
             free = self._slots.free(in_flight, now)
         return free
@@ -177,7 +180,7 @@ class RefusalLimit:
         if self._slots.free(in_flight, now) > 0:
             return 0.0
         times = [self._slots.next_free(in_flight, now)]
-        if self._phase is _Phase.HOLD and self._slots.is_full(in_flight, now):
+        if self._may_probe and self._slots.is_full(in_flight, now):
             times.append(self._probe_at)
         if self._sample is not None:
             times.append(self._sample.complete_at)
@@ -222,6 +225,8 @@ class RefusalLimit:
                 self._hold(accepted, now)
             return 0.0
         if self._check_block(now):
+            if self._retry_at <= now:
+                return 0.0 if self._block.is_young(now) else self.cost
             self._block.begin(self._retry_at, now)
             return 0.0
         cost = 0.0 if self._tries_more else self.cost
@@ -292,6 +297,13 @@ class RefusalLimit:
         return self._slots.usual_seconds / self.limit
 
     @property
+    def _may_probe(self) -> bool:
+        """Whether a limit is held, and its sample does not show yet that too many are refused."""
+        if self._phase is not _Phase.HOLD:
+            return False
+        return self._sample is None or not self._is_refused_too_often(self._sample)
+
+    @property
     def _probe_at(self) -> float:
         return self._next_probe + (0.0 if self._held else _LONGEST_HOLD_SECONDS)
 
@@ -299,12 +311,12 @@ class RefusalLimit:
         """Return the number that was in flight when a refused request started: the upstream had accepted those."""
         return max(1.0, start.in_flight_with_slow - 1) if self._slots.latency_seconds else _FIRST_LIMIT
 
-    def _set_limit(self, limit: float, phase: _Phase, now: float) -> None:
+    def _set_limit(self, limit: float, phase: _Phase) -> None:
         self._slots.set_limit(max(self._lowest, limit))
-        self._phase, self._set_at = phase, now
+        self._phase = phase
 
     def _hold(self, limit: float, now: float) -> None:
-        self._set_limit(limit, _Phase.HOLD, now)
+        self._set_limit(limit, _Phase.HOLD)
         self._good, self._held = self.limit, False
         self._set_after = self._slots.started
         # Probes are not evenly spaced: the same lines might be ready for each of them, and be refused each time.
@@ -342,7 +354,7 @@ class RefusalLimit:
         """Hold the number that was accepted if there is one, cut if too many were refused, or learn what is usual."""
         part, number = sample.refused_part, sample.accepted_number
         was_in_doubt, self._is_in_doubt = self._is_in_doubt, False
-        too_many = sample.refused > 1 and part > self._parts.tolerated
+        too_many = self._is_refused_too_often(sample)
         if number is not None and self.limit * (1 - part) <= number < self.limit:
             self._slots.space_freely()
             self._end_cuts()
@@ -358,6 +370,10 @@ class RefusalLimit:
             if part < NONE:
                 self._grow()
 
+    def _is_refused_too_often(self, sample: Sample) -> bool:
+        """Return whether more of a sample were refused than is tolerated."""
+        return sample.refused > 1 and sample.refused_part > self._parts.tolerated
+
     def _holds_back(self, sample: Sample) -> bool:
         """Return whether the limit held back starts during this sample."""
         if self._slots.is_even:
@@ -372,24 +388,21 @@ class RefusalLimit:
             self._good = self.limit
 
     def _cut(self, part: float, now: float) -> None:
-        """Lower the limit to the part that was accepted."""
-        kept = max(_LARGEST_CUT, 1 - part)
+        """Lower the limit to the part that was accepted, or compare it with another one."""
         if part >= ALL:
-            if self._retry_at > now:
-                self._begin_block(now)
-                return
-            if now - self._set_at < _SECONDS_IF_ALL_REFUSED:
-                return
-            kept = _CUT_IF_ALL_REFUSED
+            self._begin_block(now)
         elif self._cuts and self._comparison.may_go_upwards(part, now, seconds_per_start=self._seconds_per_start):
             self._begin_comparison(now, upwards=True)
-            return
         elif self._cuts >= _CUTS_TO_COMPARE:
             self._begin_comparison(now, upwards=False)
-            return
+        else:
+            self._cuts += 1
+            self._lower(max(_LARGEST_CUT, 1 - part), now)
+
+    def _lower(self, kept: float, now: float) -> None:
+        """Hold a part of the limit."""
         if self._before_cuts is None:
             self._before_cuts = self.limit
-        self._cuts += 1
         self._slots.slow_down()
         self._hold(self.limit * kept, now)
 
@@ -403,9 +416,13 @@ class RefusalLimit:
         self._hold(limit, now)
 
     def _begin_block(self, now: float) -> None:
-        """Hold up all starts until the time of Retry-After, and return to the limit from before the refusals."""
-        self._block.begin(self._retry_at, now)
-        self._return_from_cuts(now)
+        """Hold up all starts. Return to the limit from before the refusals if the upstream said until when."""
+        if self._retry_at > now:
+            self._block.begin(self._retry_at, now)
+            self._return_from_cuts(now)
+        else:
+            self._block.begin(inf, now)
+            self._lower(_KEPT_IF_ALL_REFUSED, now)
 
     def _check_block(self, now: float) -> bool:
         """Return whether starts are held up by Retry-After, and end the block if that is over or was not meant.
@@ -471,7 +488,7 @@ class RefusalLimit:
         more = self._good * (1 + self._growth)
         # A whole number more may be accepted where a fraction beyond it is not.
         is_whole = self._good >= 1 and not self._slots.is_even
-        self._set_limit(max(floor(self._good + 1), more) if is_whole else more, _Phase.PROBE, now)
+        self._set_limit(max(floor(self._good + 1), more) if is_whole else more, _Phase.PROBE)
         self._begin_sample(now, least=ceil(self.limit - self._good), most_seconds=_LONGEST_PROBE_SECONDS)
 
     def _end_probe(self, sample: Sample, now: float) -> None:
