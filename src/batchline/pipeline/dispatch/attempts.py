@@ -46,12 +46,11 @@ class Attempts:
         A line whose input is too long has an outcome without ever being sent.
         """
         self._collected.clear()
-        if self._ended_attempts:
-            # More attempts have ended than one group takes. Other tasks may run between two groups.
-            await self._clock.sleep(0)
-        else:
+        if not self._ended_attempts:
             self._any_ended.clear()
             await self._any_ended.wait()
+        # Other tasks may run between two groups, and answers that have arrived by now join this one.
+        await self._clock.sleep(0)
         group, size = list[tuple[Job, Outcome]](), 0
         while self._ended_attempts and len(group) < _MAX_GROUP and size < _MAX_GROUP_BYTES:
             attempt = self._ended_attempts.popleft()
