@@ -1,7 +1,9 @@
 """Rules for every request on every route: A5, A6, A10, A14."""
 
+import gc
 import logging
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 
@@ -290,3 +292,33 @@ def test_polls_probes_and_scrapes_that_succeed_are_logged_below_info(
     api.run_pending()
     [record] = [record for record in caplog.records if record.message == "request"]
     assert record.levelno == level
+
+
+REFUSED = [
+    ("/v1/chat/completions", b'{"model":"mock","messages":[],"background":true}', 400),
+    ("/v1/chat/completions", b'{"model":"mock","messages":[', 400),
+    ("/v1/batches", b"[]", 400),
+    ("/v1/files", b"no form", 400),
+    ("/v1/batches/batch_x/cancel", b"{}", 404),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), REFUSED)
+def test_what_a_refused_client_sent_is_not_held_until_a_garbage_collection(
+    api: Api, path: str, body: bytes, status: int
+) -> None:
+    """D10: an exception and a call that refer to each other would hold all bodies in its traceback."""
+    gc.collect()
+    gc.disable()
+    try:
+        reply = api.call("POST", path, body=body, headers={"content-type": "application/json"})
+        api.run_pending()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        calls = [found.f_code for found in gc.garbage if isinstance(found, FrameType)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert reply.status == status
+    assert [call.co_qualname for call in calls if "batchline" in call.co_filename] == []

@@ -78,13 +78,14 @@ class Middleware:
             # see the cancellation.
             await self._send_error(scope, context, Unavailable("The service is shutting down. Try again."))
         except Exception as error:  # noqa: BLE001 - the outermost handler: every exception becomes an answer
-            answer = _api_error(error, request_id)
-            if answer.bound is not None:
-                self._metrics.refusals.labels(answer.bound).inc()
-            await self._send_error(scope, context, answer)
+            # The answer is kept in no variable here. It may be the exception itself, whose traceback refers to this
+            # call, and then the bodies in that traceback would be held until the next garbage collection.
+            await self._send_error(scope, context, _api_error(error, request_id))
 
     async def _send_error(self, scope: Scope, context: RequestContext, error: ApiError) -> None:
         """Answer with an error. If an answer has begun it stays incomplete, and the server closes the connection."""
+        if error.bound is not None:
+            self._metrics.refusals.labels(error.bound).inc()
         if context.status is None:
             await error_response(error)(scope, context.receive, context.send)
 

@@ -62,9 +62,10 @@ _FLEET_PROCESSES = 16
 """The number of processes on PostgreSQL among which a balance is divided. If more run, they may overdraw it by more; if
 fewer run, an organization whose balance is low has fewer requests in flight than it could pay for."""
 _SWITCH_SECONDS = 0.0005
-_OBJECTS_BETWEEN_COLLECTIONS = 10_000
-"""As many objects belong to the lines in flight and end with them. If the garbage collector looked at them more often,
-which it does at 700 by default, that would be 4 % of the CPU time of a line."""
+_COLLECTION_THRESHOLDS = 10_000, 2, 2
+"""As many objects as the first belong to the lines in flight and end with them. If the garbage collector looked at them
+more often, which it does at 700 by default, that would be 4 % of the CPU time of a line. All objects are looked at as
+often as by default."""
 _PRIVATE_UMASK = 0o077
 """Only the owner may read the files that a service writes, also in a data folder that others may enter."""
 
@@ -125,7 +126,7 @@ def run(role: Coroutine[Any, Any, None]) -> None:
     # while answers wait.
     sys.setswitchinterval(_SWITCH_SECONDS)
     return_freed_memory()
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    gc.set_threshold(*_COLLECTION_THRESHOLDS)
     uvloop.run(role)
 
 
