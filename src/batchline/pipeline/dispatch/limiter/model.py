@@ -52,7 +52,7 @@ class ModelLimit:
     @property
     def accepts_none(self) -> bool:
         """Whether its upstream refused all of the last requests, and did not say until when."""
-        return self._refusals.tries_one
+        return self._refusals.accepts_none
 
     @property
     def limit(self) -> int:

@@ -130,14 +130,14 @@ class RefusalLimit:
         return self._slots.limit
 
     @property
-    def tries_one(self) -> bool:
-        """Whether one line is tried now and then, because all were refused and the upstream did not say until when."""
+    def accepts_none(self) -> bool:
+        """Whether all of the last requests were refused, and the upstream did not say until when."""
         return self._block.until == inf
 
     @property
     def blocked_until(self) -> float:
         """The time at which requests may start again, as the upstream said with Retry-After; 0 if it did not."""
-        return 0.0 if self.tries_one else self._block.until
+        return 0.0 if self.accepts_none else self._block.until
 
     @property
     def started(self) -> int:
