@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from typing import Any
 
 import pytest
@@ -40,6 +41,12 @@ def test_keys_are_those_of_the_project(console: Console, person: Visitor) -> Non
     assert console.service.account["key_id"] in page
     assert console.stranger["key_id"] not in page
     assert console.key not in page
+
+
+def test_the_command_that_makes_a_key_names_the_project_as_one_word(console: Console) -> None:
+    name = " ".join(["Anna's", *["long"] * 15, "project"])
+    with visitor(console.port, console.service.new_account(name)["api_key"]) as person:
+        assert f"--project {shlex.quote(name)} --name" in shown(person.page("/console/keys"))
 
 
 def test_a_webhook_is_made_shown_once_and_deleted(console: Console, person: Visitor) -> None:

@@ -61,7 +61,12 @@ def test_a_batch_is_found_by_its_name(console: Console, person: Visitor) -> None
     batch_id = _named(console, "Invoices of May", ["one"])
     await_end(console.service.client(), batch_id)
     assert _ROW.findall(person.page("/console/batches?search=invoices+of")) == [batch_id]
-    assert "Invoices of May" in person.page(f"/console/batches/{batch_id}")
+    for path in (
+        f"/console/batches/{batch_id}",
+        f"/console/batches/{batch_id}/lines",
+        "/console/search?custom_id=line-0",
+    ):
+        assert "Invoices of May" in person.page(path), path
 
 
 def test_a_page_shows_counts_errors_and_what_to_do(console: Console, person: Visitor) -> None:

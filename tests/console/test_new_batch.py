@@ -102,7 +102,7 @@ def test_the_rows_of_a_table_become_requests(console: Console) -> None:
         answer = _check(person, TABLE, filename="rows.csv", **fields)
         assert answer.status_code == 200, answer.text
         text = shown(answer.text)
-        assert "rows.csv.jsonl is valid" in text
+        assert "rows.csv is valid" in text
         for words in ("Say one & 1", "Say <b>two & 2", "Say three & 3", "Be {brief}"):
             assert words in text
         assert "Say four" not in text

@@ -36,8 +36,6 @@ def test_no_page_may_load_or_run_anything_but_its_own_files(console: Console, pe
         answers = {path: admin.get(path) for path in ADMIN_PAGES}
     answers |= {path: person.get(path) for path in ("/console/sign-in", *pages_of(console))}
     for path, answer in answers.items():
-        if path == "/console/x":
-            continue
         policy = answer.headers.get("content-security-policy", "")
         if answer.status_code == 303:
             continue
@@ -132,3 +130,12 @@ def test_a_storage_that_is_gone_is_an_error_page_and_not_json(console: Console, 
     assert answer.status_code == 404
     assert answer.headers["content-type"].startswith("text/html")
     assert "Batch not found" in answer.text
+
+
+def test_an_address_that_names_no_page_is_an_error_page_and_not_json(console: Console, person: Visitor) -> None:
+    answer = person.get("/console/x/y")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "There is no page /console/x/y" in answer.text
+    with visitor(console.port) as nobody:
+        assert nobody.get("/console/x").headers["location"] == "/console/sign-in?next=/console/x"

@@ -4,7 +4,7 @@ import pytest
 from jinja2 import DictLoader
 
 from batchline.console.pages import Pages
-from batchline.console.text import cut, inert, metadata_of, moment, name_of, rate, size, span
+from batchline.console.text import age, cut, inert, metadata_of, moment, money, name_of, rate, shell, size, span
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,34 @@ def test_numbers_read_well() -> None:
         "1 h 30 min",
         "1 d 1 h",
     ]
-    assert [rate(n) for n in (1234.5, 2.34, 0.1, 0)] == ["1,234/s", "2.3/s", "6.0/min", "0.0/min"]
+    assert [rate(n) for n in (1234.5, 2.34, 0.1, 0)] == ["1,234/s", "2.3/s", "6.0/min", "0/s"]
+    assert [age(n) for n in (-1, 59, 119, 3700, 90_000)] == [
+        "just now",
+        "just now",
+        "1 min ago",
+        "1 h 1 min ago",
+        "1 d 1 h ago",
+    ]
     assert moment(0) == "1970-01-01 00:00:00 UTC"
+
+
+@pytest.mark.parametrize(
+    ("amount", "seen"),
+    [
+        (0, "0"),
+        (120_000_000_000, "120.00"),
+        (-1_234_567_000_000, "-1,234.57"),
+        (144_036_900, "0.144"),
+        (-1_275, "-0.00000128"),
+        (7, "0.000000007"),
+    ],
+)
+def test_money_has_no_more_digits_than_a_person_reads(amount: int, seen: str) -> None:
+    assert money(amount) == seen
+
+
+def test_a_name_is_one_word_of_a_command() -> None:
+    assert [shell(text) for text in ("acme", "two words", "a'; rm x")] == ["acme", "'two words'", "'a'\"'\"'; rm x'"]
 
 
 @pytest.mark.parametrize("raw", [b"", b"[1]", b"{", b'{"a":' * 5000])

@@ -203,7 +203,12 @@ class AccountPages:
         for webhook in await self._own_webhooks(visit):
             deliveries = await self._services.store.deliveries(webhook.id, limit=_SHOWN_DELIVERIES)
             found.append({"webhook": webhook, "deliveries": deliveries})
-        values = visit.values | {"found": found, "events": EVENTS, "created": created}
+        values = visit.values | {
+            "found": found,
+            "events": EVENTS,
+            "created": created,
+            "now": self._services.clock.now(),
+        }
         return self._pages.render("webhooks.html", values)
 
 

@@ -84,7 +84,7 @@ class NewBatchPages:
             chosen = self._chosen(form, visit.project_id)
             if Path(file.filename).suffix.lower() in DELIMITERS:
                 return await self._review_table(visit, file, chosen)
-            return await self._review(visit, file, chosen)
+            return await self._review(visit, file, chosen, uploaded_name=file.filename)
         except BaseException:
             await self._discard(file)
             raise
@@ -115,7 +115,8 @@ class NewBatchPages:
             await incoming.write(lines)
             return await incoming.finish(filename="demo.jsonl", expires_after=None)
 
-    async def _review(self, visit: Visit, file: File, chosen: _Chosen) -> ASGIApp:
+    async def _review(self, visit: Visit, file: File, chosen: _Chosen, *, uploaded_name: str) -> ASGIApp:
+        """Show what a file will take, or its faults. ``uploaded_name`` is that of the file that a person chose."""
         report = await self._services.input_check.check(
             visit.owner,
             CreateRequest(input_file_id=file.id, endpoint=chosen.endpoint, metadata=metadata_with_name(chosen.name)),
@@ -124,6 +125,7 @@ class NewBatchPages:
             await self._discard(file)
             return self._show_faults(visit, file, chosen, report.faults)
         values = self._values(visit) | {"file": file, "chosen": chosen, "report": report}
+        values |= {"uploaded_name": uploaded_name, "metered": self._metered}
         return self._pages.render("review.html", values | {"preview": await self._preview(file)})
 
     async def _review_table(self, visit: Visit, table: File, chosen: _Chosen) -> ASGIApp:
@@ -136,7 +138,7 @@ class NewBatchPages:
         if isinstance(made, list):
             return self._show_faults(visit, table, chosen, made)
         try:
-            return await self._review(visit, made, chosen)
+            return await self._review(visit, made, chosen, uploaded_name=table.filename)
         except BaseException:
             await self._discard(made)
             raise

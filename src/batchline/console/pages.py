@@ -24,13 +24,16 @@ _PAGE_HEADERS = _SECURITY | {"cache-control": "no-store"}
 # A page and a script of different versions may not work together.
 _ASSET_HEADERS = _SECURITY | {"cache-control": "no-cache"}
 _FILTERS: dict[str, Callable[..., Any]] = {
+    "age": text.age,
     "count": text.count,
     "cut": text.cut,
     "day": text.day,
     "moment": text.moment,
     "money": text.money,
+    "name": text.name_in,
     "plural": text.plural,
     "rate": text.rate,
+    "shell": text.shell,
     "size": text.size,
     "span": text.span,
     "span_of": text.span_of,

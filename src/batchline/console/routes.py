@@ -17,7 +17,7 @@ from batchline.console.guard import ADMIN_HOME, Guard
 from batchline.console.lines import LinePages
 from batchline.console.new_batch import NewBatchPages
 from batchline.console.pages import Pages
-from batchline.console.sessions import OneTimeLinks, SessionAuth, Sessions
+from batchline.console.sessions import OneTimeLinks, SessionAuth, Sessions, Visit
 from batchline.console.sign_in import SignInPages
 from batchline.domain.errors import NotFound
 
@@ -35,6 +35,7 @@ def console_routes(services: ApiServices, links: OneTimeLinks | None = None) -> 
         *_batch_routes(guard, services, batches, pages, auth, throttle),
         *_account_routes(guard, services, pages, auth, throttle),
         *_admin_routes(guard, AdminPages(services, pages=pages, sessions=sessions)),
+        Route("/console/{path:path}", Methods(GET=guard.page(_show_missing))),
     ]
 
 
@@ -46,6 +47,11 @@ def _sign_in_routes(guard: Guard, sign_in: SignInPages, pages: Pages) -> list[Ro
         Route("/console/sign-out", Methods(POST=guard.action_of_anyone(sign_in.sign_out))),
         Route("/console/assets/{name}", Methods(GET=_assets(pages))),
     ]
+
+
+async def _show_missing(request: Request, _visit: Visit) -> ASGIApp:
+    """Show that a page does not exist, to a person who followed an old link or mistyped an address."""
+    raise NotFound(f"There is no page {request.url.path}")
 
 
 def _assets(pages: Pages) -> Handler:

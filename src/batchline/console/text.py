@@ -1,6 +1,7 @@
 """Turns values into text that a person reads, and makes the text of clients and upstreams harmless on a page."""
 
 import re
+import shlex
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,7 +9,7 @@ from markupsafe import Markup
 from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
 
-from batchline.domain.money import units
+from batchline.domain.money import NANO, units
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _KEPT = frozenset("\n\t")
@@ -27,6 +28,7 @@ _fields, _text = Decoder(dict[str, Raw]), Decoder(str)
 _NAMES = ("name", "title", "description", "job")
 """The fields of metadata that are shown as the name of a batch, the first that is there."""
 _SPACE = re.compile(r"\s+")
+_MONEY_DIGITS = 3
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -89,6 +91,13 @@ def span_of(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else span(seconds)
 
 
+def age(seconds: float) -> str:
+    """Return how long ago something was. It has no seconds, which nobody needs and which change all the time."""
+    if seconds < _MINUTE:
+        return "just now"
+    return f"{span(seconds - seconds % _MINUTE)} ago"
+
+
 def clock_time(at: int) -> str:
     """Return the time of day, in UTC."""
     return f"{datetime.fromtimestamp(at, UTC):%H:%M}"
@@ -115,12 +124,22 @@ def rate(per_second: float) -> str:
         return f"{per_second:,.0f}/s"
     if per_second >= 0.5:
         return f"{per_second:.1f}/s"
-    return f"{per_second * _MINUTE:.1f}/min"
+    return f"{per_second * _MINUTE:.1f}/min" if per_second else "0/s"
 
 
 def money(amount: int) -> str:
-    """Return nano-units as units."""
-    return units(amount)
+    """Return nano-units as units: from one unit on with two decimals, and smaller amounts with three digits."""
+    absolute = abs(amount)
+    if absolute >= NANO:
+        return f"{amount / NANO:,.2f}"
+    unit = 10 ** max(0, len(str(absolute)) - _MONEY_DIGITS)
+    rounded = (absolute + unit // 2) // unit * unit
+    return units(-rounded if amount < 0 else rounded)
+
+
+def shell(text: str) -> str:
+    """Return a text as one word of a shell command."""
+    return shlex.quote(text)
 
 
 def metadata_of(raw: bytes) -> dict[str, str]:
@@ -135,6 +154,11 @@ def metadata_of(raw: bytes) -> dict[str, str]:
 def _text_of(value: bytes) -> str:
     """Return a string as it is, and any other value as JSON."""
     return _text.decode(value) if value.startswith(b'"') else value.decode()
+
+
+def name_in(raw: bytes) -> str:
+    """Return the name of a batch with this metadata, or an empty text."""
+    return name_of(metadata_of(raw))
 
 
 def name_of(metadata: dict[str, str]) -> str:

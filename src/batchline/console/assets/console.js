@@ -66,7 +66,10 @@ for (const element of document.querySelectorAll("[data-copy]")) {
     button.textContent = "Copied";
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
-  element.before(button);
+  const frame = document.createElement("div");
+  frame.className = "copyable";
+  element.replaceWith(frame);
+  frame.append(element, button);
 }
 
 for (const input of document.querySelectorAll("[data-drop]")) {
