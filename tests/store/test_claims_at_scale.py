@@ -49,15 +49,19 @@ def test_claims_stay_quick_while_a_million_shards_turn_over() -> None:
         p99 = quantiles(times, n=100)[98]
         print(
             f"{len(times)} {name}: median {median(times) * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms, "
-            f"median of the first tenth {first * 1e3:.2f} ms, of the last {last * 1e3:.2f} ms"
+            f"in the first tenth usually {first * 1e3:.2f} ms, in the last {last * 1e3:.2f} ms"
         )
         assert last < 1.5 * first
 
 
 def _first_and_last(times: list[float]) -> tuple[float, float]:
-    """Return the medians of the first and the last tenth."""
+    """Return the times within which a quarter of the first and of the last tenth ended.
+
+    Another load of the machine delays most of a tenth, if it comes at its time. What depends on the number of dead
+    versions delays all of it.
+    """
     tenth = len(times) // 10
-    return median(times[:tenth]), median(times[-tenth:])
+    return quantiles(times[:tenth], n=4)[0], quantiles(times[-tenth:], n=4)[0]
 
 
 async def _turn_over(url: str, *, projects: int) -> Times:
