@@ -63,9 +63,9 @@ _FLEET_PROCESSES = 16
 fewer run, an organization whose balance is low has fewer requests in flight than it could pay for."""
 _SWITCH_SECONDS = 0.0005
 _COLLECTION_THRESHOLDS = 10_000, 2, 2
-"""As many objects as the first belong to the lines in flight and end with them. If the garbage collector looked at them
-more often, which it does at 700 by default, that would be 4 % of the CPU time of a line. All objects are looked at as
-often as by default."""
+"""The garbage collector looks at new objects when there are 10,000 of them. About as many belong to the lines in flight
+and end with them. By default it looks at 700, which took 4 % of the CPU time of a line. With the other two numbers it
+looks at all objects about as often as by default."""
 _PRIVATE_UMASK = 0o077
 """Only the owner may read the files that a service writes, also in a data folder that others may enter."""
 
@@ -275,7 +275,7 @@ async def _run_all(
     name: str, context: ProcessContext, *parts: Coroutine[Any, Any, None], links: OneTimeLinks | None = None
 ) -> None:
     _announce(name, context, links)
-    # What is there now stays, so no collection needs to look at it.
+    # The objects that exist now stay until the end, so the garbage collector need not look at them.
     gc.freeze()
     async with asyncio.TaskGroup() as group:
         for part in parts:
