@@ -126,6 +126,20 @@ def test_children_start_when_needed_and_end_at_close(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_the_first_file_finds_a_child_that_was_started_before(tmp_path: Path) -> None:
+    """The first create after a start takes no longer than the next ones."""
+
+    async def story() -> None:
+        async with opened() as children:
+            children.start()
+            started = own_children()
+            assert len(started) == 1
+            await validate(children, good_file(tmp_path))
+            assert own_children() == started
+
+    asyncio.run(story())
+
+
 def test_files_wait_for_a_free_child(tmp_path: Path) -> None:
     """More files than children at once: all get their verdict, with no more processes than asked for."""
 

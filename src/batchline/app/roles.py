@@ -170,6 +170,7 @@ async def serve(
             stop_on_signals(stop)
             if lock is not None:
                 write_lock(lock, os.getpid(), url_of(context.sock), encode_json(describe(settings)).decode())
+            context.validator.start()
             await _run_all("batchline", context, server.serve(), engine.run(), pool.run(), links=links)
 
 
@@ -184,6 +185,7 @@ async def api(settings: Settings, progress: Progress) -> None:
         role = ApiRole(context, validator=context.validator, workers=context.store, sync_call_heartbeat=heartbeat)
         server = _api_server(context, role)
         stop_on_signals(server.stop)
+        context.validator.start()
         await _serve_beside(server, context, role)
 
 

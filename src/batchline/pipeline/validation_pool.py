@@ -32,7 +32,7 @@ class ValidationDied(Exception):
 
 
 class ValidationPool:
-    """A Validator with a fixed number of child processes, which start when they are first needed.
+    """A Validator with a fixed number of child processes, which start when they are first needed, or by ``start``.
 
     A file waits at most for one file of every other project, and for those of its own project that came before it.
     """
@@ -41,6 +41,11 @@ class ValidationPool:
         self._children = [_Child() for _ in range(count)]
         self._idle = list(self._children)
         self._turns = Turns(count)
+
+    def start(self) -> None:
+        """Start the child processes, so that the first file need not wait until they have imported their modules."""
+        for child in self._children:
+            child.start()
 
     async def validate(
         self, *, project_id: str, source: Path, work: Path, endpoint: str, limits: InputLimits
@@ -109,6 +114,9 @@ class _Child:
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
+
+    def start(self) -> None:
+        self._submit(bytes)
 
     async def run(self, call: Callable[[], bytes]) -> bytes:
         return await wrap_future(self._submit(call))
