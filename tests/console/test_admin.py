@@ -147,7 +147,7 @@ def test_projects_and_organizations_are_shown_with_their_limits(console: Console
 def test_upstreams_are_shown_with_limit_queue_and_latency(console: Console, admin: Visitor) -> None:
     client = console.service.client()
     await_end(client, submit(client, chat_lines(["one", "two"])).id)
-    wait_until(lambda: "Mean time of an answer, by minute" in admin.page("/console/admin/upstreams"), what="a sample")
+    wait_until(lambda: "Mean time of an attempt, by minute" in admin.page("/console/admin/upstreams"), what="a sample")
     page = admin.page("/console/admin/upstreams")
     assert 'id="upstream-default"' in page
     assert "<rect" in page

@@ -116,6 +116,17 @@ def test_every_page_fits_is_accessible_and_asks_no_other_host(chromium: Browser,
 
 
 @pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_on_a_phone_the_link_of_the_open_page_is_in_sight(chromium: Browser, console: Console) -> None:
+    """The links at the top scroll sideways there."""
+    window = _window(chromium, console)
+    window.page.set_viewport_size({"width": _PHONE[0], "height": _PHONE[1]})
+    page = window.open("/console/webhooks")
+    right_end: float = page.evaluate("document.querySelector('nav [aria-current]').getBoundingClientRect().right")
+    assert right_end <= _PHONE[0]
+    window.page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
 def test_the_pages_before_a_first_batch_and_those_of_errors_are_accessible(chromium: Browser, console: Console) -> None:
     """Sign-in, a refused sign-in, first run, the review of a file, the faults of one, and errors."""
     window = _window(chromium, console, is_signed_in=False)

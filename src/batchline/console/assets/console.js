@@ -56,6 +56,9 @@ document.addEventListener("submit", (event) => {
   if (question && !confirm(question)) event.preventDefault();
 });
 
+// On a narrow window the links scroll sideways; the one of this page may be out of sight.
+document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 for (const element of document.querySelectorAll("[data-copy]")) {
   const button = document.createElement("button");
   button.type = "button";
