@@ -80,6 +80,7 @@ EXCEPTIONS = {
     "objects/s3_errors": Elsewhere("objects/test_bucket_down.py", _PART),
     "objects/scratch": Elsewhere("conformance/test_objects.py", "one suite runs on every kind of storage"),
     "pipeline/assemble": Elsewhere("pipeline/test_finalize.py", _PART),
+    "pipeline/dispatch/selection": Elsewhere("pipeline/dispatch/test_dispatcher.py", _PART),
     "pipeline/dispatch/waiting": Elsewhere("pipeline/test_progress.py", "it shows in the progress of a batch"),
     "pipeline/line_reader": Elsewhere("pipeline/test_rerun.py", _PART),
     "pipeline/check": Elsewhere("api/test_check.py", _THROUGH_API),

@@ -17,7 +17,7 @@ run again and spend their attempts, and their faults say nothing about the upstr
 
 import logging
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from math import inf
 
 from batchline.domain.outcomes import Retryable
@@ -305,6 +305,7 @@ class Breakers:
         self._patience_seconds, self._metrics = patience_seconds, metrics
         self.upstream = self._new("")
         self._models: dict[str, CircuitBreaker] = {}
+        self.paused_models: Mapping[str, CircuitBreaker] = {}
 
     @property
     def paused(self) -> bool:
@@ -312,8 +313,9 @@ class Breakers:
         return self.upstream.paused
 
     @property
-    def paused_models(self) -> dict[str, CircuitBreaker]:
-        return {model: breaker for model, breaker in self._models.items() if breaker.paused}
+    def any_paused(self) -> bool:
+        """Whether the upstream or one of its models is paused."""
+        return self.upstream.paused or bool(self.paused_models)
 
     @property
     def pauses(self) -> list[Pause]:
@@ -343,6 +345,8 @@ class Breakers:
         if whole_was_paused:
             for breaker in self._models.values():
                 breaker.pause_if_unavailable()
+        if was_paused:
+            self._update_paused_models()
         return was_paused
 
     def answers_of(self, model: str) -> int:
@@ -355,6 +359,7 @@ class Breakers:
         ``last_attempt`` says that the line would fail for good.
         """
         breaker = self._of(job.model.id)
+        was_paused = breaker.paused
         job.note_fault(answers=breaker.answers)
         # The probes of a model that is paused alone say nothing new about the others.
         for each in (breaker,) if breaker.paused and not self.upstream.paused else (self.upstream, breaker):
@@ -370,6 +375,14 @@ class Breakers:
         if self.upstream.flowing:
             # If the whole upstream answers now and then, a pause of one model needs as many answers as one of all.
             breaker.pause_if_unavailable(needed if last_attempt else max(needed, breaker.answers_to_pause))
+        if breaker.paused != was_paused:
+            self._update_paused_models()
+
+    def begin_probe(self, job: Job) -> None:
+        """Schedule the next probe, if the upstream or the model is paused: then this job is one."""
+        breaker = self.upstream if self.upstream.paused else self.paused_models.get(job.model.id)
+        if breaker is not None:
+            breaker.begin_probe((job.batch.project_id, job.model.id), job.line_key)
 
     def end_probe(self, model: str, line: Hashable) -> None:
         """Note that the attempt of a line has ended, in whatever way."""
@@ -381,8 +394,9 @@ class Breakers:
         """Return whether a fault of this kind spends no attempt."""
         return self.upstream.forgives(kind) or (model in self._models and self._models[model].forgives(kind))
 
-    def end_overdue_pauses(self) -> None:
-        was_lone = self.upstream.is_lone
+    def end_overdue_pauses(self) -> bool:
+        """End the pauses that lasted longer than the patience, and return whether there were any."""
+        was_lone, pauses = self.upstream.is_lone, len(self.pauses)
         for breaker in (self.upstream, *self._models.values()):
             breaker.end_pause_if_overdue()
         if was_lone and self.upstream.flowing:
@@ -390,6 +404,13 @@ class Breakers:
             for breaker in self._models.values():
                 if not breaker.paused:
                     breaker.ignore_lone_faults()
+        if len(self.pauses) == pauses:
+            return False
+        self._update_paused_models()
+        return True
+
+    def _update_paused_models(self) -> None:
+        self.paused_models = {model: breaker for model, breaker in self._models.items() if breaker.paused}
 
     def _of(self, model: str) -> CircuitBreaker:
         if model not in self._models:

@@ -6,8 +6,8 @@ overdue. It leaves with an outcome for the recorder, or without one if its batch
 
 import asyncio
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import cast
 
@@ -25,14 +25,16 @@ from batchline.domain.retry import RetryPolicy
 from batchline.domain.states import Stop
 from batchline.domain.waiting import WaitReason
 from batchline.pipeline.dispatch.attempts import Attempts
-from batchline.pipeline.dispatch.circuit_breaker import Breakers, CircuitBreaker
+from batchline.pipeline.dispatch.circuit_breaker import Breakers
 from batchline.pipeline.dispatch.completion import Completer, Failover, JobTarget
 from batchline.pipeline.dispatch.demand import Demand
+from batchline.pipeline.dispatch.funding import Funding
 from batchline.pipeline.dispatch.in_flight import InFlight, LaneName
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.quarantine import WINDOW_SECONDS, Quarantine
 from batchline.pipeline.dispatch.queues import PROBES_IN_A_ROW, ReadyQueue, RetryQueue
 from batchline.pipeline.dispatch.resets import Resets
+from batchline.pipeline.dispatch.selection import Selection
 from batchline.pipeline.dispatch.waiting import Waiting
 from batchline.pipeline.job import HeldBatch, Job
 from batchline.pipeline.record import Recorder
@@ -46,12 +48,6 @@ _SHORTEST_RATE_WAIT_SECONDS = 0.001
 _DUE_LIFETIME_SECONDS = 0.1
 """The time for which the store time that decides about windows is reused. To read it for every line would cost a
 microsecond."""
-
-_SHORTEST_PROBE_WAIT_SECONDS = 0.1
-"""A probe may be due while nothing can start. This wait keeps the timers from a busy loop until then."""
-
-_LANE_CHECK_SECONDS = 1.0
-"""The time between two checks, during a pause, for another project or model to probe with."""
 
 _OVERDUE_CHECK_SECONDS = 1.0
 """The time between two checks whether overdue lines are still past their window: the clock may have been wrong."""
@@ -92,15 +88,8 @@ class Dispatcher:
         self._quarantine, self._resets = Quarantine(), Resets()
         self._ready = ReadyQueue()
         self._retries = RetryQueue()
-        self._paused_models: Mapping[str, CircuitBreaker] = {}
         self._overdue: list[Job] = []
         """Jobs past their batch's window. They do not start, and end when the store says that the batch expired."""
-        self._unfunded_projects: set[str] = set()
-        """Projects whose next line waits until requests in flight release what they hold of the same budget."""
-        self._held_projects: Set[str] = self._unfunded_projects
-        """Projects of which nothing may start now: these, and those whose lines have just broken."""
-        self._unfunded_jobs: dict[str, deque[Job]] = {}
-        """Jobs, by batch, that wait until lines in flight release what they hold of the batch's own limit."""
         self._due, self._due_until = 0.0, -math.inf
         self._rate_timer: asyncio.Handle | None = None
         self._rate_timer_at = 0.0
@@ -112,6 +101,17 @@ class Dispatcher:
         self._attempts = Attempts(upstream, name=name, token_limit=token_limit, clock=clock, group=self._group)
         self._in_flight = InFlight(limiter, clock=clock, count_sync_calls=count_sync_calls)
         self._completer = Completer(recorder=recorder, tariff=tariff, on_line_dropped=on_line_dropped)
+        self._funding = Funding(
+            ready=self._ready, in_flight=self._in_flight, completer=self._completer, make_ready=self._make_ready
+        )
+        self._selection = Selection(
+            ready=self._ready,
+            in_flight=self._in_flight,
+            limiter=limiter,
+            breakers=breakers,
+            quarantine=self._quarantine,
+            unfunded_projects=self._funding.waiting_projects,
+        )
         self._failover = Failover(ready=self._ready, completer=self._completer, find_alternative=find_alternative)
         self._demand = Demand(
             ready=self._ready,
@@ -282,10 +282,7 @@ class Dispatcher:
 
     def on_funds_changed(self) -> None:
         """Try the lines again that wait because too little money was left."""
-        if self._unfunded_projects or self._unfunded_jobs:
-            self._unfunded_projects.clear()
-            for batch_id in list(self._unfunded_jobs):
-                self._retry_unfunded(batch_id)
+        if self._funding.on_funds_changed():
             self.pump()
 
     def pump(self) -> None:
@@ -294,9 +291,9 @@ class Dispatcher:
         while jobs := self._take():
             due = self._read_due()
             started = [job for job in jobs if self._start_or_park(job, due)]
-            if self._breakers.paused or self._paused_models:
+            if self._breakers.any_paused:
                 for job in started:
-                    self._note_probe(job)
+                    self._breakers.begin_probe(job)
             self._in_flight.start(started)
             for job in started:
                 self._attempts.send(job)
@@ -304,112 +301,19 @@ class Dispatcher:
         self._set_rate_timer()
         self._demand.on_lines_taken(touched)
 
-    @property
-    def _some_could_start(self) -> bool:
-        return not self._completer.draining and (bool(self._ready) or self._quarantine.occupied)
-
     def _take(self) -> list[Job]:
-        """Take jobs that may start now. Suspects start first, and may have to be tried with nothing else in flight."""
         self._looked_at = self._clock.steady()
-        if not self._some_could_start or self._recorder.full or self._quarantine.crash_seen:
+        if self._completer.draining or self._recorder.full:
             return []
-        broken = self._quarantine.held_projects
-        self._held_projects = self._unfunded_projects | broken if broken else self._unfunded_projects
-        if self._breakers.paused or self._paused_models:
-            self._end_overdue_pauses()
-        if self._breakers.paused and self._ready:
-            return self._take_probe(self._breakers.upstream)
-        if self._quarantine.occupied and ((jobs := self._take_suspect()) or self._quarantine.holds_all):
-            return jobs
-        if jobs := self._take_model_probe() or self._take_despite_block():
-            return jobs
-        room = self._in_flight.room
-        if room > 0 and (jobs := self._take_ready(room)):
-            return jobs
-        return self._take_beyond_limit()
-
-    def _end_overdue_pauses(self) -> None:
-        pauses = len(self._breakers.pauses)
-        self._breakers.end_overdue_pauses()
-        if len(self._breakers.pauses) < pauses:
-            self._paused_models = self._breakers.paused_models
-            self._limiter.on_outage_over(self._looked_at)
-
-    def _take_ready(self, limit: int) -> list[Job]:
-        limit_of = self._in_flight.limit_of
-
-        def limit_unless_held(project_id: str) -> int:
-            return 0 if project_id in self._held_projects else limit_of(project_id)
-
-        return self._ready.take(
-            limit,
-            in_flight=self._in_flight.by_project,
-            in_flight_of_lane=self._in_flight.by_lane,
-            limit_of=limit_unless_held if self._held_projects else limit_of,
-            allowance_of=lambda model: min(self._allowance_of(model), self._in_flight.room_of(model)),
-        )
-
-    def _take_beyond_limit(self) -> list[Job]:
-        """Take a job of a project or a model that does not wait for the slots of others."""
-        for project_id, model in self._in_flight.may_exceed(self._ready.lanes()):
-            if project_id not in self._held_projects and self._allowance_of(model) > 0:
-                return self._ready.take_lane(project_id, model)
-        return []
-
-    def _allowance_of(self, model: str) -> int:
-        return 0 if model in self._paused_models else self._limiter.allowance(model, self._looked_at)
-
-    def _take_probe(self, breaker: CircuitBreaker, model: str | None = None) -> list[Job]:
-        """Take a job to probe a paused upstream or model with, from the project and model whose turn it is."""
-        lane = breaker.next_lane(
-            lane for lane in self._ready.lanes() if model in (None, lane[1]) and self._in_flight.may_start_one_of(lane)
-        )
-        return [] if lane is None else self._ready.take_probe(*lane)
-
-    def _take_model_probe(self) -> list[Job]:
-        """Take a job to probe one of the paused models with."""
-        for model, breaker in self._paused_models.items():
-            if jobs := self._take_probe(breaker, model):
-                return jobs
-        return []
-
-    def _take_despite_block(self) -> list[Job]:
-        """Take a job of a model that others must wait for, because of Retry-After, if its project was not refused."""
-        now = self._looked_at
-        for project_id, model in self._ready.lanes() if self._limiter.is_any_blocked(now) else ():
-            if (
-                model not in self._paused_models
-                and project_id not in self._held_projects
-                and self._limiter.may_try(model, project_id, now)
-                and self._in_flight.may_start_one_of((project_id, model))
-            ):
-                return self._ready.take_lane(project_id, model)
-        return []
-
-    def _take_suspect(self) -> list[Job]:
-        """Take a suspect that may start now. While the upstream is paused, it is a probe."""
-        if self._in_flight.room <= 0 or (self._breakers.paused and self._breakers.upstream.seconds_to_probe):
-            return []
-        suspect = self._quarantine.start_next(in_flight=self.in_flight)
-        return [] if suspect is None else [suspect]
-
-    def _note_probe(self, job: Job) -> None:
-        """Schedule the next probe, if this job is one."""
-        lane = job.batch.project_id, job.model.id
-        if self._breakers.paused:
-            self._breakers.upstream.begin_probe(lane, job.line_key)
-        elif job.model.id in self._paused_models:
-            self._paused_models[job.model.id].begin_probe(lane, job.line_key)
+        return self._selection.take(self._looked_at)
 
     def _set_rate_timer(self) -> None:
         """Set a timer for the time at which the rate lets the next job start, if ready jobs wait for that."""
-        if not self._some_could_start or self._breakers.paused:
-            return
-        waits = [wait for model in self._ready.by_model if (wait := self._limiter.wait(model, self._looked_at)) > 0]
-        if not waits:
+        wait = self._selection.seconds_to_next_start(self._looked_at)
+        if wait is None:
             return
         loop = asyncio.get_running_loop()
-        due = loop.time() + max(min(waits), _SHORTEST_RATE_WAIT_SECONDS)
+        due = loop.time() + max(wait, _SHORTEST_RATE_WAIT_SECONDS)
         if self._rate_timer is None or due < self._rate_timer_at:
             if self._rate_timer is not None:
                 self._rate_timer.cancel()
@@ -437,39 +341,8 @@ class Dispatcher:
         return False
 
     def _hold(self, job: Job) -> bool:
-        """Hold the estimated cost of a job against its budget, and return whether the job may start.
-
-        If too little is left, the job waits for the requests that hold the rest, and fails if there are none. A probe
-        or a suspect starts in any case: it is one line, and others wait for it.
-        """
-        held = job.batch.budget.hold(job.estimate)
-        if isinstance(held, int) or job.suspect or self._breakers.is_paused(job.model.id):
-            job.held = held if isinstance(held, int) else 0
-            return True
-        if not held.held:
-            self._completer.complete(job, held.failure)
-        elif held.of_batch:
-            self._unfunded_jobs.setdefault(job.batch.id, deque()).append(job)
-        else:
-            self._unfunded_projects.add(job.batch.project_id)
-            self._ready.add(job, first=True)
-        return False
-
-    def _release(self, job: Job) -> None:
-        job.batch.budget.release(job.held)
-        job.held = 0
-        self._unfunded_projects.clear()
-        if job.batch.id in self._unfunded_jobs:
-            self._retry_unfunded(job.batch.id)
-
-    def _retry_unfunded(self, batch_id: str) -> None:
-        """Make lines ready that wait for money of their batch: two of them, or all if no line of it is in flight."""
-        waiting = self._unfunded_jobs.pop(batch_id)
-        number = 2 if any(job.batch.id == batch_id for job in self._in_flight) else len(waiting)
-        for _ in range(min(number, len(waiting))):
-            self._make_ready(waiting.popleft())
-        if waiting:
-            self._unfunded_jobs[batch_id] = waiting
+        """Hold the cost of a job. A probe or a suspect starts in any case: it is one line, and others wait for it."""
+        return self._funding.hold(job, must_start=job.suspect or self._breakers.is_paused(job.model.id))
 
     async def _collect_outcomes(self) -> None:
         while True:
@@ -521,7 +394,7 @@ class Dispatcher:
         if job.trace is not None and job.within_limit:
             job.trace.on_attempt(outcome, upstream=self._name, model=job.model, body=job.body, seconds=seconds)
         if job.held:
-            self._release(job)
+            self._funding.release(job)
         if self._quarantine.is_trying:
             self._quarantine.finish(job)
         if paused:
@@ -596,7 +469,6 @@ class Dispatcher:
         model, was_paused = job.model.id, self._breakers.is_paused(job.model.id)
         self._breakers.on_unavailable(job, fault, last_attempt=self._is_last_attempt(job, fault))
         if self._breakers.is_paused(model) and not was_paused:
-            self._paused_models = self._breakers.paused_models
             self._failover.move_all(is_paused=self._breakers.is_paused)
 
     def _on_upstream_answers(self, jobs: list[Job]) -> None:
@@ -619,7 +491,6 @@ class Dispatcher:
     def on_real_answers(self, model: str, count: int = 1) -> None:
         """Note that the upstream answered lines or synchronous calls of a model: it is available."""
         if self._breakers.on_real_answers(model, count):
-            self._paused_models = self._breakers.paused_models
             self._limiter.on_outage_over(self._clock.steady())
             self._timers_changed.set()
             self._demand.update()
@@ -710,13 +581,7 @@ class Dispatcher:
         withdrawn = [job for job in self._overdue if condition(job)]
         if withdrawn:
             self._overdue = [job for job in self._overdue if not condition(job)]
-        for batch_id, jobs in list(self._unfunded_jobs.items()):
-            withdrawn += [job for job in jobs if condition(job)]
-            if not (left := deque(job for job in jobs if not condition(job))):
-                del self._unfunded_jobs[batch_id]
-            else:
-                self._unfunded_jobs[batch_id] = left
-        queues = (self._retries, self._ready, self._quarantine)
+        queues = (self._funding, self._retries, self._ready, self._quarantine)
         return withdrawn + [job for queue in queues for job in queue.withdraw(condition)]
 
     async def _run_timers(self) -> None:
@@ -730,8 +595,7 @@ class Dispatcher:
             self.pump()
             self._demand.update()
             waits = [] if self._retries.next_due is None else [self._retries.next_due - now]
-            if self._some_could_start:
-                waits += self._waits_for_probes()
+            waits += self._selection.seconds_to_probes
             if self._overdue:
                 waits.append(_OVERDUE_CHECK_SECONDS)
             try:
@@ -748,17 +612,6 @@ class Dispatcher:
             self._overdue = [job for job in self._overdue if job.batch.expires_at <= due]
             for job in in_time:
                 self._make_ready(job)
-
-    def _waits_for_probes(self) -> list[float]:
-        """Return, for each paused part of the upstream, the seconds until it is probed next or checked again."""
-        if self._breakers.paused:
-            breakers = [self._breakers.upstream]
-        else:
-            breakers = [breaker for model, breaker in self._paused_models.items() if self._ready.by_model[model]]
-        waits = [
-            min(breaker.seconds_to_probe, breaker.seconds_to_new_lane or _LANE_CHECK_SECONDS) for breaker in breakers
-        ]
-        return [max(wait, _SHORTEST_PROBE_WAIT_SECONDS) for wait in waits]
 
 
 def _answered_lane(ended: tuple[Job, Outcome]) -> LaneName | None:
