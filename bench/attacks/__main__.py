@@ -102,7 +102,7 @@ def _test(arguments: list[str]) -> str:
     """Run tests and return how they ended, with the longest time that one of them printed."""
     ended = subprocess.run([sys.executable, "-m", "pytest", *arguments], capture_output=True, text=True, check=False)
     passed = len(re.findall(r"\.", "".join(re.findall(r"^[.sxF]+(?=\s|$)", ended.stdout, re.MULTILINE))))
-    times = [float(found) for found in re.findall(r"([\d.]+) ms of CPU", ended.stdout)]
+    times = [float(found) for found in re.findall(r"(\d+\.?\d*) ms of CPU", ended.stdout)]
     figures = f", {max(times):.1f} ms of CPU at most" if times else ""
     return f"{passed} tests pass{figures}" if ended.returncode == 0 else f"FAILED with {ended.returncode}"
 

@@ -51,6 +51,19 @@ async def test_the_folder_of_a_batch_is_removed_with_its_last_object(tmp_path: P
         assert await objects.read("results/batch_1/again", 0, 1) == b"2"
 
 
+async def test_the_folders_of_many_batches_take_no_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of a month have a folder each. To remember all of them would cost more with every batch."""
+    monkeypatch.setattr(local_module, "_MAX_DURABLE_FOLDERS", 8)
+    async with folder(tmp_path) as objects:
+        for number in range(20):
+            await objects.put(f"results/batch_{number}/output", b"1")
+            assert len(objects._folder._durable) <= 8  # type: ignore[attr-defined]
+        await objects.put("results/batch_0/error", b"2")
+        await objects.delete_all("results/batch_0")
+        await objects.put("results/batch_0/output", b"3")
+        assert await objects.read("results/batch_0/output", 0, 1) == b"3"
+
+
 async def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path) -> None:
     """B2: another process may remove a folder that this one remembers; a put is durable all the same."""
     async with folder(tmp_path) as serving, folder(tmp_path) as worker:

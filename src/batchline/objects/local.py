@@ -23,6 +23,8 @@ from batchline.ports import Random, Threads
 
 _CHUNK_BYTES = 256 * 1024
 _PAGE_KEYS = 200
+_MAX_DURABLE_FOLDERS = 1024
+"""The folders that are remembered as durable. Each batch has its own, and to sync one again costs little."""
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -144,7 +146,7 @@ class _Folder:
     def __init__(self, root: Path) -> None:
         self.temporary = root / TEMPORARY
         self._root = root
-        self._durable: set[Path] = set()
+        self._durable: set[str] = set()
         self._folders_lock = Lock()
         """Held while folders are created and removed, so that none is removed between its creation and its use."""
 
@@ -176,7 +178,8 @@ class _Folder:
     def delete_all(self, folder: Path) -> None:
         with self._folders_lock:
             _remove_tree(folder)
-            self._durable = {known for known in self._durable if not known.is_relative_to(folder)}
+            below = f"{folder}{os.sep}"
+            self._durable = {known for known in self._durable if not f"{known}{os.sep}".startswith(below)}
 
     @_writing()
     def make_temporary(self) -> None:
@@ -208,21 +211,23 @@ class _Folder:
         """Remove the folder of a batch with its last object. There would be one more with every batch."""
         with self._folders_lock, suppress(OSError):
             folder.rmdir()
-            self._durable.discard(folder)
+            self._durable.discard(str(folder))
 
     def _forget(self, folder: Path) -> None:
         with self._folders_lock:
-            self._durable -= {folder, *folder.parents}
+            self._durable -= {str(folder), *map(str, folder.parents)}
 
     def _make_durable(self, folder: Path) -> None:
         # A folder that exists may have a name that was never synced: its creator may have died before that.
-        if folder in self._durable:
+        if str(folder) in self._durable:
             return
         if self._root in folder.parents or not folder.parent.is_dir():
             self._make_durable(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_path(folder.parent)
-        self._durable.add(folder)
+        if len(self._durable) >= _MAX_DURABLE_FOLDERS:
+            self._durable.clear()
+        self._durable.add(str(folder))
 
 
 class _Draft:
