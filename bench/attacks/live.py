@@ -29,7 +29,7 @@ from tests.support.service import (
 )
 
 MiB = 1024 * 1024
-_TINY = b"GET /healthz HTTP/1.1\r\n\r\n"
+_TINY = b"GET /healthz HTTP/1.1\r\nhost:\r\n\r\n"
 _WITH_FEW_DESCRIPTORS = (
     "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)); sys.argv[0] = 'batchline'; "
     "runpy.run_module('batchline', run_name='__main__')"

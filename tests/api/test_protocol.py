@@ -86,6 +86,7 @@ def test_headers_that_wait_for_an_earlier_answer_do_not_spoil_it(serve: Callable
         b"POST /v1/batches HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc",
         b"CONNECT other:443 HTTP/1.1\r\nhost: other\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nhost: one\r\nhost: two\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n\r\n",
         b"GET /healthz\r\n\r\n",
         b"GET /healthz HTTP/0.9\r\n\r\n",
         b"GET /healthz HTTP/2.0\r\nhost: test\r\n\r\n",
@@ -96,6 +97,13 @@ def test_what_is_no_http_is_answered_in_the_envelope(api: Api, request_bytes: by
     with api.connect() as sock:
         sock.sendall(request_bytes)
         refused(sock, 400)
+
+
+@pytest.mark.rule("A14", "Only a request of HTTP/1.1 needs a Host header.")
+def test_a_request_of_the_older_version_needs_no_host(api: Api) -> None:
+    with api.connect() as sock:
+        sock.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert read_reply(sock).status == 200
 
 
 def test_garbage_after_a_good_request_does_not_take_its_answer(api: Api) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.api_server import CHAT, FORM, Api, field, file_part, form, read_reply, read_to_end, wait_until
 from tests.support.manual_upstream import ManualUpstream, Peer, delta, event
 
-TINY = b"GET /healthz HTTP/1.1\r\n\r\n"
+TINY = b"GET /healthz HTTP/1.1\r\nhost:\r\n\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n"
 MiB = 1024 * 1024
 CALL = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()

@@ -363,6 +363,8 @@ class ServerConnection(HttpToolsProtocol):
             self._fail(InvalidRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here"))
         if self._hosts > 1:
             self._fail(InvalidRequest("The request has more than one Host header"))
+        if not self._hosts and self.parser.get_http_version() == "1.1":
+            self._fail(InvalidRequest("The request has no Host header"))
         if self.url.count(b"&") >= MAX_QUERY_PARAMETERS:
             self._fail(InvalidRequest(f"The request's URL has more than {MAX_QUERY_PARAMETERS} parameters"))
 
