@@ -114,6 +114,131 @@ def test_a_model_without_rules_of_its_own_has_the_default() -> None:
     assert (rules.of("m"), rules.of("n")) == (own, FieldRules())
 
 
+def _raw_fields(text: str) -> dict[str, Raw]:
+    return _fields.decode(text.encode())
+
+
+@pytest.mark.rule("D6", "A key that is repeated inside of a field hides no tool and no link.")
+@pytest.mark.parametrize(
+    "tool",
+    [
+        '{"type":"web_search","type":"function"}',
+        '{"type":"function","type":"web_search"}',
+        '{"ty\\u0070e":"web_search","type":"function"}',
+        '{"Type":"web_search","Type":"function"}',
+    ],
+)
+def test_every_type_of_a_tool_counts(tool: str) -> None:
+    """D6: some servers read the first value of a repeated key, others the last."""
+    violation = FieldRules().violation(_raw_fields(f'{{"tools":[{tool}]}}'))
+    assert violation is not None
+    assert violation.field == "tools"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        '{"image_url":{"url":"http://evil/","url":"https://here/"}}',
+        '{"image_url":{"url":"https://here/","\\u0075rl":"http://evil/"}}',
+        '{"image_url":"http://evil/","image_url":{"url":"https://here/"}}',
+        '{"x":1,"x":1}',
+    ],
+)
+def test_a_repeated_key_hides_no_link(part: str) -> None:
+    """D6: some servers read the first value of a repeated key, others the last."""
+    fields = _raw_fields(f'{{"messages":[{{"role":"user","content":[{part}]}}]}}')
+    violation = FieldRules(media_hosts=frozenset({"here"})).violation(fields)
+    assert violation is not None
+    assert violation.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "image": "http://evil/"},
+        {"type": "video", "video": "http://evil/"},
+        {"type": "video", "Video": ["http://evil/1", "http://evil/2"]},
+        {"type": "image_url", "image_url": ["http://evil/"]},
+    ],
+)
+def test_a_link_is_found_under_all_names_of_media(part: dict[str, Any]) -> None:
+    """D6: where the operator sets a list of hosts."""
+    rules = FieldRules(media_hosts=frozenset({"here"}))
+    assert refused(rules, messages=[{"role": "user", "content": [part]}]) == "messages"
+    assert refused(rules, input=[part]) == "input"
+    allowed = json.loads(json.dumps(part).replace("http://evil/", "data:image/png;base64,"))
+    assert refused(rules, messages=[{"role": "user", "content": [allowed]}]) is None
+    assert refused(rules, image="aGVsbG8=", audio={"voice": "alloy"}) is None
+    assert refused(rules, image="http://evil/") == "image"
+
+
+@pytest.mark.rule("D6", "A file or an item of the operator's account cannot be named.")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", [{"role": "user", "content": [{"type": "file", "file": {"file_id": "file-1"}}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "file", "file": {"File_ID": "file-1"}}]}]),
+        ("input", [{"role": "user", "content": [{"type": "input_file", "file_id": "file-1"}]}]),
+        ("input", [{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]),
+        ("input", [{"type": "item_reference", "id": "msg_1"}]),
+        ("input", [{"type": None, "id": "msg_1"}]),
+        ("input", [{"id": "msg_1"}]),
+    ],
+)
+def test_an_object_of_the_operators_account_is_refused(field: str, value: Any) -> None:
+    """D6: all tenants are one there."""
+    assert refused(FieldRules(), **{field: value}) == field
+    assert refused(FieldRules(forbidden=frozenset()), **{field: value}) is None
+    escaped = json.dumps(value).replace("_id", "\\u005fid").replace("item_", "item\\u005f")
+    violation = FieldRules().violation(_raw_fields(f'{{"{field}":{escaped}}}'))
+    assert violation is not None
+    assert violation.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", [{"role": "user", "content": 'what is a "file_id"?'}]),
+        (
+            "messages",
+            [{"role": "user", "content": [{"type": "file", "file": {"file_id": None, "file_data": "data:"}}]}],
+        ),
+        ("input", 'an item_reference has an "id"'),
+        ("input", [{"type": "message", "id": "msg_1", "role": "assistant", "content": []}]),
+        ("input", [{"id": "msg_1", "role": "user", "content": "x"}]),
+        ("input", [{"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}]),
+    ],
+)
+def test_items_that_are_sent_whole_are_allowed(field: str, value: Any) -> None:
+    assert refused(FieldRules(), **{field: value}) is None
+
+
+def test_a_template_of_a_tenant_is_refused_wherever_it_is() -> None:
+    """D6: the inference engine would run it."""
+    assert refused(FieldRules(), chat_template_kwargs={"chat_template": "{{ x }}"}) == "chat_template_kwargs"
+    assert refused(FieldRules(), chat_template_kwargs={"enable_thinking": False}) is None
+    assert refused(FieldRules(forbidden=frozenset()), chat_template_kwargs={"chat_template": "x"}) is None
+
+
+def test_more_objects_than_any_message_has_are_refused() -> None:
+    """D8: each of them takes time, for which everybody waits."""
+    rules = FieldRules(media_hosts=frozenset())
+    assert refused(rules, input=[{}] * 16_385) == "input"
+    assert refused(rules, input=[{}] * 16_384) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "u", "metadata": {"a": "b"}, "guided_json": {}, "top_k": 1, "min_p": 0.1, "repetition_penalty": 1.1},
+        {"stop_token_ids": [1], "ignore_eos": True, "cache_salt": "x", "safety_identifier": "x", "verbosity": "low"},
+    ],
+)
+def test_fields_that_ordinary_clients_send_are_allowed(fields: dict[str, Any]) -> None:
+    """D6"""
+    assert refused(FieldRules(), **fields) is None
+
+
 def _nested(levels: int) -> str:
     return "[" * levels + "]" * levels
 
