@@ -24,6 +24,7 @@ from batchline.loops.prune import Prune
 from batchline.loops.rescue import Rescue
 from batchline.loops.sweep import Sweep
 from batchline.loops.worker import Worker
+from batchline.pipeline.batch_ends import BatchEnds
 from batchline.pipeline.budget import Budgets
 from batchline.pipeline.cancel import Cancellation
 from batchline.pipeline.check import InputCheck
@@ -156,6 +157,7 @@ class WorkerRole:
             clock=clock,
             owner=owner,
             live_owners=lambda: [owner, *(local_fleet.live_owners() if local_fleet is not None else ())],
+            batch_ends=_batch_ends(context),
             on_work_available=self.worker.on_work_available,
         )
         self._rescue_task = PeriodicTask("rescue", rescue.step, every=settings.lease_seconds / 3, clock=clock)
@@ -284,11 +286,14 @@ def _new_finalizer(
         owner=context.owner,
         lease_seconds=settings.lease_seconds,
         retention_seconds=settings.file_retention_seconds,
-        metrics=context.metrics,
+        batch_ends=_batch_ends(context),
         on_batch_ended=on_batch_ended,
         on_work_available=on_work_available,
-        tracer=context.tracer,
     )
+
+
+def _batch_ends(context: Context) -> BatchEnds:
+    return BatchEnds(metrics=context.metrics, tracer=context.tracer)
 
 
 def new_deliveries(context: Context) -> Deliveries:
@@ -419,7 +424,9 @@ def _services(
             token_sampler=TokenSampler(tokens=context.token_limit.tokens, catalog=settings.catalog),
             answered_names=frozenset(settings.embedded_names) if settings.embeds_model else None,
         ),
-        cancellation=Cancellation(batches=store, clock=clock, on_batch_stopped=on_batch_stopped),
+        cancellation=Cancellation(
+            batches=store, clock=clock, batch_ends=_batch_ends(context), on_batch_stopped=on_batch_stopped
+        ),
         hold_release=HoldRelease(batches=store, on_work_available=on_work_available),
         progress_reader=ProgressReader(batches=store, workers=workers, catalog=settings.catalog, clock=clock),
         load_history=LoadHistory(workers=workers, clock=clock),
@@ -461,6 +468,7 @@ def _new_creator(context: Context, *, validator: Validator, on_work_available: C
         limits=settings.input_limits,
         catalog=settings.catalog,
         tariff=settings.tariff,
+        batch_ends=_batch_ends(context),
         on_work_available=on_work_available,
     )
 

@@ -72,7 +72,7 @@ def test_a_batch_that_was_being_validated_is_told_to_be_interrupted(restored: Ta
     """C6: a batch that was being validated fails as interrupted."""
 
     async def fail_interrupted(store: Store) -> BatchStatus:
-        assert await store.fail_interrupted(owner=ME, errors=b"{}", answer=b"{}", at=NOW) == 1
+        assert len(await store.fail_interrupted(owner=ME, errors=b"{}", answer=b"{}", at=NOW)) == 1
         batch = await store.batch(busy.owner.project_id, busy.batches["validating"])
         assert batch is not None
         return batch.status

@@ -127,14 +127,19 @@ async def test_cancelled_while_validating_is_the_end_and_the_answer(
 ) -> None:
     """C6: the batch is terminal at once, without counts, files or shards, and this object answers the create."""
     batch = await world.validating()
-    cancelled = await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 5)
-    assert cancelled is not None
+    found = await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 5)
+    assert found is not None
+    cancelled, has_ended = found
+    assert has_ended
+    assert await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 6) == (cancelled, False)
     assert (cancelled.status, cancelled.cancelling_at, cancelled.cancelled_at) == ("cancelled", NOW + 5, NOW + 5)
     with pytest.raises(LeaseLost):
         await world.store.renew_batch(batch.id, epoch=1, owner=ME, lease=LEASE)
     kept = await world.store.create_record(batch.id)
     assert kept is not None
-    assert await go_on(world, batch) == kept
+    with pytest.raises(LeaseLost):
+        await go_on(world, batch)
+    assert await world.store.create_record(batch.id) == kept
     assert kept.answer_status == 200
     assert decode(kept.answer_body or b"")["status"] == "cancelled"
     assert await world.seen(batch) == cancelled
@@ -272,12 +277,13 @@ async def test_cancel_in_every_state(
     batch = await reach(world)
     was = await world.seen(batch)
     assert was.status == before
-    cancelled = await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 150)
-    assert cancelled is not None
-    assert cancelled.status == after
+    found = await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 150)
+    assert found is not None
+    cancelled, has_ended = found
+    assert (cancelled.status, has_ended) == (after, before == "validating")
     assert cancelled.cancelling_at == (None if after == before else NOW + 150)
     assert cancelled.finalizing_at == was.finalizing_at
-    assert await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 60) == cancelled
+    assert await world.store.cancel_batch(batch.project_id, batch.id, at=NOW + 60) == (cancelled, False)
     assert await world.seen(batch) == cancelled
 
 

@@ -14,7 +14,7 @@ YEAR = 365 * DAY
 
 
 async def count_interrupted(world: World) -> int:
-    return await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW)
+    return len(await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW))
 
 
 async def finalizing(world: World) -> Batch:
@@ -130,15 +130,14 @@ async def test_times_of_a_batch_never_run_backwards(world: World) -> None:
 
 async def test_times_of_a_batch_that_is_cancelled_or_expires_never_run_backwards(world: World) -> None:
     early, validating = await world.running(shards=[1], expires_at=NOW + 5), await world.validating(created_at=NOW + 9)
-    cancelled = await world.store.cancel_batch(validating.project_id, validating.id, at=NOW)
-    assert cancelled is not None
+    assert await world.store.cancel_batch(validating.project_id, validating.id, at=NOW) is not None
+    cancelled = await world.seen(validating)
     assert (cancelled.cancelling_at, cancelled.cancelled_at) == (NOW + 9, NOW + 9)
     assert await world.expire(at=NOW + 5) == [early.id]
     await world.publish(await world.finish(), at=NOW - DAY)
     assert (await world.seen(early)).expired_at == NOW
     running = await world.running(created_at=NOW + 50)
-    stopped = await world.store.cancel_batch(running.project_id, running.id, at=NOW)
-    assert stopped is not None
-    assert stopped.cancelling_at == NOW + 50
+    assert await world.store.cancel_batch(running.project_id, running.id, at=NOW) is not None
+    assert (await world.seen(running)).cancelling_at == NOW + 50
     await world.publish(await world.finish(holder=OTHER), at=NOW)
     assert (await world.seen(running)).cancelled_at == NOW + 50

@@ -185,9 +185,10 @@ async def test_a_validation_whose_process_died_has_failed(world: World) -> None:
     """C6, A11: the failed batch has an answer for repeated creates, and the late process cannot start it."""
     dead, alive = await world.validating(holder=OTHER), await world.validating()
     await world.die(OTHER)
-    assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 7) == 1
-    assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 8) == 0
+    failed = await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 7)
+    assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW + 8) == []
     seen = await world.seen(dead)
+    assert failed == [seen]
     assert (seen.status, seen.failed_at, seen.errors) == (BatchStatus.FAILED, NOW + 7, ERRORS)
     created = await world.store.create_record(dead.id)
     assert created is not None
@@ -204,15 +205,15 @@ async def test_a_validation_is_interrupted_only_when_its_lease_lapsed(world: Wor
     batch = await world.validating()
     for _ in range(3):
         await world.pass_time(LEASE / 2)
-        assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == 0
+        assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == []
         await world.store.renew_batch(batch.id, epoch=1, owner=ME, lease=LEASE)
     await world.pass_time(LEASE + 1)
-    assert await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW) == 1
+    assert len(await world.store.fail_interrupted(owner=ME, errors=ERRORS, answer=ANSWER, at=NOW)) == 1
 
 
 async def test_only_validation_can_be_interrupted(world: World) -> None:
     """C11: a batch in progress has no owner, so it is never interrupted."""
     batch = await world.running()
     await world.pass_time(10 * LEASE)
-    assert await world.store.fail_interrupted(owner=OTHER, errors=ERRORS, answer=ANSWER, at=NOW) == 0
+    assert await world.store.fail_interrupted(owner=OTHER, errors=ERRORS, answer=ANSWER, at=NOW) == []
     assert await world.seen(batch) == batch

@@ -68,7 +68,7 @@ async def interrupt(world: World, owner: Owner) -> str:
     batch = await world.validating(owner, holder=OTHER)
     await world.die(OTHER)
     await world.pass_time(60)
-    assert await world.store.fail_interrupted(owner=ME, errors=b"{}", answer=b"{}", at=NOW) == 1
+    assert len(await world.store.fail_interrupted(owner=ME, errors=b"{}", answer=b"{}", at=NOW)) == 1
     return batch.id
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from batchline.domain.records import Batch
 from batchline.loops.rescue import Rescue
+from batchline.pipeline.batch_ends import BatchEnds
 from tests.simulation.virtual import VirtualClock
 from tests.support.engine_harness import Bench
 
@@ -26,6 +27,7 @@ def test_only_shards_of_dead_processes_are_taken_over(tmp_path: Path) -> None:
                 clock=VirtualClock(bench.time),
                 owner="another",
                 live_owners=lambda: live_owners,
+                batch_ends=BatchEnds(metrics=bench.metrics, tracer=None),
                 on_work_available=lambda: calls.append(None),
             )
             await rescue.step()

@@ -7,6 +7,7 @@ import pytest
 
 from batchline.domain.errors import BatchNotFound, Conflict
 from batchline.domain.states import BatchStatus, Stop
+from batchline.pipeline.batch_ends import BatchEnds
 from batchline.pipeline.cancel import Cancellation
 from tests.simulation.virtual import VirtualClock
 from tests.support.engine_harness import Bench
@@ -22,6 +23,7 @@ def test_the_worker_is_notified_before_the_response(tmp_path: Path) -> None:
             cancellation = Cancellation(
                 batches=bench.rows,
                 clock=VirtualClock(bench.time),
+                batch_ends=BatchEnds(metrics=bench.metrics, tracer=None),
                 on_batch_stopped=lambda batch_id, stop: stops.append((batch_id, stop)),
             )
             cancelled = await cancellation.cancel(batch.project_id, batch.id)

@@ -39,6 +39,7 @@ from batchline.domain.records import Batch, Charge, File, Owner, Segment, Shard
 from batchline.domain.states import TERMINAL
 from batchline.domain.usage import Usage
 from batchline.engine import Context, Engine
+from batchline.pipeline.batch_ends import BatchEnds
 from batchline.pipeline.create import CreateRequest
 from batchline.pipeline.finalize import Finalizer
 from batchline.pipeline.repair import Repair
@@ -442,7 +443,7 @@ class _Maker:
             owner=_DEAD,
             lease_seconds=_LEASE_SECONDS,
             retention_seconds=self._context.settings.file_retention_seconds,
-            metrics=self._context.metrics,
+            batch_ends=BatchEnds(metrics=self._context.metrics, tracer=None),
             on_batch_ended=lambda: None,
             on_work_available=lambda: None,
         )

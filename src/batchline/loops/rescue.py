@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from batchline.domain.wire import encode_errors
+from batchline.pipeline.batch_ends import BatchEnds
 from batchline.pipeline.create import INTERRUPTED, refusal
 from batchline.ports import Clock, ShardStore
 
@@ -24,9 +25,10 @@ class Rescue:
         clock: Clock,
         owner: str,
         live_owners: Callable[[], Sequence[str]],
+        batch_ends: BatchEnds,
         on_work_available: Callable[[], None],
     ) -> None:
-        self._store, self._clock = store, clock
+        self._store, self._clock, self._batch_ends = store, clock, batch_ends
         self._owner, self._live_owners, self._on_work_available = owner, live_owners, on_work_available
 
     async def step(self) -> bool:
@@ -38,7 +40,13 @@ class Rescue:
             answer=refusal(INTERRUPTED),
             at=int(self._clock.now()),
         )
+        for batch in interrupted:
+            log.warning(
+                "validation interrupted by the death of its process, batch failed",
+                extra={"batch": batch.id, "project_id": batch.project_id},
+            )
+            self._batch_ends.on_batch_ended(batch, batch.status)
         if rescued or interrupted:
-            log.warning("took over from a dead process", extra={"shards": rescued, "validating": interrupted})
+            log.warning("took over from a dead process", extra={"shards": rescued, "validating": len(interrupted)})
             self._on_work_available()
         return False

@@ -31,6 +31,7 @@ from batchline.domain.records import BATCH, Batch, File, InputFault, Owner
 from batchline.domain.reuse import sending_rules
 from batchline.domain.states import BatchStatus, Hold, Reuse
 from batchline.domain.wire import ErrorBody, encode_errors
+from batchline.pipeline.batch_ends import BatchEnds
 from batchline.pipeline.lease import renewing
 from batchline.ports import Batches, CreateRecord, Files, NewBatch, Objects, Random, StoreClock, Validator, Verdict
 
@@ -111,6 +112,7 @@ class BatchCreator:
         limits: InputLimits,
         catalog: Catalog,
         tariff: Tariff,
+        batch_ends: BatchEnds,
         on_work_available: Callable[[], None],
     ) -> None:
         self._store, self._objects, self._validator = store, objects, validator
@@ -118,6 +120,7 @@ class BatchCreator:
         self._owner, self._lease_seconds = owner, lease_seconds
         self._window_seconds, self._limits = window_seconds, limits
         self._catalog, self._tariff = catalog, tariff
+        self._batch_ends = batch_ends
         self._on_work_available = on_work_available
 
     async def create(
@@ -254,13 +257,16 @@ class BatchCreator:
         return record
 
     async def _refuse(self, batch: Batch, verdict: Verdict) -> CreateRecord:
-        return await self._store.fail_batch(
+        record = await self._store.fail_batch(
             batch.id,
             epoch=_EPOCH,
             errors=encode_errors(verdict.faults),
             answer=refusal(verdict.faults[0]),
             at=self._now(),
         )
+        log.info("input file is invalid, batch failed", extra=_refusal_fields(batch, verdict))
+        self._batch_ends.on_batch_ended(batch, BatchStatus.FAILED)
+        return record
 
     async def _stored_response(self, batch: Batch) -> CreateAnswer:
         created = await self._store.create_record(batch.id)
@@ -313,6 +319,19 @@ def _creation_fields(batch: Batch, verdict: Verdict) -> dict[str, object]:
         "endpoint": batch.endpoint,
         "lines": verdict.lines,
         "models": ",".join(shown),
+    }
+
+
+def _refusal_fields(batch: Batch, verdict: Verdict) -> dict[str, object]:
+    """Return the log fields of a batch with an invalid input file. The texts of the faults may quote the file."""
+    return {
+        "batch": batch.id,
+        "project_id": batch.project_id,
+        "key_id": batch.key_id,
+        "endpoint": batch.endpoint,
+        "file": batch.input_file_id,
+        "faults": len(verdict.faults),
+        "line": verdict.faults[0].line,
     }
 
 

@@ -20,12 +20,12 @@ from batchline.domain.records import BATCH_OUTPUT, Batch, File
 from batchline.domain.result_order import OrderBuilder
 from batchline.domain.states import BatchStatus
 from batchline.pipeline.assemble import Assembler, ResultWriter
+from batchline.pipeline.batch_ends import BatchEnds
 from batchline.pipeline.damage import DamageLog
 from batchline.pipeline.lease import renewing
 from batchline.pipeline.repair import Repair
 from batchline.pipeline.reuse import ReuseStep
-from batchline.ports import Clock, FinalizeLease, Objects, Random, Store, Tracer
-from batchline.telemetry.metrics import Metrics
+from batchline.ports import Clock, FinalizeLease, Objects, Random, Store
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +56,15 @@ class Finalizer:
         owner: str,
         lease_seconds: float,
         retention_seconds: int,
-        metrics: Metrics,
+        batch_ends: BatchEnds,
         on_batch_ended: Callable[[], None],
         on_work_available: Callable[[], None],
-        tracer: Tracer | None = None,
     ) -> None:
-        self._store, self._objects, self._tracer = store, objects, tracer
+        self._store, self._objects = store, objects
         self._repair, self._assembler = repair, Assembler(store=store, objects=objects, damage_log=damage_log)
         self._reuse_step = reuse_step
         self._clock, self._random = clock, random
-        self._metrics = metrics
+        self._batch_ends = batch_ends
         self._on_batch_ended, self._on_work_available = on_batch_ended, on_work_available
         self._owner, self._lease_seconds, self._retention_seconds = owner, lease_seconds, retention_seconds
 
@@ -88,7 +87,6 @@ class Finalizer:
                 raise
             return True
         if status is not None:
-            self._metrics.batches.labels(status).inc()
             self._on_batch_ended()
         return True
 
@@ -162,8 +160,7 @@ class Finalizer:
             await errors.close()
         fields = {"batch": batch.id, "status": status, "completed": completed, "failed": failed}
         log.info("batch finished", extra=fields | self._spent(batch, joined.cost))
-        if self._tracer is not None:
-            self._tracer.on_batch_ended(batch, status, completed=completed, failed=failed)
+        self._batch_ends.on_batch_ended(batch, status, completed=completed, failed=failed)
         return status
 
     def _spent(self, batch: Batch, cost: int) -> dict[str, object]:

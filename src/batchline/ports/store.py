@@ -319,13 +319,13 @@ class Batches(Protocol):
 
         ``sent_as`` says how its models are sent to their upstreams, if not as they are.
 
-        A batch that was cancelled meanwhile stays cancelled, and the answer says so. Raise LeaseLost.
+        Raise LeaseLost if the batch was cancelled meanwhile or was ended by another process.
         """
 
     async def fail_batch(self, batch_id: str, *, epoch: int, errors: bytes, answer: bytes, at: int) -> CreateRecord:
         """Move a batch from ``validating`` to ``failed`` with the answer to the create.
 
-        A batch that was cancelled meanwhile stays cancelled, and the answer says so. Raise LeaseLost.
+        Raise LeaseLost if the batch was cancelled meanwhile or was ended by another process.
         """
 
     async def drop_batch(self, batch_id: str, *, epoch: int) -> None:
@@ -357,10 +357,11 @@ class Batches(Protocol):
     async def open_batches(self, *, limit: int) -> list[Batch]:
         """Return batches of all projects that have not ended, oldest first."""
 
-    async def cancel_batch(self, project_id: str, batch_id: str, *, at: int) -> Batch | None:
-        """Cancel a batch if its state allows it, and return the batch as it is afterwards.
+    async def cancel_batch(self, project_id: str, batch_id: str, *, at: int) -> tuple[Batch, bool] | None:
+        """Cancel a batch if its state allows it, and return the batch as it is afterwards and whether this ended it.
 
-        A ``validating`` batch becomes ``cancelled`` at once; a later one becomes ``cancelling``.
+        A ``validating`` batch becomes ``cancelled`` at once; a later one becomes ``cancelling``. Return None if there
+        is no such batch.
         """
 
     async def model_rates(self, project_id: str, model: str, *, since: int, limit: int) -> list[float]:
@@ -543,8 +544,8 @@ class ShardStore(Protocol):
         returns is dead; in a data folder every other owner is.
         """
 
-    async def fail_interrupted(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
-        """Fail batches whose validating process died, and return their number."""
+    async def fail_interrupted(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> list[Batch]:
+        """Fail batches whose validating process died, and return them."""
 
     async def expire(self) -> list[str]:
         """Stop batches that are past their completion window by the store's own clock, and return their ids."""

@@ -111,7 +111,7 @@ class SqlBatches:
                 at=at,
             )
             if not started:
-                return (yield from _cancelled_answer(batch_id))
+                raise LeaseLost(batch_id)
             batch = yield from fetch_batch(batch_id)
             inserted = [_new_shard(batch, n, shard) for n, shard in enumerate(shards)]
             if batch.reuse is not None:
@@ -130,7 +130,7 @@ class SqlBatches:
         def script() -> Script[CreateRecord]:
             failed = yield from change("fail_batch", batch_id=batch_id, epoch=epoch, errors=errors, at=at)
             if not failed:
-                return (yield from _cancelled_answer(batch_id))
+                raise LeaseLost(batch_id)
             yield from queue_event(batch_id, BatchStatus.FAILED)
             return (yield from store_answer(batch_id, status=400, body=answer))
 
@@ -215,18 +215,19 @@ class SqlBatches:
 
         return await self._database.read(script)
 
-    async def cancel_batch(self, project_id: str, batch_id: str, *, at: int) -> Batch | None:
-        def script() -> Script[Batch | None]:
+    async def cancel_batch(self, project_id: str, batch_id: str, *, at: int) -> tuple[Batch, bool] | None:
+        def script() -> Script[tuple[Batch, bool] | None]:
             row = yield from one("batch", project_id=project_id, id=batch_id)
             if row is None:
                 return None
-            if (yield from change("cancel_validating", id=batch_id, at=at)):
+            ended = yield from change("cancel_validating", id=batch_id, at=at)
+            if ended:
                 yield from _store_batch_as_answer((yield from fetch_batch(batch_id)))
                 yield from queue_event(batch_id, BatchStatus.CANCELLED)
             if (yield from change("cancel_running", id=batch_id, at=at)):
                 yield from change("close_open_shards", batch_id=batch_id, follows=True)
                 yield from change("mark_drained", batch_id=batch_id)
-            return (yield from fetch_batch(batch_id))
+            return (yield from fetch_batch(batch_id)), bool(ended)
 
         return await self._database.write(script)
 
@@ -272,14 +273,6 @@ def store_answer(batch_id: str, *, status: int, body: bytes) -> Script[CreateRec
     yield from change("store_answer", batch_id=batch_id, status=status, body=body)
     row = yield from one("create_record", batch_id=batch_id)
     return _create_record(row or {})
-
-
-def _cancelled_answer(batch_id: str) -> Script[CreateRecord]:
-    """Return the answer to a create whose batch was cancelled before it could start. Raise LeaseLost otherwise."""
-    batch = yield from fetch_batch(batch_id)
-    if batch.status is not BatchStatus.CANCELLED or batch.in_progress_at is not None:
-        raise LeaseLost(batch_id)
-    return _create_record((yield from one("create_record", batch_id=batch_id)) or {})
 
 
 def _store_batch_as_answer(batch: Batch) -> Script[CreateRecord]:

@@ -152,14 +152,15 @@ class SqlShards:
             rescued += found
         return rescued
 
-    async def fail_interrupted(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> int:
-        def script() -> Script[int]:
-            interrupted = yield from rows("interrupted_batches", owner=owner)
-            for row in interrupted:
+    async def fail_interrupted(self, *, owner: str, errors: bytes, answer: bytes, at: int) -> list[Batch]:
+        def script() -> Script[list[Batch]]:
+            failed = []
+            for row in (yield from rows("interrupted_batches", owner=owner)):
                 yield from fenced("fail_batch", batch_id=row["batch_id"], epoch=row["epoch"], errors=errors, at=at)
                 yield from store_answer(row["batch_id"], status=400, body=answer)
                 yield from queue_event(row["batch_id"], BatchStatus.FAILED)
-            return len(interrupted)
+                failed.append((yield from fetch_batch(row["batch_id"])))
+            return failed
 
         return await self._database.write(script)
 

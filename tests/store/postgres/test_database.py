@@ -331,7 +331,7 @@ async def test_a_lease_of_a_clock_that_was_ahead_ends_as_any_other(postgres_url:
         async def taken_over() -> tuple[int, int, list[str], bool, int]:
             return (
                 await world.rescue(),
-                await world.store.fail_interrupted(owner=ME, errors=b"[]", answer=b"{}", at=NOW),
+                len(await world.store.fail_interrupted(owner=ME, errors=b"[]", answer=b"{}", at=NOW)),
                 await world.expire_files(owner=ME, at=NOW, limit=9),
                 await world.store.lease_finalizable(owner=ME, lease=LEASE, at=NOW) is not None,
                 len(await world.store.reports()),
