@@ -1,6 +1,7 @@
 """Health, readiness and metrics, for the operator: F5."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from starlette.requests import Request
 
 from batchline.api import health
 from batchline.api.health import HealthRoutes
-from batchline.domain.errors import ObjectsDown, StoreDown, Unavailable
+from batchline.domain.errors import ObjectsDown, StoreDown
 from batchline.domain.records import QueueState, SchemaVersions
 from batchline.ports import ClockState
 from batchline.telemetry.metrics import Metrics
@@ -170,13 +171,33 @@ async def test_all_who_ask_within_a_few_seconds_share_one_check() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(("needs_storage", "message"), [(True, "process is not ready"), (False, "process is degraded")])
+async def test_a_change_of_readiness_is_logged_once(
+    caplog: pytest.LogCaptureFixture, *, needs_storage: bool, message: str
+) -> None:
+    """F5: probes come every few seconds, and their answers are debug lines."""
+    caplog.set_level(logging.INFO)
+    clock, storage = SettableClock(), _Parts(storage=ObjectsDown("down"))
+    routes = routes_of(_Parts(), clock, storage=storage, needs_storage=needs_storage)
+    request = Request({"type": "http", "headers": []})
+    for problem in (ObjectsDown("down"), ObjectsDown("down"), None, None):
+        storage._storage = problem
+        await routes.readyz(request)
+        clock.advance(6)
+    changed, again = [record for record in caplog.records if record.message.startswith("process is")]
+    assert changed.message.startswith(message)
+    assert (changed.levelname, changed.__dict__["reason"]) == ("WARNING", "storage failed")
+    assert (again.levelname, again.message) == ("INFO", "process is ready again")
+
+
+@pytest.mark.anyio
 async def test_a_worker_without_its_storage_is_not_ready() -> None:
     """F5: and it notices within a second that the storage is back."""
     clock, storage = SettableClock(), _Parts(storage=ObjectsDown("down"))
     routes = routes_of(_Parts(), clock, storage=storage, needs_storage=True)
     request = Request({"type": "http", "headers": []})
-    with pytest.raises(Unavailable, match="Not ready: storage failed"):
-        await routes.readyz(request)
+    answer = await routes.readyz(request)
+    assert (answer.status_code, b"Not ready: storage failed" in answer.body) == (503, True)
     storage._storage = None
     clock.advance(1.5)
     assert (await routes.readyz(request)).status_code == 200
@@ -201,8 +222,9 @@ async def test_readyz_names_a_part_that_does_not_answer_in_time() -> None:
         needs_storage=False,
         check_timeout_seconds=0.01,
     )
-    with pytest.raises(Unavailable, match=r"database did not answer within 0\.01 seconds; storage did not answer"):
-        await routes.readyz(Request({"type": "http", "headers": []}))
+    answer = await routes.readyz(Request({"type": "http", "headers": []}))
+    assert answer.status_code == 503
+    assert b"database did not answer within 0.01 seconds; storage did not answer" in answer.body
 
 
 def test_a_real_disk_that_refuses_is_red(serve: Callable[..., Api]) -> None:

@@ -279,12 +279,14 @@ def test_the_server_does_not_say_what_it_is_made_of(api: Api) -> None:
         ("GET", "/healthz", logging.DEBUG),
         ("GET", "/metrics", logging.DEBUG),
         ("GET", "/v1/batches", logging.DEBUG),
-        ("GET", "/v1/batches/batch_none", logging.INFO),
+        ("GET", "/v1/batches/batch_none", logging.DEBUG),
+        ("GET", "/v1/batches/batch_none/results", logging.DEBUG),
+        ("POST", "/v1/batches/batch_none/cancel", logging.INFO),
         ("GET", "/v1/files", logging.INFO),
         ("POST", "/v1/batches", logging.INFO),
     ],
 )
-def test_polls_probes_and_scrapes_that_succeed_are_logged_below_info(
+def test_polls_probes_and_scrapes_are_logged_below_info_also_if_the_batch_is_gone(
     api: Api, caplog: pytest.LogCaptureFixture, method: str, path: str, level: int
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -292,6 +294,39 @@ def test_polls_probes_and_scrapes_that_succeed_are_logged_below_info(
     api.run_pending()
     [record] = [record for record in caplog.records if record.message == "request"]
     assert record.levelno == level
+
+
+@pytest.mark.parametrize(
+    ("path", "level"),
+    [
+        ("/console/batches", logging.DEBUG),
+        ("/console/batches/batch_none/events", logging.DEBUG),
+        ("/console/admin", logging.DEBUG),
+        ("/console/admin/upstreams", logging.DEBUG),
+        ("/console/usage", logging.INFO),
+    ],
+)
+def test_what_an_open_page_of_the_console_reads_is_logged_below_info(
+    serve: Callable[..., Api], caplog: pytest.LogCaptureFixture, path: str, level: int
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    api = serve(has_console=True)
+    api.call("GET", path)
+    api.run_pending()
+    [record] = [record for record in caplog.records if record.message == "request"]
+    assert record.levelno == level
+
+
+def test_a_poll_that_fails_here_is_logged_and_a_probe_is_not(
+    serve: Callable[..., Api], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The change of readiness is logged once, when it happens."""
+    caplog.set_level(logging.INFO)
+    api = serve(wrap_store=lambda store: Faulty(store, owner_of=StoreDown("down"), check=StoreDown("down")))
+    assert [api.call("GET", path).status for path in ("/v1/batches", "/readyz")] == [503, 503]
+    api.run_pending()
+    assert [vars(record)["path"] for record in caplog.records if record.message == "request"] == ["/v1/batches"]
+    assert [record for record in caplog.records if record.message == "request failed"] == []
 
 
 REFUSED = [

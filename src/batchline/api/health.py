@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from batchline.api.responses import json_response
+from batchline.api.responses import error_response, json_response
 from batchline.domain.errors import InvalidCredentials, MissingCredentials, StoreDown, Unavailable
 from batchline.domain.records import QueueState
 from batchline.pipeline.identity import IdentityCheck
@@ -46,6 +46,7 @@ class _Part(NamedTuple):
     text: str
 
 
+_READY, _DEGRADED, _NOT_READY = "ready", "degraded", "not ready"
 _OK = _Part(True, "ok")
 _NOT_CHECKED = _Part(True, "not checked")
 
@@ -79,6 +80,8 @@ class HealthRoutes:
         self._needs_storage = needs_storage
         self._checking = asyncio.Lock()
         self._parts: dict[str, _Part] = {}
+        self._status = _READY
+        """The status that was answered last."""
         self._checks_due_at = -math.inf
         self._check_timeout_seconds = check_timeout_seconds
         self._count_interval_seconds = count_interval_seconds
@@ -89,11 +92,28 @@ class HealthRoutes:
     async def readyz(self, request: Request) -> Response:
         parts = await self._check_parts()
         failed = [name for name, part in parts.items() if not part.ready]
+        status = _DEGRADED if failed else _READY
         if failed and (self._needs_storage or failed != ["storage"]):
-            raise Unavailable(f"Not ready: {'; '.join(f'{name} {parts[name].text}' for name in failed)}")
+            status = _NOT_READY
+        reason = "; ".join(f"{name} {parts[name].text}" for name in failed)
+        self._log_change(status, reason)
+        if status == _NOT_READY:
+            # It is not raised, because each exception with this status is logged, and this one is read every second.
+            return error_response(Unavailable(f"Not ready: {reason}"))
         texts = {name: part.text for name, part in parts.items()}
-        status = {"status": "degraded" if failed else "ready"}
-        return json_response(status | texts | {"clock": self._clock.state.problem or "ok"})
+        return json_response({"status": status} | texts | {"clock": self._clock.state.problem or "ok"})
+
+    def _log_change(self, status: str, reason: str) -> None:
+        """Log the status of the process if it is another one than before."""
+        if status == self._status:
+            return
+        self._status = status
+        if status == _READY:
+            log.info("process is ready again")
+        elif status == _DEGRADED:
+            log.warning("process is degraded, answering what needs no storage", extra={"reason": reason})
+        else:
+            log.warning("process is not ready, answering 503 to readiness checks", extra={"reason": reason})
 
     async def metrics(self, request: Request) -> Response:
         if not _is_local(request):

@@ -19,10 +19,17 @@ from batchline.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 _READS = frozenset({"GET", "HEAD"})
+_PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Routes that load balancers and Prometheus read again and again. A read is logged as debug whatever its status is."""
 _POLLED_ROUTES = frozenset(
-    {"/healthz", "/readyz", "/metrics", "/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/progress"}
+    {
+        *("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/progress"),
+        *("/v1/batches/{batch_id}/results", "/console/batches", "/console/batches/{batch_id}/events"),
+        *("/console/admin", "/console/admin/upstreams"),
+    }
 )
-"""Routes that clients, load balancers and Prometheus read again and again. A read that succeeds is logged as debug."""
+"""Routes that clients and open pages of the console read again and again, even if the batch no longer exists. A read is
+logged as debug unless its status is 5xx."""
 _UNKNOWN_ROUTE = "unknown"
 _LOGGED_CHARACTERS = 200
 
@@ -83,11 +90,15 @@ class Middleware:
             await self._send_error(scope, context, _api_error(error, request_id))
 
     async def _send_error(self, scope: Scope, context: RequestContext, error: ApiError) -> None:
-        """Answer with an error. If an answer has begun it stays incomplete, and the server closes the connection."""
+        """Answer with an error: with the page that the route has for it, else with its envelope.
+
+        If an answer has begun it stays incomplete, and the server closes the connection.
+        """
         if error.bound is not None:
             self._metrics.refusals.labels(error.bound).inc()
         if context.status is None:
-            await error_response(error)(scope, context.receive, context.send)
+            answer = scope["state"].get("error_page", error_response)
+            await answer(error)(scope, context.receive, context.send)
 
     def _log_request(self, scope: Scope, context: RequestContext, request_id: str, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -101,8 +112,13 @@ class Middleware:
             "request_id": request_id,
             "project_id": scope["state"].get("project_id"),
         }
-        is_poll = route in _POLLED_ROUTES and method in _READS and context.status is not None and context.status < 400
+        is_poll = method in _READS and _is_polled(route, context.status)
         log.log(logging.DEBUG if is_poll else logging.INFO, "request", extra=fields)
+
+
+def _is_polled(route: str, status: int | None) -> bool:
+    """Return whether a read with this status is one of many alike, so that a line for each would fill the log."""
+    return route in _PROBES or (route in _POLLED_ROUTES and status is not None and status < 500)
 
 
 def _api_error(error: Exception, request_id: str) -> ApiError:
