@@ -1,5 +1,7 @@
 """Metrics: names and labels are part of what operators build on."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from batchline.domain.records import Charge
 from batchline.domain.usage import Usage
 from batchline.telemetry.instruments import Durations, Tally
-from batchline.telemetry.metrics import Metrics
+from batchline.telemetry.metrics import (
+    DAMAGED_PARTS,
+    DELIVERY_RESULTS,
+    OUTCOMES,
+    RESULTS,
+    RETRY_REASONS,
+    TOKEN_KINDS,
+    Metrics,
+)
 
 _LABELS = {
     "lines": ("outcome",),
@@ -78,6 +88,30 @@ def _labels(instrument: Any) -> tuple[str, ...]:
     return labels
 
 
+_PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
+
+
+def test_labels_are_documented_beside_their_metric() -> None:
+    """A row may name several metrics with the same labels. After a colon it lists the values of a label."""
+    documented: dict[str, tuple[str, ...]] = {}
+    for names, labels in re.findall(r"^\| (`batchline_[^|]*) \|([^|]*)\|", _PAGE, re.MULTILINE):
+        named = re.findall(r"`(\w+)`", re.sub(r":(?:,? `\w+`)+", "", labels))
+        documented |= dict.fromkeys(re.findall(r"`(batchline_\w+?)(?:_total)?`", names), tuple(named))
+    assert {name: documented.get(f"batchline_{name}") for name in _LABELS} == _LABELS
+
+
+def test_the_values_of_labels_that_are_documented_are_those_that_are_counted() -> None:
+    listed = re.findall(r"`(\w+)`:((?:,? `\w+`)+)", _PAGE)
+    assert {(label, tuple(re.findall(r"\w+", values))) for label, values in listed} == {
+        ("outcome", OUTCOMES),
+        ("result", RESULTS),
+        ("result", DELIVERY_RESULTS),
+        ("reason", RETRY_REASONS),
+        ("kind", TOKEN_KINDS),
+        ("what", DAMAGED_PARTS),
+    }
+
+
 def test_every_series_is_there_before_the_first_event() -> None:
     """F5: the rate of a series that begins at 1 is 0."""
     metrics = Metrics()
@@ -94,6 +128,21 @@ def test_every_series_is_there_before_the_first_event() -> None:
     assert empty == ["batchline_lines_in_flight"] + [
         f"batchline_{name}" for name in ("upstream_limit", "upstream_rate_limit", "lines_waiting")
     ] + ["batchline_http_request_seconds"], "these begin with the worker and with the routes"
+
+
+def test_every_series_of_a_learned_model_is_there_with_its_first_answer() -> None:
+    """F5: otherwise the first fault of a model would make a series that begins at 1."""
+    metrics = Metrics()
+    metrics.prepare_upstreams({"any": [], "default": ["small"]})
+    metrics.model_labels.on_answer("llama")
+    samples = _samples(metrics)
+    for result in ("success", "refused", "throttled", "fault"):
+        assert samples["batchline_attempts_total", "llama", result, "any"] == 0
+    for kind in ("input", "cached_input", "output"):
+        assert samples["batchline_tokens_total", kind, "llama"] == 0
+    assert samples["batchline_cost_units_total", "llama"] == 0
+    assert samples["batchline_upstream_seconds_count", "llama", "any"] == 0
+    assert ("batchline_attempts_total", "llama", "success", "default") not in samples
 
 
 def test_no_series_tells_when_another_was_created() -> None:

@@ -32,8 +32,8 @@ DAMAGED_PARTS = ("file", "segment", "shard")
 DELIVERY_RESULTS = ("delivered", "failed", "gone", "given_up")
 BOUNDS = (
     *("call_bytes", "connections", "idle_connections", "key_reads", "organization_storage", "project_call_bytes"),
-    *("project_calls", "project_lists", "project_live_pages", "project_requests", "project_result_reads"),
-    *("project_storage", "sign_in", "unread_answer"),
+    *("project_calls", "project_downloads", "project_lists", "project_live_pages", "project_requests"),
+    *("project_result_reads", "project_storage", "sign_in", "unread_answer"),
 )
 CONSOLE_REFUSALS = ("bound", "forged_form", "missing_scope", "not_found", "other", "wrong_key")
 """The values of labels. All series of them are shown from the start, so that a rate over the first event is right."""
@@ -48,7 +48,9 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.remote = RemoteMetrics()
-        self.model_labels = ModelLabels()
+        self.model_labels = ModelLabels(on_learned=self._prepare_learned)
+        self._open_upstreams: list[str] = []
+        """The upstreams that take any model."""
 
         self.lines = self._counter("lines", "Recorded lines, by outcome.", "outcome")
         self.attempts = self._tally(
@@ -160,9 +162,14 @@ class Metrics:
         return generate_latest(MergedCollector(self.registry, self.remote))
 
     def prepare_upstreams(self, models: Mapping[str, Collection[str]]) -> None:
-        """Show every series of the upstreams, with the configured models of each. One that takes any model has none."""
+        """Show every series of the upstreams, with the configured models of each.
+
+        One that takes any model has none. Its series of a model are shown when an upstream has answered for that model.
+        """
         for upstream, served in models.items():
             self.upstream_paused.labels(upstream, "", "")
+            if not served:
+                self._open_upstreams.append(upstream)
             for model in served or (OTHER_MODEL,):
                 self.model_labels.add(model)
                 self._prepare_model(upstream, model)
@@ -183,6 +190,11 @@ class Metrics:
                 counter.labels(value)
         for status in OPEN_STATUSES:
             self.open_batches.labels(status)
+
+    def _prepare_learned(self, model: str) -> None:
+        """Show every series of a model that an upstream has answered for, not only those of what has happened."""
+        for upstream in self._open_upstreams:
+            self._prepare_model(upstream, model)
 
     def _prepare_model(self, upstream: str, model: str) -> None:
         self.upstream_seconds.prepare(upstream, model)
