@@ -16,8 +16,8 @@ _HEAD = """# Log events
 
 `make log-page` writes this page from the code itself; `tests/docs/test_log_page.py` holds it. [Monitor the
 service](../how-to/monitoring.md#logs) says how lines look and which setting chooses their level. A message says what
-happened and what happens next. A message in which `…` stands has a part that differs. `msg` and the fields that are
-listed are in every such line; a line may have more.
+happened and what happens next. Search for its words: a message in which `…` stands begins with a part that differs.
+Fields that mean nothing in a case are left out of its line: `model`, for example, when all of an upstream is paused.
 """
 
 
@@ -92,7 +92,11 @@ class _Fields:
 
     def _assigned_to(self, name: str, where: ast.AST) -> Iterator[str]:
         for node in ast.walk(where):
-            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets: list[ast.expr] = []
+            if isinstance(node, ast.Assign):
+                targets = node.targets
+            elif isinstance(node, ast.AnnAssign):
+                targets = [node.target]
             if any(name in (getattr(target, "id", None), getattr(target, "attr", None)) for target in targets):
                 yield from _keys_below(node)
 
@@ -100,8 +104,23 @@ class _Fields:
         for node in ast.walk(self._tree):
             if isinstance(node, _FUNCTIONS) and node.name == name:
                 for step in ast.walk(node):
-                    if isinstance(step, ast.Return):
-                        yield from _keys_below(step)
+                    if isinstance(step, ast.Return) and step.value is not None:
+                        for part in _joined(step.value):
+                            if isinstance(part, ast.Name):
+                                yield from self._assigned_to(part.id, node)
+                            else:
+                                yield from _keys_below(part)
+
+
+def _joined(node: ast.expr) -> Iterator[ast.expr]:
+    """Return the expressions that ``|`` joins, and those of both cases of a conditional expression."""
+    parts = [node.left, node.right] if isinstance(node, ast.BinOp) else []
+    if isinstance(node, ast.IfExp):
+        parts = [node.body, node.orelse]
+    for part in parts:
+        yield from _joined(part)
+    if not parts:
+        yield node
 
 
 def _keys_below(node: ast.AST) -> Iterator[str]:

@@ -21,7 +21,10 @@ async def test_a_problem_is_logged_when_it_begins_and_when_it_ends(caplog: pytes
         for state in (ClockState(), JUMPED, JUMPED, JUMPED, ClockState(), ClockState()):
             clock.state = state
             assert not await watch.step()
-    assert [record.getMessage() for record in caplog.records] == [JUMPED.problem, "the clock is trusted again"]
+    began, ended = caplog.records
+    assert began.getMessage() == "the clock of this machine is not the time that decides"
+    assert (began.__dict__["reason"], began.__dict__["held"]) == (JUMPED.problem, True)
+    assert ended.getMessage() == "the clock is trusted again"
 
 
 @pytest.mark.rule("F5", "Metrics show how far the clock is off, and whether anything expires.")

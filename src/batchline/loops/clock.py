@@ -26,9 +26,12 @@ class ClockWatch:
         has_problem = state.problem is not None
         if (has_problem, state.held) != (self._had_problem, self._was_held):
             self._had_problem, self._was_held = has_problem, state.held
-            fields = {"ahead_seconds": round(state.ahead_seconds)}
+            ahead_seconds = round(state.ahead_seconds)
             if has_problem:
-                log.warning("%s", state.problem, extra=fields)
+                log.warning(
+                    "the clock of this machine is not the time that decides",
+                    extra={"ahead_seconds": ahead_seconds, "held": state.held, "reason": state.problem},
+                )
             else:
-                log.info("the clock is trusted again", extra=fields)
+                log.info("the clock is trusted again", extra={"ahead_seconds": ahead_seconds})
         return False
