@@ -267,6 +267,7 @@ def test_the_examples_fit_what_is_applied() -> None:
     scaler = _kind("HorizontalPodAutoscaler", "batchline-worker")["spec"]
     assert keda["scaleTargetRef"]["name"] == scaler["scaleTargetRef"]["name"]
     assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (scaler["minReplicas"], scaler["maxReplicas"])
+    assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == scaler["behavior"]
     [trigger], [metric] = keda["triggers"], scaler["metrics"]
     assert trigger["metadata"]["query"].startswith(f"max({metric['external']['metric']['name']}")
     assert trigger["metadata"]["threshold"] == metric["external"]["target"]["averageValue"]

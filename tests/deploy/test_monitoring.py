@@ -74,6 +74,13 @@ def test_every_metric_of_the_service_is_documented(exposition: str) -> None:
         assert f"`{family.name}" in page
 
 
+def test_every_alert_fires_in_a_test_of_promtool() -> None:
+    cases = yaml.safe_load((_RULES.parent / "alerts.test.yaml").read_text())["tests"]
+    fired = {case["alertname"] for test in cases for case in test["alert_rule_test"] if case["exp_alerts"]}
+    [group] = yaml.safe_load(_RULES.read_text())["groups"]
+    assert fired == {rule["alert"] for rule in group["rules"]}
+
+
 def test_every_alert_says_what_to_do() -> None:
     page = (_DOCS / "how-to" / "monitoring.md").read_text()
     [group] = yaml.safe_load(_RULES.read_text())["groups"]
