@@ -326,6 +326,9 @@ class Settings(BaseSettings):
         description="Maximum number of parallel uploads and creates of one project, of its parallel reads of results, "
         "and of its parallel lists.",
     )
+    max_project_downloads: int = Field(
+        default=64, ge=1, description="Maximum number of parallel downloads of files of one project."
+    )
     max_project_calls: int = Field(
         default=256, ge=1, description="Maximum number of parallel synchronous calls of one project."
     )

@@ -1,13 +1,20 @@
 """The list of models: E3."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from batchline.api import models as api_models
+from batchline.api.models import UpstreamModels
+from batchline.domain.errors import BadGateway, GatewayTimeout
+from batchline.domain.replies import Answer, Fault, FaultKind
+from batchline.ports import Clock, SyncUpstream
 from tests.support.api_server import Api, Reply
+from tests.support.clocks import SettableClock
 from tests.support.manual_upstream import ManualUpstream
 
 MODELS = {
@@ -114,14 +121,86 @@ def test_a_list_that_cannot_be_had_is_502(
     assert (reply.status, reply.error["type"]) == (502, "internal_error")
 
 
+@pytest.mark.parametrize(("gone", "status"), [(False, 504), (True, 502)])
 def test_an_upstream_that_is_gone_or_silent_is_told_apart(
-    serve: Callable[..., Api], manual_upstream: ManualUpstream
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, gone: bool, status: int
 ) -> None:
-    """E3, E2: 504 and 502."""
+    """E3, E2"""
     api = serve(upstream_url=manual_upstream.url, request_timeout_seconds=0.5)
-    assert api.call("GET", "/v1/models").status == 504
-    manual_upstream.__exit__()
-    assert api.call("GET", "/v1/models").status == 502
+    if gone:
+        manual_upstream.__exit__()
+    assert api.call("GET", "/v1/models").status == status
+
+
+@pytest.mark.rule("A4", "A list of models takes one of the lists of its project.")
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m"])
+def test_a_list_of_models_takes_a_place_of_its_project(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, path: str
+) -> None:
+    api = serve(upstream_url=manual_upstream.url, max_project_requests=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(api.call, "GET", path)
+        peer = manual_upstream.accept()
+        assert api.call("GET", path).status == 429
+        peer.answer(b'{"data":[{"id":"m"}]}')
+        assert first.result().status == 200
+
+
+class _Upstream:
+    """An upstream that counts how often it is asked for its models, and answers when the test lets it."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = 0, asyncio.Event()
+        self.reply: Any = Answer(status=200, body=b'{"data":[{"id":"m"}]}')
+
+    async def get(self, _path: str) -> Any:
+        self.asked += 1
+        await self.answers.wait()
+        return self.reply
+
+
+def _upstream_models(upstream: _Upstream, clock: SettableClock) -> UpstreamModels:
+    return UpstreamModels(cast(SyncUpstream, upstream), clock=cast(Clock, clock))
+
+
+@pytest.mark.anyio
+@pytest.mark.rule("E3", "All who ask for the list of the upstream share one request, and its answer for some seconds.")
+async def test_all_who_ask_share_one_request_to_the_upstream() -> None:
+    upstream, clock = _Upstream(), SettableClock()
+    models = _upstream_models(upstream, clock)
+    reads = [asyncio.ensure_future(models.read()) for _ in range(50)]
+    await asyncio.sleep(0)
+    upstream.answers.set()
+    assert {found[0].id for found in await asyncio.gather(*reads)} == {"m"}
+    await models.read()
+    assert upstream.asked == 1
+    clock.advance(5)
+    await models.read()
+    assert upstream.asked == 2
+
+
+@pytest.mark.anyio
+async def test_an_upstream_without_a_list_is_not_asked_again_at_once() -> None:
+    """E3"""
+    upstream, clock = _Upstream(), SettableClock()
+    upstream.answers.set()
+    upstream.reply = Fault(kind=FaultKind.REFUSED, detail="")
+    models = _upstream_models(upstream, clock)
+    for _ in range(3):
+        with pytest.raises(BadGateway):
+            await models.read()
+    assert upstream.asked == 1
+    upstream.reply = Answer(status=404, body=b"")
+    clock.advance(1)
+    assert await models.read() == []
+
+
+@pytest.mark.anyio
+async def test_a_list_that_does_not_come_is_waited_for_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E3: whatever the timeout of calls is."""
+    monkeypatch.setattr(api_models, "_TIMEOUT_SECONDS", 0.01)
+    with pytest.raises(GatewayTimeout):
+        await _upstream_models(_Upstream(), SettableClock()).read()
 
 
 def test_without_an_upstream_the_list_is_empty(shared: Callable[..., Api]) -> None:

@@ -156,6 +156,38 @@ def test_a_download_that_is_not_read_is_given_up(impatient: Api) -> None:
     assert refusals(impatient, "unread_answer") == before + 1
 
 
+@pytest.mark.rule("A4", "A download that its client has not read yet takes one of the downloads of its project.")
+def test_a_download_that_is_not_read_takes_a_place_of_its_project(serve: Callable[..., Api]) -> None:
+    api = serve(max_project_downloads=1, write_timeout_seconds=3600)
+    file_id, other = upload_large(api), api.new_account("other")
+    path = f"/v1/files/{file_id}/content"
+    with connect_with_small_buffer(api) as sock:
+        sock.sendall(api.head(f"GET {path}"))
+        assert sock.recv(1, socket.MSG_PEEK)
+        refused = api.call("GET", path)
+        assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+        assert refused.headers["retry-after"] == "1"
+        assert refusals(api, "project_downloads") == 1
+        assert api.call("HEAD", path).status == 200
+        theirs = api.upload(account=other).json["id"]
+        assert api.call("GET", f"/v1/files/{theirs}/content", account=other).status == 200
+    wait_until(lambda: api.requests_in_flight() == 0)
+    assert api.call("GET", path).status == 200
+
+
+@pytest.mark.rule("F3", "A download ends soon after its key was revoked.")
+def test_a_download_ends_with_its_key(serve: Callable[..., Api]) -> None:
+    api = serve(write_timeout_seconds=3600)
+    path = f"/v1/files/{upload_large(api)}/content"
+    api.account = api.new_account("first")
+    with connect_with_small_buffer(api) as sock:
+        sock.sendall(api.head(f"GET {path}"))
+        assert sock.recv(1, socket.MSG_PEEK)
+        assert api.await_(api.store.revoke_key(api.account.key_id, at=2))
+        wait_until(lambda: api.requests_in_flight() == 0)
+        assert len(read_to_end(sock)) < 32 * MiB
+
+
 def test_a_download_that_is_read_slowly_is_not_given_up(impatient: Api) -> None:
     head = impatient.head(f"GET /v1/files/{upload_large(impatient)}/content", "connection: close")
     with impatient.connect() as sock, impatient.connect() as idle:
@@ -166,6 +198,47 @@ def test_a_download_that_is_read_slowly_is_not_given_up(impatient: Api) -> None:
             idle.sendall(HEALTH)
             read_reply(idle)
         assert received > 32 * MiB
+
+
+@pytest.mark.rule("A4", "A call whose client has not read the answer yet takes one of the calls of its project.")
+@pytest.mark.parametrize("body", [CALL, STREAM], ids=["whole", "streamed"])
+def test_a_call_whose_answer_is_not_read_takes_a_place_of_its_project(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, body: bytes
+) -> None:
+    """A4: but no slot of the upstream, which has answered it."""
+    api = serve(upstream_url=manual_upstream.url, max_project_calls=1, write_timeout_seconds=3600)
+    with connect_with_small_buffer(api) as sock:
+        sock.sendall(call_head(api, body))
+        peer = manual_upstream.accept()
+        peer.read()
+        peer.answer(b'{"choices":[],"text":"%b"}' % (b"x" * 12 * MiB))
+        wait_until(lambda: unread_connections(api) == 1)
+        assert api.call("POST", CHAT, body=CALL).status == 429
+        assert refusals(api, "project_calls") == 1
+        assert api.services.inference._router.calls("default") == 0
+        assert read_reply(sock).status == 200
+    wait_until(lambda: api.requests_in_flight() == 0)
+    with ExitStack() as stack:
+        calling = stack.enter_context(api.connect())
+        calling.sendall(call_head(api, CALL))
+        peer.read()
+        peer.answer(b"{}")
+        assert read_reply(calling).status == 200
+
+
+@pytest.mark.rule("A4", "An answer that is not read counts with its bytes for its project.")
+def test_the_bytes_of_an_answer_that_is_not_read_are_held_by_its_project(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
+    api = serve(upstream_url=manual_upstream.url, max_project_call_bytes=10 * MiB, write_timeout_seconds=3600)
+    with connect_with_small_buffer(api) as sock:
+        sock.sendall(call_head(api, CALL))
+        peer = manual_upstream.accept()
+        peer.read()
+        peer.answer(b'{"text":"%b"}' % (b"x" * 12 * MiB))
+        wait_until(lambda: unread_connections(api) == 1)
+        assert api.call("POST", CHAT, body=CALL).status == 429
+        assert refusals(api, "project_call_bytes") == 1
 
 
 def _send_until_closed(peer: Peer, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from batchline.api.openapi.document import describe
 from batchline.domain.money import NANO
 from batchline.domain.records import Charge, Owner
 from batchline.domain.usage import Usage
-from tests.support.api_server import Account, Api
+from tests.support.api_server import Account, Api, BlockedRead
 
 DAY = 86_400
 AT = 1_800_000_000 - 1_800_000_000 % DAY
@@ -31,6 +32,23 @@ def usage(api: Api, query: str = "", *, account: Account | None = None) -> Any:
     components = json.loads(json.dumps(describe(bearer=False)))["components"]
     Draft202012Validator({"components": components, "$ref": "#/components/schemas/UsageReport"}).validate(reply.json)
     return reply.json
+
+
+@pytest.mark.rule("A4", "A report of usage takes one of the lists of its project.")
+def test_a_report_takes_a_place_of_its_project(serve: Callable[..., Api]) -> None:
+    held: list[BlockedRead] = []
+
+    def hold(store: Any) -> BlockedRead:
+        held.append(BlockedRead(store, "project_usage"))
+        return held[0]
+
+    api = serve(wrap_store=hold, max_project_requests=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(api.call, "GET", "/v1/usage")
+        assert held[0].entered.wait(60)
+        refused = api.call("GET", "/v1/usage")
+        api.await_(held[0].release())
+        assert (first.result().status, refused.status) == (200, 429)
 
 
 @pytest.mark.rule("G9", "Usage is summed by bucket and model between two times.")

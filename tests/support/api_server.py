@@ -94,6 +94,26 @@ class Counting:
 
 
 class Held:
+class BlockedRead:
+    """Wraps a store and blocks one of its reads until ``release`` is called."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        self._store, self._name = store, name
+        self.entered = Event()
+        self._released = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return self._read if name == self._name else getattr(self._store, name)
+
+    async def release(self) -> None:
+        self._released.set()
+
+    async def _read(self, *args: object, **options: object) -> Any:
+        self.entered.set()
+        await self._released.wait()
+        return await getattr(self._store, self._name)(*args, **options)
+
+
     """Wraps a validator and blocks it until ``drop`` is called."""
 
     def __init__(self, validator: Any) -> None:

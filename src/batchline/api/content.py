@@ -1,4 +1,4 @@
-"""Sends the content of a file: all of it or a range, under a safe file name."""
+"""Sends answers that may be large: the content of a file, all or a range of it, and bodies that are held in memory."""
 
 import re
 from collections.abc import AsyncGenerator, Mapping
@@ -9,6 +9,7 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from batchline.api.request_context import client_state_of
+from batchline.api.responses import JSON
 from batchline.domain.errors import RangeNotSatisfiable
 from batchline.domain.records import File
 
@@ -87,6 +88,15 @@ class Content:
                     return
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def json_content(body: bytes, *, status: int = 200) -> Content:
+    """Return an answer with a JSON body. Unlike a Response, it has not ended before its client took most of the body."""
+    return Content(_one_chunk(body), status=status, headers={"content-type": JSON, "content-length": str(len(body))})
+
+
+async def _one_chunk(body: bytes) -> AsyncGenerator[bytes]:
+    yield body
 
 
 def _disposition(file: File) -> str:

@@ -1,13 +1,15 @@
 """The routes of ``/v1/files``."""
 
 import logging
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchline.api.auth import Auth
-from batchline.api.content import Content, headers_of, span_of
+from batchline.api.content import Content, Span, headers_of, span_of
+from batchline.api.event_stream import first_of
 from batchline.api.form_upload import FormUpload
 from batchline.api.lists import Lists
 from batchline.api.multipart import Form
@@ -38,6 +40,9 @@ class FileRoutes:
         self._auth, self._lists, self._clock = auth, lists, services.clock
         self._files: Files = services.store
         self._objects, self._download = services.objects, services.download
+        self._downloads = Throttle(
+            services.settings.max_project_downloads, of="downloads", bound="project_downloads"
+        )
         self._form_upload = FormUpload(
             throttle=throttle,
             upload=services.upload,
@@ -87,14 +92,21 @@ class FileRoutes:
         return json_response(FileObject.from_record(await self._find(request)))
 
     async def content(self, request: Request) -> ASGIApp:
-        file = await self._find(request)
+        owner = await self._auth.owner(request)
+        file = await self._download.find(owner.project_id, _file_id(request))
         if request.method == "HEAD":
             return Response(headers=headers_of(file, span_of(None, file.bytes)))
         # If-Range names a version, and the service never sends one.
         range_header = None if "if-range" in request.headers else request.headers.get("range")
         span = span_of(range_header, file.bytes)
-        chunks = await self._download.open(file, start=span.start, length=span.length)
-        return Content(chunks, status=206 if span.partial else 200, headers=headers_of(file, span))
+        return partial(self._send, owner, file, span)
+
+    async def _send(self, owner: Owner, file: File, span: Span, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a file while the project has a slot for it, and until the end of the key."""
+        with self._downloads.slot(owner.project_id):
+            chunks = await self._download.open(file, start=span.start, length=span.length)
+            content = Content(chunks, status=206 if span.partial else 200, headers=headers_of(file, span))
+            await first_of(content(scope, receive, send), self._auth.wait_until_invalid(owner, clock=self._clock))
 
     async def delete(self, request: Request) -> Response:
         owner = await self._auth.owner(request)

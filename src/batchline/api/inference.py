@@ -3,13 +3,12 @@
 from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchline.api.auth import Auth
+from batchline.api.content import json_content
 from batchline.api.event_stream import STREAM_HEADERS, first_of, wait_for_disconnect
 from batchline.api.request_context import body_size, read_body
-from batchline.api.responses import JSON
 from batchline.api.throttle import BodyBytes, BodyReservation, Throttle
 from batchline.domain.errors import InvalidCredentials, InvalidRequest, TooLarge
 from batchline.domain.events import error_event
@@ -43,11 +42,17 @@ class InferenceRoutes:
         return partial(self._answer, request, owner)
 
     async def _answer(self, request: Request, owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call. It takes a slot of its project until its client has read the answer.
+
+        A call that is not streamed goes on if the client disconnects, since it is charged in any case (E2).
+        """
         room = self._body_bytes.reserve(owner.project_id, body_size(request), max_size=self._max_request_bytes)
         with self._throttle.slot(owner.project_id), room as reservation:
             call = self._inference.prepare(owner, scope["path"], await self._read(request, reservation))
-            respond = self._send_stream if call.streams else self._send_whole
-            await respond(call, scope, receive, send)
+            answer = await (self._send_stream(call, receive, send) if call.streams else self._inference.answer(call))
+            if answer is not None:
+                reservation.add_answer(len(answer.body))
+                await json_content(answer.body, status=answer.status)(scope, receive, send)
 
     async def _read(self, request: Request, reservation: BodyReservation) -> bytes:
         body = await read_body(
@@ -60,19 +65,16 @@ class InferenceRoutes:
         await self._auth.check_after_body(request)
         return body
 
-    async def _send_whole(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a call. The call goes on if the client disconnects, since it is charged in any case (E2)."""
-        await _response(await self._inference.answer(call))(scope, receive, send)
-
-    async def _send_stream(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_stream(self, call: Call, receive: Receive, send: Send) -> Success | None:
+        """Send the events of an answer. Return the answer, which is not sent then, if it is not a stream."""
         async with self._inference.stream(call) as answer:
             if isinstance(answer, Success):
-                await _response(answer)(scope, receive, send)
-                return
+                return answer
             if not await self._pass_on(answer, call.owner, receive, send):
                 await answer.read_on()
-                return
+                return None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return None
 
     async def _pass_on(self, events: EventRelay, owner: Owner, receive: Receive, send: Send) -> bool:
         """Send events until they end, the client disconnects or its key becomes invalid. Return whether they ended."""
@@ -95,7 +97,3 @@ async def _send_events(events: EventRelay, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
     async for event in events:
         await send({"type": "http.response.body", "body": event, "more_body": True})
-
-
-def _response(answer: Success) -> Response:
-    return Response(answer.body, answer.status, media_type=JSON)

@@ -1,13 +1,12 @@
 """Sends lists. A list is held in memory whole until its client has read it, so a project may have few at once."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from msgspec.json import encode as encode_json
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from batchline.api.content import Content
-from batchline.api.responses import JSON
+from batchline.api.content import json_content
 from batchline.api.throttle import Throttle
 from batchline.domain.records import Owner
 
@@ -26,10 +25,4 @@ class Lists:
         self, project_id: str, read: Callable[[], Awaitable[object]], scope: Scope, receive: Receive, send: Send
     ) -> None:
         with self._throttle.slot(project_id):
-            body = encode_json(await read())
-            headers = {"content-type": JSON, "content-length": str(len(body))}
-            await Content(_one_chunk(body), status=200, headers=headers)(scope, receive, send)
-
-
-async def _one_chunk(body: bytes) -> AsyncGenerator[bytes]:
-    yield body
+            await json_content(encode_json(await read()))(scope, receive, send)

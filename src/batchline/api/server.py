@@ -22,7 +22,7 @@ from batchline.api.inference import InferenceRoutes
 from batchline.api.lists import Lists
 from batchline.api.methods import Methods
 from batchline.api.middleware import Middleware
-from batchline.api.models import ModelRoutes
+from batchline.api.models import ModelRoutes, UpstreamModels
 from batchline.api.openapi.routes import DescriptionRoutes
 from batchline.api.protocol import ConnectionLimits, connection_class
 from batchline.api.read_rate import ReadLimitedAuth, ReadRate
@@ -33,6 +33,7 @@ from batchline.api.usage import UsageRoutes
 from batchline.domain.errors import NotFound
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import PATHS
+from batchline.domain.models import DEFAULT_UPSTREAM
 from batchline.ports import Clock, Objects, Random, Store, WatchedClock
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
@@ -185,9 +186,9 @@ def _routes(services: ApiServices) -> list[Route]:
     return [
         *_file_routes(services, auth, throttle, lists),
         *_batch_routes(services, auth, throttle, lists),
-        *_usage_routes(services, auth),
+        *_usage_routes(services, auth, lists),
         *_inference_routes(services, auth),
-        *_model_routes(services, auth),
+        *_model_routes(services, auth, lists),
         *_health_routes(
             settings=settings,
             store=services.store,
@@ -264,8 +265,10 @@ def _batch_routes(services: ApiServices, auth: Auth, throttle: Throttle, lists: 
     ]
 
 
-def _usage_routes(services: ApiServices, auth: Auth) -> list[Route]:
-    usage = UsageRoutes(auth=auth, ledger=services.store, clock=services.clock, metered=services.settings.metering)
+def _usage_routes(services: ApiServices, auth: Auth, lists: Lists) -> list[Route]:
+    usage = UsageRoutes(
+        auth=auth, lists=lists, ledger=services.store, clock=services.clock, metered=services.settings.metering
+    )
     return [Route("/v1/usage", Methods(GET=usage.retrieve))]
 
 
@@ -282,8 +285,13 @@ def _inference_routes(services: ApiServices, auth: Auth) -> list[Route]:
     return [Route(path, Methods(POST=inference.call)) for path in paths]
 
 
-def _model_routes(services: ApiServices, auth: Auth) -> list[Route]:
-    models = ModelRoutes(auth=auth, catalog=services.settings.catalog, upstreams=services.upstreams)
+def _model_routes(services: ApiServices, auth: Auth, lists: Lists) -> list[Route]:
+    models = ModelRoutes(
+        auth=auth,
+        lists=lists,
+        catalog=services.settings.catalog,
+        upstream_models=UpstreamModels(services.upstreams.get(DEFAULT_UPSTREAM), clock=services.clock),
+    )
     return [
         Route("/v1/models", Methods(GET=models.list)),
         Route("/v1/models/{model:path}", Methods(GET=models.retrieve)),

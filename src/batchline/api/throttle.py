@@ -64,14 +64,14 @@ class BodyBytes:
                 retry_after=_RETRY_AFTER_SECONDS,
                 bound="project_call_bytes",
             )
-        reservation = BodyReservation(self, is_only_one=not self._by_project[project_id])
+        reservation = BodyReservation(self, project_id, is_only_one=not self._by_project[project_id])
         # A body that cannot fit is refused before its bytes take the room of others.
         self.check_room(reservation, 0 if size is None else most)
-        self._add_to_project(project_id, most)
+        self.add_to_project(project_id, most)
         try:
             yield reservation
         finally:
-            self._add_to_project(project_id, -most)
+            self.add_to_project(project_id, -most - reservation.answer_bytes)
             self.add_arrived(-reservation.bytes)
 
     def check_room(self, reservation: "BodyReservation", size: int) -> None:
@@ -89,7 +89,8 @@ class BodyBytes:
         """Count bytes that have arrived, or that are held no more if ``size`` is negative."""
         self._arrived += size
 
-    def _add_to_project(self, project_id: str, size: int) -> None:
+    def add_to_project(self, project_id: str, size: int) -> None:
+        """Count bytes that a project holds, or that it holds no more if ``size`` is negative."""
         self._by_project[project_id] += size
         if not self._by_project[project_id]:
             del self._by_project[project_id]
@@ -98,13 +99,18 @@ class BodyBytes:
 class BodyReservation:
     """The bytes of one body that have arrived. ``is_only_one`` says that its project held no other when it began."""
 
-    def __init__(self, body_bytes: BodyBytes, *, is_only_one: bool) -> None:
-        self._body_bytes = body_bytes
+    def __init__(self, body_bytes: BodyBytes, project_id: str, *, is_only_one: bool) -> None:
+        self._body_bytes, self._project_id = body_bytes, project_id
         self.is_only_one = is_only_one
-        self.bytes = 0
+        self.bytes = self.answer_bytes = 0
 
     def cover(self, size: int) -> None:
         """Count the first ``size`` bytes of the body as held. Raise RateLimited if they do not fit."""
         self._body_bytes.check_room(self, size)
         self._body_bytes.add_arrived(size - self.bytes)
         self.bytes = size
+
+    def add_answer(self, size: int) -> None:
+        """Count the bytes of the answer too, for the project alone. They are charged already, so they always fit."""
+        self._body_bytes.add_to_project(self._project_id, size)
+        self.answer_bytes += size

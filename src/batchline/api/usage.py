@@ -1,12 +1,13 @@
 """The route ``/v1/usage``: what the project of a key has used, and what its organization has left."""
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from batchline.api.auth import Auth
+from batchline.api.lists import Lists
 from batchline.api.paging import choice, integer
-from batchline.api.responses import json_response
 from batchline.domain.errors import InvalidRequest
+from batchline.domain.records import Owner
 from batchline.domain.wire import UsageReport
 from batchline.ports import Clock, Ledger
 
@@ -20,11 +21,15 @@ _LAST_SECOND = 1 << 60
 class UsageRoutes:
     """Sums up the usage of a project by time and model."""
 
-    def __init__(self, *, auth: Auth, ledger: Ledger, clock: Clock, metered: bool) -> None:
-        self._auth, self._ledger, self._clock, self._metered = auth, ledger, clock, metered
+    def __init__(self, *, auth: Auth, lists: Lists, ledger: Ledger, clock: Clock, metered: bool) -> None:
+        self._auth, self._lists = auth, lists
+        self._ledger, self._clock, self._metered = ledger, clock, metered
 
-    async def retrieve(self, request: Request) -> Response:
+    async def retrieve(self, request: Request) -> ASGIApp:
         owner = await self._auth.owner(request)
+        return self._lists.answer(owner, lambda: self._report(request, owner))
+
+    async def _report(self, request: Request, owner: Owner) -> UsageReport:
         query = request.query_params
         bucket = choice(query, "bucket", tuple(_BUCKET_SECONDS)) or "day"
         start, end = self._period(request, bucket_seconds=_BUCKET_SECONDS[bucket])
@@ -42,9 +47,7 @@ class UsageRoutes:
                 param="start_time",
             )
         organization = await self._ledger.organization(owner.organization_id) if self._metered else None
-        return json_response(
-            UsageReport.from_entries(rows, organization=organization, bucket=bucket, start=start, end=end)
-        )
+        return UsageReport.from_entries(rows, organization=organization, bucket=bucket, start=start, end=end)
 
     def _period(self, request: Request, *, bucket_seconds: int) -> tuple[int, int]:
         """Return the start, at the beginning of its bucket, and the end of the period that is asked for."""
