@@ -93,7 +93,6 @@ class Counting:
         return getattr(self._part, name)
 
 
-class Held:
 class BlockedRead:
     """Wraps a store and blocks one of its reads until ``release`` is called."""
 
@@ -114,6 +113,7 @@ class BlockedRead:
         return await getattr(self._store, self._name)(*args, **options)
 
 
+class Held:
     """Wraps a validator and blocks it until ``drop`` is called."""
 
     def __init__(self, validator: Any) -> None:

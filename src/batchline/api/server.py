@@ -31,9 +31,9 @@ from batchline.api.services import ApiServices
 from batchline.api.throttle import BodyBytes, Throttle
 from batchline.api.usage import UsageRoutes
 from batchline.domain.errors import NotFound
+from batchline.domain.models import DEFAULT_UPSTREAM
 from batchline.pipeline.identity import IdentityCheck
 from batchline.pipeline.inference import PATHS
-from batchline.domain.models import DEFAULT_UPSTREAM
 from batchline.ports import Clock, Objects, Random, Store, WatchedClock
 from batchline.settings import Settings
 from batchline.telemetry.metrics import Metrics
