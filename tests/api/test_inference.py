@@ -5,10 +5,12 @@ import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Event
 from typing import Any
 
 import pytest
 
+from batchline.api.inference import InferenceRoutes
 from tests.support.api_server import CHAT, Api, read_reply, wait_until
 from tests.support.manual_upstream import USAGE, ManualUpstream
 
@@ -153,6 +155,26 @@ def test_the_usage_of_a_stream_cannot_be_refused_in_other_letters(api: Api) -> N
     """E1: a server that ignores case would take the last of the two."""
     reply = api.post(CHAT, chat(stream=True, stream_options={"Include_Usage": False}))
     assert (reply.status, reply.error["param"]) == (400, "stream_options")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("end", ["%0A", "%0D%0A", "%20", "%00", "/"])
+def test_another_path_is_not_taken_for_a_route(api: Api, path: str, end: str) -> None:
+    """D6: its call would miss the rules of the route, and break the request line that the upstream reads."""
+    before = asked(api)
+    assert api.post(path + end, body_of(path)).status == 404
+    assert asked(api) == before
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_name_of_a_model_has_a_limit(shared: Callable[..., Api], path: str) -> None:
+    """D6: it is stored with the charge, and labels metrics."""
+    api = shared()
+    account = api.new_account(f"long-name{PATHS.index(path)}")
+    reply = api.post(path, body_of(path) | {"model": "m" * 257}, account=account)
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request_error", "model")
+    assert api.post(path, body_of(path) | {"model": "m" * 256}, account=account).status == 200
+    assert [len(entry.model) for entry in api.usage(account)] == [256]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -387,6 +409,61 @@ def test_a_refused_call_is_not_charged(shared: Callable[..., Api]) -> None:
     for directive in ("status=400", "status=503", "html"):
         assert api.post(CHAT, chat(f"[[{directive}]]") | {"model": "open"}, account=account).status >= 400
     assert api.usage(account) == []
+
+
+@pytest.mark.rule("E2", "An answer over the size limit is charged, at most what was held.")
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_over_the_size_limit_is_charged(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream, announced: bool, stream: bool
+) -> None:
+    """E2: the upstream did the work, and the tenant asked for it."""
+    api = serve(upstream_url=manual_upstream.url, max_answer_bytes=1000)
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(api.post, CHAT, chat(stream=stream, max_tokens=100))
+        peer = manual_upstream.accept()
+        asked = peer.read()
+        if announced:
+            peer.answer(b"x" * 2000)
+        else:
+            peer.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000)
+        assert calling.result().status == 502
+    [entry] = api.usage()
+    assert (entry.input_tokens, entry.output_tokens) == (-(-len(asked.body) // 4), 100)
+
+
+@pytest.mark.rule("E2", "A call that ends in a timeout costs nothing.")
+def test_a_call_that_the_upstream_does_not_answer_in_time_is_not_charged(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
+    """E2: the client has nothing of it, and cannot know why."""
+    api = serve(upstream_url=manual_upstream.url, request_timeout_seconds=0.2)
+    assert api.post(CHAT, chat()).status == 504
+    assert api.usage() == []
+
+
+@pytest.mark.rule("D4", "A call whose body comes slowly is checked against the balance after the body.")
+def test_a_balance_that_was_spent_while_the_body_came_counts(
+    serve: Callable[..., Api], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D4: otherwise bodies that are held back could spend one balance many times."""
+    read, waits = InferenceRoutes._read, Event()
+
+    def note_wait(*arguments: Any) -> Any:
+        waits.set()
+        return read(*arguments)
+
+    monkeypatch.setattr("batchline.api.auth._TRUSTED_SECONDS", 0)
+    monkeypatch.setattr(InferenceRoutes, "_read", note_wait)
+    api = serve(models=MODELS, metering=True)
+    body = json.dumps(chat() | {"model": "open"}).encode()
+    with api.connect() as sock:
+        sock.sendall(api.head(f"POST {CHAT}", f"content-length: {len(body)}") + body[:-1])
+        assert waits.wait(60)
+        api.set_funds(0)
+        sock.sendall(body[-1:])
+        assert read_reply(sock).status == 429
+    assert asked(api) == 0
 
 
 @pytest.mark.rule("E2", "A call that the client leaves is charged like one that it reads.")

@@ -152,7 +152,7 @@ async def test_an_answer_over_the_limit_is_garbled(player: Player) -> None:
     """D1: an answer over the configured size is an upstream fault; one of exactly that size is not."""
     largest, over = await play(player, chat(f"[[huge={LIMIT}]]"), chat(f"[[huge={LIMIT + 1}]]"))
     assert len(answered(largest).body) == LIMIT
-    assert over == Fault(kind=FaultKind.GARBLED, detail=f"answer over {LIMIT} bytes")
+    assert over == Fault(kind=FaultKind.GARBLED, detail=f"answer over {LIMIT} bytes", answer_bytes=LIMIT)
 
 
 @each_player

@@ -57,6 +57,16 @@ class Arrivals:
         return not self._closed
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", " ", "\x00", "\x7f", "\u2028", " HTTP/1.1\r\nx: y"])
+@pytest.mark.anyio
+async def test_a_path_that_would_break_the_request_line_is_refused(end: str) -> None:
+    async with serving(sends(PLAIN)) as wire, client(wire.port) as upstream:
+        with pytest.raises(ValueError, match="is no path"):
+            upstream.post(PATH + end, BODY)
+        with pytest.raises(ValueError, match="is no path"):
+            await upstream.get(PATH + end)
+
+
 @pytest.fixture
 def arrivals(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
     arrivals = Arrivals()
@@ -348,7 +358,7 @@ def test_an_encoding_of_no_body_is_no_fault(run: Run, status: int) -> None:
 def test_an_oversized_answer_is_abandoned_at_once(run: Run, behave: Behaviour) -> None:
     """D1: reading stops at the limit (the server would never end), or before the body if the length is known."""
     reply = run(ask(behave, max_answer_bytes=1_000_000))
-    assert reply == Fault(kind=FaultKind.GARBLED, detail="answer over 1000000 bytes")
+    assert reply == Fault(kind=FaultKind.GARBLED, detail="answer over 1000000 bytes", answer_bytes=1_000_000)
 
 
 @pytest.mark.parametrize("make", [answer, chunked])

@@ -166,7 +166,7 @@ def test_a_stream_may_be_of_any_size(run: Run, frame: str) -> None:
         (answer(b"{}", "Content-Type: application/json"), FINE),
         (answer(b"no", "Retry-After: 2", status="429 No"), Answer(status=429, body=b"no", retry_after=2)),
         (head("Content-Length: 2", status="500 No") + b"no", Answer(status=500, body=b"no", request_id="req_1")),
-        (answer(b"x" * 101), Fault(kind=FaultKind.GARBLED, detail="answer over 100 bytes")),
+        (answer(b"x" * 101), Fault(kind=FaultKind.GARBLED, detail="answer over 100 bytes", answer_bytes=100)),
         (
             head("Content-Encoding: gzip", "Content-Length: 1") + b"x",
             Fault(kind=FaultKind.UNREADABLE, detail="the answer has the encoding 'gzip', and identity was asked for"),

@@ -59,8 +59,15 @@ class Auth:
 
         Otherwise a client could use a key after its end by holding back the last byte of a request.
         """
-        if asyncio.get_running_loop().time() - request.state.authenticated_at >= _TRUSTED_SECONDS:
-            _check_scope(request, await self._find_owner(request))
+        await self.owner_after_body(request)
+
+    async def owner_after_body(self, request: Request) -> Owner | None:
+        """Check like ``check_after_body``. Return the owner as it is now, or None if the body took not long."""
+        if asyncio.get_running_loop().time() - request.state.authenticated_at < _TRUSTED_SECONDS:
+            return None
+        owner = await self._find_owner(request)
+        _check_scope(request, owner)
+        return owner
 
     async def wait_until_invalid(self, owner: Owner, *, clock: Clock) -> None:
         """Wait until the key is revoked or expires."""

@@ -33,22 +33,25 @@ class InferenceRoutes:
         self._inference = inference
         self._max_request_bytes = max_request_bytes
 
-    async def call(self, request: Request) -> ASGIApp:
+    async def call(self, path: str, request: Request) -> ASGIApp:
+        """Answer a call of the route with this path. Nothing of the path that the client sent reaches an upstream."""
         budgets = self._inference.budgets
         read_at = budgets.sequence
         owner = await self._auth.owner_with_funds(request)
         budgets.of(owner.organization_id).update_balance(owner.funds, read_at=read_at)
         await self._inference.refresh_day(owner)
-        return partial(self._answer, request, owner)
+        return partial(self._answer, path, request, owner)
 
-    async def _answer(self, request: Request, owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self, path: str, request: Request, owner: Owner, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Answer a call. It takes a slot of its project until its client has read the answer.
 
         A call that is not streamed goes on if the client disconnects, since it is charged in any case (E2).
         """
         room = self._body_bytes.reserve(owner.project_id, body_size(request), max_size=self._max_request_bytes)
         with self._throttle.slot(owner.project_id), room as reservation:
-            call = self._inference.prepare(owner, scope["path"], await self._read(request, reservation))
+            call = self._inference.prepare(owner, path, await self._read(request, reservation))
             answer = await (self._send_stream(call, receive, send) if call.streams else self._inference.answer(call))
             if answer is not None:
                 reservation.add_answer(len(answer.body))
@@ -62,8 +65,16 @@ class InferenceRoutes:
             cut_off=InvalidRequest("The request's body was cut off"),
             on_bytes=reservation.cover,
         )
-        await self._auth.check_after_body(request)
+        await self._check_after_body(request)
         return body
+
+    async def _check_after_body(self, request: Request) -> None:
+        """Check the key again if the body took long, and take over the balance, which others may have spent."""
+        budgets = self._inference.budgets
+        read_at = budgets.sequence
+        owner = await self._auth.owner_after_body(request)
+        if owner is not None:
+            budgets.of(owner.organization_id).update_balance(owner.funds, read_at=read_at)
 
     async def _send_stream(self, call: Call, receive: Receive, send: Send) -> Success | None:
         """Send the events of an answer. Return the answer, which is not sent then, if it is not a stream."""

@@ -6,7 +6,7 @@ from msgspec import DecodeError, Meta, Raw, Struct
 from msgspec.json import Decoder, encode
 
 from batchline.domain.endpoints import CHAT
-from batchline.domain.models import Catalog, Model
+from batchline.domain.models import MAX_MODEL_CHARACTERS, Catalog, Model
 from batchline.domain.outcomes import Failure
 
 Role = Literal["user", "assistant", "system", "tool", "developer"]
@@ -35,8 +35,14 @@ def check_request(body: bytes, *, endpoint: str, project_id: str, catalog: Catal
         request: _ModelRequest = (_chat_request if endpoint == CHAT else _model_request).decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _invalid(str(error))
-    model = catalog.find(request.model, project_id)
-    return model_not_found(request.model) if model is None else model
+    return find_model(request.model, project_id=project_id, catalog=catalog)
+
+
+def find_model(name: str, *, project_id: str, catalog: Catalog) -> Model | Failure:
+    """Return the model with this name, or the failure if there is none that the project may use."""
+    if len(name) > MAX_MODEL_CHARACTERS:
+        return _invalid(f"`model` has more than {MAX_MODEL_CHARACTERS} characters")
+    return catalog.find(name, project_id) or model_not_found(name)
 
 
 def named_model(body: bytes) -> str | None:

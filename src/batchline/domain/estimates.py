@@ -3,7 +3,7 @@
 What a request may cost is estimated before it runs, so that the amount can be held against the balance (D4).
 """
 
-from msgspec import DecodeError, Struct
+from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 
 from batchline.domain.models import Model
@@ -20,7 +20,7 @@ names each image twice."""
 _LINK_MARK = b'image_url"'
 
 _USUAL_OUTPUT_TOKENS = 1024
-"""Tokens of an answer whose request sets no limit: most answers of a chat are shorter."""
+"""Tokens of each answer whose request sets no limit: most answers of a chat are shorter."""
 _MAX_OUTPUT_TOKENS = 2**31
 """Bound on a limit, so that what it may cost stays a number that a database can hold."""
 
@@ -44,26 +44,42 @@ def estimated_cost(body: bytes, model: Model, tariff: Tariff, *, synchronous: bo
     input_tokens = request_tokens(body)
     if model.max_tokens is not None:
         input_tokens = min(input_tokens, model.max_tokens)
-    limit = output_limit(body)
-    usage = Usage(input_tokens=input_tokens, output_tokens=limit or 0)
+    output = _output_of(body)
+    usage = Usage(input_tokens=input_tokens, output_tokens=output.limit or 0)
     least = tariff.cost(model.price, usage, synchronous=synchronous)
-    if limit is not None:
+    if output.limit is not None:
         return Estimate(least, least)
-    usage = Usage(input_tokens=input_tokens, output_tokens=_USUAL_OUTPUT_TOKENS)
+    usage = Usage(input_tokens=input_tokens, output_tokens=output.likely)
     return Estimate(least, tariff.cost(model.price, usage, synchronous=synchronous))
 
 
 class _Limits(Struct):
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
+    """The fields of a request that bound its output, under all names that upstreams know."""
+
+    max_tokens: Raw = Raw(b"0")
+    max_completion_tokens: Raw = Raw(b"0")
+    max_output_tokens: Raw = Raw(b"0")
+    max_new_tokens: Raw = Raw(b"0")
+    n_predict: Raw = Raw(b"0")
+    n: Raw = Raw(b"1")
+    n_cmpl: Raw = Raw(b"1")
+    best_of: Raw = Raw(b"1")
 
 
 _limits = Decoder(_Limits)
-_LIMIT_MARK = b'"max_'
-"""Every name of a limit begins like this, so most bodies without one need not be decoded."""
+# Some upstreams read a number that is written as a text.
+_number = Decoder(int, strict=False)
+_LIMIT_MARKS = (b'"max_', b'"n', b'"best_of"')
+"""Every name of a limit begins like one of these, so most bodies without one need not be decoded."""
+
+
+class _Output(Struct, frozen=True):
+    """The output tokens that a request asks for, over all answers that it wants."""
+
+    limit: int | None
+    """The most tokens; None if the request sets no limit."""
+    likely: int
+    """The same, or the tokens of usual answers if the request sets no limit."""
 
 
 def output_limit(body: bytes) -> int | None:
@@ -71,20 +87,39 @@ def output_limit(body: bytes) -> int | None:
 
     Of several names for the limit the highest counts, since one of them may be unknown to the upstream.
     """
-    if _LIMIT_MARK not in body:
-        return None
+    return _output_of(body).limit
+
+
+def _output_of(body: bytes) -> _Output:
+    if not any(mark in body for mark in _LIMIT_MARKS):
+        return _Output(None, _USUAL_OUTPUT_TOKENS)
     try:
         limits = _limits.decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    given = max(limits.max_tokens or 0, limits.max_completion_tokens or 0, limits.max_output_tokens or 0)
-    answers = max(limits.n or 1, limits.best_of or 1, 1)
-    return min(given * answers, _MAX_OUTPUT_TOKENS) if given > 0 else None
+        return _Output(None, _USUAL_OUTPUT_TOKENS)
+    answers = max(1, *map(_number_in, (limits.n, limits.n_cmpl, limits.best_of)))
+    names = (limits.max_tokens, limits.max_completion_tokens, limits.max_output_tokens)
+    given = max(map(_number_in, (*names, limits.max_new_tokens, limits.n_predict)))
+    likely = min((given if given > 0 else _USUAL_OUTPUT_TOKENS) * answers, _MAX_OUTPUT_TOKENS)
+    return _Output(likely if given > 0 else None, likely)
+
+
+def _number_in(value: Raw) -> int:
+    try:
+        return _number.decode(value)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        return 0
 
 
 def estimated_usage(*, request: bytes, answer_bytes: int) -> Usage:
     """Return the usage that an answer is charged for if its upstream reports none (E2)."""
     return Usage(input_tokens=request_tokens(request), output_tokens=text_tokens(answer_bytes))
+
+
+def oversized_usage(*, request: bytes, answer_bytes: int) -> Usage:
+    """Return the usage that an answer over the size limit is charged for: at most what is held for the request (E2)."""
+    output_tokens = min(text_tokens(answer_bytes), _output_of(request).likely)
+    return Usage(input_tokens=request_tokens(request), output_tokens=output_tokens)
 
 
 def request_tokens(body: bytes) -> int:

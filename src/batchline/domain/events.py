@@ -43,6 +43,11 @@ class EventReader:
             if end is not None:
                 yield self._take(end)
 
+    @property
+    def oversized_bytes(self) -> int:
+        """The bytes that were received since the last event if they make an event that is too large, else 0."""
+        return len(self._buffer) if len(self._buffer) > MAX_EVENT_BYTES else 0
+
     def end(self) -> Iterator[bytes]:
         """Yield the last event if the stream ended without its blank line."""
         rest = self._take(len(self._buffer)).rstrip()

@@ -10,6 +10,8 @@ from batchline.domain.money import Price
 from batchline.domain.records import Lane
 
 DEFAULT_UPSTREAM = "default"
+MAX_MODEL_CHARACTERS = 256
+"""More characters than the id of any model has. Ids are stored with each charge, and label metrics."""
 CLASSIFIER_UPSTREAM = "classifier"
 """The upstream that runs in this process."""
 

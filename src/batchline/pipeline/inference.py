@@ -15,7 +15,7 @@ from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder, encode
 from msgspec.structs import replace
 
-from batchline.domain.chat import check_request, model_not_found, with_fields, with_upstream_name
+from batchline.domain.chat import check_request, find_model, with_fields, with_upstream_name
 from batchline.domain.endpoints import CHAT, RESPONSES, SYNC_ONLY
 from batchline.domain.errors import (
     ApiError,
@@ -27,7 +27,15 @@ from batchline.domain.errors import (
     Refused,
     StreamBroken,
 )
-from batchline.domain.estimates import FREE, Estimate, estimated_cost, estimated_usage, request_tokens
+from batchline.domain.estimates import (
+    FREE,
+    Estimate,
+    estimated_cost,
+    estimated_usage,
+    oversized_usage,
+    request_tokens,
+    text_tokens,
+)
 from batchline.domain.events import Chunk, EventReader, error_event, read_chat_event, read_response_event
 from batchline.domain.limits import QUOTED_CHARACTERS
 from batchline.domain.models import DEFAULT_UPSTREAM, Catalog, Model, ModelKind
@@ -195,7 +203,7 @@ class Inference:
         if path not in SYNC_ONLY:
             found = check_request(body, endpoint=path, project_id=owner.project_id, catalog=self._catalog)
         elif name := _field(fields, "model", _name):
-            found = self._catalog.find(name, owner.project_id) or model_not_found(name)
+            found = find_model(name, project_id=owner.project_id, catalog=self._catalog)
         else:
             found = self._catalog.serving(path, owner.project_id)
         if isinstance(found, Failure):
@@ -232,6 +240,8 @@ class Inference:
         outcome = classify_reply(reply, endpoint=call.path, kind=kind)
         self._avoid_if_failed(call, outcome)
         if isinstance(reply, Fault):
+            if reply.answer_bytes:
+                await self._charge(call, oversized_usage(request=body, answer_bytes=reply.answer_bytes))
             raise _fault_error(reply)
         if not isinstance(outcome, Success):
             raise _refusal(reply, outcome)
@@ -289,6 +299,10 @@ class _Meter:
         self._text_tokens += chunk.text_tokens
         if chunk.usage != NOTHING:
             self._reported = chunk.usage
+
+    def note_oversized(self, size: int) -> None:
+        """Count the bytes of an event that is too large to be read."""
+        self._text_tokens += text_tokens(size)
 
     @property
     def usage(self) -> Usage:
@@ -350,6 +364,8 @@ class EventRelay:
                 self._note(event)
         except StreamBroken as error:
             self._ended = True
+            if self._reader.oversized_bytes:
+                self._meter.note_oversized(self._reader.oversized_bytes)
             self._on_broken()
             log.warning(
                 "upstream stream broke, ending it with an error event",

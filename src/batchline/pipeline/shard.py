@@ -24,11 +24,11 @@ from msgspec.json import Decoder
 
 from batchline.domain.checksum import checksum_of
 from batchline.domain.limits import ShardLimits
+from batchline.domain.models import MAX_MODEL_CHARACTERS
 from batchline.domain.records import SHARED_LANE, NewShard
 from batchline.durable import sync
 
 MAX_BUFFERED_BYTES = 16 * 1024 * 1024
-MAX_MODEL_CHARACTERS = 256
 
 PREFIX_BYTES = (128, 1024, 8192)
 """The lengths at which the beginnings of two prompts are compared. A shorter common prefix saves almost nothing."""

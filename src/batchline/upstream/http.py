@@ -97,8 +97,7 @@ class HttpUpstream:
 
     async def get(self, path: str) -> Reply:
         """Send a GET request and return its reply."""
-        target = (self._address.prefix + path).encode()
-        return await self._send((b"GET %b HTTP/1.1\r\n%b\r\n" % (target, self._get_fields),))
+        return await self._send((b"GET %b HTTP/1.1\r\n%b\r\n" % (self._target(path), self._get_fields),))
 
     @asynccontextmanager
     async def stream(self, path: str, body: bytes) -> AsyncIterator[EventStream | Reply]:
@@ -128,7 +127,13 @@ class HttpUpstream:
 
     def _post_head(self, path: str, fields: bytes) -> bytes:
         """Return the head of a POST request up to the value of Content-Length, which comes last."""
-        return b"POST %b HTTP/1.1\r\n%bContent-Length: " % ((self._address.prefix + path).encode(), fields)
+        return b"POST %b HTTP/1.1\r\n%bContent-Length: " % (self._target(path), fields)
+
+    def _target(self, path: str) -> bytes:
+        """Return the target of a request. Raise ValueError if it would not end where the path ends."""
+        if not (path.isascii() and path.isprintable()) or " " in path:
+            raise ValueError(f"{path!r} is no path of a request")
+        return (self._address.prefix + path).encode()
 
     def _send(self, request: tuple[bytes, ...], events: EventReceiver | None = None) -> UpstreamExchange:
         exchange = UpstreamExchange()

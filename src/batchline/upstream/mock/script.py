@@ -200,7 +200,11 @@ class ScriptedUpstream:
         if outcome.ending in {Ending.DROP, Ending.CRASH}:
             return Fault(kind=FaultKind.BROKEN, detail="the connection ended before an answer came")
         if len(outcome.body) > self._max_answer_bytes:
-            return Fault(kind=FaultKind.GARBLED, detail=f"answer over {self._max_answer_bytes} bytes")
+            return Fault(
+                kind=FaultKind.GARBLED,
+                detail=f"answer over {self._max_answer_bytes} bytes",
+                answer_bytes=self._max_answer_bytes,
+            )
         if outcome.ending is Ending.CUT:
             return Fault(kind=FaultKind.BROKEN, detail="the connection ended in the middle of the answer")
         return Answer(
