@@ -358,6 +358,7 @@ async def test_batches_are_found_by_model_and_by_a_text_in_id_or_metadata(world:
     first = await world.running(owner, model="small", metadata=b'{"name":"Invoices of May"}')
     second = await world.running(owner, model="large", metadata='{"name":"Caf\u00e9"}'.encode())
     third = await world.running(owner, model="large", metadata=b'{"name":"\xff\x00"}')
+    fourth = await world.running(owner, model="small", metadata='{"name":"\u00dcbersetzung"}'.encode())
     await world.running(other, model="small", metadata=b'{"name":"Invoices of May"}')
 
     async def found(**wanted: Any) -> list[str]:
@@ -365,12 +366,14 @@ async def test_batches_are_found_by_model_and_by_a_text_in_id_or_metadata(world:
         return [batch.id for batch in batches or []]
 
     assert await found(text="invoices of") == [first.id]
-    assert await found(text="caf\u00e9") == [second.id]
+    assert await found(text="caf\u00e9") == await found(text="CAF\u00e9") == [second.id]
+    assert await found(text="\u00dcbersetzung") == [fourth.id], "a name is found as it was written"
     assert await found(text=third.id) == [third.id]
     assert await found(text="%") == await found(text="nothing") == []
     assert await found(model="large") == [third.id, second.id]
     assert await found(model="large", text="name", status="in_progress") == [third.id, second.id]
     assert await found(model="large", status="failed") == []
+    assert await found(status="held") == []
 
 
 async def test_open_batches_of_all_projects_are_listed_oldest_first(world: World) -> None:

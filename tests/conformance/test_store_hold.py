@@ -71,6 +71,8 @@ async def test_every_line_runs_once_the_trial_is_fine(world: World) -> None:
 @pytest.mark.rule("G6", "No line of a held batch can be claimed.")
 async def test_a_held_batch_gives_nothing_to_a_claim(world: World) -> None:
     batch = await held(world)
+    found = await world.store.batches(batch.project_id, after=None, limit=9, status=Hold.HELD)
+    assert [each.id for each in found or []] == [batch.id]
     assert await world.claim() == []
     assert (await world.store.signals([batch.id]))[0].held
     assert await world.store.lease_finalizable(owner=ME, lease=30, at=NOW) is None

@@ -135,6 +135,9 @@ async def test_usage_of_a_key_model_and_batch_shares_an_entry_an_hour(world: Wor
         (hour, None, "m", 1, 16),
         (hour + HOUR, batch.id, "m", 1, 4),
     ]
+    unused = await world.running(owner, shards=[1])
+    assert [bill.cost for bill in await world.store.bills([unused, batch])] == [0, 15]
+    assert await world.store.bills([]) == []
     first = entries[0]
     assert (first.input_tokens, first.cached_tokens, first.output_tokens, first.reasoning_tokens) == (20, 8, 6, 2)
     assert (first.organization, first.project, first.project_id) == ("default", "alpha", owner.project_id)

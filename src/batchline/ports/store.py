@@ -187,6 +187,9 @@ class Ledger(Protocol):
     async def cost_of_project(self, project_id: str, *, since: int) -> int:
         """Return the nano-units that a project was charged since a full hour."""
 
+    async def bills(self, batches: Sequence[Batch]) -> list[Bill]:
+        """Return what each of these batches was charged, and what it saved, in the same order."""
+
     async def entries(self, organization_id: str) -> list[LedgerEntry]:
         """Return an organization's entries, oldest first."""
 
@@ -351,7 +354,7 @@ class Batches(Protocol):
     ) -> list[Batch] | None:
         """Return a page, newest first, or None if ``after`` names no batch of this project.
 
-        ``text`` is looked for in ids and metadata, in lower case.
+        ``text`` is looked for in ids and metadata; A to Z are the same as a to z. ``status`` may be ``Hold.HELD`` too.
         """
 
     async def open_batches(self, *, limit: int) -> list[Batch]:

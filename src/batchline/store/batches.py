@@ -9,7 +9,7 @@ from msgspec.json import encode as encode_json
 from batchline.domain.errors import InvalidCredentials, LeaseLost
 from batchline.domain.progress import LineErrors, ProgressSample
 from batchline.domain.records import Batch, Bill, NewShard
-from batchline.domain.states import BatchStatus, ShardState
+from batchline.domain.states import BatchStatus, Hold, ShardState
 from batchline.domain.wire import BatchObject
 from batchline.ports import BatchSnapshot, CreateRecord, NewBatch
 from batchline.store.hold import open_withheld, withhold_all_but_trial
@@ -193,7 +193,7 @@ class SqlBatches:
                 "before_seq": before[1],
                 "limit": limit,
             }
-            if model is not None or text is not None:
+            if model is not None or text is not None or status == Hold.HELD:
                 page = yield from rows("search_batches", status=status, model=model, text=text, **bounds)
             elif status is None:
                 page = yield from rows("batches", **bounds)

@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from msgspec import convert
 from msgspec.structs import asdict
 
-from batchline.domain.records import Charge, LedgerEntry, Organization, Owner, ProjectUsage, UsageEntry, by_model
+from batchline.domain.records import (
+    Batch,
+    Bill,
+    Charge,
+    LedgerEntry,
+    Organization,
+    Owner,
+    ProjectUsage,
+    UsageEntry,
+    by_model,
+)
 from batchline.store.sql import Database, Script, change, change_many, one, rows
 
 _HOUR_SECONDS = 3600
@@ -66,6 +76,16 @@ class SqlLedger:
         found = await self._database.read(lambda: rows("cost_of_project", project_id=project_id, since=since))
         cost: int = found[0]["cost"]
         return cost
+
+    async def bills(self, batches: Sequence[Batch]) -> list[Bill]:
+        def script() -> Script[list[Bill]]:
+            bills = []
+            for batch in batches:
+                [row] = yield from rows("cost_of_batch", key_id=batch.key_id, batch_id=batch.id)
+                bills.append(convert(dict(row), Bill))
+            return bills
+
+        return await self._database.read(script) if batches else []
 
     async def entries(self, organization_id: str) -> list[LedgerEntry]:
         found = await self._database.read(lambda: rows("entries", organization_id=organization_id))

@@ -535,7 +535,7 @@ WHERE b.project_id = p.id AND b.status IN ('validating', 'in_progress', 'finaliz
 ORDER BY b.created_at, b.seq LIMIT :limit;
 
 -- name: search_batches
--- Lists a page of batches that name a model, or have a text in their id or metadata, newest first.
+-- Lists a page of batches that name a model, are held, or have a text in their id or metadata, newest first.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
@@ -543,9 +543,11 @@ SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, 
 FROM batches
 WHERE project_id = :project_id AND created_at > :created_after
     AND (created_at, seq) < (:before_created_at::bigint, :before_seq::bigint)
-    AND (:status::text IS NULL OR status = :status::text) AND (:model::text IS NULL OR model = :model::text)
-    AND (:text::text IS NULL OR position(:text::text IN lower(id)) > 0
-        OR position(encode(convert_to(:text::text, 'UTF8'), 'escape') IN lower(encode(metadata, 'escape'))) > 0)
+    AND (:status::text IS NULL OR status = :status::text
+        OR :status::text = 'held' AND hold = 'held' AND status = 'in_progress' AND stop IS NULL)
+    AND (:model::text IS NULL OR model = :model::text)
+    AND (:text::text IS NULL OR position(lower(:text::text) IN lower(id)) > 0
+        OR position(lower(encode(convert_to(:text::text, 'UTF8'), 'escape')) IN lower(encode(metadata, 'escape'))) > 0)
 ORDER BY created_at DESC, seq DESC LIMIT :limit;
 
 -- name: cancel_validating

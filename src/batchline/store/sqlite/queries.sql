@@ -510,16 +510,18 @@ WHERE b.project_id = p.id AND b.status IN ('validating', 'in_progress', 'finaliz
 ORDER BY b.created_at, b.seq LIMIT :limit;
 
 -- name: search_batches
--- Lists a page of batches that name a model, or have a text in their id or metadata, newest first.
+-- Lists a page of batches that name a model, are held, or have a text in their id or metadata, newest first.
 SELECT id, project_id, key_id, endpoint, input_file_id, metadata, status, stop, errors, output_file_id, error_file_id,
     created_at, expires_at, in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at,
     cancelled_at, total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens, model, epoch,
     hold, held_at, output_lifetime
 FROM batches
 WHERE project_id = :project_id AND created_at > :created_after
-    AND (created_at, seq) < (:before_created_at, :before_seq) AND (:status IS NULL OR status = :status)
+    AND (created_at, seq) < (:before_created_at, :before_seq) AND (:status IS NULL OR status = :status
+        OR :status = 'held' AND hold = 'held' AND status = 'in_progress' AND stop IS NULL)
     AND (:model IS NULL OR model = :model)
-    AND (:text IS NULL OR instr(lower(id), :text) > 0 OR instr(lower(CAST(metadata AS TEXT)), :text) > 0)
+    AND (:text IS NULL OR instr(lower(id), lower(:text)) > 0
+        OR instr(lower(CAST(metadata AS TEXT)), lower(:text)) > 0)
 ORDER BY created_at DESC, seq DESC LIMIT :limit;
 
 -- name: cancel_validating
