@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from batchline.console.lines import view_of
+from batchline.console.lines import preview_of, view_of
 from batchline.pipeline.line_table import LineState, ShownLine
 from tests.console.conftest import Console
 from tests.support.console import Visitor, shown, visitor
@@ -81,15 +81,61 @@ def test_without_the_input_file_the_answers_are_still_shown(console: Console) ->
 
 @pytest.mark.parametrize("line", [b"", b"not json", b"[1]", b'{"body":{"messages":7}}', b"\xff\xfe", b"[" * 100_000])
 def test_a_line_that_cannot_be_parsed_is_shown_as_it_is(line: bytes) -> None:
-    found = view_of(ShownLine(number=1, custom_id="", state=LineState.SUCCEEDED, code=None, request=line, result=line))
-    assert found.messages == []
-    assert found.request_raw == line.decode("utf-8", "replace")
+    found = view_of(_shown(line, result=line))
+    assert found.request.conversation.messages == found.result.conversation.messages == []
+    assert found.request.raw.text == found.result.raw.text == line.decode("utf-8", "replace")
 
 
 def test_parts_of_a_message_are_joined() -> None:
     line = b'{"body":{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}]}]}}'
-    found = view_of(ShownLine(number=1, custom_id="", state=LineState.WAITING, code=None, request=line, result=None))
-    assert [(each.role, each.text) for each in found.messages] == [("user", "a\n[image_url]")]
+    messages = view_of(_shown(line)).request.conversation.messages
+    assert [(each.role, each.text) for each in messages] == [("user", "a\n[image_url]")]
+
+
+@pytest.mark.parametrize("depth", [60, 600])
+def test_a_line_that_is_huge_when_it_is_indented_is_cut(depth: int) -> None:
+    """One request for a page must not hold up all others."""
+    line = b'{"a":' * depth + b"[" + b",".join([b"0"] * 100_000) + b"]" + b"}" * depth
+    found = view_of(_shown(line, result=line))
+    assert len(found.request.json.text) <= 200_000
+    assert found.request.json.notices
+    assert found.result.json.notices
+
+
+def test_a_list_says_how_large_a_request_is_that_it_does_not_read_whole() -> None:
+    line = ShownLine(
+        number=1, custom_id="", state=LineState.WAITING, code=None, request=b'{"a', result=None, request_bytes=700_000
+    )
+    assert preview_of(line).request == "a request of 700.0 KB"
+    assert view_of(line).request.raw.notices == ["The first 3 B of 700.0 KB were read."]
+
+
+def test_a_line_with_a_large_image_is_shown_as_a_chat_and_says_what_is_shortened(console: Console) -> None:
+    """A line may have 1 MiB by default."""
+    account = console.service.new_account("pictures")
+    client = console.service.client(account)
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 700_000}"}}
+    line = _line("with an image") | {
+        "body": {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "See:"}, image]}]}
+    }
+    batch = await_end(client, submit(client, json.dumps(line).encode() + b"\n").id)
+    with visitor(console.port, account["api_key"]) as person:
+        base = f"/console/batches/{batch.id}/lines"
+        assert re.search(r"a request of 700\.\d KB", person.page(base))
+        page = person.page(f"{base}/1")
+        assert "See:\n[image_url: image/png, 700.0 KB]" in shown(page)
+        assert "Long strings are shortened." in page
+        assert re.search(r"Cut after 200,000 of 700,\d+ characters", page)
+        assert f'href="/console/files/{batch.input_file_id}/content" download>the file' in page
+
+
+def test_the_line_that_a_person_jumps_to_is_marked(console: Console, person: Visitor) -> None:
+    page = person.page(f"/console/batches/{console.batch_id}/lines?line=30")
+    assert re.findall(r'<tr id="line-(\d+)" class="wanted"', page) == ["30"]
+
+
+def _shown(line: bytes, *, result: bytes | None = None) -> ShownLine:
+    return ShownLine(number=1, custom_id="", state=LineState.SUCCEEDED, code=None, request=line, result=result)
 
 
 def _line(custom_id: str) -> dict[str, object]:

@@ -10,9 +10,11 @@ from starlette.types import ASGIApp
 
 from batchline.api.services import ApiServices
 from batchline.api.throttle import Throttle
+from batchline.console.conversation import Conversation, answer_text, answered, asked, field, last_asked
 from batchline.console.pages import Pages
 from batchline.console.sessions import Visit
-from batchline.console.text import cut
+from batchline.console.shown_json import ShownText, shown_json, shown_text
+from batchline.console.text import cut, size
 from batchline.domain.errors import BatchNotFound, NotFound
 from batchline.domain.line_errors import without_legacy
 from batchline.pipeline.line_search import MAX_SEARCHED_BATCHES, MAX_SEARCHED_BYTES
@@ -20,17 +22,8 @@ from batchline.pipeline.line_table import LineFilter, LineState, ShownLine
 
 _PAGE_LINES = 25
 _PREVIEW_CHARACTERS = 160
-_SHOWN_CHARACTERS = 200_000
-"""A text that is longer is shown cut: a page with all of it would be too large for a browser."""
 _MAX_DIGITS = 9
 _MAX_SEARCHED_CHARACTERS = 1000
-
-
-class ShownMessage(Struct, frozen=True, kw_only=True):
-    """A message of a chat."""
-
-    role: str
-    text: str
 
 
 class LinePreview(Struct, frozen=True, kw_only=True):
@@ -42,18 +35,22 @@ class LinePreview(Struct, frozen=True, kw_only=True):
     """The text of the answer, the result as it is if it has none, or why the line failed."""
 
 
+class ShownSide(Struct, frozen=True, kw_only=True):
+    """A request or a result as a page shows it: its texts, the whole as JSON, and as it is."""
+
+    conversation: Conversation = Conversation()
+    json: ShownText = ShownText()
+    raw: ShownText = ShownText()
+
+
 class LineView(Struct, frozen=True, kw_only=True):
     """A line as a page shows it."""
 
     line: ShownLine
-    messages: list[ShownMessage]
-    answer: str
-    message: str
+    request: ShownSide
+    result: ShownSide
+    failure: str
     """The reason why it failed."""
-    request_json: str
-    result_json: str
-    request_raw: str
-    result_raw: str
     tokens: dict[str, int]
 
 
@@ -86,6 +83,7 @@ class LinePages:
             "states": list(LineState),
             "codes": found.codes,
             "link": lambda number: f"?{urlencode({**given, 'page': number})}",
+            "wanted": _wanted_line(query.get("line", "")),
         }
         return self._pages.render("lines.html", values)
 
@@ -115,46 +113,55 @@ class LinePages:
         if not number.isdecimal() or not number.isascii() or len(number) > _MAX_DIGITS:
             raise NotFound("There is no such line")
         batch, line = await self._services.line_table.line(visit.project_id, batch_id, int(number))
-        return self._pages.render("line.html", visit.values | {"batch": batch, "view": view_of(line)})
+        result_file_id = batch.output_file_id if line.state is LineState.SUCCEEDED else batch.error_file_id
+        values = {"batch": batch, "view": view_of(line), "result_file_id": result_file_id}
+        return self._pages.render("line.html", visit.values | values)
 
     @staticmethod
     def _page_number(request: Request, given: dict[str, str]) -> int:
         """Return the page to show: ``page``, or the page that has ``line`` if that is given without a filter."""
         query = request.query_params
-        line = query.get("line", "").strip()
-        if _is_number(line) and not given:
-            return (int(line) - 1) // _PAGE_LINES + 1
+        line = _wanted_line(query.get("line", ""))
+        if line is not None and not given:
+            return (line - 1) // _PAGE_LINES + 1
         number = query.get("page", "1")
         return int(number) if _is_number(number) else 1
 
 
 def preview_of(line: ShownLine) -> LinePreview:
     """Return what the table shows of a line. It makes none of the texts that only the page of a line shows."""
-    request, result = _parse(line.request), _parse(line.result)
-    body = _field(request, "body")
-    messages = _list(_field(body, "messages"))
-    asked = _text(_field(messages[-1], "content")) if messages else _text(_field(body, "input"))
-    answer = _failure(result) or _answer_text(_field(_field(result, "response"), "body")) or _raw(line.result)
-    return LinePreview(line=line, request=cut(asked, _PREVIEW_CHARACTERS), answer=cut(answer, _PREVIEW_CHARACTERS))
+    result = _parse(line.result)
+    answer = _failure(result) or answer_text(_answer_of(result)) or _decoded(line.result)
+    return LinePreview(line=line, request=_request_preview(line), answer=cut(answer, _PREVIEW_CHARACTERS))
+
+
+def _request_preview(line: ShownLine) -> str:
+    if line.is_request_cut:
+        return f"a request of {size(line.request_bytes)}"
+    return cut(last_asked(field(_parse(line.request), "body")), _PREVIEW_CHARACTERS)
 
 
 def view_of(line: ShownLine) -> LineView:
     """Return what a page shows of a line. What cannot be parsed is shown as it is."""
     request, result = _parse(line.request), _parse(line.result)
-    body = _field(request, "body")
-    messages = [_message(each) for each in _list(_field(body, "messages"))]
-    answer = _field(_field(result, "response"), "body")
+    raw = shown_text(_decoded(line.request))
+    if line.is_request_cut:
+        shown = f"The first {size(len(line.request or b''))} of {size(line.request_bytes)} were read."
+        raw = ShownText(text=raw.text, notices=[*raw.notices, shown])
     return LineView(
         line=line,
-        messages=messages,
-        answer=_answer_text(answer),
-        message=_failure(result),
-        request_json=_pretty(request),
-        result_json=_pretty(result),
-        request_raw=_raw(line.request),
-        result_raw=_raw(line.result),
-        tokens=_tokens(answer),
+        request=ShownSide(conversation=asked(field(request, "body")), json=_json(request), raw=raw),
+        result=ShownSide(
+            conversation=answered(_answer_of(result)), json=_json(result), raw=shown_text(_decoded(line.result))
+        ),
+        failure=_failure(result),
+        tokens=_tokens(_answer_of(result)),
     )
+
+
+def _wanted_line(text: str) -> int | None:
+    """Return the number of the line that a person jumps to, if it is one."""
+    return int(text.strip()) if _is_number(text.strip()) else None
 
 
 def _is_number(text: str) -> bool:
@@ -168,58 +175,30 @@ def _parse(line: bytes | None) -> Any:
         return None
 
 
-def _field(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else None
+def _decoded(line: bytes | None) -> str:
+    return "" if line is None else line.decode("utf-8", "replace").rstrip("\n")
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _json(value: Any) -> ShownText:
+    return ShownText() if value is None else shown_json(value)
 
 
-def _text(value: Any) -> str:
-    """Return a text, or the texts of the parts of a message."""
-    if isinstance(value, str):
-        return value[:_SHOWN_CHARACTERS]
-    parts = []
-    for part in _list(value):
-        text = _field(part, "text")
-        parts.append(text if isinstance(text, str) else f"[{_field(part, 'type') or 'part'}]")
-    return "\n".join(parts)[:_SHOWN_CHARACTERS]
-
-
-def _message(value: Any) -> ShownMessage:
-    return ShownMessage(role=cut(_text(_field(value, "role")), 20) or "message", text=_text(_field(value, "content")))
-
-
-def _answer_text(answer: Any) -> str:
-    """Return the text of a chat completion or of a response; empty for other answers."""
-    choices = _list(_field(answer, "choices"))
-    if choices:
-        return _text(_field(_field(choices[0], "message"), "content"))
-    return "\n".join(_text(_field(item, "content")) for item in _list(_field(answer, "output")))
+def _answer_of(result: Any) -> Any:
+    return field(field(result, "response"), "body")
 
 
 def _failure(result: Any) -> str:
-    return without_legacy(_text(_field(_field(result, "error"), "message")))
+    message = field(field(result, "error"), "message")
+    return without_legacy(message) if isinstance(message, str) else ""
 
 
 def _tokens(answer: Any) -> dict[str, int]:
-    usage = _field(answer, "usage")
+    usage = field(answer, "usage")
     named = {"input": ("prompt_tokens", "input_tokens"), "output": ("completion_tokens", "output_tokens")}
     counted = {kind: _first_count(usage, names) for kind, names in named.items()}
     return {kind: number for kind, number in counted.items() if number is not None}
 
 
 def _first_count(usage: Any, names: tuple[str, ...]) -> int | None:
-    found = (_field(usage, name) for name in names)
+    found = (field(usage, name) for name in names)
     return next((value for value in found if type(value) is int), None)
-
-
-def _pretty(value: Any) -> str:
-    if value is None:
-        return ""
-    return json.dumps(value, indent=2, ensure_ascii=False)[:_SHOWN_CHARACTERS]
-
-
-def _raw(line: bytes | None) -> str:
-    return "" if line is None else line.decode("utf-8", "replace").rstrip("\n")[:_SHOWN_CHARACTERS]

@@ -1,6 +1,8 @@
 """The pages that make a batch: upload a file, read what is wrong with it or what it will take, and start."""
 
 import json
+from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,9 @@ from batchline.api.multipart import Form
 from batchline.api.services import ApiServices
 from batchline.api.throttle import Throttle
 from batchline.console.batches import BatchPages, metadata_with_name
-from batchline.console.lines import view_of
+from batchline.console.lines import ShownSide, view_of
 from batchline.console.pages import Pages
-from batchline.console.sessions import CSRF_FIELD, Visit
-from batchline.domain.embedded_model import EMBEDDED_MODEL
+from batchline.console.sessions import CSRF_FIELD, Sessions, Visit
 from batchline.domain.endpoints import CHAT
 from batchline.domain.errors import InsufficientQuota, InvalidRequest, ObjectsDown
 from batchline.domain.input_lines import InputLines
@@ -28,7 +29,10 @@ from batchline.pipeline.rows.table import DELIMITERS
 from batchline.ports import TableForm
 
 _PREVIEW_LINES = 3
-_PREVIEW_BYTES = 256 * 1024
+_PREVIEW_BYTES = 4 * 1024 * 1024
+"""Room for the first lines, each as long as one may be by default."""
+_MAX_PREVIEW_CANDIDATES = 10_000
+"""The lines that are looked at before the preview ends without three requests: a file may begin with blank ones."""
 _DEMO_COUNTRIES = ("France", "Japan", "Brazil", "Kenya", "Norway", "Canada", "Italy", "Egypt")
 _DEMO_TOKENS = 24
 
@@ -49,9 +53,17 @@ class NewBatchPages:
     """Takes files in for new batches."""
 
     def __init__(
-        self, services: ApiServices, *, pages: Pages, batches: BatchPages, throttle: Throttle, metered: bool
+        self,
+        services: ApiServices,
+        *,
+        pages: Pages,
+        batches: BatchPages,
+        sessions: Sessions,
+        throttle: Throttle,
+        metered: bool,
     ) -> None:
         self._services, self._pages, self._batches, self._metered = services, pages, batches, metered
+        self._sessions = sessions
         self._endpoints = services.settings.batch_endpoints
         self._form_upload = FormUpload(
             throttle=throttle,
@@ -79,6 +91,7 @@ class NewBatchPages:
             check=check_form,
             check_complete=lambda form: visit.check_csrf(form.fields.get(CSRF_FIELD)),
             lifetime=lambda _form: None,
+            check_key=self._sessions.check_after_body,
         )
         try:
             chosen = self._chosen(form, visit.project_id)
@@ -90,24 +103,33 @@ class NewBatchPages:
             raise
 
     async def demo(self, request: Request, visit: Visit) -> ASGIApp:
-        """Run a few lines on a model of this service, so that there is a batch to look at."""
+        """Run a few lines on a model, so that there is a batch to look at."""
+        model = visit.form.get("model", "").strip() or self._batches.demo_model(visit.project_id)
+        if not model:
+            raise InvalidRequest("Name the model that answers the questions", param="model")
         made: list[File] = []
 
         async def make_input() -> File:
-            made.append(await self._store_demo(visit.owner))
+            made.append(await self._store_demo(visit.owner, model))
             return made[0]
 
-        fields = CreateRequest(input_file_id="", endpoint=CHAT, metadata=metadata_with_name("Demo: capitals"))
-        try:
-            answer = await self._batches.create_batch(visit.owner, fields, make_input=make_input)
-        except BaseException:
+        async def discard() -> None:
             for file in made:
                 await self._discard(file)
+
+        fields = CreateRequest(input_file_id="", endpoint=CHAT, metadata=metadata_with_name("Demo: capitals"))
+        key = visit.form_key(request.url.path)
+        try:
+            answer = await self._batches.create_batch(visit.owner, fields, idempotency_key=key, make_input=make_input)
+        except BaseException:
+            await discard()
             raise
+        if answer.replayed:
+            await discard()
         return await self._batches.show_created(answer)
 
-    async def _store_demo(self, owner: Owner) -> File:
-        lines = self._demo_lines(owner.project_id)
+    async def _store_demo(self, owner: Owner, model: str) -> File:
+        lines = _demo_lines(model)
         async with (
             self._services.storage_quota.reserve(owner, len(lines)),
             self._services.upload.begin(owner.project_id) as incoming,
@@ -147,15 +169,14 @@ class NewBatchPages:
         values = self._values(visit) | {"file": file, "chosen": chosen, "faults": faults}
         return self._pages.render("new_batch.html", values, status=400)
 
-    async def _preview(self, file: File) -> list[Any]:
+    async def _preview(self, file: File) -> list[ShownSide]:
         head = await self._services.objects.read(file.object_key, 0, min(file.bytes, _PREVIEW_BYTES))
-        counted = InputLines()
-        lines = [text for line in head.split(b"\n") if (text := counted.take(line)) is not None][:_PREVIEW_LINES]
-        shown = [
-            ShownLine(number=n, custom_id="", state=LineState.WAITING, code=None, request=line, result=None)
-            for n, line in enumerate(lines, 1)
+        return [
+            view_of(
+                ShownLine(number=n, custom_id="", state=LineState.WAITING, code=None, request=line, result=None)
+            ).request
+            for n, line in enumerate(_first_requests(head, is_whole=len(head) == file.bytes), 1)
         ]
-        return [view_of(line) for line in shown]
 
     def _chosen(self, form: Form, project_id: str) -> _Chosen:
         fields = form.fields
@@ -184,28 +205,6 @@ class NewBatchPages:
         except ObjectsDown:
             return
 
-    def _demo_lines(self, project_id: str) -> bytes:
-        model = next(iter(self._models(project_id)), EMBEDDED_MODEL)
-        lines = [
-            {
-                "custom_id": f"capital-of-{country}",
-                "method": "POST",
-                "url": CHAT,
-                "body": {
-                    "model": model,
-                    "messages": [
-                        {"role": "user", "content": "What is the capital of Slovakia?"},
-                        {"role": "assistant", "content": "The capital of Slovakia is Bratislava."},
-                        {"role": "user", "content": f"What is the capital of {country}?"},
-                    ],
-                    "temperature": 0,
-                    "max_tokens": _DEMO_TOKENS,
-                },
-            }
-            for country in _DEMO_COUNTRIES
-        ]
-        return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-
     def _values(self, visit: Visit) -> dict[str, Any]:
         return visit.values | {
             "endpoints": self._endpoints,
@@ -216,3 +215,38 @@ class NewBatchPages:
             "chosen": None,
             "file": None,
         }
+
+
+def _first_requests(head: bytes, *, is_whole: bool) -> list[bytes]:
+    """Return the first lines of a file that are requests. The last line of a part of a file may be cut off."""
+    counted, found = InputLines(), list[bytes]()
+    for line in islice(BytesIO(head), _MAX_PREVIEW_CANDIDATES):
+        if found and not is_whole and not line.endswith(b"\n"):
+            break
+        if (text := counted.take(line)) is not None:
+            found.append(text)
+        if len(found) == _PREVIEW_LINES:
+            break
+    return found
+
+
+def _demo_lines(model: str) -> bytes:
+    lines = [
+        {
+            "custom_id": f"capital-of-{country}",
+            "method": "POST",
+            "url": CHAT,
+            "body": {
+                "model": model,
+                "messages": [
+                    {"role": "user", "content": "What is the capital of Slovakia?"},
+                    {"role": "assistant", "content": "The capital of Slovakia is Bratislava."},
+                    {"role": "user", "content": f"What is the capital of {country}?"},
+                ],
+                "temperature": 0,
+                "max_tokens": _DEMO_TOKENS,
+            },
+        }
+        for country in _DEMO_COUNTRIES
+    ]
+    return "".join(f"{json.dumps(line)}\n" for line in lines).encode()

@@ -30,8 +30,10 @@ _KEPT_BATCHES = 8
 _PARALLEL_BUILDS = 2
 """Reading the results of a large batch takes most of a second of CPU, in small steps."""
 _KEPT_ID_CHARACTERS = 200
-_SHOWN_REQUEST_BYTES = 256 * 1024
-"""A request that is larger is shown cut. Its download is whole."""
+_LISTED_REQUEST_BYTES = 256 * 1024
+"""A page of lines has at most so much of each request."""
+_SHOWN_REQUEST_BYTES = 8 * 1024 * 1024
+"""One line that is looked at is read up to this size, eight times the size that a line may have by default."""
 
 
 class LineState(StrEnum):
@@ -54,9 +56,15 @@ class ShownLine(Struct, frozen=True, kw_only=True):
     state: LineState
     code: str | None
     request: bytes | None
-    """The line of the input file, or None if that was deleted."""
+    """The line of the input file, or None if that was deleted. Of a large one it is the beginning."""
     result: bytes | None
     """The line of the output or error file, or None if there is none yet."""
+    request_bytes: int = 0
+    """The size of the whole request."""
+
+    @property
+    def is_request_cut(self) -> bool:
+        return self.request is not None and len(self.request) < self.request_bytes
 
 
 class LinePage(Struct, frozen=True, kw_only=True):
@@ -178,7 +186,7 @@ class LineTable:
         return LinePage(
             batch=batch,
             codes=sorted(set(index.codes.values())),
-            lines=await self._lines(project_id, batch_id, index, shown),
+            lines=await self._lines(project_id, batch_id, index, shown, limit=_LISTED_REQUEST_BYTES),
             matches=len(found),
             page=page,
             pages=pages,
@@ -190,7 +198,7 @@ class LineTable:
         batch, index = await self._index(project_id, batch_id)
         if not 1 <= number <= index.total:
             raise NotFound(f"Batch {batch_id} has no line {number}")
-        [line] = await self._lines(project_id, batch_id, index, [number - 1])
+        [line] = await self._lines(project_id, batch_id, index, [number - 1], limit=_SHOWN_REQUEST_BYTES)
         return batch, line
 
     async def _index(self, project_id: str, batch_id: str) -> tuple[Batch, _Index]:
@@ -263,9 +271,11 @@ class LineTable:
     def _count(index: _Index) -> int:
         return index.total - index.states.count(_WAITING)
 
-    async def _lines(self, project_id: str, batch_id: str, index: _Index, shown: Sequence[int]) -> list[ShownLine]:
+    async def _lines(
+        self, project_id: str, batch_id: str, index: _Index, shown: Sequence[int], *, limit: int
+    ) -> list[ShownLine]:
         results = await self._results(project_id, batch_id, index, shown)
-        requests = await self._requests(index, shown)
+        requests = await self._requests(index, shown, limit=limit)
         return [
             ShownLine(
                 number=each + 1,
@@ -274,25 +284,26 @@ class LineTable:
                 code=index.codes.get(each),
                 request=requests.get(each),
                 result=results.get(each),
+                request_bytes=index.lengths[each] if each in requests else 0,
             )
             for each in shown
         ]
 
-    async def _requests(self, index: _Index, shown: Sequence[int]) -> dict[int, bytes]:
-        """Return the requests of lines. Those that are near each other are read together."""
+    async def _requests(self, index: _Index, shown: Sequence[int], *, limit: int) -> dict[int, bytes]:
+        """Return the requests of lines, cut at a limit. Those that are near each other are read together."""
         requests: dict[int, bytes] = {}
         if index.input is None:
             return requests
         for group in _near([each for each in shown if each < len(index.starts)], index):
             start, last = index.starts[group[0]], group[-1]
-            length = index.starts[last] + min(index.lengths[last], _SHOWN_REQUEST_BYTES) - start
+            length = index.starts[last] + min(index.lengths[last], limit) - start
             try:
                 data = await self._objects.read(index.input.object_key, start, length)
             except ObjectMissing:
                 return {}
             for each in group:
                 at = index.starts[each] - start
-                requests[each] = data[at : at + min(index.lengths[each], _SHOWN_REQUEST_BYTES)]
+                requests[each] = data[at : at + min(index.lengths[each], limit)]
         return requests
 
     async def _results(self, project_id: str, batch_id: str, index: _Index, shown: Sequence[int]) -> dict[int, bytes]:
@@ -308,10 +319,10 @@ class LineTable:
 
 
 def _near(shown: Sequence[int], index: _Index) -> list[list[int]]:
-    """Divide lines into groups that are each read at once. A group has at most as many bytes as one shown request."""
+    """Divide lines into groups that are each read at once. A group has at most as many bytes as one listed request."""
     groups: list[list[int]] = []
     for each in shown:
-        if groups and index.starts[each] + index.lengths[each] - index.starts[groups[-1][0]] <= _SHOWN_REQUEST_BYTES:
+        if groups and index.starts[each] + index.lengths[each] - index.starts[groups[-1][0]] <= _LISTED_REQUEST_BYTES:
             groups[-1].append(each)
         else:
             groups.append([each])
