@@ -62,13 +62,6 @@ def test_every_field_of_a_table_has_its_row_and_every_row_its_field(table: str, 
     ]
 
 
-@pytest.mark.parametrize("example", re.findall(r"```toml\n(.*?)```", _SETTINGS, re.DOTALL))
-def test_the_files_that_are_shown_can_be_used(tmp_path: Path, example: str) -> None:
-    path = tmp_path / "batchline.toml"
-    path.write_text(example)
-    load_settings(config=str(path))
-
-
 def test_the_example_of_a_price_is_right(tmp_path: Path) -> None:
     """D4: the cost in the document is the cost that is charged."""
     [example] = re.findall(r"```toml\n(metering.*?)```", _SETTINGS, re.DOTALL)
