@@ -13,8 +13,6 @@ from batchline import __version__
 
 _ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.proof
-
 
 def _run(*command: str | Path, cwd: Path, **environment: str) -> str:
     ran = subprocess.run(
