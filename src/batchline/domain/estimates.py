@@ -3,7 +3,9 @@
 What a request may cost is estimated before it runs, so that the amount can be held against the balance (D4).
 """
 
-from msgspec import DecodeError, Raw, Struct
+import re
+
+from msgspec import DecodeError, Raw, Struct, ValidationError
 from msgspec.json import Decoder
 
 from batchline.domain.models import Model
@@ -56,21 +58,21 @@ def estimated_cost(body: bytes, model: Model, tariff: Tariff, *, synchronous: bo
 class _Limits(Struct):
     """The fields of a request that bound its output, under all names that upstreams know."""
 
-    max_tokens: Raw = Raw(b"0")
-    max_completion_tokens: Raw = Raw(b"0")
-    max_output_tokens: Raw = Raw(b"0")
-    max_new_tokens: Raw = Raw(b"0")
-    n_predict: Raw = Raw(b"0")
-    n: Raw = Raw(b"1")
-    n_cmpl: Raw = Raw(b"1")
-    best_of: Raw = Raw(b"1")
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_new_tokens: int | None = None
+    n_predict: int | None = None
+    n: int | None = None
+    n_cmpl: int | None = None
+    best_of: int | None = None
 
 
-_limits = Decoder(_Limits)
 # Some upstreams read a number that is written as a text.
-_number = Decoder(int, strict=False)
-_LIMIT_MARKS = (b'"max_', b'"n', b'"best_of"')
-"""Every name of a limit begins like one of these, so most bodies without one need not be decoded."""
+_limits, _number = Decoder(_Limits, strict=False), Decoder(int, strict=False)
+_fields = Decoder(dict[str, Raw])
+_ANY_LIMIT = re.compile(rb'"(?:max_|n"|n_|best_of")')
+"""The beginnings of these names. Most bodies without a limit need not be decoded."""
 
 
 class _Output(Struct, frozen=True):
@@ -91,24 +93,33 @@ def output_limit(body: bytes) -> int | None:
 
 
 def _output_of(body: bytes) -> _Output:
-    if not any(mark in body for mark in _LIMIT_MARKS):
+    if _ANY_LIMIT.search(body) is None:
         return _Output(None, _USUAL_OUTPUT_TOKENS)
     try:
-        limits = _limits.decode(body)
+        limits = _limits_in(body)
     except (DecodeError, UnicodeDecodeError, RecursionError):
         return _Output(None, _USUAL_OUTPUT_TOKENS)
-    answers = max(1, *map(_number_in, (limits.n, limits.n_cmpl, limits.best_of)))
-    names = (limits.max_tokens, limits.max_completion_tokens, limits.max_output_tokens)
-    given = max(map(_number_in, (*names, limits.max_new_tokens, limits.n_predict)))
+    answers = max(1, limits.n or 1, limits.n_cmpl or 1, limits.best_of or 1)
+    given = max(limits.max_tokens or 0, limits.max_completion_tokens or 0, limits.max_output_tokens or 0)
+    given = max(given, limits.max_new_tokens or 0, limits.n_predict or 0)
     likely = min((given if given > 0 else _USUAL_OUTPUT_TOKENS) * answers, _MAX_OUTPUT_TOKENS)
     return _Output(likely if given > 0 else None, likely)
 
 
-def _number_in(value: Raw) -> int:
+def _limits_in(body: bytes) -> _Limits:
+    """Return the limits of a request. A value that is no number counts as none."""
+    try:
+        return _limits.decode(body)
+    except ValidationError:
+        fields = _fields.decode(body)
+        return _Limits(**{name: _number_in(fields[name]) for name in _Limits.__struct_fields__ if name in fields})
+
+
+def _number_in(value: Raw) -> int | None:
     try:
         return _number.decode(value)
     except (DecodeError, UnicodeDecodeError, RecursionError):
-        return 0
+        return None
 
 
 def estimated_usage(*, request: bytes, answer_bytes: int) -> Usage:
