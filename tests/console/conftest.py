@@ -1,8 +1,11 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.api_server import Api
 from tests.support.console import Visitor, visitor
 from tests.support.fleet import running_fleet
 from tests.support.postgres_server import Postgres
@@ -65,3 +68,12 @@ def person(console: Console) -> Iterator[Visitor]:
     """Return a browser that is signed in."""
     with visitor(console.port, console.key) as opened:
         yield opened
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Api]]:
+    """Start a console without a worker for this test alone."""
+    with ExitStack() as running:
+        yield lambda **options: running.enter_context(
+            Api(tmp_path, **{"has_console": True, "admin_token": ADMIN_TOKEN, **options})
+        )

@@ -52,8 +52,9 @@ def test_the_command_that_makes_a_key_names_the_project_as_one_word(console: Con
 def test_a_webhook_is_made_shown_once_and_deleted(console: Console, person: Visitor) -> None:
     form = {"url": "https://example.com/hook", "events": ["batch.completed", "batch.failed"]}
     answer = person.post("/console/webhooks", form)
-    assert answer.status_code == 200, answer.text
-    [secret] = re.findall(r"whsec_[\w+/=]+", answer.text)
+    assert answer.headers["location"] == "/console/webhooks", "loading the page again makes no second webhook"
+    [secret] = re.findall(r"whsec_[\w+/=]+", person.page("/console/webhooks"))
+    assert not any(secret in cookie for cookie in answer.headers.get_list("set-cookie"))
     page = person.page("/console/webhooks")
     assert secret not in page
     assert "batch.completed, batch.failed" in shown(page)
@@ -63,6 +64,31 @@ def test_a_webhook_is_made_shown_once_and_deleted(console: Console, person: Visi
         assert stranger.post(f"/console/webhooks/{webhook_id}/delete").status_code == 404
     assert person.post(f"/console/webhooks/{webhook_id}/delete").status_code == 303
     assert webhook_id not in person.page("/console/webhooks")
+
+
+def test_the_secret_of_a_webhook_is_shown_to_nobody_who_only_guesses_its_id(console: Console) -> None:
+    account = console.service.new_account("guarded")
+    with visitor(console.port, account["api_key"]) as person:
+        person.post("/console/webhooks", {"url": "https://example.com/hook", "events": ["batch.failed"]})
+        [(name, proof)] = [each for each in person.http.cookies.items() if each[0].startswith("batchline_webhook")]
+        [webhook_id] = re.findall(r"<code>(wh_\w+)</code>", person.page("/console/webhooks"))
+        for value in (webhook_id, proof[:-1], "0" * 64):
+            person.http.cookies.set(name, value)
+            assert "whsec_" not in person.page("/console/webhooks"), value
+
+
+def test_a_refused_form_leads_back_and_shows_what_was_entered(console: Console, person: Visitor) -> None:
+    answer = person.post("/console/webhooks", {"url": "https://example.com/<b>", "events": []})
+    assert answer.status_code == 400
+    assert "Choose at least one event" in answer.text
+    assert 'href="/console/webhooks">Back to the form' in answer.text
+    assert "https://example.com/&lt;b&gt;" in answer.text
+    key_id = console.service.account["key_id"]
+    answer = person.post(f"/console/keys/{key_id}", {"name": "my key", "scopes": ["read"], "expires": "soon"})
+    assert "my key" in shown(answer.text)
+    assert 'href="/console/keys">Back to the form' in answer.text
+    forged = person.post("/console/webhooks", {"url": "https://forged.example"}, csrf="0" * 64)
+    assert "forged.example" not in forged.text
 
 
 @pytest.mark.rule("G10", "A webhook that a project makes may not name this machine.")

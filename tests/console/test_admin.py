@@ -36,7 +36,7 @@ def test_nobody_else_reaches_the_pages_of_the_administrator(console: Console, pe
             assert (answer.status_code, answer.headers["location"].partition("?")[0]) == (303, "/console/sign-in")
         for path in actions:
             assert nobody.http.post(path).status_code == 303
-        nobody.http.cookies["batchline_session"] = "0" * 64
+        nobody.http.cookies[f"batchline_session_{console.port}"] = "0" * 64
         assert nobody.get("/console/admin").status_code == 303
 
 
@@ -45,7 +45,7 @@ def test_only_the_whole_token_signs_in(console: Console) -> None:
     for wrong in ("", console.admin_token[:-1], console.admin_token + "x"):
         with visitor(console.port) as nobody:
             assert nobody.sign_in(wrong).status_code == 403, wrong
-            assert "batchline_session" not in nobody.http.cookies
+            assert not nobody.session
 
 
 @pytest.mark.rule("F7", "Signing out ends the session.")
@@ -109,6 +109,28 @@ def test_owners_of_a_project_cannot_choose_the_key_of_the_administrator(console:
         assert person.post(f"/console/keys/{limited}", form).status_code == 303
     admin.open_project("steering")
     assert admin.get("/console/batches").status_code == 200
+
+
+@pytest.mark.rule("F7", "A form does nothing in another project than that of its page.")
+def test_a_form_of_one_project_does_nothing_in_another_that_was_opened_meanwhile(
+    console: Console, admin: Visitor
+) -> None:
+    first, second = (console.service.new_account(name) for name in ("first-tab", "second-tab"))
+    admin.open_project("first-tab")
+    token = admin.csrf()
+    admin.open_project("second-tab")
+    upload = {"file": ("in.jsonl", chat_lines(["one"]))}
+    for answer in (
+        admin.post("/console/demo", {"model": "m"}, csrf=token),
+        admin.post(f"/console/keys/{second['key_id']}/revoke", csrf=token),
+        admin.http.post("/console/new", data={"csrf": token, "endpoint": "/v1/chat/completions"}, files=upload),
+    ):
+        assert answer.status_code == 409
+        assert "another one was opened meanwhile. Open its project again" in shown(answer.text)
+    for account in (first, second):
+        client = console.service.client(account)
+        assert [*client.batches.list(), *client.files.list()] == []
+    assert admin.post("/console/admin/close", csrf=token).status_code == 303, "it is about no project"
 
 
 def test_what_runs_and_waits_over_all_projects_is_shown(console: Console, admin: Visitor) -> None:

@@ -73,7 +73,7 @@ def test_a_demo_that_is_refused_leaves_no_file(settings: dict[str, Any], status:
         running_service(tmp_path, "http://127.0.0.1:1/v1", **settings) as service,
         visitor(service.port, service.account["api_key"]) as person,
     ):
-        assert person.post("/console/demo").status_code == status
+        assert person.post("/console/demo", {"model": "m"}).status_code == status
         assert "No files." in person.page("/console/files")
 
 
@@ -84,11 +84,12 @@ def test_creates_count_together_with_uploads(tmp_path: Path) -> None:
         visitor(service.port, service.account["api_key"]) as person,
         service.connect() as upload,
     ):
-        cookie = {"cookie": f"batchline_session={person.http.cookies['batchline_session']}"}
+        cookie = {"cookie": f"batchline_session={person.session}"}
         upload.sendall(service.head("/console/new", length=1000, headers=FORM | cookie) + b"--edge")
         wait_until(lambda: _check(person, b"").status_code == 429, what="the upload")
         for path in ("/console/demo", "/console/batches", "/console/batches/batch_x/rerun"):
-            assert person.post(path, {"endpoint": CHAT}).status_code == 429, path
+            form = {"endpoint": CHAT, "model": "m", "all": "on"}
+            assert person.post(path, form).status_code == 429, path
 
 
 TABLE = b"word,n\none,1\n<b>two,2\nthree,3\nfour,4\n"

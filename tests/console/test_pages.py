@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from batchline.domain.errors import Damaged
 from tests.console.conftest import Console
+from tests.support.api_server import Api, Faulty
 from tests.support.console import ADMIN_PAGES, PAGES, Visitor, shown, visitor
-from tests.support.service import await_end
+from tests.support.service import await_end, chat_lines, submit
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 BIDI, ANSI, NUL = "a\u202egpj.exe", "\x1b[31mred\x1b[0m", "n\x00l"
@@ -76,8 +78,10 @@ def test_what_another_project_has_does_not_exist(console: Console) -> None:
             found, missing = (stranger.get(f"/console/batches/{each}{suffix}") for each in (console.batch_id, absent))
             assert found.status_code == missing.status_code == 404, suffix
             assert found.text.replace(console.batch_id, "ID") == missing.text.replace(absent, "ID")
+            assert found.headers["content-type"].startswith("text/html"), suffix
         for action in ("cancel", "release", "rerun"):
-            assert stranger.post(f"/console/batches/{console.batch_id}/{action}", csrf=token).status_code == 404
+            form = {"all": "on"}
+            assert stranger.post(f"/console/batches/{console.batch_id}/{action}", form, csrf=token).status_code == 404
         assert stranger.get(f"/console/files/{file_id}/content").status_code == 404
         assert stranger.post(f"/console/files/{file_id}/delete", csrf=token).status_code == 404
         form = {"file_id": file_id, "endpoint": "/v1/chat/completions"}
@@ -139,3 +143,28 @@ def test_an_address_that_names_no_page_is_an_error_page_and_not_json(console: Co
     assert "There is no page /console/x/y" in answer.text
     with visitor(console.port) as nobody:
         assert nobody.get("/console/x").headers["location"] == "/console/sign-in?next=/console/x"
+
+
+@pytest.mark.parametrize("error", [Damaged("key"), RuntimeError("a bug")])
+def test_what_breaks_a_page_or_a_download_is_an_error_page_and_not_json(
+    serve: Callable[..., Api], error: Exception
+) -> None:
+    api = serve(wrap_store=lambda store: Faulty(store, lineage=error, batches=error))
+    with visitor(api.port, api.account.key) as person:
+        for path in ("/console/batches", "/console/batches/batch_x/merged"):
+            answer = person.get(path)
+            assert answer.status_code == 500, path
+            assert answer.headers["content-type"].startswith("text/html"), path
+            assert "Something went wrong" in answer.text
+            assert "a bug" not in answer.text
+
+
+def test_results_that_cannot_be_merged_yet_are_an_error_page_and_not_json(console: Console) -> None:
+    account = console.service.new_account("hasty")
+    client = console.service.client(account)
+    batch_id = submit(client, chat_lines(["[[hang]]"])).id
+    with visitor(console.port, account["api_key"]) as person:
+        answer = person.get(f"/console/batches/{batch_id}/merged")
+        assert (answer.status_code, "has not ended" in answer.text) == (409, True)
+        assert answer.headers["content-type"].startswith("text/html")
+    client.batches.cancel(batch_id)

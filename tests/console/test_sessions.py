@@ -1,15 +1,19 @@
 """Signing in and out, and what a session may do."""
 
 import re
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
-from batchline.console.sessions import FailureLimit, OneTimeLinks, csrf_token
-from batchline.domain.errors import RateLimited
+from batchline.console import sessions
+from batchline.console.sessions import OneTimeLinks, csrf_token
+from batchline.domain.ids import key_digest
 from batchline.system import SystemRandom
-from tests.console.conftest import Console
+from tests.console.conftest import ADMIN_TOKEN, Console
+from tests.support.api_server import CHAT, FORM, Api, Reply, field, file_part, form, read_reply, wait_until
 from tests.support.clocks import SettableClock
 from tests.support.console import PAGES, Visitor, visitor
 from tests.support.service import chat_lines, running_service
@@ -29,7 +33,7 @@ def test_a_visitor_without_a_session_is_sent_to_sign_in(console: Console) -> Non
 def test_a_key_opens_a_session_in_a_cookie_that_scripts_and_other_sites_cannot_use(console: Console) -> None:
     with visitor(console.port) as person:
         answer = person.sign_in(console.key)
-        [cookie] = [each for each in answer.headers.get_list("set-cookie") if each.startswith("batchline_session=")]
+        [cookie] = [each for each in answer.headers.get_list("set-cookie") if each.startswith("batchline_session_")]
         assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
         assert "Secure" not in cookie
         assert console.key not in cookie
@@ -49,7 +53,7 @@ def test_a_wrong_key_opens_nothing(console: Console) -> None:
         answer = person.sign_in("bl-" + "0" * 48)
         assert answer.status_code == 403
         assert "no valid key" in answer.text
-        assert "batchline_session" not in person.http.cookies
+        assert not person.session
 
 
 def test_a_person_gets_to_the_page_that_was_asked_for_also_after_a_wrong_key(console: Console) -> None:
@@ -87,7 +91,7 @@ def test_signing_out_ends_the_session_and_not_only_the_cookie(console: Console) 
     with visitor(console.port, console.key) as person:
         cookies = dict(person.http.cookies)
         assert person.post("/console/sign-out").headers["location"] == "/console/sign-in"
-        assert "batchline_session" not in person.http.cookies
+        assert not person.session
         person.http.cookies.update(cookies)
         assert person.get("/console/batches").status_code == 303
 
@@ -130,14 +134,14 @@ def test_the_sign_in_form_needs_its_own_token(console: Console) -> None:
         person.get("/console/sign-in")
         answer = person.http.post("/console/sign-in", data={"key": console.key, "csrf": "0" * 64})
         assert answer.status_code == 403
-        assert "batchline_session" not in person.http.cookies
+        assert not person.session
 
 
 def test_the_sign_in_form_needs_the_cookie_that_came_with_it(console: Console) -> None:
     with visitor(console.port) as person:
         answer = person.http.post("/console/sign-in", data={"key": console.key, "csrf": csrf_token("")})
         assert answer.status_code == 403
-        assert "batchline_session" not in person.http.cookies
+        assert not person.session
 
 
 @pytest.mark.rule("F7", "A form has at most 64 KiB: a stranger's is held in memory too.")
@@ -179,7 +183,7 @@ def test_a_read_only_key_sees_pages_without_buttons_and_changes_nothing(console:
 def test_the_database_holds_no_secret_of_a_session(console: Console, person: Visitor) -> None:
     """A copy of the database signs nobody in."""
     folder = console.service.data_dir
-    secret = person.http.cookies["batchline_session"]
+    secret = person.session
     stored = b"".join(path.read_bytes() for path in folder.iterdir() if path.name.startswith("batchline.sqlite"))
     assert sha256(secret.encode()).digest() in stored
     assert secret.encode() not in stored
@@ -196,19 +200,6 @@ def test_a_link_works_once_and_not_for_ever() -> None:
     assert not links.use(second)
 
 
-@pytest.mark.rule("F7", "Failed attempts to sign in are limited.")
-def test_an_address_that_fails_often_has_to_wait() -> None:
-    clock = SettableClock()
-    limit = FailureLimit(clock=clock)
-    for _ in range(20):
-        limit.count("one")
-    with pytest.raises(RateLimited):
-        limit.count("one")
-    limit.count("another")
-    clock.advance(61)
-    limit.count("one")
-
-
 @pytest.mark.rule("F7", "A valid key signs in although its address has failed too often.")
 def test_a_stranger_behind_the_same_proxy_keeps_nobody_out(tmp_path: Path) -> None:
     with running_service(tmp_path, upstream_url="http://127.0.0.1:1/v1") as service:
@@ -218,3 +209,130 @@ def test_a_stranger_behind_the_same_proxy_keeps_nobody_out(tmp_path: Path) -> No
         with visitor(service.port) as person:
             person.sign_in(service.account["api_key"])
             assert person.get("/console/batches").status_code == 200
+
+
+@pytest.mark.rule("F7", "From an address that failed too often, the administrator's token is not even compared.")
+def test_the_token_of_the_administrator_cannot_be_guessed_quickly(serve: Callable[..., Api]) -> None:
+    api = serve()
+    with visitor(api.port) as stranger:
+        for _ in range(20):
+            assert stranger.sign_in("guess").status_code == 403
+        answer = stranger.sign_in(ADMIN_TOKEN)
+        assert (answer.status_code, stranger.session) == (429, "")
+        assert "Try again in" in answer.text
+        stranger.sign_in(api.account.key)
+        assert stranger.get("/console/batches").status_code == 200
+
+
+def _running_batch(api: Api) -> str:
+    created = api.create(
+        api.account.headers,
+        input_file_id=api.upload().json["id"],
+        endpoint=CHAT,
+        completion_window="24h",
+    )
+    return str(created.json["id"])
+
+
+def _rotate(api: Api, _tab: Visitor) -> None:
+    api.await_(api.store.rotate_key(api.account.key_id, digest=key_digest("bl-new"), hint="bl-new"))
+
+
+def _wait_for_the_night(api: Api, _tab: Visitor) -> None:
+    api.clock.ahead = 12 * 3600
+
+
+def _sign_out(_api: Api, tab: Visitor) -> None:
+    tab.post("/console/sign-out")
+
+
+def _close_project(_api: Api, tab: Visitor) -> None:
+    tab.post("/console/admin/close")
+
+
+def _open_another_project(api: Api, tab: Visitor) -> None:
+    tab.open_project_by_id(api.new_account("other").project_id)
+
+
+Change = Callable[[Api, Visitor], None]
+_OF_ANYONE = [_sign_out, _rotate, _wait_for_the_night]
+_OF_ADMIN = [_sign_out, _close_project, _open_another_project, _wait_for_the_night]
+
+
+@pytest.mark.rule("F7", "A live page ends with its session, and when another project is opened.")
+@pytest.mark.parametrize(
+    ("is_admin", "end"), [*((False, end) for end in _OF_ANYONE), *((True, end) for end in _OF_ADMIN)]
+)
+def test_a_live_page_ends_with_its_session(
+    serve: Callable[..., Api], monkeypatch: pytest.MonkeyPatch, is_admin: bool, end: Change
+) -> None:
+    monkeypatch.setattr(sessions, "_SESSION_CHECK_SECONDS", 0.01)
+    api = serve()
+    batch_id = _running_batch(api)
+    with visitor(api.port) as person:
+        person.sign_in(ADMIN_TOKEN if is_admin else api.account.key)
+        if is_admin:
+            person.open_project_by_id(api.account.project_id)
+        with person.http.stream("GET", f"/console/batches/{batch_id}/events") as stream:
+            parts = stream.iter_text()
+            assert "event: live" in next(parts)
+            end(api, person)
+            assert "".join(parts).endswith("event: end\ndata: {}\n\n")
+
+
+def _hold_form_back(api: Api, person: Visitor, path: str, body: bytes, headers: dict[str, str], then: Change) -> Reply:
+    """Send a form, and call ``then`` before its last byte."""
+    sent = {"host": "test", "cookie": f"batchline_session={person.session}", "content-length": str(len(body))}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (sent | headers).items())
+    api.used.clear()
+    with api.connect() as sock:
+        sock.sendall(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body[:-1])
+        wait_until(lambda: bool(api.used))
+        then(api, person)
+        sock.sendall(body[-1:])
+        return read_reply(sock)
+
+
+def _forms(batch_id: str, csrf: str) -> dict[str, tuple[bytes, dict[str, str]]]:
+    """Return a form that cancels a batch, and one that uploads a file, by their paths."""
+    upload = form(field("csrf", csrf), field("endpoint", CHAT), file_part(chat_lines(["one"])))
+    plain = {"content-type": "application/x-www-form-urlencoded"}
+    return {
+        f"/console/batches/{batch_id}/cancel": (urlencode({"csrf": csrf}).encode(), plain),
+        "/console/new": (upload, dict(FORM)),
+    }
+
+
+@pytest.mark.rule("F7", "A form that arrives after the end of its session does nothing.")
+@pytest.mark.parametrize("end", _OF_ANYONE)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_form_that_is_held_back_does_not_outlive_its_session(
+    serve: Callable[..., Api], monkeypatch: pytest.MonkeyPatch, end: Change, number: int
+) -> None:
+    monkeypatch.setattr(sessions, "_TRUSTED_SECONDS", 0)
+    api = serve()
+    batch_id = _running_batch(api)
+    with visitor(api.port, api.account.key) as person:
+        path, (body, headers) = list(_forms(batch_id, person.csrf()).items())[number]
+        reply = _hold_form_back(api, person, path, body, headers, end)
+    assert (reply.status, reply.headers["location"]) == (303, "/console/sign-in")
+    assert api.ask("SELECT status FROM batches") == "in_progress"
+    assert api.ask("SELECT count(*) FROM files WHERE state = 'stored'") == 1
+
+
+@pytest.mark.rule("F7", "A form does nothing in another project than that of its page.")
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_form_that_is_held_back_does_nothing_in_another_project(
+    serve: Callable[..., Api], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(sessions, "_TRUSTED_SECONDS", 0)
+    api = serve()
+    batch_id = _running_batch(api)
+    with visitor(api.port) as person:
+        person.sign_in(ADMIN_TOKEN)
+        person.open_project_by_id(api.account.project_id)
+        path, (body, headers) = list(_forms(batch_id, person.csrf()).items())[number]
+        reply = _hold_form_back(api, person, path, body, headers, _open_another_project)
+    assert (reply.status, b"another one was opened meanwhile" in reply.body) == (409, True)
+    assert api.ask("SELECT status FROM batches") == "in_progress"
+    assert api.ask("SELECT count(*) FROM files WHERE state = 'stored'") == 1

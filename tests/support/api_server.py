@@ -20,6 +20,7 @@ import uvloop
 
 from batchline.api.server import Server, build
 from batchline.api.services import ApiServices
+from batchline.console.routes import console_routes
 from batchline.domain import ids
 from batchline.domain.money import nano
 from batchline.domain.records import UsageEntry
@@ -170,7 +171,7 @@ def unwrapped(part: Any) -> Any:
 class Api:
     """A running API. Use as a context manager; the parts may be wrapped, to break or to block them.
 
-    Its upstream is the scripted one, unless the settings name another or ``mocked`` is false.
+    Its upstream is the scripted one, unless the settings name another or ``mocked`` is false. It has no worker.
     """
 
     def __init__(
@@ -181,10 +182,12 @@ class Api:
         wrap_objects: Wrap = unwrapped,
         wrap_validator: Wrap = unwrapped,
         mocked: bool = True,
+        has_console: bool = False,
         **settings: Any,
     ) -> None:
         self.folder = folder
         self._chosen = settings
+        self._has_console = has_console
         self._mocked = mocked and "upstream_url" not in settings
         self.script = Script()
         self.used: list[str] = []
@@ -340,7 +343,7 @@ class Api:
             sock = socket.create_server(("127.0.0.1", 0))
             self.port = sock.getsockname()[1]
             self.server = Server(
-                build(services),
+                build(services, console=console_routes(services) if self._has_console else ()),
                 settings=self.settings,
                 metrics=services.metrics,
                 random=services.random,

@@ -25,6 +25,11 @@ class Visitor:
     def __init__(self, client: httpx.Client) -> None:
         self.http = client
 
+    @property
+    def session(self) -> str:
+        """The secret of the session; empty if nobody is signed in."""
+        return next((secret for name, secret in self.http.cookies.items() if name.startswith("batchline_session")), "")
+
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.http.get(path, **options)
 
@@ -52,6 +57,11 @@ class Visitor:
         )
         [path] = [path for path, found in paths if found == name]
         assert self.post(path, csrf=self.csrf("/console/admin")).headers["location"] == "/console/batches"
+
+    def open_project_by_id(self, project_id: str) -> None:
+        """Open a project by its id, as the administrator."""
+        answer = self.post(f"/console/admin/projects/{project_id}/open", csrf=self.csrf("/console/admin"))
+        assert answer.headers["location"] == "/console/batches"
 
     def sign_in(self, key: str, **form: str) -> httpx.Response:
         token = _CSRF.search(self.page("/console/sign-in"))

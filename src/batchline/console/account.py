@@ -3,16 +3,20 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from hmac import compare_digest
 from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from batchline.api.files import FileRoutes
 from batchline.api.paging import page
 from batchline.api.services import ApiServices
 from batchline.console.charts import ChartBar
+from batchline.console.cookies import WEBHOOK_COOKIE, clear_cookie, cookie_of, set_cookie
 from batchline.console.guard import see_other
 from batchline.console.pages import Pages
 from batchline.console.sessions import Visit
@@ -28,6 +32,9 @@ _DAY_SECONDS = 86_400
 _MAX_USAGE_ROWS = 10_000
 _SHOWN_DELIVERIES = 20
 _MAX_WEBHOOKS = 20
+_SHOWN_SECRET_SECONDS = 60
+"""The time in which the page must follow that shows the secret of a new webhook."""
+_WEBHOOKS = "/console/webhooks"
 _MAX_NAME_CHARACTERS = 100
 _MAX_DIGITS = 18
 """A number with more digits may be larger than any that a database holds."""
@@ -146,11 +153,27 @@ class AccountPages:
         raise NotFound(f"Key {key_id} not found")
 
     async def webhooks(self, request: Request, visit: Visit) -> ASGIApp:
-        """Show the webhooks of the project and their last deliveries."""
-        return await self._show_webhooks(visit)
+        """Show the webhooks of the project and their last deliveries, and the secret of one that was just made."""
+        proof, created = cookie_of(request, WEBHOOK_COOKIE), None
+        found: list[dict[str, Any]] = []
+        for webhook in await self._own_webhooks(visit):
+            deliveries = await self._services.store.deliveries(webhook.id, limit=_SHOWN_DELIVERIES)
+            found.append({"webhook": webhook, "deliveries": deliveries})
+            if proof and compare_digest(_proof_of(webhook).encode(), proof.encode("utf-8", "replace")):
+                created = webhook
+        values = visit.values | {
+            "found": found,
+            "events": EVENTS,
+            "created": created,
+            "now": self._services.clock.now(),
+        }
+        response = self._pages.render("webhooks.html", values)
+        if proof:
+            clear_cookie(response, request, WEBHOOK_COOKIE)
+        return response
 
     async def create_webhook(self, request: Request, visit: Visit) -> ASGIApp:
-        """Make a webhook, and show its secret this once."""
+        """Make a webhook. The page that follows shows its secret this once."""
         url = visit.form.get("url", "").strip()
         events = [event for event in EVENTS if event in visit.form.get("events", "").split("\n")]
         try:
@@ -174,7 +197,9 @@ class AccountPages:
             created_at=int(self._services.clock.now()),
         )
         await self._services.store.create_webhook(webhook)
-        return await self._show_webhooks(visit, created=webhook)
+        response: Response = see_other(_WEBHOOKS)
+        set_cookie(response, request, WEBHOOK_COOKIE, _proof_of(webhook), seconds=_SHOWN_SECRET_SECONDS)
+        return response
 
     async def delete_webhook(self, request: Request, visit: Visit) -> ASGIApp:
         """Delete a webhook of the project."""
@@ -182,7 +207,7 @@ class AccountPages:
         if webhook_id not in {webhook.id for webhook in await self._own_webhooks(visit)}:
             raise NotFound(f"Webhook {webhook_id} not found")
         await self._services.store.delete_webhook(webhook_id)
-        return see_other("/console/webhooks")
+        return see_other(_WEBHOOKS)
 
     async def resend(self, request: Request, visit: Visit) -> ASGIApp:
         """Send an event to a webhook of the project again."""
@@ -193,23 +218,15 @@ class AccountPages:
             raise NotFound("There is no such delivery")
         if not await self._services.store.resend_delivery(webhook_id, int(delivery_id)):
             raise InvalidRequest("The event is on its way already, or its webhook is disabled")
-        return see_other("/console/webhooks")
+        return see_other(_WEBHOOKS)
 
     async def _own_webhooks(self, visit: Visit) -> list[Webhook]:
         return [webhook for webhook in await self._services.store.webhooks() if webhook.project_id == visit.project_id]
 
-    async def _show_webhooks(self, visit: Visit, *, created: Webhook | None = None) -> ASGIApp:
-        found: list[dict[str, Any]] = []
-        for webhook in await self._own_webhooks(visit):
-            deliveries = await self._services.store.deliveries(webhook.id, limit=_SHOWN_DELIVERIES)
-            found.append({"webhook": webhook, "deliveries": deliveries})
-        values = visit.values | {
-            "found": found,
-            "events": EVENTS,
-            "created": created,
-            "now": self._services.clock.now(),
-        }
-        return self._pages.render("webhooks.html", values)
+
+def _proof_of(webhook: Webhook) -> str:
+    """Return the text by which the browser that made a webhook asks for its secret. Nobody else can compute it."""
+    return sha256(f"made {webhook.secret}".encode()).hexdigest()
 
 
 def _may_change(visit: Visit, key: Key) -> bool:

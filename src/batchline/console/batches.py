@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -20,11 +20,13 @@ from batchline.api.services import ApiServices
 from batchline.api.throttle import Throttle
 from batchline.console.guard import see_other
 from batchline.console.pages import Pages
-from batchline.console.sessions import SessionAuth, Visit
+from batchline.console.sessions import SessionAuth, Sessions, Visit
 from batchline.console.views import BatchView, BatchViews, error_groups, timeline
-from batchline.domain.errors import InsufficientQuota, InvalidRequest, StorageFull, StoreDown
+from batchline.domain.embedded_model import EMBEDDED_MODEL
+from batchline.domain.errors import BatchNotFound, InsufficientQuota, InvalidRequest, StorageFull, StoreDown
 from batchline.domain.limits import MAX_IDEMPOTENCY_KEY_CHARACTERS
 from batchline.domain.merge_patch import MergePatch
+from batchline.domain.models import DEFAULT_UPSTREAM, Model, ModelKind
 from batchline.domain.progress import Progress
 from batchline.domain.records import Batch, File, Owner
 from batchline.domain.states import TERMINAL, BatchStatus
@@ -39,6 +41,8 @@ _FOLLOWED_BATCHES = 10
 _POLL_SECONDS = 1.0
 """The time between two updates of the progress on an open page of a running batch."""
 _COMMENT_SECONDS = 15.0
+_END = b"event: end\ndata: {}\n\n"
+"""The event after which a page is loaded again and follows the batch no more."""
 _MAX_SHOWN_CHILDREN = 20
 _AGES = {"hour": 3600, "day": 86_400, "week": 7 * 86_400, "month": 30 * 86_400}
 _MAX_SEARCHED_CHARACTERS = 200
@@ -48,9 +52,12 @@ _MAX_NAME_CHARACTERS = 200
 class BatchPages:
     """Shows batches, and cancels, releases and reruns them."""
 
-    def __init__(self, services: ApiServices, *, pages: Pages, auth: SessionAuth, throttle: Throttle) -> None:
+    def __init__(
+        self, services: ApiServices, *, pages: Pages, sessions: Sessions, auth: SessionAuth, throttle: Throttle
+    ) -> None:
         """``throttle`` limits the creates of a project, together with its uploads."""
-        self._services, self._pages, self._auth, self._throttle = services, pages, auth, throttle
+        self._services, self._pages, self._sessions = services, pages, sessions
+        self._auth, self._throttle = auth, throttle
         settings = services.settings
         self._views = BatchViews(catalog=settings.catalog, tariff=settings.tariff)
         self._streams = Throttle(settings.max_project_requests, of="live pages", bound="project_live_pages")
@@ -66,7 +73,7 @@ class BatchPages:
             status=wanted["status"] or None,
             created_after=self._since(wanted["age"]),
             model=wanted["model"] or None,
-            text=wanted["search"].lower() or None,
+            text=wanted["search"] or None,
         )
         shown, has_more = page(rows, limit=_PAGE_ROWS)
         filtered = any(wanted.values())
@@ -82,12 +89,29 @@ class BatchPages:
             "filtered": filtered,
             "now": self._services.clock.now(),
             "embeds_model": self._services.settings.embeds_model,
+            "demo_model": self.demo_model(visit.project_id),
+            "models": [model.id for model in self._chat_models(visit.project_id)],
             "base_url": _base_url(request),
         }
         if "table" in query:
             return self._pages.render("batch_table.html", values)
         is_new = not shown and not filtered and "after" not in query
         return self._pages.render("first_run.html" if is_new else "batches.html", values)
+
+    def demo_model(self, project_id: str) -> str | None:
+        """Return the name under which a project may use the embedded model for nothing; None if it may not."""
+        settings = self._services.settings
+        if not settings.embeds_model:
+            return None
+        if settings.catalog.takes_any:
+            return EMBEDDED_MODEL
+        free = (model for model in self._chat_models(project_id) if model.price.is_zero)
+        return next((model.id for model in free if model.upstreams == (DEFAULT_UPSTREAM,)), None)
+
+    def _chat_models(self, project_id: str) -> Sequence[Model]:
+        """Return the models that answer chats of a project; none if any name is accepted."""
+        enabled = self._services.settings.catalog.enabled(project_id)
+        return [model for model in enabled if model.kind is ModelKind.CHAT]
 
     async def show(self, request: Request, visit: Visit) -> ASGIApp:
         """Show one batch."""
@@ -124,18 +148,32 @@ class BatchPages:
         """Send the progress of a batch as server-sent events, each with a part of the page."""
         batch_id = request.path_params["batch_id"]
         await self._services.progress_reader.progress(visit.project_id, batch_id)
-        return partial(self._send_events, visit, batch_id)
+        session_end = partial(self._sessions.wait_until_ended, request, visit.project_id)
+        return partial(self._send_events, visit, batch_id, session_end)
 
-    async def _send_events(self, visit: Visit, batch_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_events(
+        self,
+        visit: Visit,
+        batch_id: str,
+        session_end: Callable[[], Coroutine[Any, Any, None]],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Send events until the batch or the session has ended, the client disconnects or the service shuts down.
+
+        Only the first two are an ``end`` for the page. After a shutdown the browser connects again by itself.
+        """
         with self._streams.slot(visit.project_id):
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             ended = await first_of(
                 self._send_progress(visit, batch_id, send, client_state_of(scope)),
                 wait_for_disconnect(receive),
-                self._auth.wait_until_invalid(visit.owner, clock=self._services.clock),
+                session_end(),
             )
+            last = _END if ended == _SESSION_ENDED else b""
             if ended != _DISCONNECTED:
-                await send({"type": "http.response.body", "body": b"event: end\ndata: {}\n\n", "more_body": False})
+                await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_progress(self, visit: Visit, batch_id: str, send: Send, client_state: ClientState) -> None:
         clock = self._services.clock
@@ -147,6 +185,8 @@ class BatchPages:
                 news = b"event: live\ndata: " + encode_json(part) + b"\n\n"
             elif clock.steady() - quiet_since >= _COMMENT_SECONDS:
                 news = b":\n\n"
+            if ended:
+                news += _END
             if news:
                 await send({"type": "http.response.body", "body": news, "more_body": True})
                 last, quiet_since = part, clock.steady()
@@ -177,6 +217,8 @@ class BatchPages:
     async def rerun(self, request: Request, visit: Visit) -> ASGIApp:
         """Run the failed lines of a batch again, those with some codes or all, perhaps with a patch."""
         codes = frozenset(visit.form.get("codes", "").split("\n")) - {""}
+        if not codes and "all" not in visit.form:
+            raise InvalidRequest("Tick at least one code: the lines that failed with it run again", param="codes")
         with self._throttle.slot(visit.project_id):
             answer = await self._services.rerun.create(
                 visit.owner,
@@ -184,7 +226,7 @@ class BatchPages:
                 codes=codes or None,
                 patch=_patch(visit.form.get("patch", "")),
                 metadata=metadata_with_name(visit.form.get("name", "")),
-                idempotency_key=None,
+                idempotency_key=visit.form_key(request.url.path),
                 retried=False,
                 admit=await self._admission(visit.owner),
             )
@@ -237,16 +279,23 @@ class BatchPages:
     async def _with_progress(self, visit: Visit, batches: Sequence[Batch]) -> Sequence[BatchView]:
         """Return views of batches. Those of the first running ones have a rate and a time left."""
         running = [batch.id for batch in batches if batch.status is BatchStatus.IN_PROGRESS][:_FOLLOWED_BATCHES]
-        reader, now = self._services.progress_reader, self._services.clock.now()
-        found = await asyncio.gather(*(reader.progress(visit.project_id, batch_id) for batch_id in running))
-        by_id = {progress.batch.id: self._views.of_progress(progress, now=now) for progress in found}
+        found = await asyncio.gather(*(self._progress(visit, batch_id) for batch_id in running))
+        now = self._services.clock.now()
+        by_id = {each.batch.id: self._views.of_progress(each, now=now) for each in found if each is not None}
         return [by_id.get(batch.id) or self._views.of_batch(batch) for batch in batches]
+
+    async def _progress(self, visit: Visit, batch_id: str) -> Progress | None:
+        """Return the progress of a batch, or None if it was deleted after it was listed."""
+        try:
+            return await self._services.progress_reader.progress(visit.project_id, batch_id)
+        except BatchNotFound:
+            return None
 
     def _since(self, age: str) -> int | None:
         return int(self._services.clock.now()) - _AGES[age] if age in _AGES else None
 
 
-_, _DISCONNECTED, _ = range(3)
+_, _DISCONNECTED, _SESSION_ENDED = range(3)
 """The coroutine that ended first, which is the reason why no more events are sent."""
 
 

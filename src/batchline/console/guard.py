@@ -20,6 +20,7 @@ from batchline.console.sessions import (
     SignedIn,
     SignInNeeded,
     Visit,
+    is_late,
 )
 from batchline.domain.errors import (
     ApiError,
@@ -40,12 +41,18 @@ VisitHandler = Callable[[Request, Visit], Awaitable[ASGIApp]]
 AnyHandler = Callable[[Request, SignedIn], Awaitable[ASGIApp]]
 AdminHandler = Callable[[Request, AdminVisit], Awaitable[ASGIApp]]
 V = TypeVar("V", bound=SignedIn)
+Find = Callable[[Request], Awaitable[V]]
+HandlerOf = Callable[[Request, V], Awaitable[ASGIApp]]
 ADMIN_HOME = "/console/admin"
 _MAX_FIELDS = 200
 _MAX_FORM_BYTES = 64 * 1024
 """A form may have as many bytes as the head of a request. Anyone may send the form that signs in, on every connection,
 as slowly as the service allows, and each is held in memory until it is complete."""
+_TYPED_FIELDS = ("url", "patch", "name", "expires", "model")
+"""The fields of forms in which people type. The page of an error repeats them, so that they are not lost."""
 _READING = frozenset({"GET", "HEAD"})
+_FAILURE_STATUS = 500
+"""The status from which on the service has failed, and has not refused anything."""
 
 
 class Guard:
@@ -62,11 +69,20 @@ class Guard:
         """Return a handler for the administrator. For everyone else who is signed in, the page does not exist."""
         return self._handler(self._sessions.admin_visit, handler)
 
-    def _handler(
-        self, find: Callable[[Request], Awaitable[V]], handler: Callable[[Request, V], Awaitable[ASGIApp]]
-    ) -> Handler:
+    def _handler(self, find: Find[V], handler: HandlerOf[V], *, page: str = "") -> Handler:
+        """Return a handler that finds out who is signed in first. ``page`` is the path of the page with the form."""
+
         async def handle(request: Request) -> ASGIApp:
             visit: V | None = None
+            back = page.format(**request.path_params)
+
+            def error_page(error: ApiError) -> ASGIApp:
+                if error.status < _FAILURE_STATUS:
+                    self._metrics.console_refusals.labels(refusal_reason(error)).inc()
+                return self._pages.error(error, _values(visit), back=back, typed=_typed(visit))
+
+            # What fails outside of this handler, such as an answer that is being made, becomes a page too.
+            request.state.error_page = error_page
             try:
                 visit = await find(request)
                 return await handler(request, visit)
@@ -75,29 +91,32 @@ class Guard:
             except ProjectNeeded:
                 return see_other(ADMIN_HOME)
             except ApiError as error:
-                self.count_refusal(error)
-                return self._pages.error(error, _values(visit))
+                self._count_bound(error)
+                return error_page(error)
             except (StoreDown, ObjectsDown) as error:
                 log.warning("storage unavailable, showing an error page", extra={"reason": str(error)})
-                return self._pages.error(Unavailable(), _values(visit))
+                return error_page(Unavailable())
 
         return handle
 
-    def action(self, handler: VisitHandler) -> Handler:
-        """Return a handler for a form, whose token is checked before anything is done."""
-        return self.page(_checked(handler))
+    def action(self, handler: VisitHandler, *, page: str) -> Handler:
+        """Return a handler for a form of a page, whose token is checked before anything is done."""
+        return self._handler(self._sessions.visit, _checked(self._sessions.visit, handler), page=page)
 
     def action_of_anyone(self, handler: AnyHandler) -> Handler:
         """Return a handler for a form that everyone who is signed in may send, whatever their key may do."""
-        return self._handler(self._sessions.signed_in, _checked(handler))
+        return self._handler(self._sessions.signed_in, _checked(self._sessions.signed_in, handler))
 
     def admin_action(self, handler: AdminHandler) -> Handler:
         """Return a handler for a form of the administrator."""
-        return self.admin_page(_checked(handler))
+        return self.admin_page(_checked(self._sessions.admin_visit, handler))
 
     def count_refusal(self, error: ApiError) -> None:
         """Count a request that was refused, as the API counts those that it refuses."""
         self._metrics.console_refusals.labels(refusal_reason(error)).inc()
+        self._count_bound(error)
+
+    def _count_bound(self, error: ApiError) -> None:
         if error.bound is not None:
             self._metrics.refusals.labels(error.bound).inc()
 
@@ -110,12 +129,15 @@ class Guard:
         return self.page(handle)
 
 
-def _checked(handler: Callable[[Request, V], Awaitable[ASGIApp]]) -> Callable[[Request, V], Awaitable[ASGIApp]]:
+def _checked(find: Find[V], handler: HandlerOf[V]) -> HandlerOf[V]:
     """Return a handler that reads the form first and checks its token."""
 
     async def check_and_handle(request: Request, visit: V) -> ASGIApp:
-        visit.form = await read_form(request)
-        visit.check_csrf(visit.form.get(CSRF_FIELD))
+        form = await read_form(request)
+        if is_late(request):
+            visit = await find(request)
+        visit.check_csrf(form.get(CSRF_FIELD))
+        visit.form = form
         return await handler(request, visit)
 
     return check_and_handle
@@ -166,3 +188,9 @@ def refusal_reason(error: ApiError) -> str:
 
 def _values(visit: SignedIn | None) -> dict[str, object]:
     return {"session": None} if visit is None else visit.values
+
+
+def _typed(visit: SignedIn | None) -> dict[str, str]:
+    """Return what a person typed into the form that was sent."""
+    form = {} if visit is None else visit.form
+    return {name: form[name] for name in _TYPED_FIELDS if form.get(name, "").strip()}

@@ -67,9 +67,12 @@ class Pages:
         """Return a page, or a part of one, as text."""
         return self._templates.get_template(name).render(values)
 
-    def error(self, error: ApiError, values: Mapping[str, Any]) -> Response:
-        """Return the page of an error."""
-        response = self.render("error.html", {**values, "error": error}, status=error.status)
+    def error(
+        self, error: ApiError, values: Mapping[str, Any], *, back: str = "", typed: Mapping[str, str] | None = None
+    ) -> Response:
+        """Return the page of an error, with a link to the page of the form that was sent and what was typed there."""
+        values = {**values, "error": error, "back": back, "typed": typed or {}}
+        response = self.render("error.html", values, status=error.status)
         for name, value in error.headers.items():
             response.headers[name] = value
         return response

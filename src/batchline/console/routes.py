@@ -18,7 +18,7 @@ from batchline.console.lines import LinePages
 from batchline.console.new_batch import NewBatchPages
 from batchline.console.pages import Pages
 from batchline.console.sessions import OneTimeLinks, SessionAuth, Sessions, Visit
-from batchline.console.sign_in import SignInPages
+from batchline.console.sign_in import HOME, SignInPages
 from batchline.domain.errors import NotFound
 
 
@@ -29,10 +29,13 @@ def console_routes(services: ApiServices, links: OneTimeLinks | None = None) -> 
     auth = SessionAuth(accounts=services.store, metered=settings.metering)
     guard = Guard(sessions=sessions, pages=pages, metrics=services.metrics)
     throttle = Throttle(settings.max_project_requests, of="uploads and creates", bound="project_requests")
-    batches = BatchPages(services, pages=pages, auth=auth, throttle=throttle)
+    batches = BatchPages(services, pages=pages, sessions=sessions, auth=auth, throttle=throttle)
+    new = NewBatchPages(
+        services, pages=pages, batches=batches, sessions=sessions, throttle=throttle, metered=settings.metering
+    )
     return [
         *_sign_in_routes(guard, SignInPages(sessions=sessions, pages=pages, on_refusal=guard.count_refusal), pages),
-        *_batch_routes(guard, services, batches, pages, auth, throttle),
+        *_batch_routes(guard, services, batches, new, pages, auth, throttle),
         *_account_routes(guard, services, pages, auth, throttle),
         *_admin_routes(guard, AdminPages(services, pages=pages, sessions=sessions)),
         Route("/console/{path:path}", Methods(GET=guard.page(_show_missing))),
@@ -65,32 +68,38 @@ def _assets(pages: Pages) -> Handler:
 
 
 def _batch_routes(
-    guard: Guard, services: ApiServices, batches: BatchPages, pages: Pages, auth: SessionAuth, throttle: Throttle
+    guard: Guard,
+    services: ApiServices,
+    batches: BatchPages,
+    new: NewBatchPages,
+    pages: Pages,
+    auth: SessionAuth,
+    throttle: Throttle,
 ) -> list[Route]:
-    settings = services.settings
+    limit = services.settings.max_project_requests
     lines = LinePages(services, pages=pages)
-    new = NewBatchPages(services, pages=pages, batches=batches, throttle=throttle, metered=settings.metering)
     results = ResultRoutes(
         auth=auth,
-        throttle=Throttle(settings.max_project_requests, of="reads of results", bound="project_result_reads"),
+        throttle=Throttle(limit, of="reads of results", bound="project_result_reads"),
         reader=services.results,
         merger=services.merger,
         clock=services.clock,
     )
     one = "/console/batches/{batch_id}"
+    create = guard.action(batches.create, page="/console/new")
     return [
-        Route("/console/batches", Methods(GET=guard.page(batches.list), POST=guard.action(batches.create))),
+        Route("/console/batches", Methods(GET=guard.page(batches.list), POST=create)),
         Route("/console/new", Methods(GET=guard.page(new.show), POST=guard.page(new.check))),
         Route("/console/search", Methods(GET=guard.page(lines.search))),
-        Route("/console/demo", Methods(POST=guard.action(new.demo))),
+        Route("/console/demo", Methods(POST=guard.action(new.demo, page=HOME))),
         Route(one, Methods(GET=guard.page(batches.show))),
         Route(f"{one}/events", Methods(GET=guard.page(batches.events))),
         Route(f"{one}/lines", Methods(GET=guard.page(lines.list))),
         Route(f"{one}/lines/{{number}}", Methods(GET=guard.page(lines.show))),
         Route(f"{one}/merged", Methods(GET=guard.route(results.merged))),
-        Route(f"{one}/cancel", Methods(POST=guard.action(batches.cancel))),
-        Route(f"{one}/release", Methods(POST=guard.action(batches.release))),
-        Route(f"{one}/rerun", Methods(POST=guard.action(batches.rerun))),
+        Route(f"{one}/cancel", Methods(POST=guard.action(batches.cancel, page=one))),
+        Route(f"{one}/release", Methods(POST=guard.action(batches.release, page=one))),
+        Route(f"{one}/rerun", Methods(POST=guard.action(batches.rerun, page=one))),
     ]
 
 
@@ -100,22 +109,22 @@ def _account_routes(
     lists = Lists(limit=services.settings.max_project_requests)
     files = FileRoutes(services, auth=auth, throttle=throttle, lists=lists)
     account = AccountPages(services, pages=pages, files=files)
+    of_files, of_keys, of_webhooks = "/console/files", "/console/keys", "/console/webhooks"
+    one_webhook = f"{of_webhooks}/{{webhook_id}}"
+    create_webhook = guard.action(account.create_webhook, page=of_webhooks)
+    delete_webhook = guard.action(account.delete_webhook, page=of_webhooks)
+    resend = guard.action(account.resend, page=of_webhooks)
     return [
-        Route("/console/files", Methods(GET=guard.page(account.files))),
-        Route("/console/files/{file_id}/content", Methods(GET=guard.route(files.content))),
-        Route("/console/files/{file_id}/delete", Methods(POST=guard.action(account.delete_file))),
+        Route(of_files, Methods(GET=guard.page(account.files))),
+        Route(f"{of_files}/{{file_id}}/content", Methods(GET=guard.route(files.content))),
+        Route(f"{of_files}/{{file_id}}/delete", Methods(POST=guard.action(account.delete_file, page=of_files))),
         Route("/console/usage", Methods(GET=guard.page(account.usage))),
-        Route("/console/keys", Methods(GET=guard.page(account.keys))),
-        Route("/console/keys/{key_id}", Methods(POST=guard.action(account.change_key))),
-        Route("/console/keys/{key_id}/revoke", Methods(POST=guard.action(account.revoke_key))),
-        Route(
-            "/console/webhooks", Methods(GET=guard.page(account.webhooks), POST=guard.action(account.create_webhook))
-        ),
-        Route("/console/webhooks/{webhook_id}/delete", Methods(POST=guard.action(account.delete_webhook))),
-        Route(
-            "/console/webhooks/{webhook_id}/deliveries/{delivery_id}/resend",
-            Methods(POST=guard.action(account.resend)),
-        ),
+        Route(of_keys, Methods(GET=guard.page(account.keys))),
+        Route(f"{of_keys}/{{key_id}}", Methods(POST=guard.action(account.change_key, page=of_keys))),
+        Route(f"{of_keys}/{{key_id}}/revoke", Methods(POST=guard.action(account.revoke_key, page=of_keys))),
+        Route(of_webhooks, Methods(GET=guard.page(account.webhooks), POST=create_webhook)),
+        Route(f"{one_webhook}/delete", Methods(POST=delete_webhook)),
+        Route(f"{one_webhook}/deliveries/{{delivery_id}}/resend", Methods(POST=resend)),
     ]
 
 

@@ -9,10 +9,13 @@ token, so it ends when the token is changed, and the token cannot be found out f
 project, one at a time. For that the service creates a key in the project: nobody knows its secret, and the owners of
 the project see it in their list of keys.
 
-Each form carries a token against forged requests (CSRF): a hash of the cookie, which no other site can read. Beside it,
-the cookie is SameSite=Strict, and a request that the browser says to come from another site is refused.
+Each form carries a token against forged requests (CSRF): a hash of the cookie, which no other site can read, and of the
+project whose page the form is on. Beside it, the cookie is SameSite=Strict, and a request that the browser says to come
+from another site is refused.
 """
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from hashlib import sha256
 from hmac import compare_digest
@@ -20,30 +23,40 @@ from hmac import digest as hmac_digest
 from typing import Any
 from uuid import UUID
 
+from msgspec.json import encode as encode_json
 from starlette.requests import Request
-from starlette.responses import Response
 
 from batchline.api.auth import Auth
 from batchline.api.read_rate import ReadRate
 from batchline.api.services import ApiServices
+from batchline.console.cookies import SESSION_COOKIE, cookie_of
+from batchline.console.failure_limit import FailureLimit, network_of
 from batchline.domain import ids
-from batchline.domain.errors import ForgedRequest, InvalidCredentials, MissingScope, NotFound, RateLimited
+from batchline.domain.errors import (
+    ForgedRequest,
+    InvalidCredentials,
+    MissingScope,
+    NotFound,
+    OtherProject,
+    StoreDown,
+)
 from batchline.domain.records import BATCH_SCOPE, READ_SCOPE, AdminSession, Key, Owner, Project, Session
 from batchline.ports import Accounts, Clock, NewKey, Random
 
-SESSION_COOKIE, FORM_COOKIE = "batchline_session", "batchline_form"
+log = logging.getLogger(__name__)
+
 CSRF_FIELD = "csrf"
 SESSION_SECONDS = 12 * 3600
 """A working day. After that a person signs in again."""
 LINK_SECONDS = 3600
 """The time for which the link that ``serve`` prints is valid. It works once."""
-_MAX_FAILURES = 20
-_FAILURE_SECONDS = 60.0
-"""The failed attempts to sign in from one address after which another wrong key gets 429. A key has 192 random bits, so
-this is not what keeps it secret. A valid key is accepted all the same: everyone behind a proxy has one address, and a
-stranger there must not keep the others out."""
-_MAX_ADDRESSES = 10_000
-_SECRET_BYTES = 32
+_SESSION_CHECK_SECONDS = 2.0
+"""The time between two checks of the session of a live page."""
+_TRUSTED_SECONDS = 1.0
+"""The time for which a session counts as checked. If the body of a request arrives later, it is looked up again."""
+_SECRET_BYTES, _ONCE_BYTES = 32, 16
+_CSRF_PART_CHARACTERS = 32
+"""The length of each of the two parts of a token of a form: 128 bits."""
 _LINK_KEY_NAME = "console on this machine"
 _ADMIN_KEY_NAME = "console of the administrator"
 _OWN_KEY_HINT = "no secret"
@@ -66,15 +79,16 @@ class ProjectNeeded(Exception):
 class SignedIn:
     """A request of a person who is signed in. ``is_admin`` says that it is the administrator."""
 
-    def __init__(self, secret: str, *, is_admin: bool) -> None:
-        self.csrf = csrf_token(secret)
+    def __init__(self, secret: str, *, is_admin: bool, project_id: str = "") -> None:
+        self.csrf = csrf_token(secret, project_id)
         self.is_admin = is_admin
         self.form: Mapping[str, str] = {}
         """The fields of a form that was sent."""
 
     def check_csrf(self, token: str | None) -> None:
         """Raise ForgedRequest unless a form carries the token of this session."""
-        if token is None or not compare_digest(token.encode(), self.csrf.encode()):
+        own, given = self.csrf[:_CSRF_PART_CHARACTERS], (token or "")[:_CSRF_PART_CHARACTERS]
+        if not compare_digest(given.encode(), own.encode()):
             raise ForgedRequest
 
     @property
@@ -84,20 +98,37 @@ class SignedIn:
 
 
 class Visit(SignedIn):
-    """A request about one project."""
+    """A request about one project. ``once`` is a random text for the forms of its page: see ``form_key``."""
 
-    def __init__(self, session: Session, secret: str, *, is_admin: bool = False) -> None:
-        super().__init__(secret, is_admin=is_admin)
+    def __init__(self, session: Session, secret: str, *, once: str, is_admin: bool = False) -> None:
+        super().__init__(secret, is_admin=is_admin, project_id=session.owner.project_id)
         self.session = session
         self.owner: Owner = session.owner
+        self._once = once
 
     @property
     def project_id(self) -> str:
         return self.owner.project_id
 
+    def check_csrf(self, token: str | None) -> None:
+        """Raise ForgedRequest or OtherProject unless a form is one of this session and of the project that is open."""
+        super().check_csrf(token)
+        if token != self.csrf:
+            raise OtherProject
+
+    def form_key(self, path: str) -> str | None:
+        """Return the Idempotency-Key of the form that was sent to a path; None if it has no field ``once``.
+
+        A form that is sent twice has the same key, and one with another content, or of another page, has another.
+        """
+        if "once" not in self.form:
+            return None
+        return sha256(encode_json([path, sorted(self.form.items())])).hexdigest()
+
     @property
     def values(self) -> dict[str, Any]:
-        return super().values | {"session": self.session, "may_write": self.owner.may(BATCH_SCOPE)}
+        own = {"session": self.session, "may_write": self.owner.may(BATCH_SCOPE), "once": self._once}
+        return super().values | own
 
 
 class AdminVisit(SignedIn):
@@ -147,37 +178,66 @@ class Sessions:
 
         Raise SignInNeeded, ProjectNeeded, MissingScope, ForgedRequest or RateLimited.
         """
-        secret = request.cookies.get(SESSION_COOKIE, "")
-        session = await self._store.session(_digest(secret)) if secret else None
-        admin = await self._admin_session(secret) if session is None else None
-        if admin is not None:
-            session = admin.project
-            if session is None:
-                raise ProjectNeeded
+        secret = _secret_of(request)
+        session, admin = await self._find(secret)
         if session is None:
-            raise SignInNeeded
+            raise SignInNeeded if admin is None else ProjectNeeded
         check_site(request)
         request.state.owner, request.state.project_id = session.owner, session.owner.project_id
+        _note_check(request)
         self._on_key_used(session.owner.key_id)
         scope = READ_SCOPE if request.method in _READING else BATCH_SCOPE
         if not session.owner.may(scope):
             raise MissingScope(scope)
         if request.method in _READING:
             self._reads.take(session.owner.key_id)
-        return Visit(session, secret, is_admin=admin is not None)
+        once = self._random.bytes(_ONCE_BYTES).hex()
+        return Visit(session, secret, once=once, is_admin=admin is not None)
+
+    async def check_after_body(self, request: Request) -> None:
+        """Look the session up again if the body took long to arrive. Raise like ``visit``, which was called before it.
+
+        Raise OtherProject if another project was opened meanwhile.
+        """
+        if is_late(request):
+            project_id = request.state.project_id
+            visit = await self.visit(request)
+            if visit.project_id != project_id:
+                raise OtherProject
+
+    async def wait_until_ended(self, request: Request, project_id: str) -> None:
+        """Wait until the session of a request has ended, or does not show a project any more."""
+        shown = True
+        while shown:
+            await self._clock.sleep(_SESSION_CHECK_SECONDS)
+            try:
+                session, _ = await self._find(_secret_of(request))
+            except StoreDown as error:
+                log.warning("failed to check the session of a live page, retrying", extra={"reason": str(error)})
+            else:
+                shown = session is not None and session.owner.project_id == project_id
+
+    async def _find(self, secret: str) -> tuple[Session | None, AdminSession | None]:
+        """Return the session of a key, or of the administrator with that of the project that is open."""
+        session = await self._store.session(_digest(secret)) if secret else None
+        if session is not None:
+            return session, None
+        admin = await self._admin_session(secret)
+        return None if admin is None else admin.project, admin
 
     async def admin_visit(self, request: Request) -> AdminVisit:
         """Return the administrator who makes a request about all projects.
 
         Raise SignInNeeded, ForgedRequest or RateLimited, and NotFound for everyone else who is signed in.
         """
-        secret = request.cookies.get(SESSION_COOKIE, "")
+        secret = _secret_of(request)
         session = await self._admin_session(secret)
         if session is None:
             if secret and await self._store.session(_digest(secret)) is not None:
                 raise NotFound(f"Unknown route: {request.method} {request.url.path}")
             raise SignInNeeded
         check_site(request)
+        _note_check(request)
         if request.method in _READING:
             self._reads.take(_ADMIN_READS)
         return AdminVisit(session, secret)
@@ -185,7 +245,7 @@ class Sessions:
     async def open_project(self, request: Request, project: Project | None) -> None:
         """Open a project for the administrator who makes a request, or close the one that is open."""
         key_id = None if project is None else await self._own_key(_ADMIN_KEY_NAME, project)
-        digest = self._admin_digest(request.cookies.get(SESSION_COOKIE, ""))
+        digest = self._admin_digest(_secret_of(request))
         await self._store.open_in_admin_session(digest, key_id=key_id)
 
     async def _admin_session(self, secret: str) -> AdminSession | None:
@@ -198,11 +258,12 @@ class Sessions:
 
     async def signed_in(self, request: Request) -> SignedIn:
         """Return who makes a request that every session may make. Raise SignInNeeded or ForgedRequest."""
-        secret = request.cookies.get(SESSION_COOKIE, "")
+        secret = _secret_of(request)
         is_admin = await self._admin_session(secret) is not None
         if not is_admin and (not secret or await self._store.session(_digest(secret)) is None):
             raise SignInNeeded
         check_site(request)
+        _note_check(request)
         return SignedIn(secret, is_admin=is_admin)
 
     async def sign_in(self, request: Request, key: str) -> str:
@@ -210,15 +271,20 @@ class Sessions:
 
         Raise InvalidCredentials, MissingScope or RateLimited.
         """
-        if self._admin_token is not None and compare_digest(key.encode("utf-8", "replace"), self._admin_token):
-            return await self._open_for_admin()
         owner = await self._store.owner_of(ids.key_digest(key), None)
         if owner is None:
-            self._failures.count(request.client.host if request.client else "")
-            raise InvalidCredentials
+            self._check_admin_token(network_of(request), key)
+            return await self._open_for_admin()
         if not owner.may(READ_SCOPE):
             raise MissingScope(READ_SCOPE)
         return await self._open(owner.key_id)
+
+    def _check_admin_token(self, network: str, token: str) -> None:
+        """Raise InvalidCredentials or RateLimited unless this is the administrator's token."""
+        self._failures.check(network)
+        if self._admin_token is None or not compare_digest(token.encode("utf-8", "replace"), self._admin_token):
+            self._failures.count(network)
+            raise InvalidCredentials
 
     async def sign_in_by_link(self, secret: str) -> str | None:
         """Open a session for a one-time link and return its secret; None if the link is not valid."""
@@ -228,7 +294,7 @@ class Sessions:
 
     async def sign_out(self, request: Request) -> None:
         """End the session of a request."""
-        secret = request.cookies.get(SESSION_COOKIE, "")
+        secret = _secret_of(request)
         await self._store.close_session(_digest(secret))
         await self._store.close_admin_session(self._admin_digest(secret))
 
@@ -299,26 +365,14 @@ class SessionAuth(Auth):
         return owner
 
 
-class FailureLimit:
-    """Counts failed attempts to sign in by address."""
+def is_late(request: Request) -> bool:
+    """Return whether the session of a request was checked so long ago that it must be looked up again."""
+    since: float = request.state.session_checked_at
+    return asyncio.get_running_loop().time() - since >= _TRUSTED_SECONDS
 
-    def __init__(self, *, clock: Clock) -> None:
-        self._clock = clock
-        self._failures: dict[str, list[float]] = {}
 
-    def count(self, address: str) -> None:
-        """Count a failed attempt. Raise RateLimited in place of that if the address has failed too often."""
-        now = self._clock.steady()
-        since = now - _FAILURE_SECONDS
-        recent = [at for at in self._failures.get(address, ()) if at > since]
-        if len(recent) >= _MAX_FAILURES:
-            wait = int(recent[0] - since) + 1
-            raise RateLimited(
-                f"Too many attempts to sign in. Try again in {wait} seconds.", retry_after=wait, bound="sign_in"
-            )
-        self._failures[address] = [*recent, now]
-        if len(self._failures) > _MAX_ADDRESSES:
-            self._failures = {known: at for known, at in self._failures.items() if at[-1] > now - _FAILURE_SECONDS}
+def _note_check(request: Request) -> None:
+    request.state.session_checked_at = asyncio.get_running_loop().time()
 
 
 def check_site(request: Request) -> None:
@@ -327,31 +381,19 @@ def check_site(request: Request) -> None:
         raise ForgedRequest
 
 
-def csrf_token(secret: str) -> str:
-    """Return the token that forms carry. The secret cannot be computed from it."""
-    return sha256(b"csrf " + secret.encode("utf-8", "replace")).hexdigest()
+def csrf_token(secret: str, project_id: str = "") -> str:
+    """Return the token that forms carry. The secret cannot be computed from it.
+
+    Its first part is about the session, and the second one about the project whose page the form is on.
+    """
+    parts = (f"csrf {secret}", f"csrf {project_id} {secret}")
+    hashes = (sha256(part.encode("utf-8", "replace")).hexdigest() for part in parts)
+    return "".join(each[:_CSRF_PART_CHARACTERS] for each in hashes)
 
 
-def set_cookie(response: Response, request: Request, name: str, value: str, *, seconds: int) -> None:
-    """Set a cookie that scripts cannot read and that other sites cannot send."""
-    response.set_cookie(
-        name, value, max_age=seconds, path="/", httponly=True, samesite="strict", secure=_is_encrypted(request)
-    )
-
-
-def clear_cookie(response: Response, request: Request, name: str) -> None:
-    """Remove a cookie."""
-    set_cookie(response, request, name, "", seconds=0)
-
-
-def _is_encrypted(request: Request) -> bool:
-    """Return whether the browser uses TLS, to this service or to a proxy in front of it."""
-    forwarded = request.headers.get("forwarded", "").lower()
-    return (
-        request.url.scheme == "https"
-        or request.headers.get("x-forwarded-proto", "").split(",")[0].strip().lower() == "https"
-        or "proto=https" in forwarded
-    )
+def _secret_of(request: Request) -> str:
+    """Return the secret of the session that a request names; empty if it names none."""
+    return cookie_of(request, SESSION_COOKIE)
 
 
 def _digest(secret: str) -> bytes:

@@ -7,20 +7,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from batchline.console.cookies import FORM_COOKIE, SESSION_COOKIE, clear_cookie, cookie_of, set_cookie
 from batchline.console.guard import read_form, see_other
 from batchline.console.pages import Pages
 from batchline.console.sessions import (
     CSRF_FIELD,
-    FORM_COOKIE,
-    SESSION_COOKIE,
     SESSION_SECONDS,
     Sessions,
     SignedIn,
     SignInNeeded,
     check_site,
-    clear_cookie,
     csrf_token,
-    set_cookie,
 )
 from batchline.domain.errors import ApiError, ForgedRequest, InvalidCredentials, StoreDown, Unavailable
 
@@ -60,7 +57,7 @@ class SignInPages:
             check_site(request)
             form = await read_form(request)
             # Without this cookie anyone could compute the token, and sign a person in to another project from outside.
-            cookie = request.cookies.get(FORM_COOKIE)
+            cookie = cookie_of(request, FORM_COOKIE)
             if not cookie or form.get(CSRF_FIELD) != csrf_token(cookie):
                 raise ForgedRequest
             secret = await self._sessions.sign_in(request, form.get("key", "").strip()[:_MAX_KEY_CHARACTERS])

@@ -16,6 +16,7 @@
     ├── MethodNotAllowed        405  invalid_request_error
     ├── RequestTimeout          408  invalid_request_error
     ├── Conflict                409  invalid_request_error      never retried by the SDKs
+    ├── OtherProject            409  invalid_request_error      only in the console
     ├── ResultsUnavailable      410  invalid_request_error
     ├── TooLarge                413  invalid_request_error
     │   └── StorageFull         413  … storage_quota_exceeded   never retried by the SDKs
@@ -176,6 +177,19 @@ class Conflict(ApiError):
 
     def __init__(self, message: str, *, code: str, param: str | None = None) -> None:
         super().__init__(message, code=code, param=param, headers={"x-should-retry": "false"})
+
+
+class OtherProject(ApiError):
+    """A form of the console is about a project that is not open any more."""
+
+    status = 409
+    type: ErrorType = "invalid_request_error"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Nothing was changed: this form belongs to a project that is not open any more, because another one was "
+            "opened meanwhile. Open its project again, reload the page and send the form again."
+        )
 
 
 class ResultsUnavailable(ApiError):

@@ -1,0 +1,61 @@
+"""Limits the failed attempts to sign in to the console."""
+
+from collections import OrderedDict, deque
+from ipaddress import IPv6Address
+
+from starlette.requests import Request
+
+from batchline.domain.errors import RateLimited
+from batchline.ports import Clock
+
+_MAX_FAILURES = 20
+_FAILURE_SECONDS = 60.0
+"""The failed attempts to sign in from one address after which another one gets 429. The administrator's token, which a
+person chose, is not even compared then. A valid key is accepted all the same: it has 192 random bits, everyone behind a
+proxy has one address, and a stranger there must not keep the others out."""
+_MAX_ALL_FAILURES = 500
+"""The failed attempts from all addresses after which an address gets 429 after its first one. An address that has not
+failed always has one, so that strangers elsewhere do not keep the administrator out."""
+_MAX_ADDRESSES = 10_000
+
+
+class FailureLimit:
+    """Counts failed attempts to sign in, by the network that they come from and all together."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._by_network: OrderedDict[str, deque[float]] = OrderedDict()
+        """The last failures of each network, the one that failed last at the end."""
+        self._all: deque[float] = deque(maxlen=_MAX_ALL_FAILURES)
+
+    def check(self, network: str) -> None:
+        """Raise RateLimited if attempts from a network have failed too often for another one."""
+        since = self._clock.steady() - _FAILURE_SECONDS
+        recent = [at for at in self._by_network.get(network, ()) if at > since]
+        are_many = len(self._all) == _MAX_ALL_FAILURES and self._all[0] > since
+        allowed = 1 if are_many else _MAX_FAILURES
+        if len(recent) >= allowed:
+            wait = int(recent[-allowed] - since) + 1
+            raise RateLimited(
+                f"Too many attempts to sign in. Try again in {wait} seconds.", retry_after=wait, bound="sign_in"
+            )
+
+    def count(self, network: str) -> None:
+        """Count a failed attempt."""
+        now = self._clock.steady()
+        failures = self._by_network.setdefault(network, deque(maxlen=_MAX_FAILURES))
+        self._by_network.move_to_end(network)
+        failures.append(now)
+        self._all.append(now)
+        if len(self._by_network) > _MAX_ADDRESSES:
+            self._by_network.popitem(last=False)
+
+
+def network_of(request: Request) -> str:
+    """Return the address that a request comes from. Of IPv6 it is the half in which one client has every address."""
+    host = request.client.host if request.client else ""
+    try:
+        address = IPv6Address(host)
+    except ValueError:
+        return host
+    return host if address.ipv4_mapped else f"{int(address) >> 64:x}"
