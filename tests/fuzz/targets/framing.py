@@ -117,6 +117,7 @@ class FramingTarget:
     """Every request is answered once, with its own credentials, and no parser sees other requests in the bytes."""
 
     name = "framing"
+    # Not request_context: what it does with a handler that answers early needs other handlers than the one here.
     modules: tuple[ModuleType, ...] = (protocol, request_splitter, write_deadline, idle_connections)
     seeds: tuple[bytes, ...] = ()
     dictionary: tuple[bytes, ...] = (

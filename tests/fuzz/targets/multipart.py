@@ -24,6 +24,7 @@ class MultipartTarget:
     """A form must be read in the same way however it is cut, and everything else is an error of the envelope."""
 
     name = "multipart"
+    # Not form_upload: all but its check of the end, which is run here too, stores what was read.
     modules: tuple[ModuleType, ...] = (multipart,)
     seeds: tuple[bytes, ...] = ()
     dictionary: tuple[bytes, ...] = (

@@ -16,7 +16,7 @@ from batchline.domain.held_bytes import HeldBytes
 from batchline.domain.replies import Answer
 from batchline.domain.usage import NOTHING, Usage
 from batchline.ports import Clock
-from batchline.upstream import streaming
+from batchline.upstream import encoding, streaming
 from batchline.upstream.connection import UpstreamConnection, UpstreamExchange
 from batchline.upstream.streaming import EventStream
 from tests.fuzz.targets.cuts import pieces_of
@@ -72,7 +72,8 @@ class EventStreamTarget:
     """An answer is an Answer, a Fault or a stream, whatever the bytes are, and is read alike however it is cut."""
 
     name = "sse"
-    modules: tuple[ModuleType, ...] = (events, streaming)
+    # Not the connection itself: its reservations, timers and sockets are tested in tests/upstream.
+    modules: tuple[ModuleType, ...] = (events, streaming, encoding)
     seeds: tuple[bytes, ...] = ()
     dictionary: tuple[bytes, ...] = (
         *(
