@@ -6,6 +6,7 @@
 #
 # The options may add what pip needs, such as --volume=/etc/pip.conf:/etc/pip.conf:ro. The image is batchline:VERSION in
 # the storage of buildah. `buildah push batchline:VERSION docker-archive:batchline.tar` writes a file that docker loads.
+# The list of its Python packages is written to dist/batchline.cdx.json, by `make sbom`.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -28,4 +29,5 @@ if ! buildah inspect --type image "$BASE" >/dev/null 2>&1; then
     buildah commit --quiet --rm "$container" "$BASE" >/dev/null
 fi
 
+make --no-print-directory sbom
 buildah build --build-arg "PYTHON_IMAGE=$BASE" --format docker --pull=never --tag "batchline:$VERSION" "$@" .
