@@ -9,10 +9,11 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.console.conftest import Console
+from tests.console import test_pages
+from tests.console.conftest import BROKEN, Console
 from tests.console.test_pages import pages_of
 from tests.support.console import ADMIN_PAGES
-from tests.support.service import chat_lines, submit
+from tests.support.service import await_end, chat_lines, submit, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _FLAGS = (
@@ -28,6 +29,11 @@ _AXE_SCRIPT: str = Axe().axe_script
 _RUN_AXE = "axe.run({resultTypes: ['violations']}).then(results => results.violations)"
 _TIMEOUT_MILLISECONDS = 120_000
 """It only ends a hang: no test depends on its length."""
+
+_MARK_PAGE = "window.isTheSame = true"
+"""A page that is loaded again has no such mark."""
+
+hostile = test_pages.hostile
 
 pytestmark = [
     pytest.mark.chromium,
@@ -199,12 +205,15 @@ def test_the_columns_of_a_table_are_shown_before_it_is_sent(chromium: Browser, c
 
 
 def test_a_batch_is_watched_to_its_end(console: Console, chromium: Browser) -> None:
-    """Nobody reloads the page: the last event does."""
+    """The page is not loaded again."""
     window = _window(chromium, console)
     batch_id = submit(console.service.client(), chat_lines(["one", "[[delay=5]]"])).id
     page = window.open(f"/console/batches/{batch_id}")
+    page.evaluate(_MARK_PAGE)
     page.wait_for_selector("#live .badge.completed")
-    page.wait_for_selector("text=Merged")
+    page.wait_for_selector("#files >> text=Merged")
+    assert page.evaluate("window.isTheSame") is True
+    assert "completed" in page.inner_text("#timeline")
     assert "2 of 2 lines" in page.inner_text("#live")
     assert window.foreign_hosts() == set()
     page.context.close()
@@ -237,6 +246,145 @@ def test_the_keyboard_is_enough(chromium: Browser, console: Console) -> None:
     assert page.is_visible("#help")
     page.keyboard.press("Escape")
     assert not page.is_visible("#help")
+    page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_what_changes_with_the_status_is_live_and_the_focus_and_selection_stay(
+    chromium: Browser, console: Console
+) -> None:
+    """A batch that is held while somebody looks at it can be released, and that is said to a screen reader once."""
+    client = console.service.client()
+    file = client.files.create(file=chat_lines([BROKEN] * 100), purpose="batch")
+    body = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "batchline": {"hold": True}}
+    made: dict[str, Any] = client.post("/batches", body=body, cast_to=dict[str, Any])
+    window = _window(chromium, console)
+    page = window.page
+    page.route("**/events", lambda route: route.abort())
+    window.open(f"/console/batches/{made['id']}")
+    page.wait_for_selector("[data-note]:visible")
+    page.evaluate("document.querySelector('#actions').replaceChildren()")
+    page.evaluate("document.querySelector('[data-shape]').dataset.shape = 'validating'")
+    page.evaluate("document.querySelector('[data-shape]').dataset.status = 'validating'")
+    page.focus("summary >> text=Use it from a program")
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('h1'))")
+    page.unroute("**/events")
+    page.wait_for_selector("#actions >> text=Release")
+    page.wait_for_selector("[data-note]:visible", state="detached")
+    assert page.inner_text("[data-said]").startswith("The batch is now")
+    assert "Use it from a program" in page.evaluate("document.activeElement.textContent")
+    assert page.evaluate("getSelection().toString()") == made["id"]
+    page.click("#actions >> text=Release")
+    page.wait_for_selector("#live .badge.completed")
+    page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_updates_and_single_keys_can_be_turned_off_for_good(chromium: Browser, console: Console) -> None:
+    """WCAG 2.2.2 and 2.1.4."""
+    client = console.service.client()
+    batch_id = submit(client, chat_lines(["[[hang]]"])).id
+    window = _window(chromium, console)
+    page = window.open(f"/console/batches/{batch_id}")
+    page.click("text=Pause updates")
+    page.click("[data-keys]")
+    page.uncheck("[data-single-keys]")
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    assert not page.is_visible("#help")
+    window.requests.clear()
+    page.reload()
+    page.wait_for_selector("text=Resume updates")
+    page.keyboard.press("?")
+    assert not page.is_visible("#help")
+    assert [url for url in window.requests if url.endswith("/events")] == []
+    page.click("text=Resume updates")
+    wait_until(lambda: [url for url in window.requests if url.endswith("/events")] != [], what="the stream")
+    client.batches.cancel(batch_id)
+    page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_a_page_that_nobody_sees_holds_no_connection(chromium: Browser, console: Console) -> None:
+    client = console.service.client()
+    batch_id = submit(client, chat_lines(["[[hang]]"])).id
+    window = _window(chromium, console)
+    page = window.page
+    ended = list[str]()
+    page.on("requestfailed", lambda request: ended.append(request.url))
+    with page.expect_request("**/events"):
+        window.open(f"/console/batches/{batch_id}")
+    hide = "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}})"
+    with page.expect_event("requestfailed"):
+        page.evaluate(f"{hide.format('true')}; document.dispatchEvent(new Event('visibilitychange'))")
+    assert ended[-1].endswith("/events")
+    with page.expect_request("**/events"):
+        page.evaluate(f"{hide.format('false')}; document.dispatchEvent(new Event('visibilitychange'))")
+    client.batches.cancel(batch_id)
+    page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_without_a_clipboard_the_text_is_copied_in_another_way(chromium: Browser, console: Console) -> None:
+    """A browser has none on an address that is neither https nor its own machine."""
+    window = _window(chromium, console)
+    window.page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page = window.open("/console/keys")
+    page.click("text=Copy")
+    page.wait_for_selector("text=Copied")
+    assert page.evaluate("getSelection().toString()").startswith("batchline keys create")
+    page.context.close()
+
+
+@pytest.mark.rule("F7", "Text of others does nothing.")
+def test_hostile_text_does_nothing_in_a_browser_and_fits_a_phone(
+    chromium: Browser, console: Console, hostile: str
+) -> None:
+    window = _window(chromium, console)
+    page, one = window.page, f"/console/batches/{hostile}"
+    dialogs = list[str]()
+    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    page.set_viewport_size({"width": _PHONE[0], "height": _PHONE[1]})
+    for path in ("/console/batches", one, f"{one}/lines", *(f"{one}/lines/{n}" for n in (1, 2, 3)), "/console/files"):
+        window.open(path)
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= _PHONE[0], (path, page.evaluate(_TOO_WIDE))
+        assert page.locator("main script, main img").count() == 0
+    assert dialogs == []
+    assert window.foreign_hosts() == set()
+    assert [text for text in window.messages if "username" not in text] == []
+    page.context.close()
+
+
+@pytest.mark.rule("F7", "What another project has does not exist.")
+def test_ids_of_another_project_lead_nowhere_in_a_browser(chromium: Browser, console: Console) -> None:
+    window = _window(chromium, console, is_signed_in=False)
+    window.sign_in(console.stranger["api_key"])
+    for suffix in ("", "/lines", "/lines/1"):
+        page = window.open(f"/console/batches/{console.batch_id}{suffix}")
+        assert page.inner_text("h1") == "Not found"
+    page = window.open(f"/console/batches?search={console.batch_id}")
+    assert page.locator(".row-link").count() == 0
+    page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_a_form_is_filled_and_sent_with_the_keyboard_alone(chromium: Browser, console: Console) -> None:
+    window = _window(chromium, console)
+    page = window.open(f"/console/batches/{console.batch_id}")
+    page.focus("#rerun summary")
+    page.keyboard.press("Enter")
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "name":
+            break
+    page.keyboard.type("by keyboard")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Create the batch"
+    page.keyboard.press("Enter")
+    page.wait_for_url(lambda url: console.batch_id not in url)
+    assert page.inner_text("h1") == "by keyboard"
+    await_end(console.service.client(), page.url.rpartition("/")[2])
     page.context.close()
 
 

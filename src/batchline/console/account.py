@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any
@@ -84,14 +85,7 @@ class AccountPages:
         """Show the usage of the last 30 days, by day and model."""
         now = int(self._services.clock.now())
         since = now - now % _DAY_SECONDS - (_DAYS - 1) * _DAY_SECONDS
-        rows = await self._services.store.project_usage(
-            visit.project_id,
-            model=None,
-            since=since,
-            until=now + 1,
-            bucket_seconds=_DAY_SECONDS,
-            limit=_MAX_USAGE_ROWS,
-        )
+        rows = await self._usage_rows(visit.project_id, since=since, until=now + 1)
         metered = self._services.settings.metering
         organization = await self._services.store.organization(visit.owner.organization_id) if metered else None
         models = _by_model(rows)
@@ -104,8 +98,23 @@ class AccountPages:
             "peak": max((sum(row.requests for row in rows if row.start == at) for at in _days(rows)), default=0),
             "organization": organization,
             "metered": metered,
+            "has_reused": any(row.reused for row in rows),
+            "is_cut": len(rows) >= _MAX_USAGE_ROWS,
         }
         return self._pages.render("usage.html", values)
+
+    async def _usage_rows(self, project_id: str, *, since: int, until: int) -> list[ProjectUsage]:
+        """Return the usage by day and model, oldest first. If there are too many rows, the oldest are left out."""
+        read = partial(self._services.store.project_usage, project_id, model=None, bucket_seconds=_DAY_SECONDS)
+        rows = await read(since=since, until=until, limit=_MAX_USAGE_ROWS)
+        if len(rows) < _MAX_USAGE_ROWS:
+            return rows
+        rows = []
+        for at in range(until - until % _DAY_SECONDS, since - 1, -_DAY_SECONDS):
+            if len(rows) < _MAX_USAGE_ROWS:
+                found = await read(since=at, until=at + _DAY_SECONDS, limit=_MAX_USAGE_ROWS - len(rows))
+                rows = [*found, *rows]
+        return rows
 
     async def keys(self, request: Request, visit: Visit) -> ASGIApp:
         """Show the keys of the project. They are created with ``batchline keys create``, not on this page."""
@@ -266,7 +275,7 @@ def _by_model(rows: Sequence[ProjectUsage]) -> list[tuple[str, dict[str, int]]]:
     """Return the sums of each model, the one with most requests first."""
     sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for row in rows:
-        for name in ("requests", "lines", "input_tokens", "output_tokens", "cost"):
+        for name in ("requests", "lines", "reused", "input_tokens", "output_tokens", "cost", "saved"):
             sums[row.model][name] += getattr(row, name)
     return sorted(sums.items(), key=lambda each: -each[1]["requests"])
 

@@ -79,7 +79,7 @@ class AdminPages:
     def __init__(self, services: ApiServices, *, pages: Pages, sessions: Sessions) -> None:
         self._services, self._pages, self._sessions = services, pages, sessions
         settings = services.settings
-        self._views = BatchViews(catalog=settings.catalog, tariff=settings.tariff)
+        self._views = BatchViews(metered=settings.metering)
         self._storage, self._day_limits = settings.storage_limits, settings.day_limits
 
     async def overview(self, request: Request, visit: AdminVisit) -> ASGIApp:
@@ -93,6 +93,8 @@ class AdminPages:
             "lines_left": sum(batch.total - batch.completed - batch.failed for _, batch in found),
             "in_flight": sum(upstream.in_flight for upstream in upstreams),
             "rate": sum(each.view.rate for each in batches),
+            "is_rate_cut": len(found) == _LISTED_BATCHES or len(_running(found)) > _FOLLOWED_BATCHES,
+            "followed": _FOLLOWED_BATCHES,
             "workers": await self._services.upstreams_reader.workers(),
             "paused": [upstream.name for upstream in upstreams if upstream.pauses],
             "now": self._services.clock.now(),
@@ -100,7 +102,7 @@ class AdminPages:
         return self._pages.render("admin_table.html" if "table" in request.query_params else "admin.html", values)
 
     async def _followed(self, found: Sequence[tuple[Project, Batch]]) -> list[OpenBatch]:
-        running = [batch for _, batch in found if batch.status is BatchStatus.IN_PROGRESS][:_FOLLOWED_BATCHES]
+        running = _running(found)[:_FOLLOWED_BATCHES]
         views = dict(zip((batch.id for batch in running), await asyncio.gather(*map(self._view, running)), strict=True))
         return [
             OpenBatch(project=project, view=views.get(batch.id) or self._views.of_batch(batch))
@@ -192,6 +194,10 @@ class AdminPages:
         """Close the project that is open."""
         await self._sessions.open_project(request, None)
         return see_other(ADMIN_HOME)
+
+
+def _running(found: Sequence[tuple[Project, Batch]]) -> list[Batch]:
+    return [batch for _, batch in found if batch.status is BatchStatus.IN_PROGRESS]
 
 
 def _names(project: Project, text: str) -> bool:

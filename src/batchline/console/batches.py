@@ -20,6 +20,7 @@ from batchline.api.services import ApiServices
 from batchline.api.throttle import Throttle
 from batchline.console.guard import see_other
 from batchline.console.pages import Pages
+from batchline.console.programs import programs_of
 from batchline.console.sessions import SessionAuth, Sessions, Visit
 from batchline.console.views import BatchView, BatchViews, error_groups, timeline
 from batchline.domain.embedded_model import EMBEDDED_MODEL
@@ -29,7 +30,7 @@ from batchline.domain.merge_patch import MergePatch
 from batchline.domain.models import DEFAULT_UPSTREAM, Model, ModelKind
 from batchline.domain.progress import Progress
 from batchline.domain.records import Batch, File, Owner
-from batchline.domain.states import TERMINAL, BatchStatus
+from batchline.domain.states import TERMINAL, BatchStatus, Hold
 from batchline.domain.wire import BatchErrors
 from batchline.pipeline.create import CreateAnswer, CreateRequest
 
@@ -44,6 +45,8 @@ _COMMENT_SECONDS = 15.0
 _END = b"event: end\ndata: {}\n\n"
 """The event after which a page is loaded again and follows the batch no more."""
 _MAX_SHOWN_CHILDREN = 20
+_STATUSES = (*BatchStatus, Hold.HELD)
+"""The conditions that the list can be filtered by. A held batch is in progress too."""
 _AGES = {"hour": 3600, "day": 86_400, "week": 7 * 86_400, "month": 30 * 86_400}
 _MAX_SEARCHED_CHARACTERS = 200
 _MAX_NAME_CHARACTERS = 200
@@ -59,7 +62,7 @@ class BatchPages:
         self._services, self._pages, self._sessions = services, pages, sessions
         self._auth, self._throttle = auth, throttle
         settings = services.settings
-        self._views = BatchViews(catalog=settings.catalog, tariff=settings.tariff)
+        self._views = BatchViews(metered=settings.metering)
         self._streams = Throttle(settings.max_project_requests, of="live pages", bound="project_live_pages")
 
     async def list(self, request: Request, visit: Visit) -> ASGIApp:
@@ -80,7 +83,7 @@ class BatchPages:
         values = visit.values | {
             "batches": await self._with_progress(visit, shown),
             "filters": wanted,
-            "statuses": list(BatchStatus),
+            "statuses": _STATUSES,
             "ages": list(_AGES),
             "older": f"?{urlencode({**_given(wanted), 'after': shown[-1].id})}" if has_more else None,
             "is_first": "after" not in query,
@@ -134,7 +137,7 @@ class BatchPages:
             "files": files,
             "children": progress.child_batch_ids[:_MAX_SHOWN_CHILDREN],
             "now": self._services.clock.now(),
-            "base_url": _base_url(request),
+            "programs": programs_of(batch, base_url=_base_url(request)),
         }
 
     def _view(self, progress: Progress) -> BatchView:
@@ -282,7 +285,9 @@ class BatchPages:
         found = await asyncio.gather(*(self._progress(visit, batch_id) for batch_id in running))
         now = self._services.clock.now()
         by_id = {each.batch.id: self._views.of_progress(each, now=now) for each in found if each is not None}
-        return [by_id.get(batch.id) or self._views.of_batch(batch) for batch in batches]
+        others = [batch for batch in batches if batch.id not in by_id] if self._services.settings.metering else []
+        bills = dict(zip((batch.id for batch in others), await self._services.store.bills(others), strict=True))
+        return [by_id.get(batch.id) or self._views.of_batch(batch, bills.get(batch.id)) for batch in batches]
 
     async def _progress(self, visit: Visit, batch_id: str) -> Progress | None:
         """Return the progress of a batch, or None if it was deleted after it was listed."""
@@ -314,7 +319,7 @@ def _filters(query: QueryParams) -> dict[str, str]:
     status, age = query.get("status", ""), query.get("age", "")
     return {
         "search": query.get("search", "").strip()[:_MAX_SEARCHED_CHARACTERS],
-        "status": status if status in tuple(BatchStatus) else "",
+        "status": status if status in _STATUSES else "",
         "model": query.get("model", "").strip()[:_MAX_SEARCHED_CHARACTERS],
         "age": age if age in _AGES else "",
     }

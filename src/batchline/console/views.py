@@ -8,10 +8,8 @@ from msgspec.json import decode as decode_json
 from batchline.console.charts import CHART_HEIGHT, CHART_WIDTH, ChartBar, LoadChart, load_chart
 from batchline.console.text import metadata_of, moment, name_of, sentence
 from batchline.domain.line_errors import remedy_for, without_legacy
-from batchline.domain.models import Catalog
-from batchline.domain.money import Tariff
 from batchline.domain.progress import BUCKET_SECONDS, KEPT_SECONDS, Eta, LineErrors, Progress, ProgressSample, bucket_of
-from batchline.domain.records import Batch
+from batchline.domain.records import Batch, Bill
 from batchline.domain.states import TERMINAL, BatchStatus
 from batchline.domain.wait_text import any_wait, describe_wait
 from batchline.domain.waiting import HeldWait, Wait, stops_all_lines
@@ -57,7 +55,11 @@ class BatchView(Struct, frozen=True, kw_only=True):
     recorded: int
     percent: int
     cost: int | None
-    """Nano-units by the tokens so far; None without metering, or if the lines name several models."""
+    """The nano-units that it was charged so far; None without metering, or where its bill was not read."""
+    reused: int
+    """The lines that took an earlier answer."""
+    saved: int | None
+    """The nano-units that these lines would have cost; None without metering."""
     rate: float = 0.0
     eta: Eta | None = None
     in_flight: int = 0
@@ -79,10 +81,10 @@ class BatchView(Struct, frozen=True, kw_only=True):
 class BatchViews:
     """Makes views of batches."""
 
-    def __init__(self, *, catalog: Catalog, tariff: Tariff) -> None:
-        self._catalog, self._tariff = catalog, tariff
+    def __init__(self, *, metered: bool) -> None:
+        self._metered = metered
 
-    def of_batch(self, batch: Batch) -> BatchView:
+    def of_batch(self, batch: Batch, bill: Bill | None = None) -> BatchView:
         """Return what a list shows of a batch."""
         metadata, recorded = metadata_of(batch.metadata), batch.completed + batch.failed
         return BatchView(
@@ -93,12 +95,14 @@ class BatchViews:
             active=batch.status not in TERMINAL,
             recorded=recorded,
             percent=100 * recorded // batch.total if batch.total else 0,
-            cost=self._cost(batch),
+            cost=bill.cost if bill and self._metered else None,
+            reused=bill.reused if bill else 0,
+            saved=bill.saved if bill and self._metered else None,
         )
 
     def of_progress(self, progress: Progress, *, now: float, loads: Sequence[BatchSample] = ()) -> BatchView:
         """Return what a page shows of a batch that may run. ``loads`` are its lines in flight over time."""
-        view, activity = self.of_batch(progress.batch), progress.activity
+        view, activity = self.of_batch(progress.batch, progress.bill), progress.activity
         chart, peak = _chart(progress.samples, now=now) if view.active else ([], 0.0)
         return BatchView(
             **{name: getattr(view, name) for name in _OF_BATCH},
@@ -112,14 +116,8 @@ class BatchViews:
             load=load_chart(loads, since=_chart_start(now), until=now) if view.active else None,
         )
 
-    def _cost(self, batch: Batch) -> int | None:
-        if not self._tariff.metered or batch.model is None:
-            return None
-        model = self._catalog.find(batch.model, batch.project_id)
-        return None if model is None else self._tariff.cost(model.price, batch.usage, synchronous=False)
 
-
-_OF_BATCH = ("batch", "name", "metadata", "bar", "active", "recorded", "percent", "cost")
+_OF_BATCH = ("batch", "name", "metadata", "bar", "active", "recorded", "percent", "cost", "reused", "saved")
 
 
 def _bar(batch: Batch) -> Bar:

@@ -1,55 +1,204 @@
 // What moves on the pages of the console. Every page can be read and every form sent without it.
 
 const REFRESH_MILLISECONDS = 3000;
+const FIRST_RETRY_MILLISECONDS = 1000;
+const LAST_RETRY_MILLISECONDS = 30_000;
 
-// Server-rendered parts are escaped there; nothing else is ever put into the page as HTML.
-function replaceContent(element, html) {
-  const page = new DOMParser().parseFromString(html, "text/html");
-  element.replaceChildren(...page.body.childNodes);
+// A browser may keep nothing for a page: then a choice lasts as long as the page.
+const chosen = {};
+function choice(name) {
+  try { return localStorage.getItem(`batchline.${name}`) ?? chosen[name]; } catch { return chosen[name]; }
+}
+function choose(name, value) {
+  chosen[name] = value;
+  try { localStorage.setItem(`batchline.${name}`, value); } catch { /* see above */ }
 }
 
+// Server-rendered parts are escaped there; nothing else is ever put into the page as HTML.
+const parse = (html) => new DOMParser().parseFromString(html, "text/html");
+
+// Change only what differs, so that the focus, a selection, the scroll position and open details stay.
+function update(from, to) {
+  if (from.isEqualNode(to) || from.dataset?.own !== undefined) return;
+  if (from.nodeType !== Node.ELEMENT_NODE) { from.nodeValue = to.nodeValue; return; }
+  updateAttributes(from, to);
+  updateChildren(from, to);
+}
+
+function updateAttributes(from, to) {
+  const isKept = (name) => name === "open" && from.nodeName === "DETAILS";
+  for (const { name, value } of to.attributes) {
+    if (!isKept(name) && from.getAttribute(name) !== value) from.setAttribute(name, value);
+  }
+  for (const name of from.getAttributeNames()) {
+    if (!isKept(name) && !to.hasAttribute(name)) from.removeAttribute(name);
+  }
+}
+
+function updateChildren(from, to) {
+  const isLike = (one, other) => one.nodeName === other.nodeName && one.id === other.id;
+  let at = from.firstChild;
+  for (const node of [...to.childNodes]) {
+    let like = at;
+    if (node.nodeType === Node.ELEMENT_NODE) while (like && !isLike(like, node)) like = like.nextSibling;
+    if (!like || !isLike(like, node)) { from.insertBefore(node, at); continue; }
+    while (at !== like) { const gone = at; at = at.nextSibling; gone.remove(); }
+    update(at, node);
+    at = at.nextSibling;
+  }
+  while (at) { const gone = at; at = at.nextSibling; gone.remove(); }
+}
+
+// Get this page again and update its parts. Return whether that was possible; the end of the session shows the sign-in.
+async function refreshParts() {
+  try {
+    const answer = await fetch(location.href, { redirect: "manual" });
+    if (answer.type === "opaqueredirect") location.reload();
+    if (!answer.ok) return false;
+    const page = parse(await answer.text());
+    for (const part of document.querySelectorAll("[data-part]")) {
+      const now = page.getElementById(part.id);
+      if (now) update(part, now);
+    }
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function showNote(isShown) {
+  for (const note of document.querySelectorAll("[data-note]")) note.hidden = !isShown;
+}
+
+function say(text) {
+  for (const place of document.querySelectorAll("[data-said]")) place.textContent = text;
+}
+
+// An upkeep is started and stopped: it rests while nobody looks, because a browser opens few connections to one service.
 function followBatch(element) {
-  const events = new EventSource(element.dataset.events);
-  events.addEventListener("live", (event) => replaceContent(element, JSON.parse(event.data)));
-  // The files and actions of a batch that ended are on the page that the server renders now.
-  events.addEventListener("end", () => { events.close(); location.reload(); });
+  let events, timer, retry = FIRST_RETRY_MILLISECONDS;
+  const stop = () => { events?.close(); clearTimeout(timer); };
+  const tryAgain = () => {
+    stop();
+    showNote(true);
+    timer = setTimeout(start, retry);
+    retry = Math.min(2 * retry, LAST_RETRY_MILLISECONDS);
+  };
+  const show = (event) => {
+    const shown = () => ({ ...element.querySelector("[data-shape]")?.dataset });
+    const before = shown();
+    updateChildren(element, parse(JSON.parse(event.data)).body);
+    retry = FIRST_RETRY_MILLISECONDS;
+    showNote(false);
+    const now = shown();
+    if (now.status !== before.status) say(`The batch is now ${now.status}.`);
+    // Buttons, tabs, files and the timeline are parts of the page that the server renders now.
+    if (now.shape !== before.shape) refreshParts();
+  };
+  function start() {
+    stop();
+    if (!element.dataset.events) return;
+    events = new EventSource(element.dataset.events);
+    events.addEventListener("live", show);
+    events.addEventListener("end", async () => {
+      stop();
+      const isNew = await refreshParts();
+      if (!isNew || element.dataset.events) tryAgain();
+    });
+    events.addEventListener("error", tryAgain);
+  }
+  return { start, stop };
 }
 
 function refreshTable(element) {
-  const busy = () => element.contains(document.activeElement) && document.activeElement.tagName === "BUTTON";
-  setInterval(async () => {
-    if (document.hidden || busy() || !element.querySelector("[data-live]")) return;
-    const url = element.dataset.refresh;
-    const answer = await fetch(`${url}${url.includes("?") && !url.endsWith("?") ? "&" : url.endsWith("?") ? "" : "?"}table`, { redirect: "manual" });
-    if (!answer.ok) return;
-    const focused = document.activeElement?.closest?.("tr")?.id;
-    replaceContent(element, await answer.text());
-    if (focused) document.getElementById(focused)?.querySelector(".row-link")?.focus();
-  }, REFRESH_MILLISECONDS);
+  let timer;
+  const stop = () => clearInterval(timer);
+  const refresh = async () => {
+    if (!element.querySelector("[data-live]")) return;
+    const url = new URL(element.dataset.refresh, location.href);
+    url.searchParams.set("table", "");
+    try {
+      const answer = await fetch(url, { redirect: "manual" });
+      if (answer.type === "opaqueredirect") location.reload();
+      if (answer.ok) updateChildren(element, parse(await answer.text()).body);
+      showNote(!answer.ok);
+    } catch {
+      showNote(true);
+    }
+  };
+  const start = () => { stop(); timer = setInterval(refresh, REFRESH_MILLISECONDS); };
+  return { start, stop };
 }
+
+const upkeeps = [
+  ...[...document.querySelectorAll("[data-events]")].map(followBatch),
+  ...[...document.querySelectorAll("[data-refresh]:has([data-live])")].map(refreshTable),
+];
+
+function runUpkeeps() {
+  const isPaused = choice("updates") === "paused";
+  for (const upkeep of upkeeps) { if (isPaused || document.hidden) upkeep.stop(); else upkeep.start(); }
+  if (isPaused) showNote(false);
+  for (const button of document.querySelectorAll("[data-pause]")) {
+    button.hidden = !upkeeps.length;
+    button.textContent = isPaused ? "Resume updates" : "Pause updates";
+  }
+}
+
+document.addEventListener("visibilitychange", runUpkeeps);
+document.addEventListener("click", (event) => {
+  if (!event.target.closest("[data-pause]")) return;
+  choose("updates", choice("updates") === "paused" ? "running" : "paused");
+  runUpkeeps();
+});
+runUpkeeps();
 
 function moveRow(step) {
   const links = [...document.querySelectorAll(".row-link")];
-  if (!links.length) return;
   const at = links.findIndex((link) => link.closest("tr") === document.activeElement?.closest?.("tr"));
-  links[Math.max(0, Math.min(links.length - 1, at < 0 ? 0 : at + step))].focus();
+  return focusOn(links[Math.max(0, Math.min(links.length - 1, at < 0 ? 0 : at + step))]);
 }
 
+function focusOn(element) {
+  element?.focus();
+  return Boolean(element);
+}
+
+function click(element) {
+  element?.click();
+  return Boolean(element);
+}
+
+function showHelp() {
+  const help = document.getElementById("help");
+  help?.showModal();
+  return Boolean(help);
+}
+
+// Each returns whether there was something to do: otherwise the key is left to the browser.
 const actions = {
-  "/": () => document.querySelector("[data-search]")?.focus(),
+  "/": () => focusOn(document.querySelector("[data-search]")),
   j: () => moveRow(1),
   k: () => moveRow(-1),
-  n: () => document.querySelector("[data-key=n]")?.click(),
-  g: () => document.querySelector(".brand")?.click(),
-  "?": () => document.getElementById("help")?.showModal(),
+  n: () => click(document.querySelector("[data-key=n]")),
+  g: () => click(document.querySelector(".brand")),
+  "?": showHelp,
 };
 
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, textarea, select, dialog");
-  if (typing || event.ctrlKey || event.metaKey || event.altKey || !(event.key in actions)) return;
-  event.preventDefault();
-  actions[event.key]();
+  const isTyping = event.target.closest("input, textarea, select, dialog");
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey || choice("keys") === "off") return;
+  if (Object.hasOwn(actions, event.key) && actions[event.key]()) event.preventDefault();
 });
+
+for (const box of document.querySelectorAll("[data-single-keys]")) {
+  box.checked = choice("keys") !== "off";
+  box.addEventListener("change", () => choose("keys", box.checked ? "on" : "off"));
+}
+for (const button of document.querySelectorAll("[data-keys]")) {
+  button.hidden = false;
+  button.addEventListener("click", showHelp);
+}
 
 document.addEventListener("submit", (event) => {
   const question = event.target.dataset.confirm;
@@ -58,6 +207,18 @@ document.addEventListener("submit", (event) => {
 
 // On a narrow window the links scroll sideways; the one of this page may be out of sight.
 document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+document.querySelector("tr.wanted")?.scrollIntoView({ block: "center" });
+
+// On an address that is neither https nor this machine, a browser has no clipboard for a page.
+async function copy(element) {
+  try {
+    await navigator.clipboard.writeText(element.textContent);
+    return true;
+  } catch {
+    getSelection().selectAllChildren(element);
+    return document.execCommand("copy");
+  }
+}
 
 for (const element of document.querySelectorAll("[data-copy]")) {
   const button = document.createElement("button");
@@ -65,8 +226,7 @@ for (const element of document.querySelectorAll("[data-copy]")) {
   button.className = "copy small";
   button.textContent = "Copy";
   button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(element.textContent);
-    button.textContent = "Copied";
+    button.textContent = await copy(element) ? "Copied" : "Selected";
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
   const frame = document.createElement("div");
@@ -92,7 +252,3 @@ document.getElementById("file")?.addEventListener("change", async (event) => {
   hint.textContent = `Columns: ${head.split(delimiter).map((name) => `{${name.replace(/^"|"$/g, "")}}`).join(" ")}`;
   hint.hidden = false;
 });
-
-document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
-for (const element of document.querySelectorAll("[data-events]")) followBatch(element);
-for (const element of document.querySelectorAll("[data-refresh]")) refreshTable(element);
