@@ -94,7 +94,7 @@ def test_the_readme_shows_each_command_and_they_exist_with_their_flags() -> None
     """F1, F3: no command of the README ends in a usage error."""
     commands = _commands(_README)
     assert {command[0] for command in commands} == {
-        *("api", "keys", "migrate", "mock", "run", "worker"),
+        *("api", "keys", "migrate", "mock", "run", "serve", "worker"),
     }
     for command in commands:
         _parse(main, command)

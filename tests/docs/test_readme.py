@@ -43,8 +43,9 @@ def _run(*command: str | Path, cwd: Path) -> str:
 
 def test_the_python_runs_as_it_stands(tmp_path: Path) -> None:
     """With a key and a port filled in, it prints a completed batch and its first answer."""
+    program = _block("python", "from openai") + _block("python", "client.batches.create")
     with running_mock() as mock, running_service(tmp_path, mock.url) as service:
-        shown = _run(sys.executable, "-c", _filled(_block("python", "from openai"), service), cwd=tmp_path)
+        shown = _run(sys.executable, "-c", _filled(program, service), cwd=tmp_path)
     status, answer = shown.splitlines()
     assert status == "completed BatchRequestCounts(completed=20, failed=0, total=20)"
     assert json.loads(answer)["response"]["status_code"] == 200
@@ -52,14 +53,14 @@ def test_the_python_runs_as_it_stands(tmp_path: Path) -> None:
 
 @pytest.mark.curl
 def test_the_curl_commands_run_as_they_stand(tmp_path: Path) -> None:
-    """One after the other, each with the ids that the earlier ones returned."""
-    bash = shutil.which("bash")
-    assert bash is not None
+    """One after the other in the plainest shell, each with the ids that the earlier ones returned."""
+    shell = shutil.which("dash") or shutil.which("sh")
+    assert shell is not None
     auth, *commands = _block("sh", "curl").replace("\\\n", " ").splitlines()
     ids: dict[str, str] = {}
     with running_mock() as mock, running_service(tmp_path, mock.url) as service:
         for command in commands:
-            output = _run(bash, "-c", _filled(f"{auth}\n{command} -sSf", service, **ids), cwd=_ROOT)
+            output = _run(shell, "-c", _filled(f"{auth}\n{command} -sSf", service, **ids), cwd=_ROOT)
             if "content" in command.split()[-1]:
                 break
             answer = json.loads(output)
