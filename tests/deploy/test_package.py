@@ -7,8 +7,6 @@ import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
-import pytest
-
 from batchline import __version__
 
 _ROOT = Path(__file__).parents[2]
