@@ -300,6 +300,20 @@ def test_metrics_want_the_token_from_whoever_only_looks_local(
         assert reply.error["type"] == "authentication_error"
 
 
+@pytest.mark.rule("F5", "From an address that sent 20 wrong tokens, the token is refused for a minute.")
+def test_the_token_cannot_be_guessed_quickly_at_the_metrics(serve: Callable[..., Api]) -> None:
+    api = serve(admin_token=TOKEN)
+
+    def status(token: str, relay: str = "x-forwarded-for") -> int:
+        headers = {relay: "203.0.113.9", "authorization": f"Bearer {token}"}
+        return api.call("GET", "/metrics", anonymous=True, headers=headers).status
+
+    assert [status("guess") for _ in range(21)] == [403] * 20 + [429]
+    assert status(TOKEN) == 429
+    assert status(TOKEN, relay="origin") == 200, "it came from no proxy"
+    assert api.call("GET", "/metrics", anonymous=True).status == 200
+
+
 @pytest.mark.rule("F5", "A request to /metrics under the name of another host does not count as local.")
 @pytest.mark.parametrize(
     ("host", "status"),

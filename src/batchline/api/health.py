@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from batchline.api.failure_limit import FailureLimit, network_of
 from batchline.api.responses import error_response, json_response
 from batchline.domain.errors import InvalidCredentials, MissingCredentials, StoreDown, Unavailable
 from batchline.domain.records import QueueState
@@ -76,7 +77,7 @@ class HealthRoutes:
         self._metrics, self._clock = metrics, clock
         self._count_due_at = -math.inf
         self._queue: QueueState | None = None
-        self._admin_token = admin_token
+        self._admin_token, self._failures = admin_token, FailureLimit(clock=clock)
         self._needs_storage = needs_storage
         self._checking = asyncio.Lock()
         self._parts: dict[str, _Part] = {}
@@ -117,7 +118,7 @@ class HealthRoutes:
 
     async def metrics(self, request: Request) -> Response:
         if not _is_local(request):
-            self._check_token(request.headers.get("authorization", ""))
+            self._check_token(request)
         await self._count_queue()
         if self._queue is not None:
             self._show_queue(self._queue)
@@ -191,11 +192,15 @@ class HealthRoutes:
             took = self._clock.steady() - began_at
             self._count_due_at = began_at + max(self._count_interval_seconds, took / _COUNT_TIME_SHARE)
 
-    def _check_token(self, authorization: str) -> None:
-        scheme, _, token = authorization.partition(" ")
+    def _check_token(self, request: Request) -> None:
+        """Raise MissingCredentials, InvalidCredentials or RateLimited unless a request has the token."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise MissingCredentials
+        network = network_of(request)
+        self._failures.check(network)
         if self._admin_token is None or not compare_digest(token.strip().encode(), self._admin_token.encode()):
+            self._failures.count(network)
             raise InvalidCredentials
 
 

@@ -3,9 +3,9 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from batchline.api.failure_limit import is_relayed
+
 SESSION_COOKIE, FORM_COOKIE, WEBHOOK_COOKIE = "batchline_session", "batchline_form", "batchline_webhook"
-_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
-"""Headers that a proxy adds and a browser does not."""
 _MAX_PORT_DIGITS = 5
 
 
@@ -40,7 +40,7 @@ def _cookie_name(request: Request, name: str) -> str:
     """
     _, _, port = request.headers.get("host", "").rpartition(":")
     is_port = port.isascii() and port.isdecimal() and len(port) <= _MAX_PORT_DIGITS
-    return f"{name}_{port}" if is_port and not any(each in request.headers for each in _PROXY_HEADERS) else name
+    return f"{name}_{port}" if is_port and not is_relayed(request) else name
 
 
 def _is_encrypted(request: Request) -> bool:

@@ -27,10 +27,10 @@ from msgspec.json import encode as encode_json
 from starlette.requests import Request
 
 from batchline.api.auth import Auth
+from batchline.api.failure_limit import FailureLimit, network_of
 from batchline.api.read_rate import ReadRate
 from batchline.api.services import ApiServices
 from batchline.console.cookies import SESSION_COOKIE, cookie_of
-from batchline.console.failure_limit import FailureLimit, network_of
 from batchline.domain import ids
 from batchline.domain.errors import (
     ForgedRequest,

@@ -1,6 +1,7 @@
-"""Limits the failed attempts to sign in to the console."""
+"""Limits the failed attempts to sign in to the console, and to read the metrics with the administrator's token."""
 
 from collections import OrderedDict, deque
+from contextlib import suppress
 from ipaddress import IPv6Address
 
 from starlette.requests import Request
@@ -10,17 +11,19 @@ from batchline.ports import Clock
 
 _MAX_FAILURES = 20
 _FAILURE_SECONDS = 60.0
-"""The failed attempts to sign in from one address after which another one gets 429. The administrator's token, which a
+"""The failed attempts from one address after which another one gets 429. The administrator's token, which a
 person chose, is not even compared then. A valid key is accepted all the same: it has 192 random bits, everyone behind a
 proxy has one address, and a stranger there must not keep the others out."""
 _MAX_ALL_FAILURES = 500
 """The failed attempts from all addresses after which an address gets 429 after its first one. An address that has not
 failed always has one, so that strangers elsewhere do not keep the administrator out."""
 _MAX_ADDRESSES = 10_000
+_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
+"""Headers that a proxy adds and a browser does not."""
 
 
 class FailureLimit:
-    """Counts failed attempts to sign in, by the network that they come from and all together."""
+    """Counts failed attempts, by the network that they come from and all together."""
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
@@ -37,7 +40,7 @@ class FailureLimit:
         if len(recent) >= allowed:
             wait = int(recent[-allowed] - since) + 1
             raise RateLimited(
-                f"Too many attempts to sign in. Try again in {wait} seconds.", retry_after=wait, bound="sign_in"
+                f"Too many attempts with a wrong key. Try again in {wait} seconds.", retry_after=wait, bound="sign_in"
             )
 
     def count(self, network: str) -> None:
@@ -52,10 +55,17 @@ class FailureLimit:
 
 
 def network_of(request: Request) -> str:
-    """Return the address that a request comes from. Of IPv6 it is the half in which one client has every address."""
+    """Return the address that a request comes from. Of IPv6 it is the half in which one client has every address.
+
+    A proxy is told from its own machine: whoever is on that can still sign in when strangers come through the proxy.
+    """
     host = request.client.host if request.client else ""
-    try:
+    with suppress(ValueError):
         address = IPv6Address(host)
-    except ValueError:
-        return host
-    return host if address.ipv4_mapped else f"{int(address) >> 64:x}"
+        host = host if address.ipv4_mapped else f"{int(address) >> 64:x}"
+    return f"proxy at {host}" if is_relayed(request) else host
+
+
+def is_relayed(request: Request) -> bool:
+    """Return whether a proxy says that it sent a request."""
+    return any(name in request.headers for name in _PROXY_HEADERS)

@@ -1,10 +1,10 @@
-"""How often strangers may try to sign in."""
+"""How often strangers may try a key."""
 
 import pytest
 from starlette.requests import Request
 
-from batchline.console import failure_limit
-from batchline.console.failure_limit import FailureLimit, network_of
+from batchline.api import failure_limit
+from batchline.api.failure_limit import FailureLimit, network_of
 from batchline.domain.errors import RateLimited
 from tests.support.clocks import SettableClock
 
@@ -60,5 +60,12 @@ def test_failures_of_a_million_addresses_take_little_memory(monkeypatch: pytest.
 )
 def test_the_addresses_of_one_client_count_together(hosts: list[str], count: int) -> None:
     """A client has as many addresses of IPv6 as it likes, which begin alike."""
-    requests = [Request({"type": "http", "client": (host, 1)}) for host in hosts]
+    requests = [Request({"type": "http", "client": (host, 1), "headers": []}) for host in hosts]
     assert len({network_of(request) for request in requests}) == count
+
+
+def test_a_stranger_behind_a_proxy_does_not_count_as_its_machine() -> None:
+    """The administrator signs in there while strangers come through the proxy."""
+    headers = [(b"x-forwarded-for", b"192.0.2.1")]
+    relayed, direct = (Request({"type": "http", "client": ("127.0.0.1", 1), "headers": each}) for each in (headers, []))
+    assert network_of(relayed) != network_of(direct)
