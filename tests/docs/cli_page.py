@@ -14,21 +14,26 @@ _HEAD = """# The command line
 
 `make cli-page` writes this page from the commands themselves; `tests/docs/test_cli_page.py` holds it.
 
-Client commands (`run`, `check`, `batches`, `results`, `errors`, `rerun`, `files`, `models`) use a server if one is
-named: `--base-url`, else `BATCHLINE_BASE_URL`, else `OPENAI_BASE_URL`. The key is `BATCHLINE_API_KEY`, else
-`OPENAI_API_KEY`; `BATCHLINE_PROJECT_ID` is needed only if the server does not accept a key alone. Without a server they
-use the data folder: the service that runs on it, or one that is started for the command. Only `run` starts a service
-that runs lines; the others start one that answers them and nothing else. On a data folder they see the project of
-`batchline run`.
+There are two kinds of commands.
 
-The other commands work on the data folder or the database that the settings name, also while a service runs. A command
-that reads never creates a data folder.
+**Client commands** (`run`, `check`, `batches`, `results`, `errors`, `rerun`, `files`, `models`) do what a client of the
+API does.
 
-stdout has data, stderr has progress and messages. `--json` prints JSON. There is no colour without a terminal, and none
-if `NO_COLOR` is set. Text that clients or upstreams wrote is shown with control characters escaped. Ctrl-C ends every
-command in order, with the code 130.
+- *With a server.* They use the server that `--base-url` names, or else `BATCHLINE_BASE_URL`, or else `OPENAI_BASE_URL`.
+  The key is in `BATCHLINE_API_KEY`, or else in `OPENAI_API_KEY`. `BATCHLINE_PROJECT_ID` is needed only if the server does
+  not accept a key alone.
+- *Without a server.* They use the data folder on this machine (`--data-dir`). If a service runs on it, they use that
+  service. Otherwise they start one and stop it at their end. The one that `run` starts runs lines. The others start one
+  that only answers them. On a data folder client commands see the project of `batchline run`, and no other.
 
-| Exit code | |
+**All other commands** are for the operator. They work on the data folder or the database that the settings name, also
+while a service runs. A command that only reads creates no data folder.
+
+Data is written to stdout, progress and messages to stderr. `--json` prints JSON. There is colour only on a terminal, and
+none if `NO_COLOR` is set. Control characters in texts of clients and upstreams are escaped. Ctrl-C ends every command in
+order, with the code 130.
+
+| Exit code | Meaning |
 |---|---|
 | 0 | success |
 | 1 | failure; stderr says why and what to do |
