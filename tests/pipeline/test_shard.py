@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from batchline.domain.endpoints import CHAT
 from batchline.domain.limits import InputLimits, ShardLimits
 from batchline.domain.lines import Line, decode_lines, encode_line
+from batchline.domain.models import MAX_MODEL_CHARACTERS
 from batchline.domain.records import SHARED_LANE, NewShard
 from batchline.pipeline.shard import (
     FIRST_LINE_LEAD,
     MAX_BUFFERED_BYTES,
-    MAX_MODEL_CHARACTERS,
     PREFIX_BYTES,
     Prefix,
     ShardWriter,
