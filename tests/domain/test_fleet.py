@@ -1,5 +1,6 @@
 """The shares of a cap."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,3 +49,10 @@ def test_after_everybody_spoke_twice_shares_are_even() -> None:
 def test_calls_that_somebody_waits_for_leave_less() -> None:
     share = share_of(10, workers=["a", "b"], owner="a", in_flight=0, reserved_by_others=0, sync_calls=4)
     assert share.allowed == 3
+
+
+@pytest.mark.rule("D8", "Calls that another process answers leave half of the slots to lines.")
+@pytest.mark.parametrize(("cap", "allowed"), [(8, 4), (1, 1)])
+def test_calls_leave_half_of_a_cap_however_many_they_are(cap: int, allowed: int) -> None:
+    share = share_of(cap, workers=["a"], owner="a", in_flight=0, reserved_by_others=0, sync_calls=40)
+    assert share.allowed == allowed

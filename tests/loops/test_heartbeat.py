@@ -112,7 +112,7 @@ def test_an_api_process_reports_its_calls_and_once_that_there_are_none_left(virt
     fleet, router = FleetStub(0), SyncRouter(clock=virtual.clock)
     heartbeat = SyncCallHeartbeat(fleet=fleet, router=router, owner="api", settings=SETTINGS)
     virtual.run(heartbeat.step())
-    with router.call("default"):
+    with router.call("default", "p"):
         virtual.run(heartbeat.step())
     for _ in range(3):
         virtual.run(heartbeat.step())

@@ -18,6 +18,7 @@ from batchline.pipeline.dispatch.dispatcher import Dispatcher
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.job import Job
 from batchline.pipeline.record import Recorder
+from batchline.pipeline.routing import SyncCalls
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import Random, Upstream
 from batchline.telemetry.metrics import Metrics
@@ -89,14 +90,14 @@ class RecorderStub:
 
 
 class VirtualDispatcher(VirtualLoop):
-    """A dispatcher that runs. ``sync_calls`` is how many slots synchronous calls take."""
+    """A dispatcher that runs. ``sync_calls`` take slots too."""
 
     def __init__(
         self, upstream: Upstream, *, cap: int | None, patience_seconds: float = 3600.0, random: Random
     ) -> None:
         super().__init__()
         self.recorder = RecorderStub()
-        self.demands = self.sync_calls = 0
+        self.demands, self.sync_calls = 0, SyncCalls()
         self.metrics = metrics = Metrics()
         self.breakers = Breakers(
             "default", clock=self.clock, random=random, patience_seconds=patience_seconds, metrics=metrics
@@ -114,7 +115,7 @@ class VirtualDispatcher(VirtualLoop):
             clock=self.clock,
             random=random,
             metrics=metrics,
-            count_sync_calls=lambda: self.sync_calls,
+            sync_calls=self.sync_calls,
             on_line_dropped=lambda: None,
             on_demand=self._count_demand,
             find_alternative=lambda _: None,

@@ -103,9 +103,10 @@ def share_of(
 ) -> Share:
     """Return a worker's share of a cap.
 
-    It is an even part of what synchronous calls leave, less what other workers still have in flight.
+    It is an even part of what synchronous calls leave, less what other workers still have in flight. A report does not
+    say whose calls these are, so all of them take no more than half of the cap from lines.
     """
-    shared = max(0, cap - sync_calls)
+    shared = max((cap + 1) // 2, cap - sync_calls)
     rank = sorted(workers).index(owner)
     even = shared // len(workers) + (rank < shared % len(workers))
     allowed = max(0, min(even, cap - reserved_by_others))

@@ -66,7 +66,7 @@ class SyncCallHeartbeat:
 
     async def step(self) -> bool:
         """Report the synchronous calls in progress, and once more after the last one has ended."""
-        calls = {name: self._router.calls(name) for name in self._names}
+        calls = {name: self._router.calls(name).total for name in self._names}
         loads = {name: UpstreamLoad(sync_calls=count) for name, count in calls.items() if count}
         if loads or self._has_reported:
             report = Report(owner=self._owner, runs_batches=False, upstream_loads=loads)

@@ -122,7 +122,7 @@ class Worker:
                 clock=clock,
                 random=random,
                 metrics=metrics,
-                count_sync_calls=partial(router.calls, name),
+                sync_calls=router.calls(name),
                 on_line_dropped=self._claim_loop_woken.set,
                 on_demand=self._wake_claim_loop,
                 find_alternative=partial(self._find_alternative, name),

@@ -152,7 +152,7 @@ class Inference:
 
     async def answer(self, call: Call) -> Success:
         """Send a call and return its answer. Raises InsufficientQuota, Refused, BadGateway or GatewayTimeout."""
-        with self._holding(call), self._router.call(call.upstream):
+        with self._holding(call), self._router.call(call.upstream, call.owner.project_id):
             body = await self._limit_tokens(call)
             return await self._charge_answer(call, body, await self._upstreams[call.upstream].post(call.path, body))
 
@@ -160,7 +160,7 @@ class Inference:
     async def stream(self, call: Call) -> "AsyncIterator[EventRelay | Success]":
         """Yield the events of an answer as they arrive, or an answer that is not a stream. Raises like ``answer``."""
         meter = None
-        with self._holding(call), self._router.call(call.upstream):
+        with self._holding(call), self._router.call(call.upstream, call.owner.project_id):
             body = await self._limit_tokens(call)
             try:
                 async with self._upstreams[call.upstream].stream(call.path, body) as opened:

@@ -1,7 +1,7 @@
 """Routes synchronous calls: chooses the upstream of each, and counts the slots that they take from batches."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,18 +11,36 @@ _EJECTION_SECONDS = 10.0
 """The time for which an upstream that failed a call is avoided if the model has others."""
 
 
+class SyncCalls:
+    """The synchronous calls to one upstream that are in progress."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.by_project: Counter[str] = Counter()
+
+    def begin(self, project_id: str) -> None:
+        self.total += 1
+        self.by_project[project_id] += 1
+
+    def end(self, project_id: str) -> None:
+        self.total -= 1
+        self.by_project[project_id] -= 1
+        if not self.by_project[project_id]:
+            del self.by_project[project_id]
+
+
 class SyncRouter:
     """The synchronous calls in progress, by upstream."""
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
-        self._calls: Counter[str] = Counter()
+        self._calls: defaultdict[str, SyncCalls] = defaultdict(SyncCalls)
         self._failed_at: dict[str, float] = {}
         self._watchers: dict[str, Callable[[], None]] = {}
         self._answer_watchers: dict[str, Callable[[str], None]] = {}
 
-    def calls(self, upstream: str) -> int:
-        """Return the number of calls to an upstream that are in progress."""
+    def calls(self, upstream: str) -> SyncCalls:
+        """Return the calls to an upstream. The object is the same one while calls begin and end."""
         return self._calls[upstream]
 
     def watch(self, upstream: str, *, on_call_ended: Callable[[], None], on_answer: Callable[[str], None]) -> None:
@@ -37,7 +55,7 @@ class SyncRouter:
         now = self._clock.steady()
 
         def rank(name: str) -> tuple[bool, int]:
-            return now - self._failed_at.get(name, -math.inf) < _EJECTION_SECONDS, self._calls[name]
+            return now - self._failed_at.get(name, -math.inf) < _EJECTION_SECONDS, self._calls[name].total
 
         return min(upstreams, key=rank)
 
@@ -51,12 +69,13 @@ class SyncRouter:
         self._failed_at[upstream] = self._clock.steady()
 
     @contextmanager
-    def call(self, upstream: str) -> Iterator[None]:
-        """Count a call to an upstream while the body runs."""
-        self._calls[upstream] += 1
+    def call(self, upstream: str, project_id: str) -> Iterator[None]:
+        """Count a call of a project to an upstream while the body runs."""
+        calls = self._calls[upstream]
+        calls.begin(project_id)
         try:
             yield
         finally:
-            self._calls[upstream] -= 1
+            calls.end(project_id)
             if (on_call_ended := self._watchers.get(upstream)) is not None:
                 on_call_ended()

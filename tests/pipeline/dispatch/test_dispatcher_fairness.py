@@ -37,6 +37,23 @@ async def _timed(bench: Bench, batch: Batch) -> float:
     return bench.time.now - began
 
 
+@pytest.mark.rule("D8", "Streams that their client does not read slow the lines of another project little.")
+def test_unread_streams_of_a_project_leave_another_its_share() -> None:
+    """D8: eight of them took seven of eight slots, so the lines of another project took seven times as long."""
+    alone, beside = (_answered_beside(calls) for calls in (0, 8))
+    assert beside * 2.5 >= alone
+
+
+def _answered_beside(calls: int) -> int:
+    """Return how many lines are answered in 10 seconds beside synchronous calls of another project."""
+    with closing(ScriptedHarness(_hang_or_answer, cap=8)) as harness:
+        for _ in range(calls):
+            harness.sync_calls.begin("streaming")
+        harness.add(make_jobs(100, project_id="quick", expires_at=FAR_FUTURE))
+        harness.advance(10.5)
+        return harness.succeeded(project="quick")
+
+
 @pytest.mark.rule("D8", "Slots are shared by project.")
 def test_a_small_batch_beside_a_large_one_is_soon_done(tmp_path: Path) -> None:
     """D8: 5 lines of a second beside 20,000 of another project, with 16 slots."""

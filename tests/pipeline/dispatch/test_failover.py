@@ -1,7 +1,7 @@
 """Several upstreams for one model: the least busy is used, and an unavailable one is left out until it is back."""
 
 import asyncio
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,9 @@ def test_synchronous_calls_take_slots_from_batches(tmp_path: Path) -> None:
         async def scene() -> None:
             batch = await bench.batch(f"good {n}" for n in range(200))
             assert await most_in_flight(5) == 7
-            with bench.router.call("default"), bench.router.call("default"), bench.router.call("default"):
+            with ExitStack() as calls:
+                for _ in range(3):
+                    calls.enter_context(bench.router.call("default", "caller"))
                 await asyncio.sleep(2)
                 assert await most_in_flight(10) == 4
             assert await most_in_flight(10) == 7

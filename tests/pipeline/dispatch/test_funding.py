@@ -12,6 +12,7 @@ from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.dispatch.queues import ReadyQueue
 from batchline.pipeline.job import Job
 from batchline.pipeline.record import Recorder
+from batchline.pipeline.routing import SyncCalls
 from tests.support.clocks import SettableClock
 from tests.support.dispatchers import RecorderStub
 from tests.support.jobs import make_jobs
@@ -23,7 +24,7 @@ class Scene:
     def __init__(self, *, funds: int, cost_left: int | None = None, lines: int = 4) -> None:
         self.clock, self.recorder, self.made_ready = SettableClock(), RecorderStub(), list[Job]()
         self.ready = ReadyQueue()
-        self.in_flight = InFlight(Limiter(cap=16), clock=self.clock, count_sync_calls=lambda: 0)
+        self.in_flight = InFlight(Limiter(cap=16), clock=self.clock, sync_calls=SyncCalls())
         completer = Completer(
             recorder=cast(Recorder, self.recorder),
             tariff=Tariff(metered=True, batch_percent=50),

@@ -6,16 +6,22 @@ from batchline.domain.outcomes import Retryable, Success
 from batchline.pipeline.dispatch.in_flight import InFlight
 from batchline.pipeline.dispatch.limiter import Limiter
 from batchline.pipeline.job import Job
+from batchline.pipeline.routing import SyncCalls
 from tests.support.clocks import SettableClock
 from tests.support.jobs import make_jobs
 
 
 class Slots:
-    """Jobs in flight below a cap, with as many synchronous calls as the test says. Without a cap the limit is 32."""
+    """Jobs in flight below a cap, with the synchronous calls that the test begins. Without a cap the limit is 32."""
 
     def __init__(self, *, cap: int | None = 16) -> None:
-        self.clock, self.sync_calls = SettableClock(), 0
-        self.in_flight = InFlight(Limiter(cap=cap), clock=self.clock, count_sync_calls=lambda: self.sync_calls)
+        self.clock, self.sync_calls = SettableClock(), SyncCalls()
+        self.in_flight = InFlight(Limiter(cap=cap), clock=self.clock, sync_calls=self.sync_calls)
+
+    def call(self, calls: int, project_id: str = "p") -> None:
+        """Begin synchronous calls of a project."""
+        for _ in range(calls):
+            self.sync_calls.begin(project_id)
 
     def start(self, lines: int, project_id: str = "p", *, model: str = "m") -> list[Job]:
         jobs = make_jobs(lines, project_id=project_id, model=model)
@@ -58,8 +64,45 @@ def test_every_start_takes_a_slot_and_every_end_frees_one() -> None:
 @pytest.mark.parametrize(("calls", "room"), [(0, 16), (1, 15), (15, 1), (40, 1)])
 def test_synchronous_calls_go_first_but_leave_a_slot_to_batches(calls: int, room: int) -> None:
     slots = Slots()
-    slots.sync_calls = calls
+    slots.call(calls)
     assert slots.in_flight.room == room
+
+
+@pytest.mark.rule("D8", "Calls of one project leave the lines of another their even share of the slots.")
+@pytest.mark.parametrize(("cap", "lines"), [(8, 4), (16, 8), (None, 16)])
+def test_calls_of_a_project_take_no_more_than_its_share_from_another(cap: int | None, lines: int) -> None:
+    """D8: its clients may read so slowly that they take very long."""
+    slots = Slots(cap=cap)
+    slots.call(40, "calling")
+    assert slots.in_flight.room == 1
+    slots.start(1, "other")
+    assert slots.in_flight.room == slots.in_flight.room_of("m") == lines - 1
+    slots.start(lines - 1, "other")
+    assert slots.in_flight.room == 0
+
+
+def test_each_project_with_calls_has_a_share() -> None:
+    slots = Slots()
+    slots.call(40, "calling")
+    slots.call(40, "third")
+    slots.start(1, "other")
+    assert slots.in_flight.room == 16 - 2 * 5 - 1
+
+
+def test_few_calls_take_their_slots_and_no_more() -> None:
+    slots = Slots()
+    slots.call(2, "calling")
+    slots.call(1, "other")
+    slots.start(3, "third")
+    assert slots.in_flight.room == 16 - 3 - 3
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_calls_of_a_project_go_before_its_own_lines(lines: int) -> None:
+    slots = Slots()
+    slots.call(15)
+    slots.start(lines)
+    assert slots.in_flight.room == 1 - lines
 
 
 @pytest.mark.rule("D8", "While answers are slow one slot below the cap stays free for projects that have none.")
@@ -119,7 +162,7 @@ def test_a_model_that_has_nothing_in_flight_may_exceed_the_limit() -> None:
 def test_synchronous_calls_leave_nothing_below_the_cap_to_exceed_with() -> None:
     slots = Slots()
     slots.start(10, "hanging")
-    slots.sync_calls = 6
+    slots.call(6)
     assert slots.exceeding("a") == []
 
 
@@ -192,7 +235,7 @@ def test_synchronous_calls_leave_one_slot_to_each_model(calls: int, room: int) -
     """D8: ten lines are in flight of a model that may have 32."""
     slots = Slots(cap=None)
     slots.start(10)
-    slots.sync_calls = calls
+    slots.call(calls)
     assert slots.in_flight.room_of("m") == room
 
 
@@ -236,7 +279,7 @@ def test_quick_answers_need_more_ready_lines_than_slots() -> None:
 def test_a_throttled_end_limits_its_model_and_a_broken_one_does_not(kind: str, throttled: bool) -> None:
     """D3, D9: a broken connection says nothing about how much the upstream can take."""
     limiter, clock = Limiter(cap=16), SettableClock()
-    in_flight = InFlight(limiter, clock=clock, count_sync_calls=lambda: 0)
+    in_flight = InFlight(limiter, clock=clock, sync_calls=SyncCalls())
     jobs = make_jobs(16)
     in_flight.start(jobs)
     clock.advance(0.1)
@@ -249,7 +292,7 @@ def test_a_throttled_end_limits_its_model_and_a_broken_one_does_not(kind: str, t
 def test_a_line_was_refused_before_also_if_that_spent_nothing() -> None:
     """D9: otherwise lines that pass when they are tried again would seem to pass at once."""
     limiter, clock = Limiter(cap=64), SettableClock()
-    in_flight = InFlight(limiter, clock=clock, count_sync_calls=lambda: 0)
+    in_flight = InFlight(limiter, clock=clock, sync_calls=SyncCalls())
     refusal = Retryable("http_429", "reason", throttled=True)
     for _ in range(12):
         jobs = make_jobs(16)
@@ -269,7 +312,7 @@ def test_a_line_was_refused_before_also_if_that_spent_nothing() -> None:
 def test_an_end_that_says_nothing_is_no_refusal() -> None:
     """D3: what the limiter said about an earlier attempt does not count for this one."""
     limiter, clock = Limiter(cap=64), SettableClock()
-    in_flight = InFlight(limiter, clock=clock, count_sync_calls=lambda: 0)
+    in_flight = InFlight(limiter, clock=clock, sync_calls=SyncCalls())
     (job,) = make_jobs(1)
     job.refusal_cost = 0.0
     in_flight.start([job])

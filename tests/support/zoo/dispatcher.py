@@ -20,6 +20,7 @@ from batchline.pipeline.dispatch.quarantine import WINDOW_SECONDS, Quarantine
 from batchline.pipeline.dispatch.queues import PROBES_IN_A_ROW, YIELD_CHECK_SECONDS, ReadyQueue
 from batchline.pipeline.dispatch.resets import Resets
 from batchline.pipeline.job import Job
+from batchline.pipeline.routing import SyncCalls
 from batchline.telemetry.metrics import Metrics
 from tests.support.jobs import FAR_FUTURE, make_jobs
 from tests.support.zoo.upstreams import Upstream
@@ -57,7 +58,7 @@ class SimulatedDispatcher:
         self._ready = ReadyQueue()
         self._unclaimed: dict[tuple[str, str], deque[Job]] = defaultdict(deque)
         """The lines of each project and model that wait in the store."""
-        self._in_flight = InFlight(self.limiter, clock=world, count_sync_calls=lambda: 0)
+        self._in_flight = InFlight(self.limiter, clock=world, sync_calls=SyncCalls())
         self._breakers = Breakers(
             "default", clock=world, random=world, patience_seconds=_PATIENCE_SECONDS, metrics=Metrics()
         )

@@ -38,6 +38,7 @@ from batchline.pipeline.dispatch.selection import Selection
 from batchline.pipeline.dispatch.waiting import Waiting
 from batchline.pipeline.job import HeldBatch, Job
 from batchline.pipeline.record import Recorder
+from batchline.pipeline.routing import SyncCalls
 from batchline.pipeline.token_limit import TokenLimit
 from batchline.ports import Random, StoreClock, Tracer, Upstream
 from batchline.telemetry.metrics import Metrics
@@ -56,8 +57,8 @@ _OVERDUE_CHECK_SECONDS = 1.0
 class Dispatcher:
     """Everything that happens to the lines of one upstream in this process.
 
-    ``count_sync_calls`` returns how many slots synchronous calls take. ``find_alternative`` returns the dispatcher of
-    another upstream that serves a job's model and is available.
+    ``sync_calls`` take slots too. ``find_alternative`` returns the dispatcher of another upstream that serves a job's
+    model and is available.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Dispatcher:
         clock: StoreClock,
         random: Random,
         metrics: Metrics,
-        count_sync_calls: Callable[[], int],
+        sync_calls: SyncCalls,
         on_line_dropped: Callable[[], None],
         on_demand: Callable[[], None],
         find_alternative: Callable[[Job], JobTarget | None],
@@ -99,7 +100,7 @@ class Dispatcher:
         self._timers_changed = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._attempts = Attempts(upstream, name=name, token_limit=token_limit, clock=clock, group=self._group)
-        self._in_flight = InFlight(limiter, clock=clock, count_sync_calls=count_sync_calls)
+        self._in_flight = InFlight(limiter, clock=clock, sync_calls=sync_calls)
         self._completer = Completer(recorder=recorder, tariff=tariff, on_line_dropped=on_line_dropped)
         self._funding = Funding(
             ready=self._ready, in_flight=self._in_flight, completer=self._completer, make_ready=self._make_ready
@@ -205,7 +206,7 @@ class Dispatcher:
         attempts, seconds = self._metrics.upstream_seconds.totals(self._name)
         return UpstreamLoad(
             in_flight=self.in_flight,
-            sync_calls=self._in_flight.sync_calls,
+            sync_calls=self._in_flight.sync_calls.total,
             limit=self.limit,
             pauses=self._breakers.pauses[:MAX_REPORTED_MODELS],
             hold=self._waiting.hold,

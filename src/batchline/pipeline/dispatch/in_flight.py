@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -10,6 +10,7 @@ from batchline.domain.outcomes import Failure, Retryable, Success
 from batchline.domain.replies import FaultKind
 from batchline.pipeline.dispatch.limiter import Limiter, Sign, Start
 from batchline.pipeline.job import Job
+from batchline.pipeline.routing import SyncCalls
 from batchline.ports import Clock
 
 _QUICK_SECONDS = 0.5
@@ -44,11 +45,11 @@ class _Lane:
 
 
 class InFlight:
-    """The jobs in flight. ``count_sync_calls`` returns how many slots are taken by synchronous calls."""
+    """The jobs in flight. ``sync_calls`` take slots too."""
 
-    def __init__(self, limiter: Limiter, *, clock: Clock, count_sync_calls: Callable[[], int]) -> None:
+    def __init__(self, limiter: Limiter, *, clock: Clock, sync_calls: SyncCalls) -> None:
         self._limiter, self._clock = limiter, clock
-        self._count_sync_calls = count_sync_calls
+        self.sync_calls = sync_calls
         self.breaks_are_refusals = False
         """Whether the upstream resets connections beyond a number in flight, so that a quick break may be a refusal."""
         self._starts: dict[Job, Start] = {}
@@ -74,18 +75,14 @@ class InFlight:
         return iter(self._starts)
 
     @property
-    def sync_calls(self) -> int:
-        return self._count_sync_calls()
-
-    @property
     def room(self) -> int:
         """The number of lines that may still start, apart from the rate. Synchronous calls leave at least one slot."""
-        return self._limiter.room - self._slots_of_sync_calls
+        return self._limiter.room - self._slots_of_sync_calls(self._limiter.limit)
 
     def room_of(self, model: str) -> int:
         """Return the number of lines that may still start by the limit of their model. Synchronous calls leave one."""
-        room, calls = self._limiter.room_of(model), self._count_sync_calls()
-        return room - max(0, min(calls, self._limiter.model(model).limit - 1)) if calls else room
+        room = self._limiter.room_of(model)
+        return room - self._slots_of_sync_calls(self._limiter.model(model).limit) if self.sync_calls.total else room
 
     def limit_of(self, project_id: str) -> int:
         """Return the number of lines, of all projects together, after which no further one of this project may start.
@@ -93,7 +90,7 @@ class InFlight:
         The last slot below the cap is kept for projects that have nothing in flight or that free it again soon.
         """
         room = self.room
-        below_cap = self._limiter.room_below_cap - self._slots_of_sync_calls
+        below_cap = self._room_below_cap
         if below_cap > room or self._limiter.cap < _FEW_SLOTS or not self._is_slow(project_id):
             return room
         return min(room, below_cap - 1)
@@ -105,7 +102,7 @@ class InFlight:
         long. Models may be names of one engine, so a project has no more of them in flight beyond the limit than its
         share is. No lane alone exceeds the limit of its model, and nothing exceeds the cap.
         """
-        if self._limiter.room_below_cap - self._slots_of_sync_calls <= 0:
+        if self._room_below_cap <= 0:
             return []
         by_lane, beyond = self.by_lane, self._beyond
         exceeding = [lane for lane in lanes if by_lane[lane] < beyond.get(lane, 1)]
@@ -186,9 +183,27 @@ class InFlight:
         return seconds
 
     @property
-    def _slots_of_sync_calls(self) -> int:
-        calls = self._count_sync_calls()
-        return max(0, min(calls, self._limiter.limit - 1)) if calls else 0
+    def _room_below_cap(self) -> int:
+        return self._limiter.room_below_cap - self._slots_of_sync_calls(self._limiter.limit)
+
+    def _slots_of_sync_calls(self, limit: int) -> int:
+        """Return how many of the slots of a limit synchronous calls take from lines.
+
+        While another project has lines in flight, the calls of a project take no more than its even share: a client
+        that reads its streams slowly must not slow down others. Calls are not held back, so more may be in flight.
+        """
+        calls = self.sync_calls
+        if not calls.total:
+            return 0
+        taken, projects = calls.total, self.by_project
+        if projects:
+            share = max(1, limit // len(calls.by_project.keys() | projects.keys()))
+            if taken > share:
+                taken = sum(
+                    min(count, share) if len(projects) > (project_id in projects) else count
+                    for project_id, count in calls.by_project.items()
+                )
+        return max(0, min(taken, limit - 1))
 
     def _is_slow(self, project_id: str) -> bool:
         now = self._clock.steady()
