@@ -349,12 +349,15 @@ class Settings(BaseSettings):
 
     header_timeout_seconds: float = Field(default=15, gt=0, description="Timeout for the headers of a request.")
     body_timeout_seconds: float = Field(
-        default=30, gt=0, description="Maximum time without data while the body of a request is received."
+        default=30,
+        gt=0,
+        description="Time after which a client that does not send the body of its request is disconnected; at least "
+        "16 KiB must arrive in this time.",
     )
     write_timeout_seconds: float = Field(
         default=30,
         gt=0,
-        description="Time after which a client that does not read its answer is disconnected; at least 16 KiB must be "
+        description="Time after which a client that does not read its answer is disconnected; at least 128 KiB must be "
         "read in this time.",
     )
     max_connections: int | None = Field(

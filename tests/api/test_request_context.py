@@ -1,6 +1,7 @@
 """The context of one request, without a server: A14."""
 
 import asyncio
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ END = {"type": "http.request", "body": b"x", "more_body": False}
 DISCONNECT = {"type": "http.disconnect"}
 
 
-def request_context(receive: Any) -> RequestContext:
+def request_context(receive: Any, *, stall_seconds: float = 0.01) -> RequestContext:
     async def send(_message: Any) -> None:
         """Drop the message."""
 
     scope = {"type": "http", "headers": [(b"content-length", b"1")], "state": {}}
-    return RequestContext(scope, receive, send, headers={}, stall_seconds=0.01, drain_bytes=1)
+    return RequestContext(scope, receive, send, headers={}, stall_seconds=stall_seconds, drain_bytes=1)
 
 
 async def test_only_the_body_has_a_deadline() -> None:
@@ -48,6 +49,44 @@ async def test_a_body_that_does_not_come_is_given_up() -> None:
 
     with pytest.raises(RequestTimeout):
         await request_context(receive).receive()
+
+
+class _SteppedTimeouts:
+    """Replaces time: each part of a body takes as long as the test says, and timeouts are remembered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, part: bytes, seconds: float) -> None:
+        self.now, self.timeouts, self._part, self._seconds = 0.0, list[float](), part, seconds
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda: self.now, raising=True)
+        monkeypatch.setattr("batchline.api.request_context.asyncio.timeout", self._timeout)
+
+    def _timeout(self, delay: float) -> Any:
+        self.timeouts.append(delay)
+        return nullcontext()
+
+    async def receive(self) -> Any:
+        self.now += self._seconds
+        if self._seconds > self.timeouts[-1]:
+            raise TimeoutError
+        return {"type": "http.request", "body": self._part, "more_body": True}
+
+
+@pytest.mark.rule("A14", "A body that trickles is given up like one that stalls.")
+@pytest.mark.parametrize(
+    ("size", "seconds", "parts"), [(1, 29, 1), (1024, 20, 1), (16 * 1024, 20, 100), (10 * 1024, 14, 100), (10, 0, 100)]
+)
+async def test_a_body_must_make_progress(
+    size: int, seconds: float, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A14: a byte now and then is too little, and what comes over a slow line is enough."""
+    steps = _SteppedTimeouts(monkeypatch, part=b"x" * size, seconds=seconds)
+    context = request_context(steps.receive, stall_seconds=30)
+    read = 0
+    with suppress(RequestTimeout):
+        while read < 100:
+            await context.receive()
+            read += 1
+    assert read == parts
 
 
 @pytest.mark.parametrize("state", [{}, {"project_id": "p"}])

@@ -91,7 +91,7 @@ class Content:
 
 
 def json_content(body: bytes, *, status: int = 200) -> Content:
-    """Return an answer with a JSON body. Unlike a Response, it has not ended before its client took most of the body."""
+    """Return an answer with a JSON body. Unlike a Response, it ends only when its client took most of the body."""
     return Content(_one_chunk(body), status=status, headers={"content-type": JSON, "content-length": str(len(body))})
 
 

@@ -40,9 +40,7 @@ class FileRoutes:
         self._auth, self._lists, self._clock = auth, lists, services.clock
         self._files: Files = services.store
         self._objects, self._download = services.objects, services.download
-        self._downloads = Throttle(
-            services.settings.max_project_downloads, of="downloads", bound="project_downloads"
-        )
+        self._downloads = Throttle(services.settings.max_project_downloads, of="downloads", bound="project_downloads")
         self._form_upload = FormUpload(
             throttle=throttle,
             upload=services.upload,

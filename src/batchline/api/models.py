@@ -6,12 +6,10 @@ import math
 from msgspec import DecodeError, Struct
 from msgspec.json import Decoder
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from batchline.api.auth import Auth
 from batchline.api.lists import Lists
-from batchline.api.responses import json_response
 from batchline.domain.chat import model_not_found
 from batchline.domain.errors import BadGateway, GatewayTimeout, InvalidRequest, NotFound
 from batchline.domain.models import Catalog

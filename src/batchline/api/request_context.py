@@ -13,6 +13,9 @@ from starlette.types import Message, Receive, Scope, Send
 from batchline.domain.errors import ApiError, RequestTimeout
 
 _DISCONNECT = {"type": "http.disconnect"}
+_MIN_BODY_PROGRESS_BYTES = 16 * 1024
+"""The bytes of a body that must arrive within the deadline if its rest does not. Otherwise a client that sends a byte
+now and then could hold a slot and a file for days."""
 _UNAUTHENTICATED_DRAIN_SECONDS = 5.0
 """The longest time for which the rest of a body is read after an answer to a request that nobody authenticated."""
 
@@ -102,18 +105,26 @@ class RequestContext:
         # A client that waits for ``100 Continue`` does not send its body after an answer.
         self._drains = request.get("expect", "").lower() != "100-continue"
         self.status: int | None = None
+        self._progress_bytes, self._waited_seconds = 0, 0.0
+        """The bytes of the body since its last progress, and the time for which they were waited for."""
 
     async def receive(self) -> Message:
-        """Return the next part of the body. Raise RequestTimeout if it takes longer than ``stall_seconds``."""
+        """Return the next part of the body. Raise RequestTimeout if it makes too little progress in ``stall_seconds``.
+
+        Only the time for which the handler waits counts.
+        """
         if self._body_complete:
             return await self._receive()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            async with asyncio.timeout(self._stall_seconds):
+            async with asyncio.timeout(max(0.0, self._stall_seconds - self._waited_seconds)):
                 message = await self._next_for_handler()
         except TimeoutError:
             self._drains = False
             raise RequestTimeout(f"The request's body stalled for {self._stall_seconds:g} seconds") from None
         self._drains = True
+        self._note_progress(len(message.get("body", b"")), loop.time() - began)
         return message
 
     async def send(self, message: Message) -> None:
@@ -130,6 +141,13 @@ class RequestContext:
             await self._drain()
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
+
+    def _note_progress(self, size: int, seconds: float) -> None:
+        """Note that bytes of the body arrived after a wait. Enough of them give the client the whole time again."""
+        self._progress_bytes += size
+        self._waited_seconds += seconds
+        if self._progress_bytes >= _MIN_BODY_PROGRESS_BYTES:
+            self._progress_bytes, self._waited_seconds = 0, 0.0
 
     async def _next_for_handler(self) -> Message:
         if is_authenticated(self._state):

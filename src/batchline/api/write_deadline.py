@@ -6,8 +6,9 @@ from collections.abc import Callable
 _CHECKS = 8
 """The number of checks of the bytes that wait before a client is given up. A client that reads may have unread bytes at
 some of these checks, but not at all of them."""
-_MIN_PROGRESS_BYTES = 16 * 1024
-"""The bytes that a client must take within the deadline if it does not take everything."""
+_MIN_PROGRESS_BYTES = 128 * 1024
+"""The bytes that a client must take within the deadline if it does not take everything. A phone at 10 KB/s takes twice
+as much in 30 s, and the largest answer of a call cannot be held for much longer than an hour."""
 
 
 class WriteDeadline:
