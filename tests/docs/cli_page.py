@@ -20,8 +20,8 @@ There are two kinds of commands.
 API does.
 
 - *With a server.* They use the server that `--base-url` names, or else `BATCHLINE_BASE_URL`, or else `OPENAI_BASE_URL`.
-  The key is in `BATCHLINE_API_KEY`, or else in `OPENAI_API_KEY`. `BATCHLINE_PROJECT_ID` is needed only if the server does
-  not accept a key alone.
+  The key is in `BATCHLINE_API_KEY`, or else in `OPENAI_API_KEY`. `BATCHLINE_PROJECT_ID` is needed only if the server
+  does not accept a key alone.
 - *Without a server.* They use the data folder on this machine (`--data-dir`). If a service runs on it, they use that
   service. Otherwise they start one and stop it at their end. The one that `run` starts runs lines. The others start one
   that only answers them. On a data folder client commands see the project of `batchline run`, and no other.
@@ -29,9 +29,9 @@ API does.
 **All other commands** are for the operator. They work on the data folder or the database that the settings name, also
 while a service runs. A command that only reads creates no data folder.
 
-Data is written to stdout, progress and messages to stderr. `--json` prints JSON. There is colour only on a terminal, and
-none if `NO_COLOR` is set. Control characters in texts of clients and upstreams are escaped. Ctrl-C ends every command in
-order, with the code 130.
+Data is written to stdout, progress and messages to stderr. `--json` prints JSON. There is colour only on a terminal,
+and none if `NO_COLOR` is set. Control characters in texts of clients and upstreams are escaped. Ctrl-C ends every
+command in order, with the code 130.
 
 | Exit code | Meaning |
 |---|---|
