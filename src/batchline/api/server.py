@@ -2,9 +2,11 @@
 
 import asyncio
 import math
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 
 import uvicorn
@@ -84,6 +86,8 @@ def _with_middleware(
 ) -> ASGIApp:
     names: dict[object, str] = {}
     for route in routes:
+        # The pattern ends with $, which also matches before a last line feed.
+        route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z")
         if isinstance(route.endpoint, Methods) and not _has_empty_id(route.path):
             names[route.endpoint] = route.path
             for method, status in product(route.endpoint.methods, _EXPECTED_STATUSES):
@@ -282,7 +286,7 @@ def _inference_routes(services: ApiServices, auth: Auth) -> list[Route]:
         max_request_bytes=settings.max_request_bytes,
     )
     paths = dict.fromkeys((*PATHS, *settings.batch_endpoints))
-    return [Route(path, Methods(POST=inference.call)) for path in paths]
+    return [Route(path, Methods(POST=partial(inference.call, path))) for path in paths]
 
 
 def _model_routes(services: ApiServices, auth: Auth, lists: Lists) -> list[Route]:
