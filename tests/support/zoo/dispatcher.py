@@ -5,7 +5,7 @@ and the circuit breakers are the real ones.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 
@@ -63,7 +63,7 @@ class SimulatedDispatcher:
             "default", clock=world, random=world, patience_seconds=_PATIENCE_SECONDS, metrics=Metrics()
         )
         self._quarantine, self._resets = Quarantine(), Resets()
-        self._paused_models: dict[str, CircuitBreaker] = {}
+        self._paused_models: Mapping[str, CircuitBreaker] = {}
         self._policy = RetryPolicy()
         self._work: dict[str, Work] = {}
         self._sent_at = 0.0
