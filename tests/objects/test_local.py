@@ -57,7 +57,7 @@ async def test_the_folders_of_many_batches_take_no_more_memory(tmp_path: Path, m
     async with folder(tmp_path) as objects:
         for number in range(20):
             await objects.put(f"results/batch_{number}/output", b"1")
-            assert len(objects._folder._durable) <= 8  # type: ignore[attr-defined]
+            assert len(objects._folder._durable) <= 8
         await objects.put("results/batch_0/error", b"2")
         await objects.delete_all("results/batch_0")
         await objects.put("results/batch_0/output", b"3")
