@@ -31,6 +31,7 @@ def test_each_row_is_a_request(tmp_path: Path) -> None:
 def test_every_row_with_a_fault_is_named(tmp_path: Path) -> None:
     _, faults = _write(tmp_path, b"word,n\none\ntwo,2\n1,2,3\n")
     assert faults == ["2: 1 value for 2 columns", "4: 3 values for 2 columns"]
+    assert _write(tmp_path, b"word\none,two\n")[1] == ["2: 2 values for 1 column"]
 
 
 def test_a_table_or_a_template_that_cannot_be_used_is_a_fault(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Reads tables: CSV, TSV, JSONL with one object per row, and Parquet if its library is installed."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -103,9 +103,13 @@ class DelimitedRows:
 
     def _row(self, values: list[str], line: int) -> Row | RowsFault:
         if len(values) != len(self.columns):
-            text = f"{len(values)} {'value' if len(values) == 1 else 'values'} for {len(self.columns)} columns"
+            text = f"{_count(values, 'value')} for {_count(self.columns, 'column')}"
             return RowsFault(text, place=f"{self._name}, line {line}", line=line)
         return dict(zip(self.columns, values, strict=True))
+
+
+def _count(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun if len(things) == 1 else f'{noun}s'}"
 
 
 def _undecodable_line(path: Path) -> int:
