@@ -13,7 +13,7 @@ from tests.console import test_pages
 from tests.console.conftest import BROKEN, Console
 from tests.console.test_pages import pages_of
 from tests.support.console import ADMIN_PAGES
-from tests.support.service import await_end, chat_lines, submit, wait_until
+from tests.support.service import await_end, chat_lines, submit
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _FLAGS = (
@@ -298,8 +298,8 @@ def test_updates_and_single_keys_can_be_turned_off_for_good(chromium: Browser, c
     page.keyboard.press("?")
     assert not page.is_visible("#help")
     assert [url for url in window.requests if url.endswith("/events")] == []
-    page.click("text=Resume updates")
-    wait_until(lambda: [url for url in window.requests if url.endswith("/events")] != [], what="the stream")
+    with page.expect_request("**/events"):
+        page.click("text=Resume updates")
     client.batches.cancel(batch_id)
     page.context.close()
 
