@@ -195,6 +195,14 @@ def test_an_object_of_the_operators_account_is_refused(field: str, value: Any) -
     assert violation.field == field
 
 
+def test_an_object_of_the_account_is_found_behind_a_field_that_only_mentions_one() -> None:
+    """D6: an upstream may read both fields, or only the second."""
+    part = {"type": "input_file", "file_id": "file-1"}
+    messages = [{"role": "user", "content": "file_id"}]
+    assert refused(FieldRules(), messages=messages, input=[{"role": "user", "content": [part]}]) == "input"
+    assert refused(FieldRules(), messages=messages, input=[{"Type": "item_reference", "ID": "x"}]) == "input"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -216,7 +224,8 @@ def test_items_that_are_sent_whole_are_allowed(field: str, value: Any) -> None:
 def test_a_template_of_a_tenant_is_refused_wherever_it_is() -> None:
     """D6: the inference engine would run it."""
     assert refused(FieldRules(), chat_template_kwargs={"chat_template": "{{ x }}"}) == "chat_template_kwargs"
-    assert refused(FieldRules(), chat_template_kwargs={"enable_thinking": False}) is None
+    assert refused(FieldRules(), chat_template_kwargs={"Chat_Template": "{{ x }}"}) == "chat_template_kwargs"
+    assert refused(FieldRules(), chat_template_kwargs={"enable_thinking": False, "chat_template": None}) is None
     assert refused(FieldRules(forbidden=frozenset()), chat_template_kwargs={"chat_template": "x"}) is None
 
 
@@ -225,6 +234,9 @@ def test_more_objects_than_any_message_has_are_refused() -> None:
     rules = FieldRules(media_hosts=frozenset())
     assert refused(rules, input=[{}] * 16_385) == "input"
     assert refused(rules, input=[{}] * 16_384) is None
+    assert refused(FieldRules(), input=["file_id", *[[]] * 65_536]) == "input"
+    assert refused(FieldRules(), input=["file_id", *[0] * 131_072]) == "input"
+    assert refused(FieldRules(), input=["file_id", *[0] * 131_000]) is None
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,9 @@ _MAX_FIELDS = _MAX_TOOLS = 1024
 """More than any request has. Each field and each tool takes a microsecond, for which everybody waits."""
 _MAX_OBJECTS = 16_384
 """More objects than any field has that is read whole. Each of them takes a microsecond too."""
+_SEPARATORS, _MAX_SEPARATORS = (b",", b"["), 131_072
+"""The marks between the parts of a value, and how many of them a value may have that is read whole. To read so many parts
+takes up to 40 ms, for which everybody waits. Marks in texts count too, because to tell them apart would take as long."""
 _LINK_FIELDS = frozenset({"url", "image_url", "file_url", "video_url", "audio_url"})
 _MEDIA_FIELDS = frozenset({"image", "images", "video", "videos", "audio", "audios"})
 """Fields whose text is an encoded file or a link to one. An encoded file has no colon."""
@@ -93,10 +96,8 @@ class FieldRules(Struct, frozen=True, kw_only=True):
         return next(filter(None, (self._violation_of(name, value) for name, value in fields.items())), None)
 
     def _account_violation(self, fields: Mapping[str, Raw]) -> Violation | None:
-        for name in _ACCOUNT_FIELDS:
-            if name in fields and _may_name_objects(name, bytes(fields[name])):
-                return self._violation_of(name, fields[name])
-        return None
+        named = [name for name in _ACCOUNT_FIELDS if name in fields and _may_name_objects(name, bytes(fields[name]))]
+        return next(filter(None, (self._violation_of(name, fields[name]) for name in named)), None)
 
     def _violation_of(self, name: str, value: Raw) -> Violation | None:
         try:
@@ -138,7 +139,7 @@ def _plain_fields(forbidden: frozenset[str]) -> frozenset[str]:
 
 def _template_violations(name: str, value: Raw) -> Iterator[Violation]:
     document = _Objects().read(value)
-    if isinstance(document, dict) and "chat_template" in document:
+    if isinstance(document, dict) and any(_values_of(document, "chat_template")):
         yield Violation(name, "may not have a chat_template at this service")
 
 
@@ -186,8 +187,13 @@ def _is_reference(item: Any) -> bool:
     """Return whether an item of an input is only the id of one. Such an item needs no type."""
     if not isinstance(item, dict):
         return False
-    kind = item.get("type")
-    return kind == "item_reference" or (kind is None and "id" in item and "role" not in item)
+    kinds, names = _values_of(item, "type"), set(map(str.casefold, item))
+    return "item_reference" in kinds or (not any(kinds) and "id" in names and "role" not in names)
+
+
+def _values_of(fields: dict[str, Any], name: str) -> list[Any]:
+    """Return the values of a field under its name in any case, since some servers ignore that."""
+    return [value for key, value in fields.items() if key.casefold() == name]
 
 
 class _NotAllowed(Exception):
@@ -201,7 +207,11 @@ class _Objects:
         self.found: list[dict[str, Any]] = []
 
     def read(self, value: Raw) -> Any:
-        """Return the value. Raise _NotAllowed if a key is repeated in one of its objects."""
+        """Return the value. Raise _NotAllowed if a key is repeated in one of its objects, or if it has too many parts."""
+        if sum(map(bytes(value).count, _SEPARATORS)) > _MAX_SEPARATORS:
+            raise _NotAllowed(
+                f"may have at most {_MAX_SEPARATORS:,} commas and brackets, since its parts are looked at"
+            )
         return json.loads(bytes(value).decode(), object_pairs_hook=self._add)
 
     def _add(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
