@@ -259,7 +259,8 @@ def test_what_went_wrong_is_told_in_the_envelope_and_not_tried_again(
     assert asked(api) == before + 1
     assert "127.0.0.1" not in reply.error["message"]
     assert (reply.headers["retry-after"] is not None) == (code == "rate_limit_exceeded")
-    final = status in {408, 409} or code == "insufficient_quota"
+    is_charged = directive.startswith("huge")
+    final = status in {408, 409} or code == "insufficient_quota" or is_charged
     assert (reply.headers["x-should-retry"] == "false") == final
 
 
@@ -427,9 +428,26 @@ def test_an_answer_over_the_size_limit_is_charged(
             peer.answer(b"x" * 2000)
         else:
             peer.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000)
-        assert calling.result().status == 502
+        reply = calling.result()
+    assert reply.status == 502
+    assert reply.headers["x-should-retry"] == "false"
     [entry] = api.usage()
     assert (entry.input_tokens, entry.output_tokens) == (-(-len(asked.body) // 4), 100)
+
+
+@pytest.mark.rule("E2", "A refusal over the size limit costs nothing.")
+def test_a_refusal_over_the_size_limit_is_not_charged(
+    serve: Callable[..., Api], manual_upstream: ManualUpstream
+) -> None:
+    """E2: it may be the page of a proxy whose server is down."""
+    api = serve(upstream_url=manual_upstream.url, max_answer_bytes=1000)
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(api.post, CHAT, chat())
+        peer = manual_upstream.accept()
+        peer.read()
+        peer.answer(b"x" * 2000, status="503 Service Unavailable")
+        assert calling.result().status == 502
+    assert api.usage() == []
 
 
 @pytest.mark.rule("E2", "A call that ends in a timeout costs nothing.")

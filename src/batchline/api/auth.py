@@ -24,7 +24,7 @@ _BATCH_PATHS = ("/v1/files", "/v1/batches", "/v1/usage")
 _MODELS_PATH = "/v1/models"
 
 _KEY_CHECK_SECONDS = 2.0
-"""The time between two checks of the key of an open stream. A stream must end within 5 s of the end of its key."""
+"""The time between two checks of the key of an open stream or download, which must end within 5 s of its key."""
 
 _TRUSTED_SECONDS = 1.0
 """The time for which a request counts as authenticated. If its body arrives later, its key is looked up again."""
@@ -77,7 +77,7 @@ class Auth:
             try:
                 valid = await self._accounts.is_valid_key(owner.key_id)
             except StoreDown as error:
-                log.warning("failed to check the key of a stream, retrying", extra={"reason": str(error)})
+                log.warning("failed to check the key of an open answer, retrying", extra={"reason": str(error)})
 
     async def owner_with_funds(self, request: Request) -> Owner:
         """Return the owner if the organization has funds. Raise InsufficientQuota if not."""

@@ -12,7 +12,7 @@ from batchline.ports import Clock
 _MAX_FAILURES = 20
 _FAILURE_SECONDS = 60.0
 """The failed attempts from one address after which another one gets 429. The administrator's token, which a
-person chose, is not even compared then. A valid key is accepted all the same: it has 192 random bits, everyone behind a
+person chose, is not even compared then. A valid key signs in all the same: it has 192 random bits, everyone behind a
 proxy has one address, and a stranger there must not keep the others out."""
 _MAX_ALL_FAILURES = 500
 """The failed attempts from all addresses after which an address gets 429 after its first one. An address that has not
@@ -40,7 +40,7 @@ class FailureLimit:
         if len(recent) >= allowed:
             wait = int(recent[-allowed] - since) + 1
             raise RateLimited(
-                f"Too many attempts with a wrong key. Try again in {wait} seconds.", retry_after=wait, bound="sign_in"
+                f"Too many failed attempts. Try again in {wait} seconds.", retry_after=wait, bound="sign_in"
             )
 
     def count(self, network: str) -> None:

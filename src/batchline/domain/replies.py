@@ -36,7 +36,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     kind: FaultKind
     detail: str
     answer_bytes: int = 0
-    """The bytes that an answer over the limit has at least; 0 for every other fault."""
+    """The bytes that a success over the limit has at least; 0 for every other fault."""
 
 
 Reply = Answer | Fault

@@ -57,8 +57,8 @@ _MAX_FIELDS = _MAX_TOOLS = 1024
 _MAX_OBJECTS = 16_384
 """More objects than any field has that is read whole. Each of them takes a microsecond too."""
 _SEPARATORS, _MAX_SEPARATORS = (b",", b"["), 131_072
-"""The marks between the parts of a value, and how many of them a value may have that is read whole. To read so many parts
-takes up to 40 ms, for which everybody waits. Marks in texts count too, because to tell them apart would take as long."""
+"""The marks between the parts of a value, and how many of them a value may have that is read whole. To read so many
+parts takes up to 40 ms, for which everybody waits. Marks in texts count too: to tell them apart would take as long."""
 _LINK_FIELDS = frozenset({"url", "image_url", "file_url", "video_url", "audio_url"})
 _MEDIA_FIELDS = frozenset({"image", "images", "video", "videos", "audio", "audios"})
 """Fields whose text is an encoded file or a link to one. An encoded file has no colon."""
@@ -207,11 +207,9 @@ class _Objects:
         self.found: list[dict[str, Any]] = []
 
     def read(self, value: Raw) -> Any:
-        """Return the value. Raise _NotAllowed if a key is repeated in one of its objects, or if it has too many parts."""
+        """Return the value. Raise _NotAllowed if a key is repeated in one of its objects, or if it has many parts."""
         if sum(map(bytes(value).count, _SEPARATORS)) > _MAX_SEPARATORS:
-            raise _NotAllowed(
-                f"may have at most {_MAX_SEPARATORS:,} commas and brackets, since its parts are looked at"
-            )
+            raise _NotAllowed(f"may have at most {_MAX_SEPARATORS:,} commas and brackets, to be looked at")
         return json.loads(bytes(value).decode(), object_pairs_hook=self._add)
 
     def _add(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -447,7 +447,9 @@ def _token_count_error(reply: Reply, path: str) -> ApiError:
 def _fault_error(fault: Fault) -> ApiError:
     if fault.kind is FaultKind.TIMEOUT:
         return GatewayTimeout("The upstream did not answer in time")
-    return BadGateway(_FAULTS[fault.kind])
+    # A call with such an answer is charged, and the SDKs would repeat it.
+    headers = {"x-should-retry": "false"} if fault.answer_bytes else None
+    return BadGateway(_FAULTS[fault.kind], headers=headers)
 
 
 _HELD_RETRY_AFTER_SECONDS = 1

@@ -425,7 +425,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._fail(FaultKind.GARBLED, f"headers over {_MAX_HEAD_BYTES} bytes")
 
     def _fail_oversized_answer(self) -> None:
-        self._fail(FaultKind.GARBLED, f"answer over {self._max_bytes} bytes", answer_bytes=self._max_bytes)
+        size = self._max_bytes if 200 <= self._status < 300 else 0
+        self._fail(FaultKind.GARBLED, f"answer over {self._max_bytes} bytes", answer_bytes=size)
 
     def _fail(self, kind: FaultKind, detail: str, *, answer_bytes: int = 0) -> None:
         self._resolve(Fault(kind=kind, detail=detail, answer_bytes=answer_bytes))

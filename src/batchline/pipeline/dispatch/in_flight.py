@@ -77,7 +77,8 @@ class InFlight:
     @property
     def room(self) -> int:
         """The number of lines that may still start, apart from the rate. Synchronous calls leave at least one slot."""
-        return self._limiter.room - self._slots_of_sync_calls(self._limiter.limit)
+        room = self._limiter.room
+        return room - self._slots_of_sync_calls(self._limiter.limit) if self.sync_calls.total else room
 
     def room_of(self, model: str) -> int:
         """Return the number of lines that may still start by the limit of their model. Synchronous calls leave one."""
@@ -184,20 +185,20 @@ class InFlight:
 
     @property
     def _room_below_cap(self) -> int:
-        return self._limiter.room_below_cap - self._slots_of_sync_calls(self._limiter.limit)
+        room = self._limiter.room_below_cap
+        return room - self._slots_of_sync_calls(self._limiter.limit) if self.sync_calls.total else room
 
     def _slots_of_sync_calls(self, limit: int) -> int:
         """Return how many of the slots of a limit synchronous calls take from lines.
 
         While another project has lines in flight, the calls of a project take no more than its even share: a client
         that reads its streams slowly must not slow down others. Calls are not held back, so more may be in flight.
+        To know the limit takes time, so this is asked only while there are calls.
         """
-        calls = self.sync_calls
-        if not calls.total:
-            return 0
-        taken, projects = calls.total, self.by_project
+        calls, projects = self.sync_calls, self.by_project
+        taken = calls.total
         if projects:
-            share = max(1, limit // len(calls.by_project.keys() | projects.keys()))
+            share = max(1, limit // (len(projects) + sum(name not in projects for name in calls.by_project)))
             if taken > share:
                 taken = sum(
                     min(count, share) if len(projects) > (project_id in projects) else count

@@ -203,7 +203,7 @@ class ScriptedUpstream:
             return Fault(
                 kind=FaultKind.GARBLED,
                 detail=f"answer over {self._max_answer_bytes} bytes",
-                answer_bytes=self._max_answer_bytes,
+                answer_bytes=self._max_answer_bytes if 200 <= outcome.status < 300 else 0,
             )
         if outcome.ending is Ending.CUT:
             return Fault(kind=FaultKind.BROKEN, detail="the connection ended in the middle of the answer")
