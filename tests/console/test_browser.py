@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from openai import BadRequestError
+from playwright.sync_api import Browser, BrowserContext, Page, Route, sync_playwright
 
 from tests.console import test_pages
 from tests.console.conftest import BROKEN, Console
@@ -32,6 +33,16 @@ _TIMEOUT_MILLISECONDS = 120_000
 
 _MARK_PAGE = "window.isTheSame = true"
 """A page that is loaded again has no such mark."""
+_REFRESH_MILLISECONDS = 3000
+"""The time between two updates of a list, as in ``console.js``: a test passes it on the clock of the page."""
+_END_EVENT = "event: end\ndata: {}\n\n"
+_WITHOUT_HAS = """
+const find = Document.prototype.querySelectorAll;
+Document.prototype.querySelectorAll = function (selector) {
+    if (selector.includes(":has(")) throw new DOMException("unknown selector", "SyntaxError");
+    return find.call(this, selector);
+};"""
+"""It makes the browser refuse a selector as those do that do not know it."""
 
 hostile = test_pages.hostile
 
@@ -276,6 +287,59 @@ def test_what_changes_with_the_status_is_live_and_the_focus_and_selection_stay(
     assert page.evaluate("getSelection().toString()") == made["id"]
     page.click("#actions >> text=Release")
     page.wait_for_selector("#live .badge.completed")
+    page.context.close()
+
+
+def _named(console: Console, name: str, prompt: str) -> str:
+    """Create a batch of one line, and return its id."""
+    client = console.service.client()
+    file = client.files.create(file=chat_lines([prompt]), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"name": name}
+    ).id
+
+
+def _send_events(page: Page, events: str) -> None:
+    """Answer the requests for live events with these, in place of the service."""
+    page.route("**/events", lambda route: route.fulfill(content_type="text/event-stream", body=events))
+
+
+def _show_as(page: Page, path: str, html: str) -> None:
+    """Answer a script that gets a page again with another text. The page itself is loaded as it is."""
+
+    def answer(route: Route) -> None:
+        if route.request.resource_type == "fetch":
+            route.fulfill(content_type="text/html", body=html)
+        else:
+            route.continue_()
+
+    page.route(f"**{path}", answer)
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_a_page_shows_the_faults_of_a_batch_that_failed_and_follows_it_no_more(
+    chromium: Browser, console: Console
+) -> None:
+    """The part of the page with the progress is gone then."""
+    client = console.service.client()
+    with pytest.raises(BadRequestError) as refused:
+        submit(client, b"not json\n")
+    faulty_id = refused.value.response.headers["x-batch-id"]
+    batch_id = submit(client, chat_lines(["[[hang]]"])).id
+    window = _window(chromium, console)
+    page = window.page
+    page.clock.install()
+    _send_events(page, _END_EVENT)
+    _show_as(page, f"/batches/{batch_id}", page.request.get(f"{window.base}/console/batches/{faulty_id}").text())
+    window.open(f"/console/batches/{batch_id}")
+    page.wait_for_selector("text=The input file has faults")
+    page.clock.fast_forward(60_000)
+    with page.expect_request("**/icon.svg"):
+        page.evaluate("fetch('/console/assets/icon.svg')")
+    assert len([url for url in window.requests if url.endswith("/events")]) == 1
+    assert page.locator("#live, [data-pause]").count() == 0
+    assert page.inner_text("#state .quiet") == "1 fault. Nothing ran. Correct these lines and create the batch again."
+    client.batches.cancel(batch_id)
     page.context.close()
 
 

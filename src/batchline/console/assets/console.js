@@ -35,8 +35,14 @@ function updateAttributes(from, to) {
   }
 }
 
+// The attributes by which a part of a page is known.
+const IDENTITY = ["id", "data-own"];
+function isLike(one, other) {
+  const isSame = (name) => one.getAttribute?.(name) === other.getAttribute?.(name);
+  return one.nodeName === other.nodeName && IDENTITY.every(isSame);
+}
+
 function updateChildren(from, to) {
-  const isLike = (one, other) => one.nodeName === other.nodeName && one.id === other.id;
   let at = from.firstChild;
   for (const node of [...to.childNodes]) {
     let like = at;
@@ -77,6 +83,8 @@ function say(text) {
 // An upkeep is started and stopped: it rests while nobody looks, because a browser opens few connections to one service.
 function followBatch(element) {
   let events, timer, retry = FIRST_RETRY_MILLISECONDS;
+  // A page that shows the faults of the input file instead has no such part any more.
+  const isFollowed = () => element.isConnected && element.dataset.events;
   const stop = () => { events?.close(); clearTimeout(timer); };
   const tryAgain = () => {
     stop();
@@ -97,13 +105,13 @@ function followBatch(element) {
   };
   function start() {
     stop();
-    if (!element.dataset.events) return;
+    if (!isFollowed()) return;
     events = new EventSource(element.dataset.events);
     events.addEventListener("live", show);
     events.addEventListener("end", async () => {
       stop();
       const isNew = await refreshParts();
-      if (!isNew || element.dataset.events) tryAgain();
+      if (!isNew || isFollowed()) tryAgain();
     });
     events.addEventListener("error", tryAgain);
   }
