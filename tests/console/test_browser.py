@@ -344,6 +344,25 @@ def test_a_page_shows_the_faults_of_a_batch_that_failed_and_follows_it_no_more(
 
 
 @pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_the_focus_on_a_button_never_moves_to_one_that_does_something_else(chromium: Browser, console: Console) -> None:
+    """A person who presses Enter on "Cancel" is asked first, and for a rerun nobody is."""
+    batch_id = submit(console.service.client(), chat_lines(["[[hang]]"])).id
+    window = _window(chromium, console)
+    page = window.page
+    ended = page.request.get(f"{window.base}/console/batches?table&search={console.batch_id}").text()
+    page.clock.install()
+    page.route("**table=**", lambda route: route.fulfill(body=ended.replace(console.batch_id, batch_id)))
+    window.open(f"/console/batches?search={batch_id}")
+    page.focus(f"#row-{batch_id} >> text=Cancel")
+    page.clock.fast_forward(_REFRESH_MILLISECONDS)
+    page.wait_for_selector(f"#row-{batch_id} >> text=Rerun failed")
+    assert page.evaluate("document.activeElement.closest('form')") is None
+    assert page.get_attribute(f"#row-{batch_id} form", "data-confirm") is None
+    console.service.client().batches.cancel(batch_id)
+    page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
 def test_updates_and_single_keys_can_be_turned_off_for_good(chromium: Browser, console: Console) -> None:
     """WCAG 2.2.2 and 2.1.4."""
     client = console.service.client()

@@ -35,8 +35,8 @@ function updateAttributes(from, to) {
   }
 }
 
-// The attributes by which a part of a page is known.
-const IDENTITY = ["id", "data-own"];
+// The attributes by which a part of a page is known: a button of one form must not become that of another.
+const IDENTITY = ["id", "name", "action", "data-own"];
 function isLike(one, other) {
   const isSame = (name) => one.getAttribute?.(name) === other.getAttribute?.(name);
   return one.nodeName === other.nodeName && IDENTITY.every(isSame);
