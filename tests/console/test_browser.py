@@ -362,6 +362,36 @@ def test_the_focus_on_a_button_never_moves_to_one_that_does_something_else(chrom
     page.context.close()
 
 
+@pytest.mark.rule("F7", "A form that is sent twice makes one batch.")
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_a_form_of_a_live_list_stays_the_same_until_the_page_is_shown_again(
+    chromium: Browser, console: Console
+) -> None:
+    """The service knows by its field ``once`` that a form is sent twice, for example before and after an update."""
+    client = console.service.client()
+    await_end(client, _named(console, "of a live list", BROKEN))
+    running = _named(console, "of a live list", "[[hang]]")
+    window = _window(chromium, console)
+    page = window.page
+
+    def answer(route: Route) -> None:
+        now = route.fetch()
+        route.fulfill(response=now, body=now.text().replace("newest first", "read again"))
+
+    page.clock.install()
+    page.route("**table=**", answer)
+    window.open("/console/batches?search=of+a+live+list")
+    once = page.input_value("[name=once]")
+    page.clock.fast_forward(_REFRESH_MILLISECONDS)
+    page.wait_for_selector("caption >> text=read again")
+    assert page.input_value("[name=once]") == once
+    with page.expect_navigation():
+        page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    assert page.input_value("[name=once]") != once
+    client.batches.cancel(running)
+    page.context.close()
+
+
 @pytest.mark.parametrize("console", ["sqlite"], indirect=True)
 def test_updates_and_single_keys_can_be_turned_off_for_good(chromium: Browser, console: Console) -> None:
     """WCAG 2.2.2 and 2.1.4."""

@@ -17,9 +17,10 @@ function choose(name, value) {
 // Server-rendered parts are escaped there; nothing else is ever put into the page as HTML.
 const parse = (html) => new DOMParser().parseFromString(html, "text/html");
 
-// Change only what differs, so that the focus, a selection, the scroll position and open details stay.
+// Change only what differs, so that the focus, a selection, the scroll position and open details stay. By the field
+// data-once the service knows that a form is sent twice: it stays too.
 function update(from, to) {
-  if (from.isEqualNode(to) || from.dataset?.own !== undefined) return;
+  if (from.isEqualNode(to) || from.dataset?.own !== undefined || from.dataset?.once !== undefined) return;
   if (from.nodeType !== Node.ELEMENT_NODE) { from.nodeValue = to.nodeValue; return; }
   updateAttributes(from, to);
   updateChildren(from, to);
@@ -154,6 +155,10 @@ function runUpkeeps() {
 }
 
 document.addEventListener("visibilitychange", runUpkeeps);
+// A page that the browser kept may have forms that were sent: a further one needs another value to count as new.
+addEventListener("pageshow", (event) => {
+  if (event.persisted && document.querySelector("[data-once]")) location.reload();
+});
 document.addEventListener("click", (event) => {
   if (!event.target.closest("[data-pause]")) return;
   choose("updates", choice("updates") === "paused" ? "running" : "paused");
