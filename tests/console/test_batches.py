@@ -153,6 +153,13 @@ def test_no_line_runs_again_if_no_code_is_ticked(console: Console, person: Visit
     assert console.service.client().batches.list(limit=1).data[0].id == before
 
 
+def test_a_table_of_batches_names_its_project_with_rows_and_without(console: Console, person: Visitor) -> None:
+    """A page that is updated by itself notices by it that another project was opened."""
+    named = f'data-project="{console.service.account["project_id"]}"'
+    assert named in person.page("/console/batches?table")
+    assert named in person.page("/console/batches?table&search=nothing+has+this+name")
+
+
 @pytest.mark.rule("F7", "A form that is sent twice makes one batch.")
 def test_a_form_that_is_sent_twice_runs_failed_lines_once(console: Console) -> None:
     account = console.service.new_account("double-clicker")

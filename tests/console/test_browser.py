@@ -392,6 +392,36 @@ def test_a_form_of_a_live_list_stays_the_same_until_the_page_is_shown_again(
     page.context.close()
 
 
+@pytest.mark.rule("F7", "A form does nothing in another project than that of its page.")
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_a_live_list_shows_no_rows_of_another_project_below_the_name_of_its_own(
+    chromium: Browser, console: Console
+) -> None:
+    """The administrator opens another project in a second tab. Then the list is loaded again as a whole."""
+    batch_id = submit(console.service.client(), chat_lines(["[[hang]]"])).id
+    window = _window(chromium, console, is_signed_in=False)
+    window.sign_in(console.admin_token, to="/console/admin")
+    page = window.page
+    page.click(f"#row-{batch_id} .row-link")
+    page.wait_for_url(f"**/console/batches/{batch_id}")
+    page.clock.install()
+    window.open("/console/batches")
+    own = page.inner_text(".project")
+    other = page.context.new_page()
+    other.goto(f"{window.base}/console/admin/projects?search=stranger")
+    other.click("[aria-label='Open the project stranger']")
+    other.wait_for_url("**/console/batches")
+    page.evaluate(_MARK_PAGE)
+    with page.expect_response("**table=**"):
+        page.clock.fast_forward(_REFRESH_MILLISECONDS)
+    page.wait_for_function(f"!document.getElementById('row-{batch_id}')")
+    assert "stranger" in page.inner_text(".project")
+    assert own != page.inner_text(".project")
+    assert page.evaluate("window.isTheSame") is None
+    console.service.client().batches.cancel(batch_id)
+    page.context.close()
+
+
 @pytest.mark.parametrize("console", ["sqlite"], indirect=True)
 def test_updates_and_single_keys_can_be_turned_off_for_good(chromium: Browser, console: Console) -> None:
     """WCAG 2.2.2 and 2.1.4."""

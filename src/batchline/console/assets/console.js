@@ -121,6 +121,11 @@ function followBatch(element) {
 
 function refreshTable(element) {
   let timer;
+  const projectOf = (part) => part.querySelector("[data-project]")?.dataset.project;
+  // Somebody may have opened another project in another tab: then the rest of the page is of the former one.
+  const show = (now) => {
+    if (projectOf(now) === projectOf(element)) updateChildren(element, now); else location.reload();
+  };
   const stop = () => clearInterval(timer);
   const refresh = async () => {
     if (!element.querySelector("[data-live]")) return;
@@ -129,7 +134,7 @@ function refreshTable(element) {
     try {
       const answer = await fetch(url, { redirect: "manual" });
       if (answer.type === "opaqueredirect") location.reload();
-      if (answer.ok) updateChildren(element, parse(await answer.text()).body);
+      if (answer.ok) show(parse(await answer.text()).body);
       showNote(!answer.ok);
     } catch {
       showNote(true);
