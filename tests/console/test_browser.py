@@ -423,6 +423,22 @@ def test_a_live_list_shows_no_rows_of_another_project_below_the_name_of_its_own(
 
 
 @pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_the_end_of_a_batch_is_said_although_its_progress_goes(chromium: Browser, console: Console) -> None:
+    batch_id = submit(console.service.client(), chat_lines(["[[hang]]"])).id
+    window = _window(chromium, console)
+    page = window.page
+    live = 'event: live\ndata: "<div data-shape=completed data-status=completed></div>"\n\n'
+    _send_events(page, live + _END_EVENT)
+    _show_as(page, f"/batches/{batch_id}", page.request.get(f"{window.base}/console/batches/{console.batch_id}").text())
+    window.open(f"/console/batches/{batch_id}")
+    page.wait_for_selector("#files >> text=Merged")
+    page.wait_for_selector("[data-pause]", state="detached")
+    assert page.locator("[data-said]").all_inner_texts() == ["The batch is now completed."]
+    console.service.client().batches.cancel(batch_id)
+    page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
 def test_updates_and_single_keys_can_be_turned_off_for_good(chromium: Browser, console: Console) -> None:
     """WCAG 2.2.2 and 2.1.4."""
     client = console.service.client()

@@ -77,8 +77,9 @@ function showNote(isShown) {
   for (const note of document.querySelectorAll("[data-note]")) note.hidden = !isShown;
 }
 
+// The place is no part of what is updated, so that a screen reader says the text although the progress goes.
 function say(text) {
-  for (const place of document.querySelectorAll("[data-said]")) place.textContent = text;
+  document.querySelector("[data-said]").textContent = text;
 }
 
 // An upkeep is started and stopped: it rests while nobody looks, because a browser opens few connections to one service.
