@@ -439,6 +439,24 @@ def test_the_end_of_a_batch_is_said_although_its_progress_goes(chromium: Browser
 
 
 @pytest.mark.parametrize("console", ["sqlite"], indirect=True)
+def test_a_browser_that_does_not_know_the_selector_has_runs_the_script(chromium: Browser, console: Console) -> None:
+    """Firefox knows it since 121."""
+    batch_id = submit(console.service.client(), chat_lines(["[[hang]]"])).id
+    window = _window(chromium, console)
+    page = window.page
+    page.add_init_script(_WITHOUT_HAS)
+    page.clock.install()
+    window.open(f"/console/batches?search={batch_id}")
+    assert page.is_visible("[data-pause]")
+    with page.expect_request("**table=**"):
+        page.clock.fast_forward(_REFRESH_MILLISECONDS)
+    page.keyboard.press("?")
+    assert page.is_visible("#help")
+    console.service.client().batches.cancel(batch_id)
+    page.context.close()
+
+
+@pytest.mark.parametrize("console", ["sqlite"], indirect=True)
 def test_updates_and_single_keys_can_be_turned_off_for_good(chromium: Browser, console: Console) -> None:
     """WCAG 2.2.2 and 2.1.4."""
     client = console.service.client()

@@ -145,9 +145,11 @@ function refreshTable(element) {
   return { start, stop };
 }
 
+// Some browsers in use do not know the selector :has().
+const liveTables = [...document.querySelectorAll("[data-refresh]")].filter((table) => table.querySelector("[data-live]"));
 const upkeeps = [
   ...[...document.querySelectorAll("[data-events]")].map(followBatch),
-  ...[...document.querySelectorAll("[data-refresh]:has([data-live])")].map(refreshTable),
+  ...liveTables.map(refreshTable),
 ];
 
 function runUpkeeps() {
