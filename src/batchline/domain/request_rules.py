@@ -96,8 +96,13 @@ class FieldRules(Struct, frozen=True, kw_only=True):
         return next(filter(None, (self._violation_of(name, value) for name, value in fields.items())), None)
 
     def _account_violation(self, fields: Mapping[str, Raw]) -> Violation | None:
-        named = [name for name in _ACCOUNT_FIELDS if name in fields and _may_name_objects(name, bytes(fields[name]))]
-        return next(filter(None, (self._violation_of(name, fields[name]) for name in named)), None)
+        for name in _ACCOUNT_FIELDS:
+            value = fields.get(name)
+            if value is not None and _may_name_objects(name, bytes(value)):
+                violation = self._violation_of(name, value)
+                if violation is not None:
+                    return violation
+        return None
 
     def _violation_of(self, name: str, value: Raw) -> Violation | None:
         try:
@@ -167,11 +172,16 @@ def _typed_tools(types: frozenset[str]) -> Decoder[Any]:
 
 
 def _may_name_objects(field: str, value: bytes) -> bool:
-    """Return whether a field may name objects of an account. This is fast, since most name none."""
-    letters = value.lower()
-    if b"file_id" in letters or (field == "input" and (b"item_reference" in letters or b'"id"' in letters)):
+    """Return whether a field may name objects of an account.
+
+    Every line is asked for this. A single byte is found at 10 KB in a microsecond, and lower case takes 6 us of 4 KB.
+    """
+    if b"\\" in value and b"\\u00" in value and _ESCAPED_LETTER.search(value):
         return True
-    return b"\\u00" in letters and _ESCAPED_LETTER.search(letters) is not None
+    if field == "messages":
+        return b"_" in value and b"file_id" in value.lower()
+    letters = value.lower()
+    return b"file_id" in letters or b"item_reference" in letters or b'"id"' in letters
 
 
 def _account_violations(name: str, value: Raw) -> Iterator[Violation]:
