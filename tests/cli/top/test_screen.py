@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
+import pytest
 from click.testing import CliRunner
 
 from batchline.cli import main
@@ -52,6 +54,19 @@ def test_a_url_of_something_else_is_refused_in_words(tmp_path: Path) -> None:
         result = shell.call("top", "--url", server.url)
     assert result.exit_code == 1
     assert "is not a batchline service" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_an_address_that_cannot_be_reached_is_a_failure(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """A script has to see it; what the database has is shown all the same."""
+    shell = Shell(tmp_path / "data")
+    shell.text("keys", "create")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    result = shell.call("top", "--url", url, *flags)
+    assert result.exit_code == 1
+    assert f"{url} cannot be reached. Is the service running" in " ".join(result.stderr.split())
+    assert url in result.stdout
 
 
 class _Metrics(BaseHTTPRequestHandler):

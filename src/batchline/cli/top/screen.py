@@ -63,10 +63,19 @@ def run_top(flags: Mapping[str, Any], *, url: str | None, once: bool, as_json: b
             if once or as_json or not redraws:
                 snapshot = runner.run(_look_once(settings, url))
                 show_json(_as_json(snapshot)) if as_json else show(_view(snapshot))
+                _require_service(snapshot)
             else:
                 runner.run(_look_on(settings, url, shown))
         except (StartupError, StoreDown) as error:
             raise click.ClickException(str(error)) from None
+
+
+def _require_service(snapshot: Snapshot) -> None:
+    """Raise ClickException if the service at an address was not reached. A folder without a service is no failure."""
+    if snapshot.url is not None and snapshot.service is None:
+        raise click.ClickException(
+            f"{snapshot.url} cannot be reached. Is the service running, and is the address right?"
+        )
 
 
 async def _look_once(settings: Settings, url: str | None) -> Snapshot:
