@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from batchline.domain.errors import ObjectsDown, StoreDown
+from batchline.domain.errors import ApiError, BadGateway, GatewayTimeout, ObjectsDown, StoreDown, Unavailable
 from tests.support.api_server import FORM, LINE, Api, Faulty, Held, form, read_reply, read_to_end
 
 ANY_REQUEST = [
@@ -117,6 +117,19 @@ def test_storage_that_is_down_is_503_and_asks_to_come_again(
     assert str(fault) not in reply.error["message"]
     api.run_pending()
     assert str(fault) in str([record.__dict__ for record in caplog.records])
+
+
+@pytest.mark.parametrize("error", [BadGateway("no answer"), GatewayTimeout("no answer"), Unavailable("no answer")])
+def test_a_failed_upstream_is_logged_with_its_reason_and_no_trace(
+    serve: Callable[..., Api], error: ApiError, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A6: while an upstream is down, each request would add a trace that says nothing."""
+    api = serve(wrap_store=lambda store: Faulty(store, owner_of=error))
+    assert api.call("GET", "/v1/models").status == error.status
+    api.run_pending()
+    (logged,) = (vars(record) for record in caplog.records if record.message.startswith("request failed"))
+    assert (logged["error"], logged["reason"]) == (type(error).__name__, "no answer")
+    assert "trace" not in logged
 
 
 def test_the_access_line_names_the_request_but_no_query_and_no_key(api: Api, caplog: pytest.LogCaptureFixture) -> None:

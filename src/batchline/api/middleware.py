@@ -12,7 +12,16 @@ from batchline.api.cors import Cors
 from batchline.api.request_context import RequestContext
 from batchline.api.responses import error_response
 from batchline.domain import ids
-from batchline.domain.errors import ApiError, Damaged, InternalError, ObjectsDown, StoreDown, Unavailable
+from batchline.domain.errors import (
+    ApiError,
+    BadGateway,
+    Damaged,
+    GatewayTimeout,
+    InternalError,
+    ObjectsDown,
+    StoreDown,
+    Unavailable,
+)
 from batchline.ports import Clock, Random
 from batchline.telemetry.metrics import Metrics
 
@@ -135,9 +144,16 @@ def _api_error(error: Exception, request_id: str) -> ApiError:
     if not isinstance(error, ApiError):
         log.error("unexpected error, answering 500", extra=_trace(error, request_id))
         return InternalError()
-    if error.status >= 500:
+    if isinstance(error, BadGateway | GatewayTimeout | Unavailable):
+        log.warning("request failed, answering with the reason", extra=_reason(error, request_id))
+    elif error.status >= 500:
         log.warning("request failed", extra=_trace(error, request_id))
     return error
+
+
+def _reason(error: ApiError, request_id: str) -> dict[str, str]:
+    """Return the text of an error that says all: it never repeats what the client sent."""
+    return {"request_id": request_id, "error": type(error).__name__, "reason": error.message}
 
 
 def _trace(error: Exception, request_id: str) -> dict[str, str]:
