@@ -37,9 +37,23 @@ def test_every_fault_is_named_and_nothing_is_created(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_is_no_toml_names_the_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "place", "reason"),
+    [
+        (b"port = \n", ", line 1, column 8", ": a value is missing, or is a text without quotes"),
+        (b"upstream_api_key = hush\n", ", line 1, column 20", ": a value is missing, or is a text without quotes"),
+        (b"port = 1\nport = 2\n", ", line 2, column 9", ": a key or table is given twice"),
+        (b"[models.hush]\n[models.hush]\n", ", line 2, column 13", ": a table is given twice"),
+        (b'host = "\x01"\n', ", line 1, column 9", ""),
+        (b'host = "\xff"\n', "", ": it is not in UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_toml_is_named_with_the_place_and_the_reason(
+    tmp_path: Path, content: bytes, place: str, reason: str
+) -> None:
     path = tmp_path / "b.toml"
-    path.write_text("port = \n")
+    path.write_bytes(content)
     result = CliRunner().invoke(main, ["config", "check", str(path)])
     assert result.exit_code == 2
-    assert "the file cannot be read as TOML; look at line 1, column 8" in result.stderr
+    assert f"Error: {path}{place}: the file cannot be read as TOML{reason}\n" in result.stderr
+    assert "hush" not in result.stderr

@@ -150,7 +150,7 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path, content: b
     if content is not None:
         path.write_bytes(content)
     told = _refused("--config", str(path))
-    assert "Error: --config: " in told
+    assert str(path) in told
     assert reason in told
 
 

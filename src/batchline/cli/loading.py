@@ -30,7 +30,7 @@ def load_settings(**flags: str | None) -> Settings:
     except ValidationError as invalid:
         raise click.UsageError("\n".join(_explain(error, given) for error in invalid.errors())) from None
     except (OSError, ValueError) as unreadable:
-        raise click.UsageError(f"{source_of('config', given)}: {_unreadable(unreadable)}") from None
+        raise click.UsageError(f"{_file(given)}{_unreadable(unreadable)}") from None
     if settings.config is not None and not settings.config.is_file():
         raise click.UsageError(f"{source_of('config', given)}: there is no file {settings.config}")
     _warn_of_unknown_variables()
@@ -100,11 +100,33 @@ _FAULTS = {
 
 
 def _unreadable(error: OSError | ValueError) -> str:
-    """Return why the file cannot be read. Of a TOML error only the place is used."""
+    """Return the place and the reason why the file cannot be read, to follow its name.
+
+    A TOML error is not repeated, since it may have a part of a value.
+    """
     if isinstance(error, OSError):
-        return f"the file cannot be read: {error.strerror}"
+        return f": the file cannot be read: {error.strerror}"
+    if isinstance(error, UnicodeDecodeError):
+        return ": the file cannot be read as TOML: it is not in UTF-8"
     place = re.search(r"\(at (.+)\)", str(error))
-    return f"the file cannot be read as TOML{f'; look at {place[1]}' if place else ''}"
+    reason = next((f": {words}" for start, words in _TOML_FAULTS.items() if str(error).startswith(start)), "")
+    return f"{f', {place[1]}' if place else ''}: the file cannot be read as TOML{reason}"
+
+
+_TOML_FAULTS = {
+    "Cannot declare": "a table is given twice",
+    "Cannot mutate": "a key or table is given twice",
+    "Cannot overwrite": "a key or table is given twice",
+    "Duplicate inline": "a key is given twice",
+    "Expected '='": "a key has no = after it",
+    "Expected newline": "a value has something after it",
+    "Invalid initial": "a key is missing",
+    "Invalid statement": "neither a key nor a table begins here",
+    "Invalid value": "a value is missing, or is a text without quotes",
+    "Unclosed array": "a bracket is not closed",
+    "Unterminated string": "a text has no quotes at its end",
+}
+"""What an error of the parser means, by the words that it begins with."""
 
 
 def _explain_conflict(error: ErrorDetails, given: Mapping[str, Any]) -> str:
