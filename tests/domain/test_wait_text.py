@@ -44,7 +44,7 @@ def _text(wait: AnyWait) -> str:
         (
             "upstream_paused",
             {"upstream": UPSTREAM, "detail": "refused"},
-            "waiting: the upstream is paused because it is unavailable (refused)",
+            "waiting: the upstream is paused because it is unavailable (no connection)",
         ),
         (
             "upstream_paused",
@@ -123,4 +123,4 @@ def test_every_kind_of_wait_has_a_sentence_of_its_own() -> None:
 def test_a_hold_and_a_pause_say_since_when_and_why() -> None:
     held, pause = (_text(any_wait(wait)) for wait in _WAITS[:2])
     assert held == "held since <1>, because nearly all lines fail with c: m"
-    assert pause == "waiting: the upstream u is paused since <2> because it is unavailable (refused)"
+    assert pause == "waiting: the upstream u is paused since <2> because it is unavailable (no connection)"

@@ -6,9 +6,12 @@ from msgspec import Struct, convert, to_builtins
 
 from batchline.domain.line_errors import without_legacy
 from batchline.domain.models import DEFAULT_UPSTREAM
+from batchline.domain.replies import FaultKind
 from batchline.domain.waiting import Wait, WaitReason
 
 _CREDENTIALS = frozenset({"http_401", "http_403"})
+_DETAILS: dict[str, str] = {FaultKind.REFUSED: "no connection"}
+"""Words for details that could be misread: credentials are refused too."""
 
 Moment = Callable[[int], str]
 """Turns Unix seconds into the text of a time."""
@@ -61,7 +64,7 @@ def _pause(wait: AnyWait, moment: Moment) -> str:
             "upstream"
         )
     why = "refuses every line" if wait.detail == "http_429" else "is unavailable"
-    return f"waiting: {paused} is paused{since} because it {why} ({wait.detail})"
+    return f"waiting: {paused} is paused{since} because it {why} ({_DETAILS.get(wait.detail, wait.detail)})"
 
 
 def _storage(_wait: AnyWait, _moment: Moment) -> str:
