@@ -1,5 +1,6 @@
 """Prompts with columns in braces."""
 
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -28,9 +29,10 @@ def test_a_brace_without_a_partner_is_refused(text: str) -> None:
         parse_template("--prompt", text)
 
 
-@pytest.mark.parametrize("text", ["{}", "{a!r}", "{a:>3}"])
-def test_only_names_stand_in_braces(text: str) -> None:
-    with pytest.raises(RowsFault, match="write the name of a column in braces"):
+@pytest.mark.parametrize("text", ["{}", "{a!r}", "{a:>3}", 'Answer as {"a": 1}'])
+def test_only_names_stand_in_braces_and_doubled_ones_are_text(text: str) -> None:
+    told = "write the name of a column in braces, and nothing else; {{ and }} stand for braces that are a part"
+    with pytest.raises(RowsFault, match=re.escape(told)):
         parse_template("--prompt", text).require_columns(["a"])
 
 

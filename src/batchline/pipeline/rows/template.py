@@ -15,6 +15,9 @@ _PIECE = re.compile(r"(?P<text>[^{}]*)(?:(?P<braces>\{\{|\}\})|\{(?P<column>[^{}
 """Text up to the next two braces, the next column in braces, or the end."""
 _FORMATTING = re.compile("[!:]")
 """These characters begin a conversion or a format in the braces of Python. Here they are a part of a column's name."""
+_ONLY_NAMES = (
+    "write the name of a column in braces, and nothing else; {{ and }} stand for braces that are a part of the text"
+)
 
 
 class Template(Struct, frozen=True):
@@ -41,7 +44,7 @@ class Template(Struct, frozen=True):
             shown = ", ".join(list(known)[:_MAX_SHOWN_COLUMNS])
             text = f"{self.label}: the table has no column {', '.join(map(repr, missing))}; it has: {shown}"
             if any(_FORMATTING.search(column) for column in missing):
-                text += "; write the name of a column in braces, and nothing else"
+                text += f"; {_ONLY_NAMES}"
             raise RowsFault(text)
 
 
@@ -51,7 +54,7 @@ def parse_template(label: str, text: str) -> Template:
         raise RowsFault(f"{label}: the text is empty")
     parts = tuple(_parts(label, text))
     if any(column == "" for _, column in parts):
-        raise RowsFault(f"{label}: write the name of a column in braces, and nothing else")
+        raise RowsFault(f"{label}: {_ONLY_NAMES}")
     return Template(label, parts)
 
 
