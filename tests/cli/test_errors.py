@@ -24,6 +24,8 @@ def test_errors_are_grouped_by_code_with_what_to_do(tenant: Tenant) -> None:
     assert "scripted status 400\n  what to do   The upstream refuses these requests;" in shown
     assert "not_found_error: 1 line\n" in shown
     assert f"batchline rerun {batch.id}" in shown
+    named = _call(tenant, "errors", batch.id, "--base-url", tenant.service.base_url)
+    assert named.endswith(f": batchline rerun {batch.id} --base-url {tenant.service.base_url}\n")
     found = json.loads(_call(tenant, "errors", batch.id, "--json"))
     assert [(error["code"], error["count"]) for error in found["errors"]] == [
         ("invalid_request_error", 2),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batchline.cli.help import Command
-from batchline.cli.output import client_options, exit_codes, say, show_object
+from batchline.cli.output import client_options, exit_codes, place_flags, say, show_object
 from batchline.cli.text import counted, format_count, shortened
 from batchline.domain.line_errors import remedy_for, without_legacy
 
@@ -31,10 +31,10 @@ def errors(*, batch_id: str, base_url: str | None, as_json: bool, **flags: Any) 
 
         show_object(encode({"batch_id": progress.batch_id, "errors": progress.errors}))
         return
-    _show(batch_id, progress)
+    _show(batch_id, progress, place=place_flags(base_url, flags))
 
 
-def _show(batch_id: str, progress: "RemoteProgress") -> None:
+def _show(batch_id: str, progress: "RemoteProgress", *, place: str) -> None:
     failed, total = progress.request_counts.failed, progress.request_counts.total
     if not progress.errors:
         say(f"No line of {batch_id} failed ({progress.status}, {counted(total, 'line')}).")
@@ -45,8 +45,8 @@ def _show(batch_id: str, progress: "RemoteProgress") -> None:
         for line in _lines(error):
             say(line, indent=15)
     click.echo("")
-    click.echo(f"Show them:      batchline results {batch_id} --failed")
-    click.echo(f"Run them again: batchline rerun {batch_id}")
+    click.echo(f"Show them:      batchline results {batch_id} --failed{place}")
+    click.echo(f"Run them again: batchline rerun {batch_id}{place}")
 
 
 def _lines(error: "ErrorCount") -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import click
 import msgspec
 from msgspec import Raw
 
-from batchline.cli.options import settings_options
+from batchline.cli.options import flag, settings_options
 from batchline.cli.text import format_size, printable, wrapped
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -32,6 +33,12 @@ def client_options(command: _Command) -> _Command:
     for option in (settings_options("data_dir", "config"), json_flag, base_url_option):
         command = option(command)
     return command
+
+
+def place_flags(base_url: str | None, flags: Mapping[str, Any]) -> str:
+    """Return the flags that chose the server or the data folder, for a printed command; empty if none was given."""
+    given = {"base_url": base_url, **{name: flags.get(name) for name in ("data_dir", "config")}}
+    return "".join(f" {flag(name)} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
 
 
 _EXIT_CODES = {"0": "0 success", "1": "1 failure", "2": "2 wrong usage", "4": "4 wrong credentials"}

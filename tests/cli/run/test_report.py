@@ -8,6 +8,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from batchline.cli.destination import file_destination
+from batchline.cli.output import place_flags
 from batchline.cli.run.report import SavedResults, fault_lines, show_results, show_summary
 from batchline.client.models import Counts, LineFault, RemoteBatch, RemoteProgress
 from batchline.domain.limits import MAX_FAULTS
@@ -52,6 +53,14 @@ def test_errors_are_counted_by_code_with_the_first_message(tmp_path: Path, capsy
         "  b         1  other",
         "  To run the failed lines again: batchline rerun batch_1",
     ]
+
+
+def test_the_printed_rerun_names_the_same_server_or_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {"data_dir": tmp_path / "my data", "config": None, "upstream_url": "http://host"}
+    show_results(_results(tmp_path), place=place_flags(None, flags))
+    assert capsys.readouterr().err.endswith(f": batchline rerun batch_1 --data-dir '{tmp_path}/my data'\n")
+    show_results(_results(tmp_path), place=place_flags("http://host/v1", {"data_dir": None}))
+    assert capsys.readouterr().err.endswith(": batchline rerun batch_1 --base-url http://host/v1\n")
 
 
 def test_the_summary_for_programs_is_json_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,11 +85,13 @@ def test_failed_lines_are_3_and_told_by_code(tenant: Tenant, tmp_path: Path) -> 
 def test_a_held_run_is_5_and_goes_on_after_a_release(tenant: Tenant, mock: Mock, tmp_path: Path) -> None:
     source, asked = tmp_path / "in.jsonl", mock.stats()["requests"]
     source.write_bytes(chat_lines(f"[[status=400]] {n}" for n in range(1_000)))
-    held = _call(source, "--hold", "--json", environment=tenant.environment())
+    named = tenant.service.base_url
+    held = _call(source, "--hold", "--json", "--base-url", named, environment=tenant.environment())
     assert held.exit_code == 5
     [batch] = tenant.batches()
     assert f"{batch['id']} is held since " in held.stderr
     assert "because nearly all lines fail with invalid_request_error" in held.stderr
+    assert f"batchline batches release {batch['id']} --base-url {named}, then" in held.stderr
     assert json.loads(held.stdout)["error"]["exit_code"] == 5
     assert mock.stats()["requests"] - asked < 200
     release = ["batches", "release", batch["id"]]

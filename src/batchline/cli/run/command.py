@@ -11,7 +11,7 @@ import click
 from batchline.cli.connection.stopping import stop_on_signals
 from batchline.cli.help import Command
 from batchline.cli.options import FLAGS, settings_options
-from batchline.cli.output import ask, base_url_option, exit_codes, json_flag, show_json
+from batchline.cli.output import ask, base_url_option, exit_codes, json_flag, place_flags, show_json
 from batchline.cli.patch import metadata_option, patch_of, set_option
 
 _SETTINGS = tuple(name for name in FLAGS if name not in {"host", "port"})
@@ -134,6 +134,7 @@ def run(
         prints_answers=follow,
         confirms=confirm,
         threshold=Threshold(lines=ask_over, asks=confirm if _has_terminal() else None),
+        place=place_flags(base_url, flags),
     )
     request: LinesRequest | RowsRequest
     if prompt is None:

@@ -33,12 +33,12 @@ class LinesRequest(Struct, frozen=True, kw_only=True):
             with open_context(base_url, flags) as context:
                 results = context.run_batch(files, options)
                 context.display.clear()
-                show_results(results)
+                show_results(results, place=options.place)
             if as_json:
                 show_summary(results)
             elif results.to_stdout and results.output is not None:
                 copy_to_stdout(
                     results.output.path,
-                    advice=f"The answers are not lost: batchline results {results.batch.id} --succeeded",
+                    advice=f"The answers are not lost: batchline results {results.batch.id} --succeeded{options.place}",
                 )
         return results.batch.request_counts.failed

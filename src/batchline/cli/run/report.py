@@ -37,8 +37,11 @@ class SavedResults(Struct, frozen=True, kw_only=True):
     """The progress of the batch at its end, with its cost."""
 
 
-def show_results(results: SavedResults) -> None:
-    """Print the outcome, the files and a table of errors to stderr; stdout is for programs."""
+def show_results(results: SavedResults, *, place: str = "") -> None:
+    """Print the outcome, the files and a table of errors to stderr; stdout is for programs.
+
+    ``place`` contains the flags that chose the server or the data folder, for the command that is printed.
+    """
     _print(_summary(results))
     for name, shown in (("output", _name(results.output)), ("errors", _name(results.errors))):
         if shown is not None:
@@ -46,7 +49,7 @@ def show_results(results: SavedResults) -> None:
     if results.errors is not None:
         for line in _table(_count_by_code(results.errors.path)):
             _print(f"  {line}")
-        _print(f"  To run the failed lines again: batchline rerun {results.batch.id}")
+        _print(f"  To run the failed lines again: batchline rerun {results.batch.id}{place}")
 
 
 def show_summary(results: SavedResults) -> None:

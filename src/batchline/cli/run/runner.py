@@ -48,6 +48,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Asks the user whether a held batch goes on, or a finished job is run again."""
     threshold: Threshold | None = None
     """The threshold of large jobs, whose estimate is shown first; None if no job is large."""
+    place: str = ""
+    """The flags that chose the server or the data folder, for the commands that are printed."""
 
 
 class BatchHeld(click.ClickException):
@@ -133,9 +135,10 @@ class BatchRun:
         self._display.clear()
         reason = printable(describe_wait(held))
         if not self._options.confirms(f"The batch is {reason}. Go on with the other lines?"):
+            named = f"{batch_id}{self._options.place}"
             raise BatchHeld(
-                f"{batch_id} is {reason}. No further line starts. To go on: batchline batches release {batch_id}, "
-                f"then run the same command again. To stop it: batchline batches cancel {batch_id}"
+                f"{batch_id} is {reason}. No further line starts. To go on: batchline batches release {named}, then "
+                f"run the same command again. To stop it: batchline batches cancel {named}"
             )
         self._steps.release(batch_id)
 
