@@ -22,6 +22,7 @@ def test_errors_are_grouped_by_code_with_what_to_do(tenant: Tenant) -> None:
     shown = _call(tenant, "errors", batch.id)
     assert shown.startswith("3 of 4 lines failed.\n\ninvalid_request_error: 2 lines\n  for example  line-")
     assert "scripted status 400\n  what to do   The upstream refuses these requests;" in shown
+    assert "with `batchline rerun BATCH --set NAME=VALUE`." in " ".join(shown.split())
     assert "not_found_error: 1 line\n" in shown
     assert f"batchline rerun {batch.id}" in shown
     named = _call(tenant, "errors", batch.id, "--base-url", tenant.service.base_url)

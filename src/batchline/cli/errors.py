@@ -12,6 +12,8 @@ from batchline.domain.line_errors import remedy_for, without_legacy
 if TYPE_CHECKING:
     from batchline.client.models import ErrorCount, RemoteProgress
 
+_PATCH = "`batchline rerun BATCH --set NAME=VALUE`"
+
 
 @click.command(
     short_help="Show the failed lines of a batch by code.", cls=Command, epilog=exit_codes("0", "1", "2", "4")
@@ -53,5 +55,5 @@ def _lines(error: "ErrorCount") -> list[str]:
     return [
         f"{shortened(error.code)}: {counted(error.count, 'line')}",
         f"  for example  {shortened(error.sample.custom_id)}: {shortened(without_legacy(error.sample.message))}",
-        f"  what to do   {remedy_for(error.code)}",
+        f"  what to do   {remedy_for(error.code, patch=_PATCH)}",
     ]
