@@ -158,8 +158,12 @@ def test_an_empty_file_is_refused_in_words(tenant: Tenant, source: Path) -> None
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"BATCHLINE_API_KEY": ""}, "BATCHLINE_API_KEY is not set"),
+        ({"BATCHLINE_API_KEY": ""}, "Neither BATCHLINE_API_KEY nor OPENAI_API_KEY is set"),
         ({"BATCHLINE_API_KEY": "bl-wrong"}, "Invalid credentials. Set BATCHLINE_API_KEY to a key that"),
+        (
+            {"BATCHLINE_API_KEY": "bl-wrong", "BATCHLINE_PROJECT_ID": ""},
+            "The server refuses the key in BATCHLINE_API_KEY (wrong, expired or revoked). Set",
+        ),
         ({"BATCHLINE_API_KEY": "a\nb"}, "BATCHLINE_API_KEY is not usable"),
     ],
 )

@@ -9,6 +9,7 @@ from batchline.cli.connection.local_service import ServiceEnded
 from batchline.cli.connection.target import Target, WrongCredentials
 from batchline.cli.text import shortened
 from batchline.client.errors import ClientError, Denied, OutOfFunds, RequestRefused, ServerTrouble, Unreachable
+from batchline.domain.errors import MissingCredentials
 
 AGAIN = "Run the same command again"
 RESUME = f"{AGAIN} to resume"
@@ -23,7 +24,9 @@ def explain_errors(target: Target, *, advice: str = AGAIN, if_gone: str = "") ->
     try:
         yield
     except Denied as error:
-        raise WrongCredentials(f"{_text(error)}. {target.if_denied}.") from None
+        # A server that takes a key alone says of an unknown one that there is none.
+        reason = target.if_key_unknown if str(error) == str(MissingCredentials()) else _text(error)
+        raise WrongCredentials(f"{reason}. {target.if_denied}.") from None
     except OutOfFunds as error:
         funds = "Add some with `batchline orgs add-balance` on the machine of the service"
         raise click.ClickException(f"{_text(error)}. {funds}. {advice}.") from None

@@ -19,6 +19,7 @@ from batchline.service_description import differing
 from batchline.settings import Settings
 
 BASE_URL, API_KEY, PROJECT_ID = RUN_VARIABLES
+_BASE_URL_FLAG = "--base-url"
 _PROBE_SECONDS = 5.0
 
 
@@ -37,6 +38,8 @@ class Target(Protocol):
 
     if_unreachable: str
     if_denied: str
+    if_key_unknown: str
+    """What a server means that says that no key was sent, although one was."""
     if_interrupted: str
 
     def url(self) -> str:
@@ -62,16 +65,16 @@ class ServerTarget:
     """A server that the user named."""
 
     may_be_starting = False
-    if_unreachable = f"Is the server running, and is {BASE_URL} right? Unset it to run without a server"
-    if_denied = (
-        f"Set {API_KEY} to a key that `batchline keys create` printed on the server, and {PROJECT_ID} to its project "
-        "if the server needs it"
-    )
     if_interrupted = "The server continues with what was submitted. Run the same command again to resume."
 
-    def __init__(self, base_url: str, credentials: Credentials) -> None:
+    def __init__(self, base_url: str, credentials: Credentials, *, named_by: str, key_from: str) -> None:
+        """``named_by`` is the flag or the variable that names the server, ``key_from`` the variable with the key."""
         self.name, self.credentials = base_url, credentials
         self.speaker = base_url
+        leave = "Leave it out" if named_by == _BASE_URL_FLAG else "Unset it"
+        self.if_unreachable = f"Is the server running, and is {named_by} right? {leave} to run without a server"
+        self.if_denied = _advice_on_key(key_from)
+        self.if_key_unknown = f"The server refuses the key in {key_from} (wrong, expired or revoked)"
 
     def url(self) -> str:
         return self.name
@@ -98,6 +101,7 @@ class LocalTarget:
     may_be_starting = True
     if_unreachable = "Run the same command again to resume"
     if_denied = "The key of the data folder was revoked. Run the same command again to get a new one"
+    if_key_unknown = "The service refuses the key of the data folder"
     if_interrupted = "Run the same command again to resume."
 
     def __init__(self, name: str, credentials: Credentials, service: LocalService) -> None:
@@ -155,7 +159,8 @@ def target_for(
             f"{', '.join(map(flag, given))}: this sets the service on a data folder of this machine, but {named_by} "
             "names a server; remove one of them"
         )
-    return ServerTarget(_root_url(url, named_by), _environment_credentials())
+    key_from, credentials = _environment_credentials()
+    return ServerTarget(_root_url(url, named_by), credentials, named_by=named_by, key_from=key_from)
 
 
 @contextmanager
@@ -183,11 +188,11 @@ def _has_data(settings: Settings) -> bool:
 def named_server(base_url: str | None) -> tuple[str, str | None]:
     """Return where a server is named, and its URL; None if none is."""
     if base_url:
-        return "--base-url", base_url
+        return _BASE_URL_FLAG, base_url
     for name in BASE_URL_VARIABLES:
         if value := os.environ.get(name, "").strip():
             return name, value
-    return "--base-url", None
+    return _BASE_URL_FLAG, None
 
 
 def _given(flags: Mapping[str, Any]) -> dict[str, str]:
@@ -244,16 +249,23 @@ def _root_url(base_url: str, named_by: str) -> str:
     return address
 
 
-def _environment_credentials() -> Credentials:
-    """Return the credentials of the environment. Without a project, the key is sent as a bearer token."""
+def _environment_credentials() -> tuple[str, Credentials]:
+    """Return the variable with the key, and the credentials. Without a project, the key is sent as a bearer token."""
     name = next((name for name in KEY_VARIABLES if os.environ.get(name, "").strip()), API_KEY)
     key, project_id = (os.environ.get(variable_name, "").strip() for variable_name in (name, PROJECT_ID))
     for variable_name, value in ((name, key), (PROJECT_ID, project_id)):
         if value and not (value.isascii() and value.isprintable()):
-            raise WrongCredentials(f"{variable_name} is not usable. {ServerTarget.if_denied}.")
+            raise WrongCredentials(f"{variable_name} is not usable. {_advice_on_key(name)}.")
     if not key:
-        raise WrongCredentials(f"{API_KEY} is not set. {ServerTarget.if_denied}.")
-    return Credentials(api_key=key, project_id=project_id)
+        raise WrongCredentials(f"Neither {' nor '.join(KEY_VARIABLES)} is set. {_advice_on_key(name)}.")
+    return name, Credentials(api_key=key, project_id=project_id)
+
+
+def _advice_on_key(name: str) -> str:
+    return (
+        f"Set {name} to a key that `batchline keys create` printed on the server, and {PROJECT_ID} to its project if "
+        "the server needs it"
+    )
 
 
 class WrongCredentials(click.ClickException):
