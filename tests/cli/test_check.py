@@ -81,6 +81,17 @@ def test_an_invalid_file_is_1_and_its_faults_are_told_by_line(tmp_path: Path) ->
     assert asked[-1].head.startswith("DELETE ")
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".TSV", ".parquet"])
+def test_a_table_is_wrong_usage(tmp_path: Path, suffix: str) -> None:
+    """Its first line is no JSON, which says nothing to a person who wants to check a table."""
+    path = tmp_path / f"cities{suffix}"
+    path.write_text("city\nParis\n")
+    result = CliRunner().invoke(main, ["check", str(path)])
+    said = " ".join(result.stderr.split())
+    assert result.exit_code == 2
+    assert "is a table, and check takes JSON lines. A table is checked by: batchline run FILE --prompt" in said
+
+
 def test_json_is_what_the_server_found(tmp_path: Path) -> None:
     result, _ = _check(tmp_path, _VALID, "--json")
     assert json.loads(result.stdout) == _VALID

@@ -7,6 +7,7 @@ import click
 
 from batchline.cli.help import Command
 from batchline.cli.output import client_options, exit_codes, say, show_object
+from batchline.cli.run.command import is_table
 from batchline.cli.text import counted, format_count, format_duration, printable
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ def check(*, file: Path, base_url: str | None, as_json: bool, **flags: Any) -> N
     The file is uploaded for the check and deleted after it. Without a server and a data folder, the settings alone
     decide, and nothing is left behind.
     """
+    if is_table(file):
+        raise click.UsageError(
+            f"{file} is a table, and check takes JSON lines. "
+            "A table is checked by: batchline run FILE --prompt TEMPLATE"
+        )
     from batchline.cli.connection.session import connect  # noqa: PLC0415 (imports httpx: not for --help)
     from batchline.client.models import check_decoder  # noqa: PLC0415
 

@@ -157,6 +157,11 @@ def run(
     raise SystemExit(_EXIT_SOME_FAILED if failed else 0)
 
 
+def is_table(path: Path) -> bool:
+    """Return whether the suffix of a file says that it is a table. JSONL may be one or may contain requests."""
+    return path.suffix.lower() in {".csv", ".tsv", ".parquet"}
+
+
 def confirm(question: str) -> bool:
     """Ask the user, and return False if there is no terminal to ask on."""
     return _has_terminal() and ask(question, err=True)
@@ -167,11 +172,11 @@ def _has_terminal() -> bool:
 
 
 def _refuse_table_options(source: str, **options: object) -> None:
+    if is_table(Path(source)):
+        raise click.UsageError(f"{source} is a table, and a table needs --prompt: say what to ask for each row")
     given = [f"--{name}" for name, value in options.items() if value is not None]
     if given:
         raise click.UsageError(f"{', '.join(given)}: this is for a table; add --prompt")
-    if Path(source).suffix.lower() in {".csv", ".tsv", ".parquet"}:
-        raise click.UsageError(f"{source} is a table; say what to ask for each row with --prompt")
 
 
 def _refuse_line_options(source: str, *, errors: Path | None, follow: bool) -> None:

@@ -134,7 +134,8 @@ def test_a_restart_refuses_a_job_that_still_runs(tenant: Tenant, tmp_path: Path)
         (["--prompt", "{nope}"], "the table has no column 'nope'; it has: id, review"),
         (["--prompt", " "], "--prompt: the text is empty"),
         (["--prompt", "{review}", "--system", "{x}"], "--system: the table has no column 'x'"),
-        ([], "rows.csv is a table; say what to ask for each row with --prompt"),
+        ([], "rows.csv is a table, and a table needs --prompt"),
+        (["--model", "any"], "rows.csv is a table, and a table needs --prompt"),
         (["--prompt", "{review}", "-e", "e"], "takes neither --errors nor --follow"),
     ],
 )
