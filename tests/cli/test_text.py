@@ -12,6 +12,7 @@ from batchline.cli.text import (
     format_duration,
     format_rate,
     format_size,
+    format_units,
     printable,
     shortened,
     wrapped,
@@ -48,6 +49,13 @@ def test_ages_have_one_unit(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(("rate", "text"), [(0.25, "0.25/s"), (3.14, "3.1/s"), (1250.0, "1,250/s")])
 def test_rates_have_few_digits(rate: float, text: str) -> None:
     assert format_rate(rate) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(3e-06, "0.000003"), (1e-09, "0.000000001"), (0.25, "0.25"), (24.0, "24"), (1e7, "10000000")]
+)
+def test_units_are_decimals_as_in_the_usage(amount: float, text: str) -> None:
+    assert format_units(amount) == text
 
 
 def test_one_thing_is_singular() -> None:

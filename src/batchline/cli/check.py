@@ -8,7 +8,7 @@ import click
 from batchline.cli.help import Command
 from batchline.cli.output import client_options, exit_codes, say, show_object
 from batchline.cli.run.command import is_table
-from batchline.cli.text import counted, format_count, format_duration, printable
+from batchline.cli.text import counted, format_count, format_duration, format_units, printable
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -104,5 +104,5 @@ def _row(model: "CheckedModel") -> tuple[str, ...]:
         "yes" if model.enabled else "no",
         "-" if model.input_tokens is None else f"{about}{format_count(model.input_tokens)}",
         "-" if model.output_tokens_at_most is None else format_count(model.output_tokens_at_most),
-        "-" if model.cost_at_most is None else str(model.cost_at_most),
+        "-" if model.cost_at_most is None else format_units(float(model.cost_at_most)),
     )

@@ -5,6 +5,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from batchline.domain.money import NANO, units
+
 if TYPE_CHECKING:
     from batchline.backup.manifest import Manifest
 
@@ -33,6 +35,11 @@ def counted(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 line``, ``2 lines``, ``2 batches``."""
     ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
     return f"{format_count(number)} {noun}{ending}"
+
+
+def format_units(amount: float) -> str:
+    """Return an amount of units without an exponent: ``0.000003``."""
+    return units(round(amount * NANO))
 
 
 def format_size(size: int) -> str:

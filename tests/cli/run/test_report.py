@@ -74,6 +74,8 @@ def test_the_summary_says_what_was_paid_and_what_was_saved(tmp_path: Path, capsy
     results = replace(_results(tmp_path), progress=RemoteProgress(cost=0.25, reused=990, saved=24.5))
     show_results(results)
     assert "; cost 0.25; 990 lines reused, which saved 24.5\n" in capsys.readouterr().err
+    show_results(replace(results, progress=RemoteProgress(cost=0.000003)))
+    assert "; cost 0.000003\n" in capsys.readouterr().err
     show_summary(results)
     summary = json.loads(capsys.readouterr().out)
     assert (summary["cost"], summary["reused"], summary["saved"]) == (0.25, 990, 24.5)

@@ -14,7 +14,16 @@ from batchline.cli.output import moment
 from batchline.cli.run.report import describe_bill
 from batchline.cli.run.waiting import describe_wait, is_held, is_pause
 from batchline.cli.store import now
-from batchline.cli.text import counted, format_age, format_count, format_duration, format_rate, printable, shortened
+from batchline.cli.text import (
+    counted,
+    format_age,
+    format_count,
+    format_duration,
+    format_rate,
+    format_units,
+    printable,
+    shortened,
+)
 from batchline.cli.views import bar_text, status_text, table
 from batchline.client.client import Client
 from batchline.client.errors import ClientError
@@ -152,7 +161,7 @@ def _facts(state: BatchState) -> Iterator[tuple[str, Text | str]]:
     yield "tokens", f"{format_count(batch.tokens.input_tokens)} in, {format_count(batch.tokens.output_tokens)} out"
     bill = describe_bill(progress)
     if progress.max_cost is not None:
-        bill = f"{bill or 'cost 0'}; may cost {progress.max_cost:.6g}"
+        bill = f"{bill or 'cost 0'}; may cost {format_units(progress.max_cost)}"
     if bill:
         yield "bill", bill
     metadata = shortened(bytes(batch.metadata).decode("utf-8", "replace"))

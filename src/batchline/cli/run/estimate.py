@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from batchline.cli.text import counted, format_count, format_duration, printable
+from batchline.cli.text import counted, format_count, format_duration, format_units, printable
 from batchline.client.client import Client
 from batchline.client.errors import RequestRefused
 from batchline.client.models import CheckedModel, RemoteCheck, check_decoder
@@ -74,7 +74,8 @@ def _cost(models: list[CheckedModel], factor: float) -> list[str]:
     costs = [float(model.cost_at_most) for model in models if model.cost_at_most is not None]
     if not costs:
         return []
-    return [f"cost at most {factor * sum(costs):.6g}" + ("" if len(costs) == len(models) else " and more")]
+    most = float(f"{factor * sum(costs):.6g}")  # An estimate with more digits would look exact.
+    return [f"cost at most {format_units(most)}" + ("" if len(costs) == len(models) else " and more")]
 
 
 def _count(number: int, factor: float) -> str:

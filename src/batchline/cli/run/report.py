@@ -11,7 +11,7 @@ from msgspec.json import encode as encode_json
 from batchline.cli.destination import Destination
 from batchline.cli.output import say
 from batchline.cli.run.result_lines import error_of
-from batchline.cli.text import counted, format_count, format_duration, printable, shortened
+from batchline.cli.text import counted, format_count, format_duration, format_units, printable, shortened
 from batchline.client.models import Counts, LineFault, RemoteBatch, RemoteProgress
 from batchline.domain.limits import MAX_FAULTS
 from batchline.domain.line_errors import without_legacy
@@ -134,9 +134,9 @@ class JobBill(Struct, kw_only=True):
 
 def describe_bill(progress: RemoteProgress) -> str:
     """Return what a batch cost and what it reused, in words; empty if it was free and reused nothing."""
-    parts = [f"cost {progress.cost:.6g}"] if progress.cost else []
+    parts = [f"cost {format_units(progress.cost)}"] if progress.cost else []
     if progress.reused:
-        saved = f", which saved {progress.saved:.6g}" if progress.saved else ""
+        saved = f", which saved {format_units(progress.saved)}" if progress.saved else ""
         parts.append(f"{counted(progress.reused, 'line')} reused{saved}")
     return "; ".join(parts)
 
