@@ -238,8 +238,14 @@ def test_an_unknown_key_is_told_and_not_repeated(shell: Shell, verb: str) -> Non
     stranger = ids.api_key(bytes(24))
     result = shell.call("keys", verb, stranger)
     assert result.exit_code == 1
-    assert "no such key" in result.stderr
+    assert "There is no such key. KEY is the key_id from: batchline keys list" in " ".join(result.stderr.split())
     assert stranger not in result.output
+
+
+@pytest.mark.parametrize("verb", ["revoke", "rotate", "rename", "delete"])
+def test_the_help_says_what_key_is(shell: Shell, verb: str) -> None:
+    """A person gives the name, which is in the same list."""
+    assert "KEY is the key_id from `batchline keys list`" in " ".join(shell.text("keys", verb, "--help").split())
 
 
 def test_a_key_is_found_by_all_of_its_secret_and_not_by_its_hint(shell: Shell) -> None:

@@ -132,7 +132,10 @@ def list_keys(as_json: bool, **flags: Any) -> None:
 @json_flag
 @store_options
 def revoke(key: str, as_json: bool, **flags: Any) -> None:
-    """Revoke a key. Within 5 s it is refused, and lines of its batches that have not run yet fail."""
+    """Revoke a key. Within 5 s it is refused, and lines of its batches that have not run yet fail.
+
+    KEY is the key_id from `batchline keys list`, or the key itself.
+    """
 
     async def change(store: Store) -> Key:
         found = await _find(store, key)
@@ -154,6 +157,8 @@ def delete(key: str, as_json: bool, **flags: Any) -> None:
     """Delete a key that has no open batch. It is refused within 5 s and listed no more.
 
     Its batches and files stay with the project, and what it used stays in the ledger. To end a key at once, revoke it.
+
+    KEY is the key_id from `batchline keys list`, or the key itself.
     """
 
     async def change(store: Store) -> Key:
@@ -176,7 +181,10 @@ def delete(key: str, as_json: bool, **flags: Any) -> None:
 @json_flag
 @store_options
 def rename(key: str, name: str, as_json: bool, **flags: Any) -> None:
-    """Give a key another name in lists."""
+    """Give a key another name in lists.
+
+    KEY is the key_id from `batchline keys list`, or the key itself.
+    """
 
     async def change(store: Store) -> Key:
         found = await _find(store, key)
@@ -195,7 +203,10 @@ def rename(key: str, name: str, as_json: bool, **flags: Any) -> None:
 @json_flag
 @store_options
 def rotate(key: str, as_json: bool, **flags: Any) -> None:
-    """Give a key a new secret. The old secret is refused from then on; running batches continue."""
+    """Give a key a new secret. The old secret is refused from then on; running batches continue.
+
+    KEY is the key_id from `batchline keys list`, or the key itself.
+    """
     secret = new_secret()
 
     async def change(store: Store) -> Key:
@@ -227,7 +238,7 @@ async def _find(store: Store, key: str) -> Key:
             if owner is not None and owner.key_id == known.id:
                 return known
     # The argument may be a secret, so it is not repeated.
-    raise click.ClickException("There is no such key. List all keys with: batchline keys list")
+    raise click.ClickException("There is no such key. KEY is the key_id from: batchline keys list")
 
 
 def _show_secret(fields: dict[str, str], *, as_json: bool) -> None:
