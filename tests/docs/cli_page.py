@@ -31,7 +31,8 @@ while a service runs. A command that only reads creates no data folder.
 
 Data is written to stdout, progress and messages to stderr. `--json` prints JSON. There is colour only on a terminal,
 and none if `NO_COLOR` is set. Control characters in texts of clients and upstreams are escaped. Ctrl-C ends every
-command in order, with the code 130.
+command in order, with the code 130. Only `serve`, `api`, `worker` and `mock`, which run until Ctrl-C or SIGTERM, then
+end with 0. A second signal ends `serve`, `api` and `worker` at once, with 130 or 143.
 
 | Exit code | Meaning |
 |---|---|
@@ -41,6 +42,7 @@ command in order, with the code 130.
 | 3 | the batch finished, and some of its lines failed |
 | 4 | the credentials are missing or wrong |
 | 5 | the batch is held, because nearly all of its lines fail |
+| 75 | another process serves the data folder |
 | 130, 143 | interrupted by Ctrl-C or SIGTERM; what was submitted goes on, or is resumed by the same command |
 
 `--help` lists the options of a command. `--help-all` also lists the settings of the service, which every command that
