@@ -30,6 +30,7 @@ _PAGES = [page for page in _ALL if page.parent != _DOCS]
 """The pages that lie in the folders of their kind."""
 _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 _KNOWN = {"caddyfile", "csv", "json", "nginx", "python", "sh", "sql", "toml", "yaml"}
+_NGINX_PARTS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 _DRAWINGS = {"architecture.md", "cli.md"}
 """The pages whose blocks without a language are drawings, or lines for files of a shell."""
 
@@ -145,7 +146,9 @@ def test_nginx_accepts_the_settings_of_the_page_about_tls(tmp_path: Path) -> Non
     certificate = self_signed(tmp_path)
     site = site.replace("/etc/ssl/batch.example.com.pem", str(certificate))
     site = site.replace("/etc/ssl/batch.example.com.key", str(certificate.with_suffix(".key")))
-    (tmp_path / "nginx.conf").write_text(f"pid {tmp_path}/pid; events {{}} http {{ access_log off; {site} }}")
+    # Without these an ordinary user could not create nginx' own folders.
+    folders = " ".join(f"{part}_temp_path {tmp_path}/{part};" for part in _NGINX_PARTS)
+    (tmp_path / "nginx.conf").write_text(f"pid {tmp_path}/pid; events {{}} http {{ access_log off; {folders} {site} }}")
     _accepts("nginx", "-t", "-e", "stderr", "-c", str(tmp_path / "nginx.conf"))
 
 
