@@ -146,7 +146,8 @@ def test_nginx_accepts_the_settings_of_the_page_about_tls(tmp_path: Path) -> Non
     certificate = self_signed(tmp_path)
     site = site.replace("/etc/ssl/batch.example.com.pem", str(certificate))
     site = site.replace("/etc/ssl/batch.example.com.key", str(certificate.with_suffix(".key")))
-    # Without these an ordinary user could not create nginx' own folders.
+    # An ordinary user may neither listen on this port nor create nginx' own folders.
+    site = site.replace("listen 443 ssl", f"listen unix:{tmp_path}/listen ssl")
     folders = " ".join(f"{part}_temp_path {tmp_path}/{part};" for part in _NGINX_PARTS)
     (tmp_path / "nginx.conf").write_text(f"pid {tmp_path}/pid; events {{}} http {{ access_log off; {folders} {site} }}")
     _accepts("nginx", "-t", "-e", "stderr", "-c", str(tmp_path / "nginx.conf"))
