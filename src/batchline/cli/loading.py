@@ -126,7 +126,7 @@ _TOML_FAULTS = {
     "Unclosed array": "a bracket is not closed",
     "Unterminated string": "a text has no quotes at its end",
 }
-"""What an error of the parser means, by the words that it begins with."""
+"""Says in plain words what the parser found, by the words that its error begins with."""
 
 
 def _explain_conflict(error: ErrorDetails, given: Mapping[str, Any]) -> str:

@@ -81,7 +81,7 @@ class Guard:
                     self._metrics.console_refusals.labels(refusal_reason(error)).inc()
                 return self._pages.error(error, _values(visit), back=back, typed=_typed(visit))
 
-            # What fails outside of this handler, such as an answer that is being made, becomes a page too.
+            # A failure outside of this handler, such as in an answer that is being made, becomes a page too.
             request.state.error_page = error_page
             try:
                 visit = await find(request)

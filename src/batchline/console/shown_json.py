@@ -16,7 +16,7 @@ _MAX_STRING_CHARACTERS = 20_000
 _KEPT_CHARACTERS = 500
 _DATA_URL = re.compile(r"data:([\w.+-]{1,40}/[\w.+-]{1,80})[;,]")
 _MAX_DATA_URL_CHARACTERS = 200
-"""Nobody reads a longer one."""
+"""A longer one is shortened, because nobody reads it."""
 _SCALARS = (bool, int, float, type(None))
 
 

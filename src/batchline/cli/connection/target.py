@@ -39,7 +39,7 @@ class Target(Protocol):
     if_unreachable: str
     if_denied: str
     if_key_unknown: str
-    """What a server means that says that no key was sent, although one was."""
+    """The advice if the server does not know the key. It says then that none was sent."""
     if_interrupted: str
 
     def url(self) -> str:
