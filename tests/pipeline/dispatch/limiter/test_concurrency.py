@@ -3,7 +3,9 @@
 ``pytest -m proof -s`` runs every kind of upstream with many seeds.
 """
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, cycle
 from typing import NamedTuple
 
@@ -11,6 +13,7 @@ import pytest
 
 from batchline.domain.engine_queue import QueueLength
 from batchline.domain.outcomes import Retryable
+from batchline.pipeline.dispatch.limiter import Limiter, Start
 from batchline.pipeline.dispatch.limiter.concurrency import FIRST_LIMIT, ConcurrencyLimit
 from tests.support.zoo.dispatcher import SimulatedDispatcher, Work
 from tests.support.zoo.upstreams import (
@@ -182,6 +185,37 @@ def test_a_cap_is_reached_quickly(kind: str) -> None:
     """If nothing but the cap limits, 95 % of what it allows is done in the first 20 s."""
     drive = Drive(Upstream(World(1), KINDS[kind](0.2)), lines=8000, cap=64)
     assert drive.run(20.0).rate >= 0.95 * 64 / 0.2
+
+
+@pytest.mark.parametrize("latency", [0.0002, 0.001, 0.003])
+def test_turns_of_this_process_are_not_taken_for_a_gain_of_the_upstream(latency: float) -> None:
+    """If the upstream answers at once, this process is the bottleneck, and each connection more only costs CPU."""
+    limits = [limit for seed in SEEDS for limit in _limits_of_a_busy_process(latency, seed=seed, answers=20_000)]
+    assert max(limits) <= 512
+    assert sum(limits) / len(limits) <= 160
+
+
+def _limits_of_a_busy_process(latency: float, *, seed: int, answers: int) -> list[int]:
+    """Return the limit after each turn of a process that handles up to 64 answers in a turn, 0.1 ms for each.
+
+    In some turns it does other work.
+    """
+    world, limiter, limits = World(seed), Limiter(cap=None), list[int]()
+    arrived, answered = deque[Start](), 0
+    while answered < answers:
+        world.run_until(lambda: False, limit_seconds=0.0)
+        group = [arrived.popleft() for _ in range(min(64, len(arrived)))]
+        if group:
+            limiter.end_answered(group, world.time)
+        answered += len(group)
+        started = max(0, min(limiter.room, limiter.room_of("m")))
+        for start in limiter.start("m", started, world.time) if started else ():
+            world.after(latency * world.uniform(0.5, 1.5), partial(arrived.append, start))
+        limits.append(limiter.limit)
+        world.time += 0.0001 * world.uniform(0.8, 1.2) * (len(group) + 1)
+        if world.uniform(0, 1) < 0.05:
+            world.time += world.uniform(0.002, 0.012)
+    return limits
 
 
 def test_slow_answers_that_come_after_a_measurement_correct_it() -> None:

@@ -31,6 +31,9 @@ compares rounds with the same part missing."""
 MIN_ROUND = 16
 _QUICK_SECONDS = 1.0
 """If a round takes less than this, the next rounds are longer, so that measurements are better."""
+_LEAST_SECONDS, _MOST_SHORT_ROUNDS = 0.05, 16
+"""A round should take at least this, and has at most so many requests for each slot for that. In less time the turns of
+this process, each of which handles up to 64 answers, show more than the upstream."""
 _LEAST_ELASTICITY = 0.2
 """A ramp ends when throughput grew by less than the limit to this power: ten times the limit must bring 1.6 times the
 throughput."""
@@ -136,8 +139,8 @@ class ConcurrencyLimit:
         self._variation = 0.0
         """The variation of the latencies in the last round."""
         self._is_quick = False
-        self._mean_seconds = 0.0
-        """The mean latency of the last round in seconds."""
+        self._mean_seconds = inf
+        """The mean latency of the last round in seconds; infinity before the first."""
         self._again = False
         """Whether a limit of the ramp is measured a second time, more precisely."""
         self._queue: _Queue | None = None
@@ -263,7 +266,8 @@ class ConcurrencyLimit:
         limit = self.limit
         if self._phase is Phase.RAMP and not self._again:
             return Round(limit, size=max(MIN_ROUND, limit), full=False, part=_RAMP_PART, since=now)
-        size = max(MIN_ROUND, 2 * limit if self._is_quick else limit)
+        rounds = min(_MOST_SHORT_ROUNDS, _LEAST_SECONDS / self._mean_seconds)
+        size = max(MIN_ROUND, limit * max(rounds, 2 if self._is_quick else 1))
         precise = (self._variation / (_RAMP_ERROR if self._again else _HOLD_ERROR)) ** 2
         return Round(
             limit, size=int(max(size, min(_MOST_ROUNDS * limit, precise))), full=True, part=HOLD_PART, since=now
@@ -289,7 +293,8 @@ class ConcurrencyLimit:
 
         If the latencies are about equal, or do not depend on the order of the starts, each request ran beside all the
         others. If requests that started later took longer, some queued, and those that started last show the
-        throughput. If rounds take little time, a second one is measured, whose requests start with all slots taken.
+        throughput. If rounds take little time, a second one is measured, whose requests start with all slots taken: if
+        they take very little, always, and else if the latencies are uneven.
         """
         if not round_.is_used:
             return
@@ -315,7 +320,8 @@ class ConcurrencyLimit:
         if self._step_down(measure):
             return
         is_worse = queued and any(measure.rate < _NEAR_BEST * point.rate for point in self._points)
-        if self._is_quick and uneven and not is_worse:
+        is_short = now - round_.since < _LEAST_SECONDS
+        if (is_short or (self._is_quick and uneven)) and not is_worse:
             self._again = True
         else:
             self._consider_ramp(measure, now, queued=queued)

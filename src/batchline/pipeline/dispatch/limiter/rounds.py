@@ -196,7 +196,7 @@ class Round:
     @property
     def mean_seconds(self) -> float:
         """The mean latency in seconds."""
-        return fmean([latency for _, _, _, latency in self._ends])
+        return max(_MIN_LATENCY_SECONDS, fmean([latency for _, _, _, latency in self._ends]))
 
     @property
     def measure(self) -> Measure:
