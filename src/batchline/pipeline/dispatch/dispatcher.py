@@ -16,7 +16,7 @@ from batchline.domain.endpoints import CHAT
 from batchline.domain.engine_queue import QueueLength
 from batchline.domain.estimates import FREE, estimated_cost
 from batchline.domain.fleet import MAX_REPORTED_MODELS, UpstreamLoad
-from batchline.domain.models import Catalog
+from batchline.domain.models import Catalog, Model
 from batchline.domain.money import Tariff
 from batchline.domain.outcomes import KEY_UNAVAILABLE, Failure, Outcome, Retryable, Success
 from batchline.domain.records import Lane
@@ -541,7 +541,7 @@ class Dispatcher:
         checked = check_request(
             job.body, endpoint=job.batch.endpoint, project_id=job.batch.project_id, catalog=self._catalog
         )
-        if isinstance(checked, Failure):
+        if not isinstance(checked, Model):
             if not self._completer.end_if_stopped(job):
                 self._completer.complete(job, checked)
             return
