@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import groupby
+from operator import attrgetter
 from typing import cast
 
 from batchline.domain.chat import check_request, with_upstream_name
@@ -49,6 +50,8 @@ _SHORTEST_RATE_WAIT_SECONDS = 0.001
 _DUE_LIFETIME_SECONDS = 0.1
 """The time for which the store time that decides about windows is reused. To read it for every line would cost a
 microsecond."""
+
+_shard_and_model = attrgetter("shard", "model.id")
 
 _OVERDUE_CHECK_SECONDS = 1.0
 """The time between two checks whether overdue lines are still past their window: the clock may have been wrong."""
@@ -248,9 +251,18 @@ class Dispatcher:
         return Counter(job.batch.id for job in self._in_flight)
 
     def add(self, jobs: Iterable[Job]) -> None:
+        """Add jobs that were never tried. Those of one shard and model that follow each other are handled together."""
+        admitted = list[Job]()
         for job in jobs:
             self._completer.acquire(job)
-            self._admit(job)
+            if self._admit(job):
+                admitted.append(job)
+        for (_, model), group in groupby(admitted, key=_shard_and_model):
+            if self._breakers.is_paused(model):
+                for job in group:
+                    self._make_ready(job)
+            elif ready := [job for job in group if not self._completer.end_if_stopped(job)]:
+                self._ready.add_all(ready)
         self.pump()
         self._demand.update()
 
@@ -536,7 +548,7 @@ class Dispatcher:
         self._retries.add(job, until=now + wait)
         self._timers_changed.set()
 
-    def _admit(self, job: Job) -> None:
+    def _admit(self, job: Job) -> bool:
         """Check a job against the rules of its model. One that breaks them ends here and takes no slot."""
         checked = check_request(
             job.body, endpoint=job.batch.endpoint, project_id=job.batch.project_id, catalog=self._catalog
@@ -544,14 +556,14 @@ class Dispatcher:
         if not isinstance(checked, Model):
             if not self._completer.end_if_stopped(job):
                 self._completer.complete(job, checked)
-            return
+            return False
         job.model, job.body = checked, with_upstream_name(job.body, checked)
         if self._tariff.metered:
             job.estimate = estimated_cost(job.body, checked, self._tariff, synchronous=False)
         job.within_limit = checked.max_tokens is None or job.batch.endpoint != CHAT
         if self._tracer is not None:
             job.trace = self._tracer.sample(job.batch.id, job.line.index, endpoint=job.batch.endpoint)
-        self._make_ready(job)
+        return True
 
     def _make_ready(self, job: Job, *, first: bool = False) -> None:
         if self._completer.end_if_stopped(job):

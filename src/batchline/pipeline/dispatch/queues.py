@@ -1,7 +1,7 @@
 """Queues the jobs that do not run: those ready for a slot, and those that wait for their next attempt."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from operator import attrgetter
@@ -51,13 +51,17 @@ class ReadyQueue:
 
     def add(self, job: Job, *, first: bool = False) -> None:
         """Add a job after those of its project, model and deadline, or before them with ``first``."""
-        project_id = job.batch.project_id
+        self.add_all([job], first=first)
+
+    def add_all(self, jobs: Sequence[Job], *, first: bool = False) -> None:
+        """Add jobs of one batch and model, which were all tried before or never."""
+        project_id = jobs[0].batch.project_id
         queue = self._queues.get(project_id)
         if queue is None:
             queue = self._queues[project_id] = _ProjectQueue(project_id)
-        queue.add(job, first=first)
-        self._size += 1
-        self.by_model[job.model.id] += 1
+        queue.add(jobs, first=first)
+        self._size += len(jobs)
+        self.by_model[jobs[0].model.id] += len(jobs)
 
     def take(
         self,
@@ -178,9 +182,12 @@ class _ModelQueue:
         yield from self._again
         yield from self._untried
 
-    def add(self, job: Job, *, first: bool) -> None:
-        jobs = self._untried if job.last_fault is None else self._again
-        (jobs.appendleft if first else jobs.append)(job)
+    def add(self, jobs: Sequence[Job], *, first: bool) -> None:
+        queue = self._untried if jobs[0].last_fault is None else self._again
+        if first:
+            queue.extendleft(reversed(jobs))
+        else:
+            queue.extend(jobs)
 
     def take(self, number: int) -> list[Job]:
         if not self._again:
@@ -224,18 +231,18 @@ class _ProjectQueue:
                 untried[model] += jobs.untried
         return untried
 
-    def add(self, job: Job, *, first: bool) -> None:
-        deadline = job.batch.expires_at
+    def add(self, jobs: Sequence[Job], *, first: bool) -> None:
+        deadline, model = jobs[0].batch.expires_at, jobs[0].model.id
         models = self._jobs.get(deadline)
         if models is None:
             models = self._jobs[deadline] = {}
             heappush(self._deadlines, deadline)
-        jobs = models.get(job.model.id)
-        if jobs is None:
-            jobs = models[job.model.id] = _ModelQueue()
-        jobs.add(job, first=first)
-        self.size += 1
-        self.by_model[job.model.id] += 1
+        queue = models.get(model)
+        if queue is None:
+            queue = models[model] = _ModelQueue()
+        queue.add(jobs, first=first)
+        self.size += len(jobs)
+        self.by_model[model] += len(jobs)
 
     def take(self, limit: int, allowances: _Allowances, lanes: _Counts) -> list[Job]:
         taken: list[Job] = []
