@@ -134,7 +134,7 @@ class Ordeal:
 
 @pytest.mark.parametrize(
     ("size", "most", "between"),
-    [(3_000, _KINDS, 0.5), pytest.param(20_000, 1_000, 3.0, marks=pytest.mark.proof)],
+    [(1_500, _KINDS, 0.5), pytest.param(20_000, 1_000, 3.0, marks=pytest.mark.proof)],
 )
 def test_nothing_is_lost_and_nothing_is_there_twice(
     tmp_path: Path, own_postgres: Postgres, own_bucket: Seaweed, size: int, most: int, between: float

@@ -46,7 +46,7 @@ def data(request: pytest.FixtureRequest, made: Maker, tmp_path: Path) -> StoredD
     return copy_of(request, made, tmp_path, request.param)
 
 
-@pytest.fixture(params=["sqlite+folder", "postgres+folder", "postgres+bucket"])
+@pytest.fixture(params=["sqlite+folder", pytest.param("postgres+folder", marks=pytest.mark.proof), "postgres+bucket"])
 def any_data(request: pytest.FixtureRequest, made: Maker, tmp_path: Path) -> StoredData:
     return copy_of(request, made, tmp_path, request.param)
 

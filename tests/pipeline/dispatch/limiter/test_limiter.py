@@ -265,7 +265,7 @@ class Back:
 
 
 @pytest.mark.rule("D9", "When a limit is lifted, its upstream's capacity is used within 15 seconds.")
-@pytest.mark.parametrize("few", [1, 8, 24])
+@pytest.mark.parametrize("few", [1, *(pytest.param(few, marks=pytest.mark.proof) for few in (8, 24))])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.proof)])
 def test_a_lifted_limit_on_the_number_is_noticed_within_15_seconds(few: int, seed: int) -> None:
     """From 1, 8 or 24 at once to 100."""
@@ -339,7 +339,7 @@ def test_a_model_with_many_slots_gets_them_beside_one_with_a_short_queue() -> No
 
 
 @pytest.mark.rule("D9", "Models that are names of one engine have no more in flight together than it needs.")
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.proof)])
 def test_two_names_of_one_engine_share_its_limit(seed: int) -> None:
     """Each of them alone would gain by a higher limit, at the cost of the other."""
     world = World(seed)

@@ -82,6 +82,7 @@ def test_a_model_that_never_reaches_its_limit_does_not_keep_others_from_sharing_
     assert engine.rate(10.0) >= 0.85 * ENGINE_RATE
 
 
+@pytest.mark.proof
 def test_a_model_with_few_lines_now_and_then_does_not_disturb_a_shared_limit() -> None:
     engine = Names(2)
     engine.wait(40.0)
@@ -100,7 +101,8 @@ def test_names_of_one_engine_keep_their_limit_beside_a_model_outside_of_it() -> 
     assert engine.rate(10.0) >= 0.85 * ENGINE_RATE
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", [1, 3])
 def test_a_model_at_another_server_does_not_join_a_shared_limit(seed: int) -> None:
     """Names of one engine would otherwise take the slots that it brings."""
     engine = Names(2, lambda world: Queueing(world, about(1.0), slots=always(200)), seed=seed)

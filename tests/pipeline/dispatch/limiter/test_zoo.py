@@ -16,6 +16,7 @@ PROOF_ONLY = {
     "hard 200": "hard 8",
     "hard 64, slow": "hard 40, very slow",
     "growing 16 to 160": "hard, halving",
+    "replicas, hard 4 and 64": "8 replicas, hard 8",
     "hard 64, half taken": "hard, halving",
     "503 above 100 a second": "503 above 16",
     "queue 256": "queue 64, heavy tail",
@@ -26,7 +27,10 @@ PROOF_ONLY = {
     "tokens, bucket": "tokens, small bucket",
     "random 429, queue 32": "random 429",
     "random 429, Retry-After": "random 429",
+    "random 503": "random 429",
     "outage of 429, bucket": "outage of 429",
+    "outage of 503": "outage of 429",
+    "refused project, Retry-After": "refused project",
     "engine 16": "engine 64",
     "beside a slow model with one slot": "beside a very slow model",
 }
