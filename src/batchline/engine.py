@@ -142,7 +142,7 @@ class WorkerRole:
     ) -> None:
         settings, store, clock, owner = context.settings, context.store, context.clock, context.owner
         intervals, factor = context.intervals, _FLEET_INTERVAL_FACTOR if shared else 1.0
-        self.worker = new_worker(context, on_shard_done=self.on_shard_done)
+        self.worker = new_worker(context, on_batch_left=self.on_batch_left)
         finalizer = _new_finalizer(
             context,
             validator=validator,
@@ -206,8 +206,8 @@ class WorkerRole:
         self.worker.on_work_available()
         self._finalize_task.wake()
 
-    def on_shard_done(self) -> None:
-        """Look for a batch to finalize: a shard has no line left to run."""
+    def on_batch_left(self) -> None:
+        """Look for a batch to finalize: a worker holds no shard of one any more."""
         self._finalize_task.wake()
 
     def on_worker_exit(self) -> None:
@@ -307,7 +307,7 @@ def new_deliveries(context: Context) -> Deliveries:
     )
 
 
-def new_worker(context: Context, *, on_shard_done: Callable[[], None]) -> Worker:
+def new_worker(context: Context, *, on_batch_left: Callable[[], None]) -> Worker:
     return Worker(
         store=context.store,
         objects=context.objects,
@@ -322,7 +322,7 @@ def new_worker(context: Context, *, on_shard_done: Callable[[], None]) -> Worker
         budgets=context.budgets,
         metrics=context.metrics,
         damage_log=context.damage_log,
-        on_shard_done=on_shard_done,
+        on_batch_left=on_batch_left,
         engine_queues=context.engine_queues,
         tracer=context.tracer,
     )

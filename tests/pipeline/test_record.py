@@ -73,7 +73,7 @@ class Harness(VirtualLoop):
         super().__init__()
         self.storage = StorageStub(self)
         storage: Any = self.storage
-        self.shards_done = self.flushes_reported = 0
+        self.batches_left = self.flushes_reported = 0
         self.held_bytes = HeldBytes(MiB)
         self.recorder = Recorder(
             store=storage,
@@ -84,7 +84,7 @@ class Harness(VirtualLoop):
             held_bytes=self.held_bytes,
             metrics=Metrics(),
             on_recorded=self._count_flush,
-            on_shard_done=self._count_shard,
+            on_batch_left=self._count_left,
         )
         self.running = self.loop.create_task(self.recorder.run())
         self.advance(0)
@@ -92,8 +92,8 @@ class Harness(VirtualLoop):
     def _count_flush(self) -> None:
         self.flushes_reported += 1
 
-    def _count_shard(self) -> None:
-        self.shards_done += 1
+    def _count_left(self) -> None:
+        self.batches_left += 1
 
     def add(self, jobs: list[Job], *, line: bytes = LINE, pending: int = 1) -> None:
         """End jobs with an outcome, while so many other lines of their batch are pending."""
@@ -144,13 +144,23 @@ def test_a_mebibyte_is_recorded_at_once_and_as_an_object(harness: Harness) -> No
     assert (len(harness.storage.records), len(harness.storage.objects)) == (2, 1)
 
 
-def test_a_shard_that_has_no_line_left_is_forgotten_and_reported(harness: Harness) -> None:
+def test_a_shard_that_has_no_line_left_is_forgotten(harness: Harness) -> None:
     jobs = make_jobs(3)
     harness.add(jobs[:2])
     harness.advance(2)
-    assert (harness.storage.forgotten, harness.shards_done) == ([], 0)
+    assert (harness.storage.forgotten, harness.batches_left) == ([], 0)
     harness.add(jobs[2:], pending=0)
-    assert (harness.storage.forgotten, harness.shards_done) == ([jobs[0].shard], 1)
+    assert (harness.storage.forgotten, harness.batches_left) == ([jobs[0].shard], 1)
+
+
+def test_a_batch_is_left_when_its_last_shard_that_is_held_has_ended(harness: Harness) -> None:
+    """Before that it cannot be finalized, and to look for it would cost a transaction for each shard."""
+    jobs = make_jobs(2)
+    batch = jobs[0].batch
+    batch.shards[1] = make_jobs(1)[0].shard
+    harness.add(jobs)
+    harness.advance(2)
+    assert (harness.storage.forgotten, harness.batches_left) == ([jobs[0].shard], 0)
 
 
 def test_while_storage_is_unavailable_outcomes_are_kept_and_nothing_starts(

@@ -50,7 +50,7 @@ meanwhile. In such a turn up to 64 answers are handled, and fewer lines than tha
 
 
 class Worker:
-    """The worker of a process. ``on_shard_done`` is called for every shard that has no line left to run."""
+    """The worker of a process. ``on_batch_left`` is called when it holds no shard of a batch any more."""
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class Worker:
         budgets: Budgets,
         metrics: Metrics,
         damage_log: DamageLog,
-        on_shard_done: Callable[[], None],
+        on_batch_left: Callable[[], None],
         engine_queues: Mapping[str, EngineQueue] = {},
         tracer: Tracer | None = None,
     ) -> None:
         self._store, self._clock, self._random = store, clock, random
         self._owner = owner
-        self._on_shard_done = on_shard_done
+        self._on_batch_left = on_batch_left
         self._lease_seconds, self._grace_seconds = settings.lease_seconds, settings.shutdown_grace_seconds
         self._claim_loop_woken = asyncio.Event()
         self._work_available = asyncio.Event()
@@ -100,7 +100,7 @@ class Worker:
             held_bytes=held_bytes,
             metrics=metrics,
             on_recorded=self._on_recorded,
-            on_shard_done=on_shard_done,
+            on_batch_left=on_batch_left,
         )
         self._dispatchers = {
             name: Dispatcher(
@@ -342,7 +342,7 @@ class Worker:
         ]
         if released:
             await self._try_to_release(released)
-            self._on_shard_done()
+            self._on_batch_left()
 
     async def _release_without_share(self) -> None:
         """Release the shards whose upstreams this worker has no share of, so that a worker with a share can run them.

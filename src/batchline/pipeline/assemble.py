@@ -27,8 +27,12 @@ from batchline.domain.records import Batch, Segment, Shard
 from batchline.domain.result_order import OrderBuilder
 from batchline.domain.states import BatchStatus, Stop
 from batchline.pipeline.damage import DamageLog
+from batchline.pipeline.record import FLUSH_BYTES
 from batchline.pipeline.segments import stored_segments
 from batchline.ports import FinalizeLease, Objects, Store, Writer
+
+_READ_AT_ONCE_BYTES = 2 * FLUSH_BYTES
+"""A segment up to this size is read at once, as nearly all are. To read it by chunks costs several hops between threads."""
 
 
 class ResultWriter:
@@ -132,7 +136,11 @@ class Assembler:
         if segment.object_key is None:
             yield segment.data or b""
             return
-        async for chunk in self._objects.stream(segment.object_key, 0, segment.output_bytes + segment.error_bytes):
+        size = segment.output_bytes + segment.error_bytes
+        if size <= _READ_AT_ONCE_BYTES:
+            yield await self._objects.read(segment.object_key, 0, size)
+            return
+        async for chunk in self._objects.stream(segment.object_key, 0, size):
             yield chunk
 
     async def write_leftovers(

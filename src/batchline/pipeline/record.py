@@ -174,8 +174,8 @@ class _Buffer:
 class Recorder:
     """Buffers outcomes and records them in the background.
 
-    ``on_recorded`` is called after segments were recorded, once for those that end together, and ``on_shard_done`` for
-    each shard that has no line left to run.
+    ``on_recorded`` is called after segments were recorded, once for those that end together, and ``on_batch_left`` when
+    the last shard that is held of a batch has ended.
     """
 
     def __init__(
@@ -189,12 +189,12 @@ class Recorder:
         held_bytes: HeldBytes,
         metrics: Metrics,
         on_recorded: Callable[[], None],
-        on_shard_done: Callable[[], None],
+        on_batch_left: Callable[[], None],
     ) -> None:
         self._store, self._objects, self._claims, self._clock = store, objects, claims, clock
         self._owner, self._held_bytes = owner, held_bytes
         self._metrics = metrics
-        self._on_recorded, self._on_shard_done = on_recorded, on_shard_done
+        self._on_recorded, self._on_batch_left = on_recorded, on_batch_left
         self._buffers: dict[HeldBatch, _Buffer] = {}
         """A batch that was lost and claimed again has two for a while, with shards and a budget of its own each."""
         self._segment_numbers = count(1)
@@ -286,10 +286,11 @@ class Recorder:
         await self._record_held(buffer.batch, builder)
         budget.remove_cost(cost - builder.cost)
         builder.mark_settled()
-        for shard in builder.shards:
-            if shard.settled == shard.all_settled:
-                self._claims.forget(shard)
-                self._on_shard_done()
+        done = [shard for shard in builder.shards if shard.settled == shard.all_settled]
+        for shard in done:
+            self._claims.forget(shard)
+        if done and not buffer.batch.shards:
+            self._on_batch_left()
         self._held_bytes.on_recorded(size)
         buffer.lines -= lines
         if not buffer.segments:

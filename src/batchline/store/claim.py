@@ -20,6 +20,8 @@ from batchline.store.sql import Row, Script, change_many, one, rows, rows_of_man
 _MAX_LANES = 16
 _MAX_SHARDS = 32
 """The most shards in one claim, so that none takes long; a worker that wants more claims again."""
+_SHARDS_READ_AHEAD = 8
+"""The shards that are read before it is known how many a claim takes: mostly fewer. If it takes more, it reads again."""
 _MAX_ROUNDS = 16
 
 
@@ -34,7 +36,7 @@ def choose_shards(*, lines: int, space: int, alone: bool, without: str, at: int)
         lanes = [_Lane(row) for row in (yield from _free_lanes(without, limit=limit))]
         # Lanes that were not read may come right after the last of these, and must not be overtaken.
         until = max(lane.virtual_time for lane in lanes) if len(lanes) == limit else None
-        yield from _read(lanes, limit=1 if until is not None else -(-_MAX_SHARDS // max(1, len(lanes))), at=at)
+        yield from _read(lanes, limit=1 if until is not None else -(-_SHARDS_READ_AHEAD // max(1, len(lanes))), at=at)
         chosen = yield from _take_turns(lanes, until=until, lines=lines, space=space, alone=alone, at=at)
         yield from change_many("advance_lane", [lane.advanced() for lane in lanes if lane.lines or lane.is_empty])
         if chosen or not lanes or not all(lane.is_empty for lane in lanes):

@@ -20,7 +20,7 @@ from batchline.app.workers.messages import (
     FromWorker,
     GoodbyeMessage,
     HeartbeatMessage,
-    ShardDoneMessage,
+    BatchLeftMessage,
     SharesMessage,
     StartMessage,
     StopMessage,
@@ -86,8 +86,8 @@ class PoolConnection:
         self._writer.send(GoodbyeMessage(samples=read_samples(self._metrics.registry)))
         await self._writer.close()
 
-    def send_shard_done(self) -> None:
-        self._writer.send(ShardDoneMessage())
+    def send_batch_left(self) -> None:
+        self._writer.send(BatchLeftMessage())
 
 
 class _PipeWriter(asyncio.Protocol):
@@ -141,7 +141,7 @@ async def run_child(*, read_pipe: BinaryIO, write_pipe: BinaryIO) -> None:
 
 
 async def _run_lines(context: Context, connection: PoolConnection) -> None:
-    worker = new_worker(context, on_shard_done=connection.send_shard_done)
+    worker = new_worker(context, on_batch_left=connection.send_batch_left)
     heartbeat = Heartbeat(fleet=connection, worker=worker, settings=context.settings)
     every = min(context.intervals.pool_heartbeat_seconds, context.settings.lease_seconds / 3)
     stop_on_signals(worker.stop)

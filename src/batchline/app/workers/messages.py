@@ -46,8 +46,8 @@ class HeartbeatMessage(Struct, frozen=True, kw_only=True, tag=True):
     samples: Sequence[MetricSample]
 
 
-class ShardDoneMessage(Struct, frozen=True, kw_only=True, tag=True):
-    """A shard has no line left to run, so its batch may be ready to finalize."""
+class BatchLeftMessage(Struct, frozen=True, kw_only=True, tag=True):
+    """The child holds no shard of a batch any more, so the batch may be ready to finalize."""
 
 
 class GoodbyeMessage(Struct, frozen=True, kw_only=True, tag=True):
@@ -57,7 +57,7 @@ class GoodbyeMessage(Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToWorker = StartMessage | SharesMessage | StopMessage
-FromWorker = HeartbeatMessage | ShardDoneMessage | GoodbyeMessage
+FromWorker = HeartbeatMessage | BatchLeftMessage | GoodbyeMessage
 
 
 def _plain(value: object) -> str:

@@ -15,7 +15,7 @@ from batchline.app.workers.autoscaler import Autoscaler, CpuMeter
 from batchline.app.workers.messages import (
     FromWorker,
     HeartbeatMessage,
-    ShardDoneMessage,
+    BatchLeftMessage,
     SharesMessage,
     StartMessage,
     StopMessage,
@@ -161,8 +161,8 @@ class WorkerPool:
             await self._reap(child)
 
     async def _handle(self, child: "_WorkerProcess", message: FromWorker) -> None:
-        if isinstance(message, ShardDoneMessage):
-            self._worker_role.on_shard_done()
+        if isinstance(message, BatchLeftMessage):
+            self._worker_role.on_batch_left()
             return
         self._context.metrics.remote.update(child.owner, message.samples)
         if isinstance(message, HeartbeatMessage):
