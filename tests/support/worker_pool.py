@@ -36,7 +36,8 @@ def running_pool(
 ) -> Iterator[Service]:
     """Run a service whose second process joins as soon as a line is in flight, and stays unless there is CPU to spare.
 
-    Batches are finalized only when a worker reports that it holds no shard of one any more. ``more`` is a statement of the program.
+    Batches are finalized only when a worker reports that it holds no shard of one any more. ``more`` is a statement of
+    the program.
     """
     script = folder / "serve.py"
     script.write_text(_SERVE.format(spare=spare, more=more))

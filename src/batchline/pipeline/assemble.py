@@ -32,7 +32,7 @@ from batchline.pipeline.segments import stored_segments
 from batchline.ports import FinalizeLease, Objects, Store, Writer
 
 _READ_AT_ONCE_BYTES = 2 * FLUSH_BYTES
-"""A segment up to this size is read at once, as nearly all are. To read it by chunks costs several hops between threads."""
+"""A segment up to this size is read at once, as nearly all are. Each chunk of a larger one is a hop between threads."""
 
 
 class ResultWriter:

@@ -21,7 +21,7 @@ _MAX_LANES = 16
 _MAX_SHARDS = 32
 """The most shards in one claim, so that none takes long; a worker that wants more claims again."""
 _SHARDS_READ_AHEAD = 8
-"""The shards that are read before it is known how many a claim takes: mostly fewer. If it takes more, it reads again."""
+"""The shards that are read first. Most claims take fewer, and those that take more read again."""
 _MAX_ROUNDS = 16
 
 

@@ -31,8 +31,8 @@ from batchline.domain.rate_limits import (
 from batchline.domain.replies import Answer, Fault, FaultKind, Reply
 from batchline.ports import Clock
 from batchline.upstream.arrival import Arrival, arrival_of
-from batchline.upstream.closed_check import closed_check
 from batchline.upstream.encoding import Undecodable, decode, is_plain, is_readable
+from batchline.upstream.end_check import EndCheck
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_SHOWN_BYTES = 50
@@ -169,7 +169,7 @@ class UpstreamConnection(asyncio.Protocol):
 
         The server may have closed it since the event loop last read from it, and would lose the request.
         """
-        return self.reusable and not self._is_closed_by_server()
+        return self.reusable and not self._end_check.has_ended()
 
     @property
     def first_exchange(self) -> UpstreamExchange | None:
@@ -204,7 +204,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._is_closed_by_server = closed_check(transport.get_extra_info("socket"))
+        self._end_check = EndCheck(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         if not self._busy:
@@ -235,6 +235,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
+        self._end_check.close()
         if self in self._idle:
             self._idle.remove(self)
         if self._busy:

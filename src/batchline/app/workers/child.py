@@ -17,10 +17,10 @@ from batchline.app.tracing import open_tracer
 from batchline.app.upstreams import open_upstreams
 from batchline.app.workers.autoscaler import CpuMeter
 from batchline.app.workers.messages import (
+    BatchLeftMessage,
     FromWorker,
     GoodbyeMessage,
     HeartbeatMessage,
-    BatchLeftMessage,
     SharesMessage,
     StartMessage,
     StopMessage,

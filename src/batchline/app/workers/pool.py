@@ -13,9 +13,9 @@ from msgspec import DecodeError
 
 from batchline.app.workers.autoscaler import Autoscaler, CpuMeter
 from batchline.app.workers.messages import (
+    BatchLeftMessage,
     FromWorker,
     HeartbeatMessage,
-    BatchLeftMessage,
     SharesMessage,
     StartMessage,
     StopMessage,
