@@ -8,21 +8,9 @@ the database and the disk took 13 us of CPU per line in place of 8. ``getsockopt
 import select
 import socket
 import sys
-from collections.abc import Callable
-from typing import Protocol
 
 _OPEN_STATE = 1
 """The state of an open connection of TCP, by its number in Linux."""
-
-
-class ConnectedSocket(Protocol):
-    """What a transport shows of its socket."""
-
-    family: int
-    type: int
-    proto: int
-
-    def fileno(self) -> int: ...
 
 
 class EndCheck:
@@ -31,20 +19,20 @@ class EndCheck:
     It has a socket object of its own, because that of the event loop makes a new one for each call.
     """
 
-    def __init__(self, connected: ConnectedSocket) -> None:
+    def __init__(self, connected: socket.socket) -> None:
         self._socket = socket.socket(connected.family, connected.type, connected.proto, fileno=connected.fileno())
-        self.has_ended: Callable[[], bool] = self._read_state if sys.platform == "linux" else self._new_poll()
+        self._unread: select.poll | None = None
+        if sys.platform != "linux":
+            self._unread = select.poll()
+            self._unread.register(self._socket, select.POLLIN)
+
+    def has_ended(self) -> bool:
         """Return whether the server has closed the connection or reset it."""
+        if self._unread is not None:
+            return bool(self._unread.poll(0))
+        # The first byte of what Linux tells about a connection is its state.
+        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _OPEN_STATE
 
     def close(self) -> None:
         """End the check. The event loop owns the descriptor and closes it."""
         self._socket.detach()
-
-    def _read_state(self) -> bool:
-        # The first byte of what Linux tells about a connection is its state.
-        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _OPEN_STATE
-
-    def _new_poll(self) -> Callable[[], bool]:
-        unread = select.poll()
-        unread.register(self._socket.fileno(), select.POLLIN)
-        return lambda: bool(unread.poll(0))

@@ -1,0 +1,71 @@
+"""The end of a connection is known before the event loop reads it (D10)."""
+
+import os
+import select
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from batchline.upstream.end_check import EndCheck
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """The client's and the server's end of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+    with closing(client), closing(server):
+        yield client, server
+
+
+@pytest.fixture(params=["linux", "darwin"])
+def check(request: pytest.FixtureRequest, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndCheck]:
+    """The check of the client's end, as on each kind of system."""
+    monkeypatch.setattr(sys, "platform", request.param)
+    check = EndCheck(pair[0])
+    monkeypatch.undo()
+    yield check
+    check.close()
+
+
+def _close(server: socket.socket) -> None:
+    server.close()
+
+
+def _reset(server: socket.socket) -> None:
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.close()
+
+
+def _shut_down(server: socket.socket) -> None:
+    server.shutdown(socket.SHUT_WR)
+
+
+def test_an_open_connection_has_not_ended(check: EndCheck) -> None:
+    assert not check.has_ended()
+
+
+@pytest.mark.parametrize("end", [_close, _reset, _shut_down])
+def test_an_end_by_the_server_is_seen_though_nothing_was_read(
+    pair: Pair, check: EndCheck, end: Callable[[socket.socket], None]
+) -> None:
+    client, server = pair
+    end(server)
+    assert select.select([client], [], [], 10)[0], "the end arrives"
+    assert check.has_ended()
+
+
+def test_the_descriptor_stays_open_when_the_check_ends(pair: Pair, check: EndCheck) -> None:
+    """The event loop still writes to it."""
+    client, server = pair
+    check.close()
+    del check
+    os.write(client.fileno(), b"x")
+    assert server.recv(1) == b"x"
