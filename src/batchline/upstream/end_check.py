@@ -12,6 +12,9 @@ import sys
 _OPEN_STATE = 1
 """The state of an open connection of TCP, by its number in Linux."""
 
+_borrowed: set[socket.socket] = set()
+"""The socket objects of all checks. One that was collected would close its descriptor, which the event loop owns."""
+
 
 class EndCheck:
     """The check of one connection, from when it was made until it was lost.
@@ -21,6 +24,7 @@ class EndCheck:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = socket.socket(connected.family, connected.type, connected.proto, fileno=connected.fileno())
+        _borrowed.add(self._socket)
         self._unread: select.poll | None = None
         if sys.platform != "linux":
             self._unread = select.poll()
@@ -36,3 +40,4 @@ class EndCheck:
     def close(self) -> None:
         """End the check. The event loop owns the descriptor and closes it."""
         self._socket.detach()
+        _borrowed.discard(self._socket)
