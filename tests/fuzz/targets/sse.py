@@ -1,7 +1,7 @@
 """The answer of an upstream that streams, from its status line on."""
 
 import asyncio
-import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
@@ -28,28 +28,14 @@ _FRAME = b"data: \n\n"
 _STALL_SECONDS = 30.0
 
 
-class _Socket:
-    """A descriptor that never has anything to read."""
-
-    def __init__(self) -> None:
-        self._ends = os.pipe()
-
-    def fileno(self) -> int:
-        return self._ends[0]
-
-    def close(self) -> None:
-        for end in self._ends:
-            os.close(end)
-
-
 class _Transport:
     """The edge: takes what is written and notes whether it is closed."""
 
-    def __init__(self, sock: _Socket) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.aborted = False
 
-    def get_extra_info(self, _name: str) -> _Socket:
+    def get_extra_info(self, _name: str) -> socket.socket:
         return self._sock
 
     def writelines(self, _parts: Any) -> None:
@@ -124,7 +110,7 @@ class EventStreamTarget:
 
     def __init__(self) -> None:
         self._virtual = VirtualLoop()
-        self._socket = _Socket()
+        self._socket, self._peer = socket.socketpair()
         # A smaller bound is reached by smaller inputs.
         self._real_bound, events.MAX_EVENT_BYTES = events.MAX_EVENT_BYTES, _MAX_EVENT_BYTES
 
@@ -141,6 +127,7 @@ class EventStreamTarget:
     def close(self) -> None:
         self._virtual.close()
         self._socket.close()
+        self._peer.close()
         events.MAX_EVENT_BYTES = self._real_bound
 
     async def _answer(self, pieces: list[bytes], *, closes: bool) -> object:
