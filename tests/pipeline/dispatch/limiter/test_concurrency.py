@@ -195,6 +195,12 @@ def test_turns_of_this_process_are_not_taken_for_a_gain_of_the_upstream(latency:
     assert sum(limits) / len(limits) <= 160
 
 
+def test_a_ramp_opens_few_connections_that_a_busy_process_cannot_use() -> None:
+    """To open one costs as much as several lines, so a small batch would take longer."""
+    limits = [max(_limits_of_a_busy_process(0.003, seed=seed, answers=3_000)) for seed in SEEDS]
+    assert sorted(limits)[len(limits) // 2] <= 2 * FIRST_LIMIT
+
+
 def _limits_of_a_busy_process(latency: float, *, seed: int, answers: int) -> list[int]:
     """Return the limit after each turn of a process that handles up to 64 answers in a turn, 0.1 ms for each.
 

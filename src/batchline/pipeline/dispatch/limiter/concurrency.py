@@ -25,6 +25,9 @@ FIRST_LIMIT = 32
 _LEAST_FIRST_LIMIT = 4
 _FIRST_FACTOR = 4.0
 """The factor of the first step of the ramp. The less a step raised the throughput, the shorter is the next one."""
+_INSTANT_SECONDS, _INSTANT_FACTOR = 0.01, 2.0
+"""If answers take less than this, a step is at most twice the limit: four times as many would be more than a process
+can read, and each connection that is opened costs as much as several lines."""
 _RAMP_PART, HOLD_PART = 0.6, 0.9
 """The part of a round that must have ended. A ramp does not wait for as many while latencies are about equal, since it
 compares rounds with the same part missing."""
@@ -376,6 +379,8 @@ class ConcurrencyLimit:
             self._factor = 1 + (_FIRST_FACTOR - 1) * max(0.3, min(1.0, elasticity)) ** 2
             if queued or measure.latency > _LONGER * min(point.latency for point in self._points):
                 self._factor = min(self._factor, UP_FACTOR)
+        if self._mean_seconds < _INSTANT_SECONDS:
+            self._factor = min(self._factor, _INSTANT_FACTOR)
         if self.limit >= self._cap:
             self._end_ramp(now)
         else:
