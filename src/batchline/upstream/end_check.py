@@ -5,6 +5,7 @@ releases the lock wakes each thread that waits for it, mostly for nothing: with 
 the database and the disk took 13 us of CPU per line in place of 8. ``getsockopt`` does not release it.
 """
 
+import atexit
 import select
 import socket
 import sys
@@ -41,3 +42,10 @@ class EndCheck:
         """End the check. The event loop owns the descriptor and closes it."""
         self._socket.detach()
         _borrowed.discard(self._socket)
+
+
+@atexit.register
+def _return_descriptors() -> None:
+    """Leave the descriptors of checks that were never closed to the end of the process."""
+    while _borrowed:
+        _borrowed.pop().detach()
