@@ -48,12 +48,20 @@ def _shut_down(server: socket.socket) -> None:
     server.shutdown(socket.SHUT_WR)
 
 
-def test_an_open_connection_has_not_ended(check: EndCheck) -> None:
+def _send_unasked(server: socket.socket) -> None:
+    server.sendall(b"HTTP/1.1 200 OK")
+
+
+def test_an_open_connection_has_not_ended(pair: Pair, check: EndCheck) -> None:
+    assert not check.has_ended()
+    client, server = pair
+    server.sendall(b"an answer")
+    assert client.recv(100) == b"an answer"
     assert not check.has_ended()
 
 
-@pytest.mark.parametrize("end", [_close, _reset, _shut_down])
-def test_an_end_by_the_server_is_seen_though_nothing_was_read(
+@pytest.mark.parametrize("end", [_close, _reset, _shut_down, _send_unasked])
+def test_an_end_or_unasked_bytes_are_seen_though_nothing_was_read(
     pair: Pair, check: EndCheck, end: Callable[[socket.socket], None]
 ) -> None:
     client, server = pair

@@ -12,6 +12,8 @@ import sys
 
 _OPEN_STATE = 1
 """The state of an open connection of TCP, by its number in Linux."""
+_SO_MEMINFO = 55
+"""The option by which Linux tells how much memory is taken by bytes that were received and not read."""
 
 _borrowed: set[socket.socket] = set()
 """The socket objects of all checks. One that was collected would close its descriptor, which the event loop owns."""
@@ -26,17 +28,27 @@ class EndCheck:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = socket.socket(connected.family, connected.type, connected.proto, fileno=connected.fileno())
         _borrowed.add(self._socket)
-        self._unread: select.poll | None = None
-        if sys.platform != "linux":
-            self._unread = select.poll()
-            self._unread.register(self._socket, select.POLLIN)
+        self._poll: select.poll | None = None
+        if not self._is_told():
+            self._poll = select.poll()
+            self._poll.register(self._socket, select.POLLIN)
 
     def has_ended(self) -> bool:
-        """Return whether the server has closed the connection or reset it."""
-        if self._unread is not None:
-            return bool(self._unread.poll(0))
+        """Return whether the server has closed or reset the connection, or sent bytes that were not asked for."""
+        return bool(self._poll.poll(0)) if self._poll is not None else not self._is_quiet()
+
+    def _is_told(self) -> bool:
+        """Return whether the system tells what is asked for: not every one that runs programs of Linux does."""
+        try:
+            return sys.platform == "linux" and self._is_quiet()
+        except OSError:
+            return False
+
+    def _is_quiet(self) -> bool:
+        get = self._socket.getsockopt
         # The first byte of what Linux tells about a connection is its state.
-        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _OPEN_STATE
+        is_open = get(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _OPEN_STATE
+        return is_open and get(socket.SOL_SOCKET, _SO_MEMINFO) == 0
 
     def close(self) -> None:
         """End the check. The event loop owns the descriptor and closes it."""
