@@ -1,6 +1,7 @@
 """``python -m bench.zoo.upstreams KIND`` runs an upstream that behaves as real ones do, and prints its URL.
 
-GET /seen returns how many requests it answered and refused, and how many it had in flight at most.
+GET /seen returns how many requests it answered and refused, how many it had in flight at most, and since how many
+seconds it is used.
 """
 
 import asyncio
@@ -45,6 +46,9 @@ class Reply(NamedTuple):
     status: int = 200
     headers: dict[str, str] | None = None
 
+
+OUTAGE_BEGINS, OUTAGE_ENDS = 5.0, 65.0
+"""The seconds since the first request between which an upstream with an outage refuses everything."""
 
 Handler = Callable[[Request], Awaitable[Reply]]
 OK, REFUSED, OVERLOADED = Reply(), Reply(429), Reply(503)
@@ -201,6 +205,20 @@ def tokens(seen: Seen) -> Handler:
     return handle
 
 
+def outage(kind: Callable[[Seen], Handler]) -> Callable[[Seen], Handler]:
+    """Behave as another kind, but refuse everything for a minute."""
+
+    def kind_with_outage(seen: Seen) -> Handler:
+        handle = kind(seen)
+
+        async def handle_or_refuse(request: Request) -> Reply:
+            return REFUSED if OUTAGE_BEGINS <= seen.seconds < OUTAGE_ENDS else await handle(request)
+
+        return handle_or_refuse
+
+    return kind_with_outage
+
+
 def per_model(seen: Seen) -> Handler:
     """Limit one model to 5 a second, and no other."""
     level = Bucket(5, 5)
@@ -211,11 +229,12 @@ def per_model(seen: Seen) -> Handler:
     return handle
 
 
-def poison(seen: Seen) -> Handler:
-    """Refuse some lines whatever the rate."""
+def by_line(seen: Seen) -> Handler:
+    """Refuse some lines whatever the rate, fail for others, and take 25 s for a third sort."""
+    faults = {"poison": REFUSED, "failing": OVERLOADED}
 
     async def handle(request: Request) -> Reply:
-        return REFUSED if request.prompt == "poison" else await answer(0.02)
+        return faults.get(request.prompt) or await answer(25.0 if request.prompt == "hang" else 0.02)
 
     return handle
 
@@ -236,15 +255,6 @@ def knee(seen: Seen) -> Handler:
 
     async def handle(request: Request) -> Reply:
         return await answer(0.1 * max(1.0, seen.in_flight / 32) ** 1.5)
-
-    return handle
-
-
-def hanging(seen: Seen) -> Handler:
-    """Take 25 s for some lines, and no time for others."""
-
-    async def handle(request: Request) -> Reply:
-        return await answer(25.0) if request.prompt == "hang" else OK
 
     return handle
 
@@ -294,11 +304,16 @@ KINDS: dict[str, Callable[[Seen], Handler]] = {
     "bucket100ra": bucket(100, 10, retry_after=1.0),
     "window": window,
     "tokens": tokens,
-    "per_model": per_model,
-    "poison": poison,
     "random429": by_chance(0.05, REFUSED),
     "random503": by_chance(0.05, OVERLOADED),
-    "hanging": hanging,
+    "per_model": per_model,
+    "poison": by_line,
+    "refused": by_line,
+    "failing": by_line,
+    "hanging": by_line,
+    "outage500": outage(bucket(500, 50)),
+    "outage64": outage(hard(lambda _: 64, 0.1)),
+    "outagequeue": outage(queueing(lambda _: 64, lambda: 0.1)),
 }
 
 
@@ -332,7 +347,8 @@ class Server:
 
     async def _report(self, http: web.Request) -> web.Response:
         seen = self._seen
-        return web.json_response({"answered": seen.answered, "refused": seen.refused, "peak": seen.peak})
+        counts = {"answered": seen.answered, "refused": seen.refused, "peak": seen.peak, "seconds": seen.seconds}
+        return web.json_response(counts)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.zoo.__main__ import CASES, Case, run_case
+from bench.zoo.__main__ import run_case
+from bench.zoo.cases import CASES, Capacity
 from bench.zoo.upstreams import KINDS
 
 
@@ -12,7 +13,7 @@ def test_every_kind_of_upstream_has_its_goal() -> None:
 
 def test_a_kind_is_measured_from_the_upload_to_the_last_answer(capsys: pytest.CaptureFixture[str]) -> None:
     """8 at once and 0.1 s each are 80 a second."""
-    assert run_case("hard8", Case(160, 2.0, 0.1))
+    assert run_case("hard8", Capacity(160, 2.0, 0.1))
     row = capsys.readouterr().out.split()
     assert row[0] == "hard8"
     took, failed, unanswered, peak = float(row[3]), *(int(row[index]) for index in (7, 8, 10))
@@ -22,5 +23,5 @@ def test_a_kind_is_measured_from_the_upload_to_the_last_answer(capsys: pytest.Ca
 
 
 def test_a_goal_that_is_missed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not run_case("hard8", Case(8, 20.0, 1000.0))
+    assert not run_case("hard8", Capacity(8, 20.0, 1000.0))
     assert "BELOW GOAL" in capsys.readouterr().out
