@@ -140,6 +140,17 @@ def _engine(world: World, slots: int, *, tokens: int = 32, request_seconds: floa
     return Engine(world, slots=slots, tokens=tokens, step_seconds=0.0018, request_seconds=request_seconds, noise=0.15)
 
 
+def _uneven_pace(time: float) -> float:
+    """Return the pace of an engine on a busy machine: it changes by a factor of two within seconds, without a rule."""
+    return 1 + 0.2 * sin(1.7 * time) + 0.15 * sin(0.61 * time + 1)
+
+
+def _uneven_engine(world: World) -> Engine:
+    return Engine(
+        world, slots=16, tokens=32, step_seconds=0.005, request_seconds=0.00017, noise=0.15, pace=_uneven_pace
+    )
+
+
 def _waves(number: int, *, slots: int, tokens: int, step_seconds: float, request_seconds: float) -> float:
     """Return the time that an engine needs if its slots are always taken. Half of the answers take a step more."""
     return number / slots * (step_seconds + request_seconds * slots) * tokens * 33 / 32
@@ -727,6 +738,18 @@ CASES = {
         script=lines(6000),
         ideal_seconds=_waves(6000, slots=384, tokens=64, step_seconds=0.095, request_seconds=0.000335),
         goal=0.8,
+    ),
+    "engine 16, uneven pace": Case(
+        upstream=_uneven_engine,
+        script=lines(4000),
+        ideal_seconds=_waves(4000, slots=16, tokens=32, step_seconds=0.005, request_seconds=0.00017),
+        goal=0.85,
+    ),
+    "engine 16, uneven pace, queue length": Case(
+        upstream=_uneven_engine,
+        script=lines_with_metrics(4000),
+        ideal_seconds=_waves(4000, slots=16, tokens=32, step_seconds=0.005, request_seconds=0.00017),
+        goal=0.9,
     ),
     "queue length of an idle engine": Case(
         upstream=lambda world: Overloading(world, 1.0, slots=32),

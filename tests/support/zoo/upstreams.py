@@ -54,6 +54,7 @@ TIMEOUT = Retryable(FaultKind.TIMEOUT, "", unavailable=True)
 
 
 QUICK = about(0.02)
+_STEADY = always(1.0)
 
 
 class Upstream:
@@ -299,7 +300,8 @@ class Engine(Upstream):
     A step takes ``step_seconds`` and for each request ``request_seconds``. The requests that come while all slots are
     taken are queued; with more than ``crowd`` requests in all, steps take longer. An answer needs ``steps`` steps of
     the simulation. ``at_once`` says that a request which comes because another one ended can be in the next step; else
-    it comes during that step and waits until it ends, as it does if an engine's steps take long.
+    it comes during that step and waits until it ends, as it does if an engine's steps take long. ``pace`` is a factor
+    of the speed, which changes on machines that do other work too.
     """
 
     def __init__(
@@ -314,8 +316,10 @@ class Engine(Upstream):
         crowd: float = inf,
         steps: int = 16,
         at_once: bool = True,
+        pace: Capacity = _STEADY,
     ) -> None:
         super().__init__(world)
+        self._pace = pace
         self._slots, self._tokens, self._noise, self._crowd = slots, tokens, noise, crowd
         self._steps, self._at_once = steps, at_once
         self._step_seconds, self._request_seconds = step_seconds, request_seconds
@@ -340,7 +344,7 @@ class Engine(Upstream):
         if not self._is_idle:
             step = self._step_seconds + self._request_seconds * len(self._running)
             step *= max(1.0, self.in_flight / self._crowd) * self.world.uniform(1 - self._noise, 1 + self._noise)
-            self.world.after(step * self._tokens / self._steps, self._end_step)
+            self.world.after(step * self._tokens / self._steps / self._pace(self.world.time), self._end_step)
 
     def _end_step(self) -> None:
         for sequence in self._running:

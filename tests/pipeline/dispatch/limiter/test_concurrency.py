@@ -299,7 +299,7 @@ def test_an_engine_that_tells_its_queue_is_believed() -> None:
         waiting.append(length.waiting)
         running.append(length.running or 0.0)
     assert sum(running) / 100 >= 60
-    assert sum(waiting) / 100 <= 48
+    assert sum(waiting) / 100 <= 64
 
 
 @pytest.mark.parametrize(("steps", "seed"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.proof), (16, 2)])
@@ -405,7 +405,7 @@ def test_a_ramp_does_not_wait_for_slow_answers_of_an_engine_without_a_queue() ->
 
 
 @pytest.mark.parametrize(
-    ("queue", "looks_up"), [(QueueLength(running=50, waiting=0), True), (QueueLength(running=20, waiting=30), False)]
+    ("queue", "looks_up"), [(QueueLength(running=50, waiting=0), True), (QueueLength(running=19, waiting=31), False)]
 )
 def test_a_probe_looks_first_where_the_queue_of_the_engine_points(queue: QueueLength, looks_up: bool) -> None:
     limit = ConcurrencyLimit(cap=100)
@@ -415,6 +415,26 @@ def test_a_probe_looks_first_where_the_queue_of_the_engine_points(queue: QueueLe
     limit.on_queue_length(queue, in_flight=50, now=rounds.now)
     first = next(number for number in rounds.run(8) if number != 50)
     assert (first > 50) == looks_up
+
+
+@pytest.mark.rule(
+    "D9", "If an engine tells that many of our requests wait in it, the limit falls to what keeps it busy."
+)
+def test_a_long_queue_of_our_requests_is_cut_at_once() -> None:
+    """The first probe leaves three quarters of a queue, and nothing higher is tried while the queue is long."""
+    limit = ConcurrencyLimit(cap=1024)
+    rounds = Rounds(limit, lambda number: max(1.0, number / 16))
+    limit.set_limit(128, 0.0)
+    limits = list[int]()
+    for _ in range(20):
+        running = min(16, limit.limit)
+        limit.on_queue_length(
+            QueueLength(running=running, waiting=limit.limit - running), in_flight=limit.limit, now=rounds.now
+        )
+        limits += rounds.run(1)
+    assert next(number for number in limits if number != 128) == 29
+    assert limit.limit == 29
+    assert max(limits) == 128
 
 
 @pytest.mark.rule("D9", "A queue of others inside an engine does not keep the limit from growing.")

@@ -32,6 +32,7 @@ PROOF_ONLY = {
     "outage of 503": "outage of 429",
     "refused project, Retry-After": "refused project",
     "engine 16": "engine 64",
+    "engine 16, uneven pace": "engine 16, uneven pace, queue length",
     "beside a slow model with one slot": "beside a very slow model",
 }
 """Cases that only the proof runs, because they take long, each with a case of its kind that runs always."""

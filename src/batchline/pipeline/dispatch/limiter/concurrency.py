@@ -44,8 +44,9 @@ _LONGER = 2.0
 """If answers take so many times as long as the quickest of a ramp, the ramp goes on in small steps."""
 _NEAR_BEST = 0.97
 """A limit with this part of the best throughput is as good as the best."""
-_CLIMB_FACTOR = 1.5
-"""The first step of a ramp that starts from a limit known to work."""
+_CLIMB_FACTOR, _MOST_CLIMB_FACTOR = 1.5, 2.5
+"""The first and the longest step of a ramp that starts from a limit known to work. Its throughput may have grown for
+other reasons than the limit."""
 _QUEUES, _FEW = 1.5, 16
 """An upstream seems to queue if answers take so many times as long as the quickest of the ramp. No limit lower than a
 few is looked for."""
@@ -53,7 +54,7 @@ _LEAST = 2
 """An upstream that has only one request in flight is idle until the next one comes."""
 _WORTH_A_PROBE = 0.9
 """A lower limit is probed only if it is at most this part of the limit."""
-_MIN_GAIN, _TOLERATED_LOSS = 0.04, 0.02
+_MIN_GAIN, TOLERATED_LOSS = 0.04, 0.02
 """The change of throughput, as a logarithm, that a higher limit must bring and a lower limit may cost."""
 _SURE = 1.5
 """A higher limit must be better by this number of standard errors. One in fifteen seems better by chance."""
@@ -80,13 +81,14 @@ _STEP_DOWN_PART = 0.75
 little too low is soon found to be so."""
 _QUEUE_LENGTH_SECONDS = 15.0
 """The time for which a queue length that an engine reports is used."""
-_OWN_PART = 0.5
+_OWN_PART, _OWN_FACTOR = 0.5, 1.25
 """An engine that has less than this part of our requests in flight is not the one that answers them, or only one of
-several. Some of them may be on their way at the moment of a reading."""
+several; one that has more than this factor has those of others too. Some of ours may be on their way at the moment of
+a reading, and some of the last ones may still be counted."""
 _READINGS = 4
-_SHORT_QUEUE, _ENOUGH_QUEUE, _LONG_QUEUE = 0.25, 0.5, 0.75
+_SHORT_QUEUE, _ENOUGH_QUEUE, _LONG_QUEUE = 0.25, 0.75, 1.25
 """The length of a queue as a part of the requests that are processed. A short one may run empty between two steps of
-the engine."""
+the engine. One that is enough lasts even if most requests end in the same step."""
 
 
 class Phase(Enum):
@@ -106,8 +108,9 @@ class _Queue(Enum):
 
     SHORT = "short"
     ENOUGH = "enough"
-    """The length says nothing, since these requests may all have come since the last step."""
+    """It may be longer than is needed: these requests may all have come since the last step, or be those of others."""
     LONG = "long"
+    """All requests in it are ours, so a lower limit would shorten it."""
 
 
 class ConcurrencyLimit:
@@ -231,30 +234,35 @@ class ConcurrencyLimit:
         self._probe.rest(now)
 
     def on_queue_length(self, length: QueueLength, *, in_flight: int, now: float) -> None:
-        """Choose the direction of the next probe by the queue of the engine: up if it is short, down if it is long.
+        """Believe an engine that tells how many requests wait: more of them do not help if many wait already.
 
-        Throughput decides whether the limit changes, and the direction alternates if it does not. Requests that came
-        during a step of the engine wait until the next one, so an engine whose answers need few steps has a queue at
-        any limit. A long queue may be that of other clients, or of another model.
+        A short queue is a reason to probe a higher limit, and whether that is better is left to throughput. Requests
+        that came during a step of the engine wait until the next one, so an engine whose answers need few steps has a
+        queue at any limit; but no more wait for the next step than are in this one. A long queue may be that of other
+        clients or of another model, and then it says nothing.
         """
         if in_flight < self.limit or _is_of_others(length, in_flight):
             return
         # Between two steps an engine may process fewer for a moment, so the largest of the last readings counts.
         self._running.append(max(length.running or 0.0, in_flight - length.waiting))
         part = length.waiting / max(1.0, *self._running)
-        was_long, self._queue_until = self._has_queue(_Queue.LONG, now), now + _QUEUE_LENGTH_SECONDS
-        if part > _LONG_QUEUE:
-            self._queue = _Queue.LONG
-            if not was_long and self._phase is Phase.HOLD:
-                self._probe.upwards = False
-        elif part > _SHORT_QUEUE:
-            self._queue = _Queue.ENOUGH
-        else:
+        self._queue_until = now + _QUEUE_LENGTH_SECONDS
+        if part <= _SHORT_QUEUE:
             self._queue = _Queue.SHORT
             if self._phase is Phase.HOLD:
                 self._probe.schedule_up()
             elif self._phase is Phase.RAMP and not length.waiting:
                 self._skip_slow_round(now)
+        elif part <= _LONG_QUEUE or not _is_ours(length, in_flight):
+            self._queue = _Queue.ENOUGH
+        else:
+            self._queue = _Queue.LONG
+            if self._phase is Phase.RAMP:
+                self._hold(self.limit)
+                self._probe.begin_descent(now, far=True)
+            elif self._phase is Phase.PROBE and self._probe.upwards:
+                self._end_search()
+                self._probe.on_nothing_changed(now)
 
     def _skip_slow_round(self, now: float) -> None:
         """Take the next step of the ramp before its round is complete, because the engine has no queue.
@@ -379,6 +387,8 @@ class ConcurrencyLimit:
             self._factor = 1 + (_FIRST_FACTOR - 1) * max(0.3, min(1.0, elasticity)) ** 2
             if queued or measure.latency > _LONGER * min(point.latency for point in self._points):
                 self._factor = min(self._factor, UP_FACTOR)
+        if self._was_held:
+            self._factor = min(self._factor, _MOST_CLIMB_FACTOR)
         if self._mean_seconds < _INSTANT_SECONDS:
             self._factor = min(self._factor, _INSTANT_FACTOR)
         if self.limit >= self._cap:
@@ -389,14 +399,14 @@ class ConcurrencyLimit:
     def _end_ramp(self, now: float) -> None:
         """Hold the lowest limit that was as good as the best, and look from there for a lower one.
 
-        If the engine reported a long queue, the limit is at least as high as keeps the whole engine busy. A round of an
-        engine that answers in waves may show a lower limit than that.
+        If the engine reported enough of a queue, the limit is at least as high as keeps the whole engine busy. A round
+        of an engine that answers in waves may show a lower limit than that.
         """
         points = sorted(self._points, key=lambda point: point.limit)
         best = max(point.rate for point in points)
         at = next(index for index, point in enumerate(points) if point.rate >= _NEAR_BEST * best)
         limit = points[at].limit
-        if self._has_queue(_Queue.LONG, now):
+        if self._is_known_busy(now):
             limit = max(limit, min(self._enough, points[-1].limit))
         self._hold(limit)
         queues = points[at].latency > _QUEUES * min(point.latency for point in points)
@@ -419,7 +429,9 @@ class ConcurrencyLimit:
             self._begin_probe(measure, now)
 
     def _on_moved(self, measure: Measure, now: float, *, faster: bool) -> None:
-        if faster:
+        if faster and self._has_queue(_Queue.LONG, now):
+            self._hold(self.limit)
+        elif faster:
             self._climb(measure)
         else:
             self._hold(self.limit)
@@ -431,19 +443,22 @@ class ConcurrencyLimit:
         self._set_limit(max(self.limit + 1, int(self.limit * self._factor)), Phase.RAMP)
 
     def _begin_probe(self, measure: Measure, now: float) -> None:
-        lowest = self._lowest(measure, now)
-        if self._has_queue(_Queue.SHORT, now):
-            self._probe.upwards = True
-        self._probe.begin(measure, cap=self._cap, lowest=lowest)
+        lowest, is_long = self._lowest(measure, now), self._has_queue(_Queue.LONG, now)
+        if is_long and lowest == measure.limit:
+            self._probe.rest(now)
+            return
+        if is_long or self._has_queue(_Queue.SHORT, now):
+            self._probe.upwards = not is_long
+        self._probe.begin(measure, cap=self._cap, lowest=lowest, far=is_long)
         self._set_limit(self._probe.limit, Phase.PROBE)
 
     def _lowest(self, measure: Measure, now: float) -> int:
         """Return the lowest limit to probe, which is the present one if no lower one is worth a probe.
 
         By Little's law a limit below the throughput multiplied by the lowest latency must be slower. If the engine
-        reported a long queue, its numbers are used instead. No limit below a few is probed: it would save nothing.
+        reported its queue, its numbers are used instead. No limit below a few is probed: it would save nothing.
         """
-        if self._has_queue(_Queue.LONG, now):
+        if self._is_known_busy(now):
             return min(measure.limit, self._enough)
         lowest = max(_LEAST, int(measure.limit * self._least_latency / measure.latency))
         few = min(_FEW, int(_SPARE * lowest) + 1) if self._waits_long(measure) else _FEW
@@ -466,20 +481,29 @@ class ConcurrencyLimit:
                 probe.rest(now)
             else:
                 probe.on_nothing_changed(now)
-        elif change > (0.0 if self._expects_fewer(now) else error) - _TOLERATED_LOSS:
+        elif change > self._least_change(error, now):
             self._hold(probe.limit)
             probe.on_fewer_enough(now)
         else:
             probe.on_nothing_changed(now)
 
-    def _expects_fewer(self, now: float) -> bool:
-        """Return whether a lower limit is expected to be enough, so that a probe need not prove it."""
-        return self._has_queue(_Queue.LONG, now)
+    def _least_change(self, error: float, now: float) -> float:
+        """Return the change of throughput that a lower limit must surpass.
+
+        It must not be worse, and if the engine told that many requests wait, it must not be clearly worse.
+        """
+        if self._has_queue(_Queue.LONG, now):
+            return -max(TOLERATED_LOSS, _SURE * error)
+        return error - TOLERATED_LOSS
 
     @property
     def _enough(self) -> int:
-        """The limit at which the queue of the engine would be neither short nor long."""
+        """The limit at which the engine would always have enough to do, and no more."""
         return int((1 + _ENOUGH_QUEUE) * max(self._running)) + 1
+
+    def _is_known_busy(self, now: float) -> bool:
+        """Return whether the engine reported that requests wait in it."""
+        return self._has_queue(_Queue.ENOUGH, now) or self._has_queue(_Queue.LONG, now)
 
     def _has_queue(self, queue: _Queue, now: float) -> bool:
         return self._queue is queue and now < self._queue_until
@@ -500,6 +524,11 @@ class ConcurrencyLimit:
 def _is_of_others(length: QueueLength, in_flight: int) -> bool:
     """Return whether a reading does not contain the requests in flight. It may contain those of other clients too."""
     return length.running is not None and length.running + length.waiting < _OWN_PART * in_flight
+
+
+def _is_ours(length: QueueLength, in_flight: int) -> bool:
+    """Return whether a reading contains hardly any requests but those in flight."""
+    return length.running is not None and length.running + length.waiting <= _OWN_FACTOR * in_flight
 
 
 def _elasticity(before: Measure, after: Measure) -> float:

@@ -24,6 +24,7 @@ class Probe:
         self._rest_seconds = _SHORTEST_REST_SECONDS
         self._due = 0.0
         self._down_factor = _FAR_DOWN_FACTOR
+        self._is_far = False
 
     def is_due(self, now: float) -> bool:
         return now >= self._due
@@ -36,9 +37,9 @@ class Probe:
         self.upwards, self._down_factor, self._due = False, _FAR_DOWN_FACTOR if far else _DOWN_FACTOR, now
         self._rest_seconds = _SHORTEST_REST_SECONDS
 
-    def begin(self, before: Measure, *, cap: int, lowest: int) -> None:
-        """Begin to try a higher limit, or a lower one that is at least ``lowest``."""
-        self._before, self.home = before, before.limit
+    def begin(self, before: Measure, *, cap: int, lowest: int, far: bool = False) -> None:
+        """Begin to try a higher limit, or a lower one that is at least ``lowest``, or exactly that if it may be far."""
+        self._before, self.home, self._is_far = before, before.limit, far
         if lowest >= self.home:
             self.upwards = True
         elif self.home >= cap:
@@ -46,7 +47,7 @@ class Probe:
         if self.upwards:
             self.limit = max(self.home + 1, int(self.home * UP_FACTOR))
         else:
-            self.limit = min(self.home - 1, max(lowest, int(self.home * self._down_factor)))
+            self.limit = min(self.home - 1, lowest if far else max(lowest, int(self.home * self._down_factor)))
 
     def change(self, after: Measure) -> tuple[float, float]:
         """Return the change of throughput during the probe, as a logarithm, and its error."""
@@ -58,7 +59,7 @@ class Probe:
 
     def on_nothing_changed(self, now: float) -> None:
         """Rest, and probe in the other direction next. After a probe in each direction the rest is twice as long."""
-        if self.upwards or self.is_only_down:
+        if self.upwards or self.is_only_down or self._is_far:
             self._rest_seconds = min(_LONGEST_REST_SECONDS, 2 * self._rest_seconds)
         self.upwards, self._down_factor = not (self.upwards or self.is_only_down), _DOWN_FACTOR
         self.rest(now)

@@ -10,7 +10,14 @@ another name of their engine does.
 from collections.abc import Mapping
 from math import log
 
-from batchline.pipeline.dispatch.limiter.concurrency import HOLD_PART, MIN_ROUND, PROBING, ConcurrencyLimit, Phase
+from batchline.pipeline.dispatch.limiter.concurrency import (
+    HOLD_PART,
+    MIN_ROUND,
+    PROBING,
+    TOLERATED_LOSS,
+    ConcurrencyLimit,
+    Phase,
+)
 from batchline.pipeline.dispatch.limiter.model import ModelLimit
 from batchline.pipeline.dispatch.limiter.rounds import USED_PART, Measure, Round
 
@@ -128,8 +135,8 @@ class SharedLimit(ConcurrencyLimit):
         lowest = super()._lowest(measure, now)
         return lowest if self.is_open else min(lowest, int(_STEP_DOWN * measure.limit) + 1)
 
-    def _expects_fewer(self, now: float) -> bool:
-        return self.is_open or super()._expects_fewer(now)
+    def _least_change(self, error: float, now: float) -> float:
+        return -TOLERATED_LOSS if self.is_open else super()._least_change(error, now)
 
     def _end_search(self) -> None:
         if self.is_open:
