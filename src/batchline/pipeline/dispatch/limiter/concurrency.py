@@ -429,14 +429,13 @@ class ConcurrencyLimit:
             self._begin_probe(measure, now)
 
     def _on_moved(self, measure: Measure, now: float, *, faster: bool) -> None:
-        if faster and self._has_queue(_Queue.LONG, now):
-            self._hold(self.limit)
-        elif faster:
-            self._climb(measure)
+        """Probe another limit at once, because the upstream may have more or less capacity than before."""
+        self._hold(self.limit)
+        if faster:
+            self._probe.schedule_up()
         else:
-            self._hold(self.limit)
             self._probe.begin_descent(now, far=True)
-            self._begin_probe(measure, now)
+        self._begin_probe(measure, now)
 
     def _climb(self, measure: Measure) -> None:
         self._points, self._factor = [measure], _CLIMB_FACTOR
