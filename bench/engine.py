@@ -102,6 +102,8 @@ def rate_of(points: Sequence[Point]) -> float:
     total = points[-1].answered
     first = next(point for point in points if point.answered >= _BEGIN * total)
     last = next(point for point in points if point.answered >= _END * total)
+    if last is first:
+        sys.exit("The batch ended too soon to measure it. Use more --requests.")
     return (last.answered - first.answered) / (last.seconds - first.seconds)
 
 

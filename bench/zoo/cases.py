@@ -17,10 +17,6 @@ from msgspec import Struct
 from bench.zoo.runs import POLL_SECONDS, End, Seen, prompts, running
 from bench.zoo.upstreams import OUTAGE_ENDS
 
-_PAIRS = 3
-"""How often a batch runs alone and beside another project, in turns."""
-_HEAD_START_SECONDS = 4.0
-"""The lines of the other project are there so long before the batch."""
 _RECOVERED, _RATE_SECONDS = 0.95, 2.0
 """An upstream is fully used again when the answers of so many seconds reach this part of its capacity."""
 _LONGEST_RECOVERY_SECONDS = 60.0
@@ -58,9 +54,13 @@ class Neighbour(Struct, frozen=True):
     hopeless: bytes = b""
     """Lines of the batch itself that are never answered."""
     goal: float = 1 / 1.3
+    pairs: int = 3
+    """How often the batch runs alone and beside the other project, in turns."""
+    head_start_seconds: float = 4.0
+    """The lines of the other project are there so long before the batch."""
 
     def measure(self, kind: str) -> Result:
-        pairs = [(self._measure(kind, beside=False), self._measure(kind, beside=True)) for _ in range(_PAIRS)]
+        pairs = [(self._measure(kind, beside=False), self._measure(kind, beside=True)) for _ in range(self.pairs)]
         alone, beside = zip(*pairs, strict=True)
         end = End(
             seconds=median(result.end.seconds for result in beside),
@@ -73,7 +73,7 @@ class Neighbour(Struct, frozen=True):
         with running(kind) as run:
             if beside:
                 run.submit_for_another_project(self.others)
-            time.sleep(_HEAD_START_SECONDS)
+            time.sleep(self.head_start_seconds)
             lines, hopeless = self.hopeless + prompts(self.lines), self.hopeless.count(b"\n")
             return Result(0.0, run.finish(lines, hopeless=hopeless, most_seconds=120.0), run.seen())
 

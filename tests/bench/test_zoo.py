@@ -3,7 +3,8 @@
 import pytest
 
 from bench.zoo.__main__ import run_case
-from bench.zoo.cases import CASES, Capacity
+from bench.zoo.cases import CASES, Capacity, Neighbour
+from bench.zoo.runs import prompts
 from bench.zoo.upstreams import KINDS
 
 
@@ -25,3 +26,12 @@ def test_a_kind_is_measured_from_the_upload_to_the_last_answer(capsys: pytest.Ca
 def test_a_goal_that_is_missed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert not run_case("hard8", Capacity(8, 20.0, 1000.0))
     assert "BELOW GOAL" in capsys.readouterr().out
+
+
+def test_a_batch_beside_another_project_is_compared_with_the_same_batch_alone() -> None:
+    """Its own line that is always refused is not waited for, and counts neither as failed nor as open."""
+    refused = prompts(1, "poison")
+    result = Neighbour(100, refused, hopeless=refused, pairs=1, head_start_seconds=0.0).measure("poison")
+    assert result.ideal_seconds > 0
+    assert (result.end.failed, result.end.open) == (0, 0)
+    assert result.seen.answered == 100

@@ -286,7 +286,7 @@ def test_with_few_lines_the_limit_stays_as_it_is() -> None:
 
 
 def test_an_engine_that_tells_its_queue_is_believed() -> None:
-    """Its slots are busy from the end of the ramp on, and its queue is shorter than what it processes."""
+    """Its slots are busy from the end of the ramp on, and its queue is hardly longer than what it processes."""
     world = World(1)
     engine = Engine(world, slots=64, tokens=256, step_seconds=0.0018, request_seconds=0.00015, noise=0.15)
     drive = Drive(engine, lines=3000)
@@ -299,7 +299,7 @@ def test_an_engine_that_tells_its_queue_is_believed() -> None:
         waiting.append(length.waiting)
         running.append(length.running or 0.0)
     assert sum(running) / 100 >= 60
-    assert sum(waiting) / 100 <= 64
+    assert sum(waiting) / 100 <= 80
 
 
 @pytest.mark.parametrize(("steps", "seed"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.proof), (16, 2)])
@@ -421,7 +421,7 @@ def test_a_probe_looks_first_where_the_queue_of_the_engine_points(queue: QueueLe
     "D9", "If an engine tells that many of our requests wait in it, the limit falls to what keeps it busy."
 )
 def test_a_long_queue_of_our_requests_is_cut_at_once() -> None:
-    """The first probe leaves three quarters of a queue, and nothing higher is tried while the queue is long."""
+    """The first probe leaves as many waiting as are processed, and nothing higher is tried while the queue is long."""
     limit = ConcurrencyLimit(cap=1024)
     rounds = Rounds(limit, lambda number: max(1.0, number / 16))
     limit.set_limit(128, 0.0)
@@ -432,8 +432,8 @@ def test_a_long_queue_of_our_requests_is_cut_at_once() -> None:
             QueueLength(running=running, waiting=limit.limit - running), in_flight=limit.limit, now=rounds.now
         )
         limits += rounds.run(1)
-    assert next(number for number in limits if number != 128) == 29
-    assert limit.limit == 29
+    assert next(number for number in limits if number != 128) == 33
+    assert limit.limit == 33
     assert max(limits) == 128
 
 

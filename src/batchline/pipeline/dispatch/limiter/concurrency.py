@@ -76,9 +76,8 @@ requests of another project, and of synchronous calls, wait there too."""
 _SPARE, _DEEP = 2.0, 6.0
 """A queue is deep if the limit is six times what the throughput and the quickest answer show to be enough. Twice that
 is a limit with some to spare, and with enough load for an upstream that adds servers under load."""
-_STEP_DOWN_PART = 0.75
-"""The step down was right if it left this part of the throughput. It is measured by few answers, and a limit that is a
-little too low is soon found to be so."""
+_STEP_DOWN_PART = 0.9
+"""The step down was right if it left this part of the throughput. It is measured by few answers."""
 _QUEUE_LENGTH_SECONDS = 15.0
 """The time for which a queue length that an engine reports is used."""
 _OWN_PART, _OWN_FACTOR = 0.5, 1.25
@@ -86,9 +85,9 @@ _OWN_PART, _OWN_FACTOR = 0.5, 1.25
 several; one that has more than this factor has those of others too. Some of ours may be on their way at the moment of
 a reading, and some of the last ones may still be counted."""
 _READINGS = 4
-_SHORT_QUEUE, _ENOUGH_QUEUE, _LONG_QUEUE = 0.25, 0.75, 1.25
+_SHORT_QUEUE, _ENOUGH_QUEUE, _LONG_QUEUE = 0.25, 1.0, 1.25
 """The length of a queue as a part of the requests that are processed. A short one may run empty between two steps of
-the engine. One that is enough lasts even if most requests end in the same step."""
+the engine. One that is enough lasts even if all requests end in the same step, as equally long ones do."""
 
 
 class Phase(Enum):
