@@ -62,20 +62,21 @@ class Neighbour(Struct, frozen=True):
     def measure(self, kind: str) -> Result:
         pairs = [(self._measure(kind, beside=False), self._measure(kind, beside=True)) for _ in range(self.pairs)]
         alone, beside = zip(*pairs, strict=True)
+        ends = [end for end, _ in beside]
         end = End(
-            seconds=median(result.end.seconds for result in beside),
-            open=max(result.end.open for result in beside),
-            failed=max(result.end.failed for result in beside),
+            seconds=median(end.seconds for end in ends),
+            open=max(end.open for end in ends),
+            failed=max(end.failed for end in ends),
         )
-        return Result(median(result.end.seconds for result in alone), end, beside[-1].seen)
+        return Result(median(end.seconds for end, _ in alone), end, beside[-1][1])
 
-    def _measure(self, kind: str, *, beside: bool) -> Result:
+    def _measure(self, kind: str, *, beside: bool) -> tuple[End, Seen]:
         with running(kind) as run:
             if beside:
                 run.submit_for_another_project(self.others)
             time.sleep(self.head_start_seconds)
             lines, hopeless = self.hopeless + prompts(self.lines), self.hopeless.count(b"\n")
-            return Result(0.0, run.finish(lines, hopeless=hopeless, most_seconds=120.0), run.seen())
+            return run.finish(lines, hopeless=hopeless, most_seconds=120.0), run.seen()
 
 
 class Outage(Struct, frozen=True):
@@ -88,20 +89,19 @@ class Outage(Struct, frozen=True):
     def measure(self, kind: str) -> Result:
         with running(kind) as run:
             run.submit(prompts(self.lines))
-            seen, counted = run.seen(), deque[Seen]()
+            while run.seen().seconds < OUTAGE_ENDS:
+                time.sleep(POLL_SECONDS)
+            counted = deque([run.seen()])
             while True:
                 time.sleep(POLL_SECONDS)
-                seen = run.seen()
+                seen, before = run.seen(), counted[0]
                 counted.append(seen)
-                while len(counted) > 1 and seen.seconds - counted[1].seconds >= _RATE_SECONDS:
-                    counted.popleft()
-                before = counted[0]
-                if before.seconds < OUTAGE_ENDS:
+                if seen.seconds - before.seconds < _RATE_SECONDS:
                     continue
-                rate = (seen.answered - before.answered) / max(_RATE_SECONDS, seen.seconds - before.seconds)
-                seconds = before.seconds - OUTAGE_ENDS
-                if rate >= _RECOVERED * self.capacity or seconds > _LONGEST_RECOVERY_SECONDS:
-                    return Result(self.ideal_seconds, End(seconds=seconds), seen)
+                rate = (seen.answered - before.answered) / (seen.seconds - before.seconds)
+                if rate >= _RECOVERED * self.capacity or before.seconds > OUTAGE_ENDS + _LONGEST_RECOVERY_SECONDS:
+                    return Result(self.ideal_seconds, End(seconds=before.seconds - OUTAGE_ENDS), seen)
+                counted.popleft()
 
 
 CASES: dict[str, Case] = {
@@ -126,7 +126,7 @@ CASES: dict[str, Case] = {
     "refused": Neighbour(20_000, prompts(400, "poison")),
     "failing": Neighbour(20_000, prompts(400, "failing")),
     "hanging": Neighbour(20_000, prompts(400, "hang", model="slow")),
-    "outage500": Outage(60_000, 500.0),
-    "outage64": Outage(60_000, 640.0),
-    "outagequeue": Outage(60_000, 640.0),
+    "outage500": Outage(45_000, 500.0),
+    "outage64": Outage(45_000, 640.0),
+    "outagequeue": Outage(45_000, 640.0),
 }
