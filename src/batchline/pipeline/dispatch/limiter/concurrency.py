@@ -44,9 +44,8 @@ _LONGER = 2.0
 """If answers take so many times as long as the quickest of a ramp, the ramp goes on in small steps."""
 _NEAR_BEST = 0.97
 """A limit with this part of the best throughput is as good as the best."""
-_CLIMB_FACTOR, _MOST_CLIMB_FACTOR = 1.5, 2.5
-"""The first and the longest step of a ramp that starts from a limit known to work. Its throughput may have grown for
-other reasons than the limit."""
+_CLIMB_FACTOR = 1.5
+"""The first step of a ramp that starts from a limit known to work."""
 _QUEUES, _FEW = 1.5, 16
 """An upstream seems to queue if answers take so many times as long as the quickest of the ramp. No limit lower than a
 few is looked for."""
@@ -386,8 +385,6 @@ class ConcurrencyLimit:
             self._factor = 1 + (_FIRST_FACTOR - 1) * max(0.3, min(1.0, elasticity)) ** 2
             if queued or measure.latency > _LONGER * min(point.latency for point in self._points):
                 self._factor = min(self._factor, UP_FACTOR)
-        if self._was_held:
-            self._factor = min(self._factor, _MOST_CLIMB_FACTOR)
         if self._mean_seconds < _INSTANT_SECONDS:
             self._factor = min(self._factor, _INSTANT_FACTOR)
         if self.limit >= self._cap:
@@ -428,13 +425,13 @@ class ConcurrencyLimit:
             self._begin_probe(measure, now)
 
     def _on_moved(self, measure: Measure, now: float, *, faster: bool) -> None:
-        """Probe another limit at once, because the upstream may have more or less capacity than before."""
+        if faster and not self._has_queue(_Queue.LONG, now):
+            self._climb(measure)
+            return
         self._hold(self.limit)
-        if faster:
-            self._probe.schedule_up()
-        else:
+        if not faster:
             self._probe.begin_descent(now, far=True)
-        self._begin_probe(measure, now)
+            self._begin_probe(measure, now)
 
     def _climb(self, measure: Measure) -> None:
         self._points, self._factor = [measure], _CLIMB_FACTOR
