@@ -37,7 +37,6 @@ class Point(Struct, frozen=True):
     seconds: float
     answered: int
     limit: int | None
-    in_flight: int | None
 
 
 class Load(Struct, frozen=True):
@@ -84,7 +83,7 @@ def run_batch(service: Service, lines: bytes) -> list[Point]:
     """Run a batch, and return what it had reached at each poll."""
     client = service.client()
     batch = submit(client, lines)
-    since, points = time.monotonic(), [Point(0.0, 0, None, None)]
+    since, points = time.monotonic(), [Point(0.0, 0, None)]
     while batch.status != "completed":
         time.sleep(_POLL_SECONDS)
         batch = client.batches.retrieve(batch.id)
@@ -93,7 +92,7 @@ def run_batch(service: Service, lines: bytes) -> list[Point]:
         _, answered, failed = counts_of(batch)
         if failed or batch.status in {"failed", "expired", "cancelled"}:
             sys.exit(f"The batch is {batch.status}, and {failed} of its lines failed.")
-        points.append(Point(seconds, answered, progress["concurrency"], progress["in_flight"]))
+        points.append(Point(seconds, answered, progress["concurrency"]))
     return points
 
 

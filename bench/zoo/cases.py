@@ -33,7 +33,8 @@ class Case(Protocol):
     def goal(self) -> float:
         """The share of the ideal to reach."""
 
-    def measure(self, kind: str) -> Result: ...
+    def measure(self, kind: str) -> Result:
+        """Run an upstream of this kind, and a service before it."""
 
 
 class Capacity(Struct, frozen=True):

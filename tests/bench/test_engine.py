@@ -9,11 +9,10 @@ LOAD = Load("m", "Say hello.", 8)
 
 
 def test_a_direct_run_has_as_many_in_flight_as_it_says() -> None:
-    """8 in flight and 50 ms each are at most 160 a second."""
     with running_mock(delay=0.05) as mock:
-        rate = asyncio.run(direct_rate(mock.url, LOAD, in_flight=8, requests=80))
-        assert mock.stats()["requests"] == 80
-    assert 0 < rate <= 160
+        assert asyncio.run(direct_rate(mock.url, LOAD, in_flight=8, requests=80)) > 0
+        stats = mock.stats()
+    assert (stats["requests"], stats["peak_in_flight"]) == (80, 8)
 
 
 def test_a_batch_is_run_by_a_service_of_its_own() -> None:
@@ -24,10 +23,10 @@ def test_a_batch_is_run_by_a_service_of_its_own() -> None:
 
 def test_a_rate_is_that_of_the_middle_of_a_batch() -> None:
     """From 25 to 85 % of its answers."""
-    points = [Point(0.0, 0, None, None), Point(4.0, 30, 8, 8), Point(5.0, 60, 8, 8), Point(6.0, 90, 8, 8)]
-    assert rate_of([*points, Point(20.0, 100, 8, 8)]) == 30.0
+    points = [Point(0.0, 0, None), Point(4.0, 30, 8), Point(5.0, 60, 8), Point(6.0, 90, 8)]
+    assert rate_of([*points, Point(20.0, 100, 8)]) == 30.0
 
 
 def test_the_curve_of_the_limit_has_each_change_once() -> None:
-    points = [Point(0.0, 0, None, None), Point(1.0, 3, 8, 8), Point(2.0, 6, 8, 8), Point(3.0, 9, 32, 8)]
+    points = [Point(0.0, 0, None), Point(1.0, 3, 8), Point(2.0, 6, 8), Point(3.0, 9, 32)]
     assert curve_of(points) == "8 from 1 s, 32 from 3 s"
