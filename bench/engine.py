@@ -122,12 +122,17 @@ def measure_directly(url: str, load: Load, in_flight: int, requests: int) -> flo
     return rate
 
 
-def measure_batchline(url: str, load: Load, metrics: str, lines: int) -> float:
+def run_service(url: str, load: Load, metrics: str, lines: int) -> list[Point]:
+    """Run a batch with a new service, and return what it had reached at each poll."""
     with (
         tempfile.TemporaryDirectory(prefix="batchline-engine-") as folder,
         running_service(Path(folder), url, upstream_metrics=metrics) as service,
     ):
-        points = run_batch(service, load.lines(lines))
+        return run_batch(service, load.lines(lines))
+
+
+def measure_batchline(url: str, load: Load, metrics: str, lines: int) -> float:
+    points = run_service(url, load, metrics, lines)
     rate = rate_of(points)
     print(f"batchline, metrics {metrics}: {rate:.2f} answers/s; its limit was {curve_of(points)}", flush=True)
     return rate

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bench.engine import Load, Point, curve_of, direct_rate, measure_batchline, rate_of
+from bench.engine import Load, Point, curve_of, direct_rate, rate_of, run_service
 from tests.support.service import running_mock
 
 LOAD = Load("m", "Say hello.", 8)
@@ -16,9 +16,9 @@ def test_a_direct_run_has_as_many_in_flight_as_it_says() -> None:
 
 
 def test_a_batch_is_run_by_a_service_of_its_own() -> None:
-    with running_mock(delay=0.5) as mock:
-        assert measure_batchline(mock.url, LOAD, "off", 320) > 0
-        assert mock.stats()["requests"] == 320
+    with running_mock() as mock:
+        points = run_service(mock.url, LOAD, "off", 320)
+        assert mock.stats()["requests"] == points[-1].answered == 320
 
 
 def test_a_rate_is_that_of_the_middle_of_a_batch() -> None:
