@@ -26,6 +26,8 @@ from tests.support.service import CHAT, Service, counts_of, running_service, sub
 _BEGIN, _END = 0.25, 0.85
 """The part of the answers between which rates are measured."""
 _POLL_SECONDS = 0.5
+_IDLE_SECONDS = 2.0
+"""A connection that was idle for longer is not used again: many servers close it after 5 s."""
 _GOAL = 0.95
 _numbers = count()
 """No two requests are equal, so that no engine answers one from a cache."""
@@ -63,7 +65,9 @@ async def direct_rate(url: str, load: Load, *, in_flight: int, requests: int) ->
     answered: list[float] = []
     bodies = iter([load.body() for _ in range(requests)])
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), raise_for_status=True
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=None),
+        raise_for_status=True,
     ) as client:
 
         async def send() -> None:

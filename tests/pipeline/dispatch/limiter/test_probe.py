@@ -1,7 +1,11 @@
 """Which limit is probed, how the throughput there compares, and when the next probe is due (D9)."""
 
+from itertools import cycle
+from math import exp, log, sqrt
+
 import pytest
 
+from batchline.pipeline.dispatch.limiter.noise import Noise
 from batchline.pipeline.dispatch.limiter.probe import Probe
 from batchline.pipeline.dispatch.limiter.rounds import Measure
 
@@ -28,9 +32,45 @@ def test_the_throughput_of_a_probe_is_compared_with_that_before_and_after_it() -
     probe = Probe()
     probe.begin(measure(100, latency=1.0), cap=1000, lowest=10)
     probe.during = measure(100, latency=2.0)
-    change, error = probe.change(measure(100, latency=4.0))
+    change, error = probe.compare(measure(100, latency=4.0), Noise())
     assert change == pytest.approx(0.0)
-    assert error == 0.0
+    assert error == pytest.approx(sqrt(1.5) * 0.3 / sqrt(2)), (
+        "the rounds at the same limit differ by the most that counts"
+    )
+
+
+def noise_of(change: float) -> Noise:
+    """Return the noise of an upstream whose rounds differ by so much."""
+    noise = Noise()
+    for _ in range(12):
+        noise.add(measure(100), measure(100, latency=exp(change)))
+    return noise
+
+
+@pytest.mark.parametrize(("noise", "tries"), [(0.2, 4), (0.3, 6)], ids=["until it is known", "six times at most"])
+def test_a_probe_that_shows_little_is_repeated(noise: float, tries: int) -> None:
+    """On a machine whose speed changes, one round that is better shows nothing."""
+    probe, learnt, changes, errors = Probe(), noise_of(noise), list[float](), list[float]()
+    probe.begin(measure(100), cap=1000, lowest=10)
+    for latency in cycle([1.0, 1.33]):
+        probe.during = measure(133, latency=latency)
+        change, error = probe.compare(measure(100), learnt)
+        changes.append(change)
+        errors.append(error)
+        if not probe.is_unclear(change, error, least=0.1):
+            break
+    assert len(errors) == tries
+    assert errors == sorted(errors, reverse=True)
+    assert changes[-1] == pytest.approx(log(1.33) / 2), "half of the tries gained a third, and the others nothing"
+
+
+@pytest.mark.parametrize(("noise", "latency"), [(0.02, 1.0), (0.2, 0.5)], ids=["steady", "far better"])
+def test_a_probe_that_is_clear_is_not_repeated(noise: float, latency: float) -> None:
+    probe = Probe()
+    probe.begin(measure(100), cap=1000, lowest=10)
+    probe.during = measure(133, latency=latency)
+    change, error = probe.compare(measure(100), noise_of(noise))
+    assert not probe.is_unclear(change, error, least=0.1)
 
 
 def test_probes_that_change_nothing_alternate_and_become_rarer() -> None:

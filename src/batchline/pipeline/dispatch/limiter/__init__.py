@@ -1,10 +1,11 @@
 """Finds, while requests run, how many of them one upstream should get at once, and how fast.
 
 The dispatcher calls `limiter.py`. `load.py` counts the requests in flight. `concurrency.py` finds by throughput how
-many the upstream should have in flight, from the measurements of `rounds.py`; `overload.py` lowers that number if
-requests time out. For each model, `model.py` holds back starts: by the limits that the upstream announces in its
-headers (`announced.py`) as long as these prove true (`checks.py`), and by its refusals (`refusals.py`, with
-`sample.py`, `slots.py` and `block.py`), unless these are about single lines (`line_refusals.py`) or about one project
+many the upstream should have in flight, from the measurements of `rounds.py`: `probe.py` compares them with those at
+other numbers, `noise.py` knows how much they differ by themselves, and `overload.py` lowers the number if requests time
+out. For each model, `model.py` holds back starts: by the limits that the upstream announces in its headers
+(`announced.py`) as long as these prove true (`checks.py`), and by its refusals (`refusals.py`, with `sample.py`,
+`slots.py` and `block.py`), unless these are about single lines (`line_refusals.py`) or about one project
 (`project_refusals.py`).
 """
 

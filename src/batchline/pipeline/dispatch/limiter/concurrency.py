@@ -7,9 +7,10 @@
       └──(throughput grew, or a probe was better)┘ └──(timeouts and 503s: half)     └──(fewer were enough: hold those)
 
 Every arrow but the last follows a complete round (`rounds.py`). A ramp goes up, but takes one step far down if requests
-wait long in a deep queue. The idea is that of gradient limiters such as Netflix's concurrency-limits and of BBR's
-probing: compare throughput at neighbouring limits, and prefer the lower one. As in BBR, the lowest limit that can be
-enough is the throughput multiplied by the lowest latency seen.
+wait long in a deep queue. A probe is repeated if rounds at the same limit differ much (`noise.py`). The idea is that of
+gradient limiters such as Netflix's concurrency-limits and of BBR's probing: compare throughput at neighbouring limits,
+and prefer the lower one. As in BBR, the lowest limit that can be enough is the throughput multiplied by the lowest
+latency seen.
 """
 
 from collections import deque
@@ -17,6 +18,7 @@ from enum import Enum
 from math import inf, log
 
 from batchline.domain.engine_queue import QueueLength
+from batchline.pipeline.dispatch.limiter.noise import Noise
 from batchline.pipeline.dispatch.limiter.probe import UP_FACTOR, Probe
 from batchline.pipeline.dispatch.limiter.rounds import Measure, Round
 
@@ -134,6 +136,9 @@ class ConcurrencyLimit:
         self._usual_latency: dict[str, float] = {}
         """The mean latency of each model in its first round. All latencies are divided by it."""
         self._probe = Probe()
+        self._noise = Noise()
+        self._last: Measure | None = None
+        """The measure of the round before, if it was held at this limit too."""
         self._expected: float | None = None
         """The throughput at this limit, as a logarithm."""
         self._rounds_off = 0
@@ -409,11 +414,14 @@ class ConcurrencyLimit:
         self._probe.begin_descent(now, far=queues or not at)
 
     def _consider_hold(self, measure: Measure, now: float) -> None:
+        if self._last is not None:
+            self._noise.add(self._last, measure)
+        self._last = measure
         rate = log(measure.rate)
         if self._expected is None:
             self._expected = rate
         change = rate - self._expected
-        if abs(change) > max(_MOVED, 3 * measure.error):
+        if abs(change) > max(_MOVED, 3 * self._noise.error(measure)):
             self._rounds_off += 1
             if self._rounds_off > 1:
                 self._on_moved(measure, now, faster=change > 0)
@@ -465,10 +473,15 @@ class ConcurrencyLimit:
 
     def _end_probe(self, measure: Measure, now: float) -> None:
         probe = self._probe
-        change, error = probe.change(measure)
+        change, error = probe.compare(measure, self._noise)
+        least = self._least_change(measure, error, now)
+        if now >= self._queue_until and probe.is_unclear(change, error, least=least):
+            # An engine that reports its queue is believed at once.
+            self._set_limit(probe.limit, Phase.PROBE)
+            return
         self._end_search()
         if probe.upwards:
-            if change > max(_MIN_GAIN, _SURE * error):
+            if change > least:
                 probe.rest(now)
                 self._climb(measure)
             elif change > 0.0 and self._has_queue(_Queue.SHORT, now):
@@ -476,20 +489,24 @@ class ConcurrencyLimit:
                 probe.rest(now)
             else:
                 probe.on_nothing_changed(now)
-        elif change > self._least_change(error, now):
+        elif change > least:
             self._hold(probe.limit)
             probe.on_fewer_enough(now)
         else:
             probe.on_nothing_changed(now)
 
-    def _least_change(self, error: float, now: float) -> float:
-        """Return the change of throughput that a lower limit must surpass.
+    def _least_change(self, measure: Measure, error: float, now: float) -> float:
+        """Return the change of throughput that a probe must surpass.
 
-        It must not be worse, and if the engine told that many requests wait, it must not be clearly worse.
+        A higher limit must be clearly better. A lower one must not be worse; if it leaves much to spare, it must not
+        seem to be, and if the engine told that many requests wait, it must not be clearly worse.
         """
+        if self._probe.upwards:
+            return max(_MIN_GAIN, _SURE * error)
         if self._has_queue(_Queue.LONG, now):
             return -max(TOLERATED_LOSS, _SURE * error)
-        return error - TOLERATED_LOSS
+        has_to_spare = self._probe.limit >= _SPARE * measure.limit * self._least_latency / measure.latency
+        return -TOLERATED_LOSS if has_to_spare else error - TOLERATED_LOSS
 
     @property
     def _enough(self) -> int:
@@ -513,7 +530,7 @@ class ConcurrencyLimit:
 
     def _set_limit(self, limit: int, phase: Phase) -> None:
         self.limit, self._phase = max(1, min(self._cap, limit)), phase
-        self._round, self._again = None, False
+        self._round, self._last, self._again = None, None, False
 
 
 def _is_of_others(length: QueueLength, in_flight: int) -> bool:

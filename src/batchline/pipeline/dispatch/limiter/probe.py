@@ -1,17 +1,25 @@
 """Probes whether another limit on the requests in flight has a better throughput."""
 
 from math import log, sqrt
+from statistics import fmean
 
+from batchline.pipeline.dispatch.limiter.noise import Noise
 from batchline.pipeline.dispatch.limiter.rounds import Measure
 
 UP_FACTOR, _DOWN_FACTOR, _FAR_DOWN_FACTOR = 1.33, 0.8, 0.6
 """The factors of a probe up, down and far down. The first probes down go far if the upstream seems to queue."""
 _SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 2.0, 30.0
 """The time between probes. It doubles while they change nothing."""
+_SMALL_ERROR, _CLEAR, _MOST_TRIES = 0.08, 2.0, 6
+"""There are so many tries at most, while the error of the mean change is larger than this and the change is within two
+errors of the one that decides. A single try has a smaller error if only the latencies of requests vary."""
 
 
 class Probe:
-    """Tries another limit for one round, between two rounds at the present one, and schedules the next try."""
+    """Tries another limit for one round, between two rounds at the present one, and schedules the next probe.
+
+    If the throughput varies so much that one try shows little, more of them follow: each ends where the next begins.
+    """
 
     def __init__(self) -> None:
         self.upwards = True
@@ -21,6 +29,8 @@ class Probe:
         """The limit to return to, and the one to try."""
         self.during: Measure | None = None
         self._before: Measure | None = None
+        self._changes: list[float] = []
+        """The change of throughput of each try, as a logarithm."""
         self._rest_seconds = _SHORTEST_REST_SECONDS
         self._due = 0.0
         self._down_factor = _FAR_DOWN_FACTOR
@@ -39,7 +49,7 @@ class Probe:
 
     def begin(self, before: Measure, *, cap: int, lowest: int, far: bool = False) -> None:
         """Begin to try a higher limit, or a lower one that is at least ``lowest``, or exactly that if it may be far."""
-        self._before, self.home, self._is_far = before, before.limit, far
+        self._before, self.home, self._is_far, self._changes = before, before.limit, far, []
         if lowest >= self.home:
             self.upwards = True
         elif self.home >= cap:
@@ -49,13 +59,19 @@ class Probe:
         else:
             self.limit = min(self.home - 1, lowest if far else max(lowest, int(self.home * self._down_factor)))
 
-    def change(self, after: Measure) -> tuple[float, float]:
-        """Return the change of throughput during the probe, as a logarithm, and its error."""
+    def compare(self, after: Measure, noise: Noise) -> tuple[float, float]:
+        """Return the mean change of throughput in the tries of this probe, as a logarithm, and its error."""
         if self._before is None or self.during is None:
             raise RuntimeError("a probe ended that had not begun")
-        usual = sqrt(self._before.rate * after.rate)
-        error = sqrt(self.during.error**2 + (self._before.error**2 + after.error**2) / 4)
-        return log(self.during.rate / usual), error
+        self._changes.append(log(self.during.rate / sqrt(self._before.rate * after.rate)))
+        noise.add(self._before, after)
+        error = sqrt(noise.error(self.during) ** 2 + (noise.error(self._before) ** 2 + noise.error(after) ** 2) / 4)
+        self._before = after
+        return fmean(self._changes), error / sqrt(len(self._changes))
+
+    def is_unclear(self, change: float, error: float, *, least: float) -> bool:
+        """Return whether another try is needed to know if the change is at least this."""
+        return error > _SMALL_ERROR and abs(change - least) < _CLEAR * error and len(self._changes) < _MOST_TRIES
 
     def on_nothing_changed(self, now: float) -> None:
         """Rest, and probe in the other direction next. After a probe in each direction the rest is twice as long."""

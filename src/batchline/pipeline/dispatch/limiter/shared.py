@@ -135,8 +135,8 @@ class SharedLimit(ConcurrencyLimit):
         lowest = super()._lowest(measure, now)
         return lowest if self.is_open else min(lowest, int(_STEP_DOWN * measure.limit) + 1)
 
-    def _least_change(self, error: float, now: float) -> float:
-        return -TOLERATED_LOSS if self.is_open else super()._least_change(error, now)
+    def _least_change(self, measure: Measure, error: float, now: float) -> float:
+        return -TOLERATED_LOSS if self.is_open else super()._least_change(measure, error, now)
 
     def _end_search(self) -> None:
         if self.is_open:
