@@ -15,6 +15,11 @@ from statistics import StatisticsError, correlation, fmean, linear_regression
 
 USED_PART = 0.85
 """A request that starts while less than this part of the limit is in flight shows nothing about the limit."""
+HOLD_PART = 0.9
+"""The part of a round that must have ended."""
+LEAST_SECONDS, QUICK_SECONDS = 0.05, 1.0
+"""A round should take at least the first: in less time the turns of this process, each of which handles up to 64
+answers, show more than the upstream. If it takes less than the second, a longer one costs little."""
 _EXCEEDED_PART = 1.15
 """Nor does one that starts while more than this part of the limit is in flight: those of a higher limit have not ended
 yet."""

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from math import log
 
 from batchline.pipeline.dispatch.limiter.concurrency import (
-    HOLD_PART,
     MIN_ROUND,
     PROBING,
     TOLERATED_LOSS,
@@ -19,7 +18,7 @@ from batchline.pipeline.dispatch.limiter.concurrency import (
     Phase,
 )
 from batchline.pipeline.dispatch.limiter.model import ModelLimit
-from batchline.pipeline.dispatch.limiter.rounds import USED_PART, Measure, Round
+from batchline.pipeline.dispatch.limiter.rounds import HOLD_PART, USED_PART, Measure, Round
 
 _STEP_DOWN = 0.8
 """A closed limit can always be probed at this part. What is known of the lowest latencies of its members may have been
@@ -47,9 +46,9 @@ class SharedLimit(ConcurrencyLimit):
         self.members: frozenset[str] | None = None
         """The models that it holds for; None while it is open."""
         self._open_rounds = 0
-        self._least_latency = 1.0
+        self._latencies.least = 1.0
         for model in busy.values():
-            self._usual_latency.update(model.concurrency.least_latencies)
+            self._latencies.usual.update(model.concurrency.least_latencies)
         self._end_search()
         self._probe.upwards, self._probe.is_only_down = False, True
         self._candidates: frozenset[str] = frozenset()
@@ -126,7 +125,7 @@ class SharedLimit(ConcurrencyLimit):
     def _join(self, joining: Mapping[str, int], now: float) -> None:
         self.members = (self.members or frozenset()) | joining.keys()
         for name in joining:
-            self._usual_latency.update(self._busy[name].concurrency.least_latencies)
+            self._latencies.usual.update(self._busy[name].concurrency.least_latencies)
         self._rate_alone = None
         self._hold(self.limit + sum(joining.values()))
         self._probe.begin_descent(now, far=False)
