@@ -442,7 +442,7 @@ CASES = {
         upstream=lambda world: RateLimited(world, SlidingWindow(200, 5)),
         script=lines(1200),
         ideal_seconds=25.5,
-        goal=0.8,
+        goal=0.75,
     ),
     "slow sliding window, silent": Case(
         upstream=lambda world: RateLimited(world, SlidingWindow(60, 60), about(1.0)),
