@@ -26,7 +26,7 @@ Accepts = Callable[[float, int], bool]
 class Drive:
     """Starts requests as fast as a limit allows, and counts what becomes of them."""
 
-    def __init__(self, *, latency: float = LATENCY_SECONDS) -> None:
+    def __init__(self, *, latency: float = LATENCY_SECONDS, most_delay: float | None = None) -> None:
         self.limit, self.world = RefusalLimit(), World(1)
         self.accepted, self.refused = Counter[int](), Counter[int]()
         """By the second in which they started."""
@@ -34,6 +34,9 @@ class Drive:
         self.part_about_lines = 0.0
         """The part of the refusals that seems to be only about their lines."""
         self._latency = latency
+        self._most_delay = most_delay
+        """The longest time for which answers are on their way, if each is processed in the same time. Otherwise the
+        latencies vary, and answers arrive at once."""
         self._in_flight = self._processed = 0
         self._due = inf
 
@@ -67,14 +70,20 @@ class Drive:
         if self._accepts(self.now, self._processed):
             self.accepted[int(self.now)] += 1
             self._processed += 1
-            self.world.after(self._latency * self.world.uniform(0.8, 1.2), partial(self._answer, start))
+            seconds, delay = self._latency * self.world.uniform(0.8, 1.2), 0.0
+            if self._most_delay is not None:
+                seconds, delay = self._latency, self.world.uniform(0.002, self._most_delay)
+            self.world.after(seconds, self._end)
+            self.world.after(seconds + delay, partial(self._answer, start))
         else:
             self.refused[int(self.now)] += 1
             self.world.after(REFUSAL_SECONDS, partial(self._refuse, start))
 
+    def _end(self) -> None:
+        self._processed -= 1
+
     def _answer(self, start: Start) -> None:
         self._in_flight -= 1
-        self._processed -= 1
         self.limit.on_answers([start], self.now)
         self._pump()
 
@@ -193,6 +202,15 @@ def test_a_limit_that_grows_tenfold_is_used_within_15_seconds(kind: Callable[[in
     drive.run(kind(few), until=20.0)
     drive.run(kind(many), until=36.0)
     assert drive.accepted[35] >= 0.9 * 500
+
+
+@pytest.mark.parametrize("seconds", [20, 22, 24, 26, 28])
+def test_a_number_that_grows_is_used_soon_although_starts_are_evenly_spaced(seconds: int) -> None:
+    """If answers are a while on their way, it may seem that requests are refused that follow others too closely."""
+    drive = Drive(most_delay=0.012)
+    drive.run(number(17), until=seconds)
+    drive.run(number(SLOTS), until=seconds + 3.0)
+    assert drive.accepted[seconds + 2] >= 0.85 * CAPACITY
 
 
 @pytest.mark.parametrize("kind", [number, rate])

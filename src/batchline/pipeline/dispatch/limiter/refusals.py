@@ -72,9 +72,9 @@ _CLEAR_EVIDENCE, _NO_EVIDENCE = 0.95, 0.6
 were accepted, and less than the second if it is not."""
 _SHORTEST_EVEN_SECONDS = 0.004
 """Timers are not precise enough for shorter even spaces, and would cost more throughput than the refusals."""
-_LONGEST_REST = 4
-"""The time between probes doubles while they are refused, up to so many times, if starts are evenly spaced: when they
-are only a little too close to each other, an upstream may refuse every other one."""
+_LONGEST_REST, _COSTLY = 4, 0.25
+"""The time between probes of evenly spaced starts doubles, up to so many times, while more than this part of them is
+refused: if they are only a little too close to each other, an upstream may refuse every other one."""
 _LONGEST_HOLD_SECONDS = 2.0
 """A limit is held for a sample before a probe, or for this time if requests take too long for a sample."""
 _USED_PART = 0.85
@@ -114,7 +114,7 @@ class RefusalLimit:
         self._growth = 0.0
         self._probes = 0
         self._failed_probes = 0
-        """The number of probes in a row that were refused."""
+        """The number of probes in a row of which many requests were refused."""
         self._next_probe = 0.0
         self._block = Block()
         self._retry_at = 0.0
@@ -322,7 +322,7 @@ class RefusalLimit:
         # Probes are not evenly spaced: the same lines might be ready for each of them, and be refused each time.
         self._probes += 1
         rests = min(_LONGEST_REST, 2**self._failed_probes) if self._slots.is_even else 1
-        self._next_probe = now + rests * _SECONDS_BETWEEN_PROBES * (0.5 + self._probes * GOLDEN_RATIO % 1)
+        self._next_probe = now + rests * _SECONDS_BETWEEN_PROBES * (0.75 + self._probes * GOLDEN_RATIO % 1 / 2)
         self._begin_sample(now)
 
     def _begin_sample(self, now: float, *, least: int = 0, seconds: float = 0.0, most_seconds: float = inf) -> None:
@@ -499,7 +499,7 @@ class RefusalLimit:
         part, added = sample.refused_part, 1 - self._good / self.limit
         if part >= self._parts.usual + (1 - self._parts.usual) * added / 2:
             self._choose_spaces(sample)
-            self._failed_probes += 1
+            self._failed_probes = self._failed_probes + 1 if part > _COSTLY else 0
             if self._good <= _NEARLY * self._lowest and self._comparison.may_leave_lowest(self._parts.recent, now):
                 self._compare_at(self._good * self._comparison.begin_from_lowest(self._parts.recent), now)
             else:
