@@ -73,6 +73,22 @@ def test_a_probe_that_is_clear_is_not_repeated(noise: float, latency: float) -> 
     assert not probe.is_unclear(change, error, least=0.1)
 
 
+@pytest.mark.parametrize(
+    ("upwards", "change", "again"),
+    [(False, -0.15, False), (False, 0.1, True), (True, -0.15, True)],
+    ids=["lower and worse", "lower and better", "higher and worse"],
+)
+def test_a_lower_limit_that_seems_worse_is_not_tried_again(upwards: bool, change: float, again: bool) -> None:
+    """It would only shorten a queue, and each try costs throughput. A higher one may bring much."""
+    probe = Probe()
+    probe.upwards = upwards
+    probe.begin(measure(100), cap=1000, lowest=60)
+    probe.during = measure(probe.limit, latency=probe.limit / 100 / exp(change))
+    seen, error = probe.compare(measure(100), noise_of(0.2))
+    assert seen == pytest.approx(change)
+    assert probe.is_unclear(seen, error, least=-0.02) is again
+
+
 def test_probes_that_change_nothing_alternate_and_become_rarer() -> None:
     probe, waits = Probe(), list[int]()
     for _ in range(12):

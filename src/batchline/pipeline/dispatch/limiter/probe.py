@@ -10,9 +10,12 @@ UP_FACTOR, _DOWN_FACTOR, _FAR_DOWN_FACTOR = 1.33, 0.8, 0.6
 """The factors of a probe up, down and far down. The first probes down go far if the upstream seems to queue."""
 _SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 2.0, 30.0
 """The time between probes. It doubles while they change nothing."""
-_SMALL_ERROR, _CLEAR, _MOST_TRIES = 0.08, 2.0, 6
-"""There are so many tries at most, while the error of the mean change is larger than this and the change is within two
-errors of the one that decides. A single try has a smaller error if only the latencies of requests vary."""
+_SMALL_ERROR, _MOST_TRIES = 0.08, 6
+"""There are so many tries at most, while the error of the mean change is larger than this and the change is near the
+one that decides. A single try has a smaller error if only the latencies of requests vary."""
+_CLEAR, _CLEARLY_WORSE = 2.0, 0.5
+"""How near that is, in errors. A lower limit that seems worse is left sooner: it would only shorten a queue, and each
+try costs throughput."""
 
 
 class Probe:
@@ -71,7 +74,8 @@ class Probe:
 
     def is_unclear(self, change: float, error: float, *, least: float) -> bool:
         """Return whether another try is needed to know if the change is at least this."""
-        return error > _SMALL_ERROR and abs(change - least) < _CLEAR * error and len(self._changes) < _MOST_TRIES
+        near = (_CLEAR if self.upwards or change > least else _CLEARLY_WORSE) * error
+        return error > _SMALL_ERROR and abs(change - least) < near and len(self._changes) < _MOST_TRIES
 
     def on_nothing_changed(self, now: float) -> None:
         """Rest, and probe in the other direction next. After a probe in each direction the rest is twice as long."""
