@@ -102,15 +102,18 @@ class ArchiveTarget:
         return file.read_bytes()
 
     def _variants(self) -> Iterator[bytes]:
-        """Yield the good backup, and some with another or no first, second or last member."""
+        """Yield the good backup, some that were cut or changed, and some without a first, second or last member."""
         yield self._good
-        yield self._good[:-2000]
-        yield self._good[:700]
-        yield self._good[: len(self._good) // 2]
+        yield _cut(self._good, len(self._good) - 2000)
+        yield _cut(self._good, 700)
+        yield _cut(self._good, len(self._good) // 2)
         for place, content in ((0, b'{"format":2}'), (0, b"{"), (0, b'{"format":"x"}'), (-1, b"{}"), (-1, b"[")):
             headers, blocks = _members(self._good)
             blocks[place] = content
             yield _joined(headers, blocks) if place == 0 else _unsealed(_joined(headers, blocks, seal=False))
+        headers, blocks = _members(self._good)
+        blocks[-2] += b"changed"
+        yield _unsealed(_joined(headers, blocks, seal=False))
         for place in (0, 1, -1):
             headers, blocks = _members(self._good)
             del headers[place], blocks[place]
@@ -211,6 +214,13 @@ def _checksummed(header: bytes) -> bytes:
 
 def _is_resealed(data: bytes) -> bool:
     return crc32(data) % 2 == 1
+
+
+def _cut(data: bytes, length: int) -> bytes:
+    """Return the beginning of an archive, about so long, that is not made whole again."""
+    while _is_resealed(data[:length]):
+        length -= 1
+    return data[:length]
 
 
 def _unsealed(data: bytes) -> bytes:
