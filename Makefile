@@ -61,7 +61,7 @@ test: setup $(if $(NODE),$(NODE_MODULES))
 	@$(if $(shell command -v nginx 2>/dev/null),,echo "Skipping the settings of nginx: nginx is not installed (Debian: apt-get install nginx-light).")
 	@$(if $(shell command -v caddy 2>/dev/null),,echo "Skipping the settings of Caddy: caddy is not installed (Debian: apt-get install caddy).")
 	@$(if $(CHROMIUM),,echo "Skipping the console in a browser: chromium is not installed (Debian: apt-get install chromium).")
-	$(BIN)/pytest -n 6 --dist loadscope --no-loadscope-reorder -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)$(if $(CHROMIUM),, and not chromium)"
+	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder -m "not proof$(if $(NODE),, and not node)$(if $(CURL),, and not curl)$(if $(CHROMIUM),, and not chromium)"
 
 test-node: setup $(NODE_MODULES)
 	$(BIN)/pytest -m node
