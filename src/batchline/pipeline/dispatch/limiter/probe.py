@@ -13,7 +13,7 @@ _SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 2.0, 30.0
 _SMALL_ERROR, _MOST_TRIES = 0.08, 6
 """There are so many tries at most, while the error of the mean change is larger than this and the change is near the
 one that decides. A single try has a smaller error if only the latencies of requests vary."""
-_CLEAR, _CLEARLY_WORSE = 2.0, 0.5
+_CLEAR, _CLEAR_IF_WORSE = 2.0, 0.5
 """How near that is, in errors. A lower limit that seems worse is left sooner: it would only shorten a queue, and each
 try costs throughput."""
 
@@ -74,7 +74,7 @@ class Probe:
 
     def is_unclear(self, change: float, error: float, *, least: float) -> bool:
         """Return whether another try is needed to know if the change is at least this."""
-        near = (_CLEAR if self.upwards or change > least else _CLEARLY_WORSE) * error
+        near = (_CLEAR if self.upwards or change > least else _CLEAR_IF_WORSE) * error
         return error > _SMALL_ERROR and abs(change - least) < near and len(self._changes) < _MOST_TRIES
 
     def on_nothing_changed(self, now: float) -> None:
