@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bench.engine import Load, Point, curve_of, direct_rate, rate_of, run_service
+from bench.engine import Load, Point, curve_of, direct_rate, rate_of, run_service, undisturbed
 from tests.support.service import running_mock
 
 LOAD = Load("m", "Say hello.", 8)
@@ -30,3 +30,16 @@ def test_a_rate_is_that_of_the_middle_of_a_batch() -> None:
 def test_the_curve_of_the_limit_has_each_change_once() -> None:
     points = [Point(0.0, 0, None), Point(1.0, 3, 8), Point(2.0, 6, 8), Point(3.0, 9, 32)]
     assert curve_of(points) == "8 from 1 s, 32 from 3 s"
+
+
+def test_a_run_is_repeated_if_the_host_took_cpu_time_away() -> None:
+    """Otherwise the share of an engine would be that of a busy host."""
+    rates = iter([1.0, 2.0, 3.0])
+    seconds = iter([(0.0, 0.0), (9.0, 10.0), (9.0, 10.0), (9.2, 20.0)])
+    assert undisturbed(lambda: next(rates), stolen_seconds=lambda: next(seconds)) == 2.0
+
+
+def test_the_least_disturbed_run_counts_if_the_host_is_always_busy() -> None:
+    rates = iter([1.0, 2.0, 3.0, 4.0])
+    seconds = iter([(0.0, 0.0), (5.0, 10.0), (0.0, 0.0), (2.0, 10.0), (0.0, 0.0), (3.0, 10.0), (0.0, 0.0), (9.0, 10.0)])
+    assert undisturbed(lambda: next(rates), stolen_seconds=lambda: next(seconds)) == 2.0
