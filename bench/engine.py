@@ -42,6 +42,7 @@ class Point(Struct, frozen=True):
     seconds: float
     answered: int
     limit: int | None
+    """None before the batch has begun, and 0 when no line of it is left."""
 
 
 class Load(Struct, frozen=True):
@@ -122,7 +123,7 @@ def curve_of(points: Sequence[Point]) -> str:
     """Return the limits in the order of their times, each with the second from which on it held."""
     changes, limit = [], None
     for point in points:
-        if point.limit is not None and point.limit != limit:
+        if point.limit and point.limit != limit:
             limit = point.limit
             changes.append(f"{limit} from {point.seconds:.0f} s")
     return ", ".join(changes)

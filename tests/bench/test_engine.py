@@ -28,7 +28,7 @@ def test_a_rate_is_that_of_the_middle_of_a_batch() -> None:
 
 
 def test_the_curve_of_the_limit_has_each_change_once() -> None:
-    points = [Point(0.0, 0, None), Point(1.0, 3, 8), Point(2.0, 6, 8), Point(3.0, 9, 32)]
+    points = [Point(0.0, 0, None), Point(1.0, 3, 8), Point(2.0, 6, 8), Point(3.0, 9, 32), Point(4.0, 9, 0)]
     assert curve_of(points) == "8 from 1 s, 32 from 3 s"
 
 
