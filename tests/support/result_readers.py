@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import time
 from collections.abc import Sequence
 from threading import Thread
 
@@ -9,6 +10,8 @@ from tests.support.service import Service, wait_until
 
 _BROKEN = (OSError, http.client.HTTPException, ValueError)
 """How a request ends whose service is killed; a body that is cut off is no JSON."""
+_PAUSE_SECONDS = 0.05
+"""How long a reader of pages waits after an empty page. Without a pause it would keep a whole core busy."""
 
 
 class Reader(Thread):
@@ -42,6 +45,8 @@ class Pager(Reader):
         page = self._service.call("GET", f"{self._path}?limit=17{after}").json
         self.lines += [json.dumps(item, sort_keys=True).encode() for item in page["data"]]
         self.cursor = page["last_id"] or self.cursor
+        if not page["data"]:
+            time.sleep(_PAUSE_SECONDS)
         return not page["has_more"]
 
 

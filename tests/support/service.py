@@ -32,7 +32,8 @@ PATIENCE = 300.0
 Account = dict[str, str]
 """The output of ``batchline keys create``: api_key, project_id, key_id."""
 
-_POLL_SECONDS = 0.02
+_FIRST_POLL_SECONDS, _LAST_POLL_SECONDS, _POLL_GROWTH = 0.01, 0.06, 1.2
+"""A wait polls less and less often: many polls during a long wait would take time from the other tests."""
 _TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
@@ -42,10 +43,18 @@ def credentials_of(account: Account) -> dict[str, str]:
 
 def wait_until(met: Callable[[], bool], *, what: str) -> None:
     """Poll until ``met`` returns True; ``what`` names it in the message of a failure."""
-    give_up = time.monotonic() + PATIENCE
+    give_up, pauses = time.monotonic() + PATIENCE, poll_pauses()
     while not met():
         assert time.monotonic() < give_up, f"waited {PATIENCE:.0f} s for {what}"
-        time.sleep(_POLL_SECONDS)
+        time.sleep(next(pauses))
+
+
+def poll_pauses() -> Iterator[float]:
+    """Yield the seconds between one poll and the next, without end."""
+    seconds = _FIRST_POLL_SECONDS
+    while True:
+        yield seconds
+        seconds = min(_LAST_POLL_SECONDS, seconds * _POLL_GROWTH)
 
 
 class Reply(NamedTuple):
@@ -369,7 +378,7 @@ def counts_of(batch: Batch) -> tuple[int, int, int]:
 
 def await_end(client: OpenAI, batch_id: str) -> Batch:
     """Wait until the batch is terminal, and return it. Until then neither count may fall (C12)."""
-    last = (0, 0)
+    last, pauses = (0, 0), poll_pauses()
     give_up = time.monotonic() + PATIENCE
     while True:
         batch = client.batches.retrieve(batch_id)
@@ -381,7 +390,7 @@ def await_end(client: OpenAI, batch_id: str) -> Batch:
             assert batch.status == "failed" or sum(last) == total
             return batch
         assert time.monotonic() < give_up, f"waited {PATIENCE:.0f} s for the end of {batch}"
-        time.sleep(_POLL_SECONDS)
+        time.sleep(next(pauses))
 
 
 def results_of(client: OpenAI, batch: Batch, lines: bytes) -> dict[str, Any]:
