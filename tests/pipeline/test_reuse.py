@@ -221,14 +221,14 @@ def test_lines_run_if_the_answers_of_an_earlier_batch_stay_unreadable(
 
 @pytest.mark.rule("G7", "Nothing expires while the clock is held, so the answers are reused.")
 def test_answers_are_reused_while_the_clock_is_held(tmp_path: Path) -> None:
-    with closing(Bench(tmp_path, file_retention_seconds=3600)) as bench:
+    with closing(Bench(tmp_path, file_retention_seconds=600)) as bench:
 
         async def scene() -> None:
             clock: Any = bench.engine.api_role.services.clock
             prompts = [f"word number {n}" for n in range(40)]
             await bench.ended(await bench.batch(prompts))
             clock.seconds_behind = 100_000.0
-            await clock.sleep(5000)
+            await clock.sleep(900)
             batch = await bench.ended(await bench.batch(prompts, reuse=True))
             assert (batch.completed, asked(bench), await reused(bench, batch)) == (40, 40, 40)
 

@@ -257,7 +257,9 @@ def test_it_follows_answers_that_take_twice_as_long() -> None:
     assert span.rate >= 0.9 * 32 / 0.4
 
 
-@pytest.mark.parametrize("fault", [TIMEOUT, OVERLOAD], ids=["timeouts", "503"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(TIMEOUT, id="timeouts"), pytest.param(OVERLOAD, id="503", marks=pytest.mark.proof)]
+)
 def test_a_few_faults_are_no_overload(fault: Retryable) -> None:
     """With 2 % of them, within 10 % of the full throughput of a server of 64."""
     world = World(1)
@@ -302,8 +304,17 @@ def test_an_engine_that_tells_its_queue_is_believed() -> None:
     assert sum(waiting) / 100 <= 80
 
 
-@pytest.mark.parametrize(("steps", "seed"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.proof), (16, 2)])
-@pytest.mark.parametrize("reads", [True, False], ids=["read", "not read"])
+@pytest.mark.parametrize(
+    ("steps", "seed", "reads"),
+    [
+        (2, 2, True),
+        (16, 2, False),
+        *(
+            pytest.param(*engine, marks=pytest.mark.proof)
+            for engine in ((2, 2, False), (4, 1, True), (4, 1, False), (16, 2, True))
+        ),
+    ],
+)
 def test_requests_that_wait_for_the_next_step_are_no_queue(steps: int, seed: int, reads: bool) -> None:
     """An engine whose answers need few steps always has requests that wait for the next one. Its slots are used all the
     same: at least 0.95 of the answers that it gives with three times as many in flight as it has slots."""

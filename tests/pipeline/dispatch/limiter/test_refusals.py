@@ -139,7 +139,7 @@ def test_until_something_is_refused_nothing_is_held_back() -> None:
 
 
 @pytest.mark.rule("D9", "An upstream that accepts a number at once has about that number, and few are refused.")
-@pytest.mark.parametrize("slots", [1, 3, 8, 30])
+@pytest.mark.parametrize("slots", [1, *(pytest.param(slots, marks=pytest.mark.proof) for slots in (3, 8)), 30])
 def test_a_number_is_learned_and_seldom_exceeded(slots: int) -> None:
     drive = Drive()
     drive.run(number(slots), until=40.0)
@@ -149,7 +149,7 @@ def test_a_number_is_learned_and_seldom_exceeded(slots: int) -> None:
 
 
 @pytest.mark.rule("D9", "An upstream that accepts a rate gets about that rate, and few are refused.")
-@pytest.mark.parametrize("per_second", [4, 20, 100, 250])
+@pytest.mark.parametrize("per_second", [4, *(pytest.param(rate, marks=pytest.mark.proof) for rate in (20, 100)), 250])
 def test_a_rate_is_learned_and_seldom_exceeded(per_second: int) -> None:
     drive = Drive()
     drive.run(rate(per_second), until=40.0)
@@ -175,7 +175,7 @@ def test_a_rate_is_learned_however_long_answers_take(latency: float) -> None:
 @pytest.mark.rule(
     "D9", "When refusals end, the capacity is used again within 15 seconds, whatever the rate was cut to."
 )
-@pytest.mark.parametrize("per_second", [1, 10, 100, 700])
+@pytest.mark.parametrize("per_second", [1, *(pytest.param(rate, marks=pytest.mark.proof) for rate in (10, 100)), 700])
 @pytest.mark.parametrize("seconds", [3.0, 20.0])
 def test_the_capacity_is_used_again_15_seconds_after_the_last_refusal(per_second: int, seconds: float) -> None:
     drive = Drive()
@@ -204,7 +204,9 @@ def test_a_limit_that_grows_tenfold_is_used_within_15_seconds(kind: Callable[[in
     assert drive.accepted[35] >= 0.9 * 500
 
 
-@pytest.mark.parametrize("seconds", [20, 22, 24, 26, 28])
+@pytest.mark.parametrize(
+    "seconds", [20, *(pytest.param(seconds, marks=pytest.mark.proof) for seconds in (22, 24, 26)), 28]
+)
 def test_a_number_that_grows_is_used_soon_although_starts_are_evenly_spaced(seconds: int) -> None:
     """If answers are a while on their way, it may seem that requests are refused that follow others too closely."""
     drive = Drive(most_delay=0.012)

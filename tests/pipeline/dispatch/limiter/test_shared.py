@@ -112,6 +112,7 @@ def test_a_model_at_another_server_does_not_join_a_shared_limit(seed: int) -> No
     assert engine.rate(10.0) >= 0.85 * ENGINE_RATE
 
 
+@pytest.mark.proof
 def test_a_name_of_the_same_engine_that_comes_later_joins_a_shared_limit() -> None:
     engine = Names(2, None)
     engine.wait(30.0)
