@@ -36,6 +36,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         store_bytecode()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Collect no garbage while tests are collected: nearly all that is made stays, and each look at it takes long."""
+    gc.disable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run long tests first: a process that begins one last would run on while the others are done."""
@@ -47,6 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Take all that was imported and collected out of garbage collection, which would look at it again and again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
