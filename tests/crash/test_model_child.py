@@ -9,27 +9,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
+import pytest
 
 from batchline.domain.embedded_model import EMBEDDED_MODEL
 from tests.support.service import CHAT, Service, await_end, counts_of, results_of, submit, wait_until
 
 
-def test_a_batch_outlives_the_deaths_of_the_embedded_model(tmp_path: Path) -> None:
-    """D5, F2: it is killed twice under the lines; each gets its answer from a real model all the same, and when the
-    service ends, the model does too."""
-    lines = b"".join(_line(number) for number in range(24))
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.proof)])
+def test_a_batch_outlives_the_deaths_of_the_embedded_model(tmp_path: Path, kills: int) -> None:
+    """D5, F2: it is killed under the lines; each gets its answer from a real model all the same, and when the service
+    ends, the model does too."""
+    count = 12 * kills
+    lines = b"".join(_line(number) for number in range(count))
     with _running_service(tmp_path) as service:
         client = service.client()
         batch = submit(client, lines)
-        for life in (1, 2):
+        for life in range(1, kills + 1):
             os.kill(_pids(service, life)[-1], signal.SIGKILL)
         batch = await_end(client, batch.id)
         records = results_of(client, batch, lines)
-        assert counts_of(batch) == (24, 24, 0)
+        assert counts_of(batch) == (count, count, 0)
         assert {record["response"]["body"]["model"] for record in records.values()} == {EMBEDDED_MODEL}
-        assert service.log.count("the embedded model died") == 2
+        assert service.log.count("the embedded model died") == kills
         assert service.terminate() == 0
-        assert not any(psutil.pid_exists(pid) for pid in _pids(service, 3))
+        assert not any(psutil.pid_exists(pid) for pid in _pids(service, kills + 1))
 
 
 def _line(number: int) -> bytes:

@@ -95,19 +95,19 @@ def test_objects_without_a_row_are_counted_and_named(data: StoredData) -> None:
 
 
 @pytest.mark.rule("F6", "A check while the service is busy finds nothing wrong.")
-def test_nothing_is_wrong_while_a_service_is_busy(any_data: StoredData) -> None:
+def test_nothing_is_wrong_while_a_service_is_busy(data: StoredData) -> None:
     """Batches are created, run, finalized and pruned, and files are deleted, during many checks."""
     reports: list[FsckReport] = []
     over = Event()
 
     def keep_checking() -> None:
         while not over.is_set():
-            reports.append(any_data.check(work_retention_seconds=0, clock=SystemClock()))
+            reports.append(data.check(work_retention_seconds=0, clock=SystemClock()))
 
     checking = Thread(target=keep_checking)
     with (
         running_mock() as mock,
-        any_data.served(mock.url, work_retention_seconds=0) as service,
+        data.served(mock.url, work_retention_seconds=0) as service,
         Load(service.client()) as load,
     ):
         checking.start()

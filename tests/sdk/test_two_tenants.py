@@ -225,7 +225,7 @@ class TwoTenants(RuleBasedStateMachine):
                 tenant.await_end(batch_id)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.proof)])
 def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
     shared: dict[str, Any] = {}
     if request.param == "postgres":

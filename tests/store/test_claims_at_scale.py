@@ -29,6 +29,7 @@ class Times(NamedTuple):
     records: list[float]
 
 
+@pytest.mark.proof
 def test_neither_claims_nor_records_slow_down_while_an_old_snapshot_is_open(postgres: Postgres) -> None:
     """D8: a backup, or a forgotten transaction, keeps every dead version of a row for hours. What costs the more the
     more of them there are would stop all workers in the end."""
