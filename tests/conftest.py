@@ -19,8 +19,9 @@ pytest_plugins = [
 ]
 
 # On a busy machine any example may take longer than Hypothesis allows by default, which says nothing about the code.
+# Each run draws other examples, and make fuzz tries the parsers with many more.
 hypothesis.settings.register_profile(
-    "batchline", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "batchline", max_examples=50, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("batchline")
 

@@ -36,6 +36,7 @@ def test_open_batches_continue_in_another_folder(tmp_path: Path, mock: Mock, ori
         assert_all_ends_well(service, original)
 
 
+@pytest.mark.proof
 def test_open_batches_continue_on_postgresql_and_a_bucket(
     tmp_path: Path, mock: Mock, original: Original, postgres: Postgres, bucket: Seaweed
 ) -> None:

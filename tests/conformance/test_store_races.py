@@ -122,7 +122,7 @@ class Fleet:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.proof) for seed in (1, 2))])
 async def test_whatever_happens_at_once_every_line_counts_once(world: World, seed: int) -> None:
     """C11, C12, D4, D5: despite deaths, cancels and expiry each line is recorded and charged once or left over.
 
@@ -260,7 +260,7 @@ class Tenants:
 
 
 @pytest.mark.rule("F3", "What is deleted gets no new key, upload or batch, however these race.")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.proof) for seed in (1, 2))])
 async def test_deletions_beside_keys_uploads_and_creates(world: World, seed: int) -> None:
     tenants, store = Tenants(world, seed), world.store
     async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:

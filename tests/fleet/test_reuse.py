@@ -46,7 +46,6 @@ class Place(NamedTuple):
 Start = Callable[[Mock], Any]
 
 
-_ON_BOTH = pytest.mark.parametrize("start", ["sqlite", "postgres"], indirect=True)
 _ON_ONE = pytest.mark.parametrize("start", ["sqlite", pytest.param("postgres", marks=pytest.mark.proof)], indirect=True)
 
 
@@ -91,7 +90,7 @@ def _run(place: Place, data: bytes, *, reuse: bool) -> Batch:
 
 
 @_SIZES
-@_ON_BOTH
+@_ON_ONE
 @pytest.mark.rule("G7", "A batch that is run again after a restart asks only for what was edited.")
 def test_a_batch_with_one_percent_edited_asks_for_one_percent(start: Start, lines: int) -> None:
     with running_mock() as mock, start(mock) as place:

@@ -42,7 +42,7 @@ def _described(*, examples: int) -> OpenApiSchema:
     return schema
 
 
-few, many = _described(examples=6), _described(examples=200)
+few, many = _described(examples=3), _described(examples=200)
 
 
 class Client:
