@@ -25,7 +25,7 @@ _STALLED_SECONDS, _SLOWER = 1.0, 2.0
 lane frees no slot soon enough for the other one."""
 _UNAVAILABLE = frozenset({"http_503", "http_529"})
 _OVERLOADS = frozenset({"http_408", "http_502", "http_504", FaultKind.TIMEOUT})
-_REFUSALS = frozenset({Sign.THROTTLED, Sign.UNAVAILABLE, Sign.FAULT})
+_REFUSALS = frozenset({Sign.THROTTLED, Sign.UNAVAILABLE, Sign.OVERLOADED, Sign.FAULT})
 
 LaneName = tuple[str, str]
 """The project and the model of a lane."""

@@ -214,6 +214,19 @@ def test_overload_halves_the_limit_and_its_end_restores_it() -> None:
     assert sum(limits[100:]) / 500 >= 20
 
 
+def test_quick_faults_of_a_gateway_are_refusals_and_slow_ones_are_not() -> None:
+    """It answers 502 at once if its server accepts no more connections. They cost no attempt while a limit is known."""
+    limiter = Limiter(cap=None)
+    now = serve(limiter, 1.0)
+    for number, start in enumerate(limiter.start("m", 32, now)):
+        limiter.end(start, Sign.OVERLOADED, now + 0.002, line=number)
+    assert limiter.model("m").is_refused
+    (quick,) = limiter.start("m", 1, now + 1)
+    assert limiter.end(quick, Sign.OVERLOADED, now + 1.002, line="quick") is not None
+    (slow,) = limiter.start("m", 1, now + 2)
+    assert limiter.end(slow, Sign.OVERLOADED, now + 2.2, line="slow") is None
+
+
 def test_many_models_are_forgotten_when_they_are_idle_and_not_limited() -> None:
     """A file may name any number of them."""
     limiter = Limiter(cap=None)

@@ -18,8 +18,10 @@ _MAX_MODELS = 1000
 """The number of models at which idle ones are forgotten: first those without a limit, then all. Files may name any
 number of models."""
 
-_MAYBE_REFUSED = frozenset({Sign.UNAVAILABLE, Sign.FAULT})
+_MAYBE_REFUSED = frozenset({Sign.UNAVAILABLE, Sign.OVERLOADED, Sign.FAULT})
 _OVERLOADS = frozenset({Sign.UNAVAILABLE, Sign.OVERLOADED})
+_REFUSALS = frozenset({Sign.THROTTLED, Sign.UNAVAILABLE})
+"""These are refusals of their lines even while no limit is known."""
 
 
 class Limiter:
@@ -211,7 +213,7 @@ class Limiter:
             return None
         cost = model.on_refusal(start, now, project_id=project_id, line=line, again=again, retry_after=retry_after)
         self._blocked_until = max(self._blocked_until, now + model.blocked_seconds(now))
-        return cost if model.is_refused or sign is not Sign.FAULT else None
+        return cost if model.is_refused or sign in _REFUSALS else None
 
     def end_answered(self, starts: Sequence[Start], now: float, *, project_id: str = "", again: bool = False) -> None:
         """Report the answers to requests of one model, for lines of one project.
@@ -258,6 +260,6 @@ class Limiter:
             del self._busy[starts[0].model]
             self._choose_concurrency()
         limit = min(model.concurrency.limit, self._concurrency.limit)
-        changed = model.overload.on_end(starts, now, overloaded=overloaded, limit=limit)
+        changed = model.overload.on_end(starts, overloaded=overloaded, limit=limit, started=model.started)
         if changed is not None:
             model.concurrency.set_limit(changed, now)

@@ -1,56 +1,104 @@
-"""Tells from timeouts and 408, 502, 503 and 504 whether an upstream has too much to do.
+"""Tells from timeouts and 408, 502, 503, 504 and 529 whether an upstream has too much to do.
 
 ::
 
-    fine ──(a quarter of the last ends are overloads)──> half the limit ──┬─(fewer overloads)──> fine
-                                                                          └─(as many)──> the limit before the cut
+    fine ──(a quarter of a group are overloads)──> half the limit ──┬─(fewer overloads)──> fine
+                                                                    └─(about as many)──> the limit before the cut
+
+If the load is the cause, about as many requests as before are answered at half the limit, so their part in a group is
+twice as large. If it is not, the part is the same.
+
+A group is a number of requests that started one after another, and it is judged when nearly all of them have ended. An
+overload may take much longer than an answer, for example until a timeout. Of the first requests to end it would be too
+small a part, and the cut would seem to have helped.
 """
 
 from collections.abc import Sequence
+from math import sqrt
 
 from batchline.pipeline.dispatch.limiter.load import Start
 
 _OVERLOADED_PART = 0.25
-"""If this part of the last requests ended with an overload, the upstream has too much to do."""
-_MIN_ENDS = 16
-_SAME_PART = 0.7
-"""If at half the limit this part of the overloads is left, the load is not their cause."""
-_TOLERANCE = 1.3
+"""If this part of a group ended with an overload, the upstream may have too much to do."""
+_LEAST_GROUP, _GROUP_PART = 32, 2
+"""The requests of a group: so many for each that may be in flight, and the first number at least."""
+_ENDED_PART = 0.95
+"""The part of a group that must have ended. The others may hang."""
+_ERRORS = 2.0
+"""The limit is cut if there are more overloads than usual by so many standard errors."""
+_CLEAR_PART = 0.25
+"""If this part of the overloads is left, it is clear that the cut has helped. Else as many may come back, and then the
+few between were chance."""
+_NEW_PART = 0.3
+"""The weight of the last group in what is usual."""
+
+
+class _Group:
+    """Requests that started one after another: the overloads among those that have ended."""
+
+    def __init__(self, *, after: int, size: int) -> None:
+        self._after, self.size = after, size
+        self._ends = self._overloads = 0
+
+    def on_end(self, starts: Sequence[Start], *, overloaded: bool) -> None:
+        ends = sum([self._after < start.order <= self._after + self.size for start in starts])
+        self._ends += ends
+        self._overloads += ends if overloaded else 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self._ends >= _ENDED_PART * self.size
+
+    @property
+    def overloaded_part(self) -> float:
+        return self._overloads / self._ends
 
 
 class Overload:
-    """Counts overloads among the ends of requests, in groups of about as many as may be in flight."""
+    """Judges one group of requests of a model after another."""
 
     def __init__(self) -> None:
-        self._ends = self._overloads = 0
-        self._since = 0.0
-        self._part_before: float | None = None
-        """The part of overloads that led to the last cut, until it is known whether the cut helped."""
-        self._limit_before = 0
-        self._tolerated = 0.0
+        self._group = _Group(after=0, size=_LEAST_GROUP)
+        self._part_before, self._limit_before = 0.0, 0
+        """The part of overloads that led to the last cut, and the limit before it; 0 if there is none to return to."""
+        self._is_new_cut = False
+        """Whether no group has been judged since the last cut."""
+        self._usual = 0.0
+        """The part of overloads that no cut changed."""
 
-    def on_end(self, starts: Sequence[Start], now: float, *, overloaded: bool, limit: int) -> int | None:
-        """Count the ends of requests, and return the limit to set, if it is to be changed."""
-        ends = sum([start.at >= self._since for start in starts]) if self._since else len(starts)
-        if not ends:
-            return None
-        self._ends += ends
-        self._overloads += ends if overloaded else 0
-        if self._ends < _MIN_ENDS or self._ends < limit:
-            return None
-        part = self._overloads / self._ends
-        self._ends = self._overloads = 0
-        if self._part_before is None:
-            return self._cut(part, limit, now)
-        helped, self._part_before = part < _SAME_PART * self._part_before, None
-        if helped:
-            return None
-        self._tolerated, self._since = _TOLERANCE * part, now
-        return max(limit, self._limit_before)
+    def on_end(self, starts: Sequence[Start], *, overloaded: bool, limit: int, started: int) -> int | None:
+        """Count the ends of requests, and return the limit to set, if it is to be changed.
 
-    def _cut(self, part: float, limit: int, now: float) -> int | None:
-        if part < _OVERLOADED_PART or part <= self._tolerated:
-            self._tolerated = min(self._tolerated, _TOLERANCE * part) if part else 0.0
+        ``started`` is the number of requests of the model that were started in all.
+        """
+        self._group.on_end(starts, overloaded=overloaded)
+        if not self._group.is_complete:
             return None
-        self._part_before, self._limit_before, self._since = part, limit, now
-        return max(1, limit // 2)
+        changed = self._judge(self._group, limit)
+        size = max(_LEAST_GROUP, _GROUP_PART * (limit if changed is None else changed))
+        self._group = _Group(after=started, size=size)
+        return changed
+
+    def _judge(self, group: _Group, limit: int) -> int | None:
+        part, is_new_cut = group.overloaded_part, self._is_new_cut
+        self._is_new_cut = False
+        too_many = self._are_too_many(part, group.size)
+        if self._limit_before and (is_new_cut or too_many) and not self._has_helped(part):
+            self._usual, before, self._limit_before = part, self._limit_before, 0
+            return max(limit, before)
+        if too_many and not is_new_cut:
+            self._part_before, self._limit_before, self._is_new_cut = part, limit, True
+            return max(1, limit // 2)
+        if part < _CLEAR_PART * self._part_before:
+            self._limit_before = 0
+        if self._usual:
+            self._usual += _NEW_PART * (part - self._usual)
+        return None
+
+    def _are_too_many(self, part: float, size: int) -> bool:
+        return part >= _OVERLOADED_PART and part > self._usual + _ERRORS * sqrt(self._usual * (1 - self._usual) / size)
+
+    def _has_helped(self, part: float) -> bool:
+        """Return whether the last cut has made the part of the requests that are answered about twice as large."""
+        answered, before = 1 - part, 1 - self._part_before
+        return answered > (before + min(1.0, 2 * before)) / 2

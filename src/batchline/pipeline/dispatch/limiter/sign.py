@@ -12,7 +12,8 @@ class Sign(Enum):
     """The answer was 503 or 529. If it comes quickly, it is a refusal: some servers refuse with it what exceeds their
     limits."""
     OVERLOADED = "overloaded"
-    """The answer was 408, 502 or 504, or there was a timeout. A few of these are no overload."""
+    """The answer was 408, 502 or 504, or there was a timeout. A few of these are no overload. If it comes quickly, it
+    may be a refusal: a gateway answers 502 where its server accepts no connection."""
     FAULT = "fault"
     """The answer was another 5xx, or the connection was refused, or it broke at an upstream that is known to reset
     connections. If that comes quickly, it may be a refusal too. Else it says nothing about the load."""
