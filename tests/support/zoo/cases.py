@@ -31,6 +31,7 @@ from tests.support.zoo.runs import (
     with_two_names,
 )
 from tests.support.zoo.upstreams import (
+    BAD_GATEWAY,
     OVERLOAD,
     Announcing,
     Backlog,
@@ -52,6 +53,7 @@ from tests.support.zoo.upstreams import (
     SlidingWindow,
     TokensPerSecond,
     TokensPerWindow,
+    UnevenTokens,
     Upstream,
     Window,
     about,
@@ -256,6 +258,30 @@ CASES = {
         script=lines(800),
         ideal_seconds=25.0,
         goal=0.85,
+    ),
+    "a fourth 502 at once": Case(
+        upstream=lambda world: Refusing(
+            Queueing(world, about(0.2), slots=always(32)), _by_chance(world, 0.25), fault=BAD_GATEWAY
+        ),
+        script=lines(3200),
+        ideal_seconds=20.0,
+        goal=0.8,
+    ),
+    "a fourth 502 after 1 s": Case(
+        upstream=lambda world: Refusing(
+            Queueing(world, about(0.5), slots=always(64)), _by_chance(world, 0.25), fault=BAD_GATEWAY, seconds=1.0
+        ),
+        script=lines(6000),
+        ideal_seconds=47.0,
+        goal=0.8,
+    ),
+    "a fourth 503 after 5 s": Case(
+        upstream=lambda world: Refusing(
+            Queueing(world, about(0.5), slots=always(64)), _by_chance(world, 0.25), fault=OVERLOAD, seconds=5.0
+        ),
+        script=lines(6000),
+        ideal_seconds=47.0,
+        goal=0.5,  # Requests that end with 503 take a part of each limit that is tried, which grows for 20 s.
     ),
     "503 above 100 a second": Case(
         upstream=lambda world: Faulty(RateLimited(world, Bucket(100, 20), about(0.05))),
@@ -472,6 +498,14 @@ CASES = {
         upstream=lambda world: TokensPerSecond(world, Bucket(10_000, 6000), tokens=about(100, noise=0.5)),
         script=lines(2000),
         ideal_seconds=19.4,
+        goal=0.85,
+    ),
+    "tokens, uneven lines": Case(
+        upstream=lambda world: UnevenTokens(
+            world, Bucket(20_000, 60_000), tokens=lognormal(100, 1.0, most=5000), seconds=about(0.5)
+        ),
+        script=lines(3000),
+        ideal_seconds=(3000 * 165 - 60_000) / 20_000,
         goal=0.85,
     ),
     "tokens, few large lines": Case(

@@ -50,6 +50,7 @@ def refusal(*, retry_after: float | None = None, rate_limits: RateLimits | None 
 
 
 OVERLOAD = Retryable("http_503", "", unavailable=True)
+BAD_GATEWAY = Retryable("http_502", "", unavailable=True)
 TIMEOUT = Retryable(FaultKind.TIMEOUT, "", unavailable=True)
 
 
@@ -261,10 +262,25 @@ class TokensPerSecond(Upstream):
 
     def handle(self, job: Job, reply: Reply) -> None:
         bucket = self._bucket
-        accepted = bucket.take(self.world.time, self._tokens(self.world))
+        accepted = bucket.take(self.world.time, self.tokens_of(job))
         reset_seconds = (bucket.burst - bucket.level) / bucket.rate
         announced = _tokens_left(bucket.level, limit=bucket.burst, reset_seconds=reset_seconds)
         (self.answer if accepted else self.refuse)(reply, rate_limits=announced)
+
+    def tokens_of(self, job: Job) -> float:
+        return self._tokens(self.world)
+
+
+class UnevenTokens(TokensPerSecond):
+    """As above. A line needs as many tokens each time, and a few lines need many times as many as the others."""
+
+    def __init__(self, world: World, bucket: Bucket, *, tokens: Seconds, seconds: Seconds) -> None:
+        super().__init__(world, bucket, tokens=tokens)
+        self.seconds = seconds
+        self._tokens_of: dict[bytes, float] = {}
+
+    def tokens_of(self, job: Job) -> float:
+        return self._tokens_of.setdefault(job.line.custom_id, self._tokens(self.world))
 
 
 class HiddenTokens(Upstream):

@@ -380,6 +380,10 @@ class RefusalLimit:
             return sample.rate >= _USED_RATE * self.limit / self._slots.usual_seconds
         return self._good < 1 or self._slots.most_taken >= _USED_PART * self.limit
 
+    def _has_tried_more(self, sample: Sample) -> bool:
+        """Return whether a probe shows something: more were started than the limit before it allowed."""
+        return self._holds_back(sample) if self._slots.is_even else self._slots.most_taken > self._good
+
     def _grow(self) -> None:
         """Raise the limit a little after a sample in which nothing was refused."""
         self._slots.speed_up()
@@ -494,7 +498,8 @@ class RefusalLimit:
     def _end_probe(self, sample: Sample, now: float) -> None:
         """Return to the limit if half of the added requests are refused; else add more, or remove the limit.
 
-        The part that is refused at any limit is refused of the added requests too.
+        The part that is refused at any limit is refused of the added requests too. If no more were tried, nothing is
+        known about a higher limit, and even spaces, which no start had to wait for, are not needed.
         """
         part, added = sample.refused_part, 1 - self._good / self.limit
         if part >= self._parts.usual + (1 - self._parts.usual) * added / 2:
@@ -506,9 +511,12 @@ class RefusalLimit:
                 self._hold(self._good, now)
             return
         self._failed_probes = 0
+        # If many were refused lately, few slots are taken only because those of refused requests do not count.
         if not self._holds_back(sample) and self._parts.recent <= MANY:
-            # If many were refused lately, few slots are taken only because those of refused requests do not count.
             self.give_up()
+        elif not self._has_tried_more(sample):
+            self._slots.space_freely()
+            self._hold(self._good, now)
         else:
             self._end_cuts()
             self._good = self.limit
