@@ -255,11 +255,10 @@ def test_refusals_are_tolerated_while_more_are_accepted_the_more_are_sent(seed: 
 
 
 @pytest.mark.rule("D3", "Where some are refused at any limit, a refusal costs a half, so that no line fails by chance.")
-@pytest.mark.parametrize("seed", [1, 3])
-def test_a_limit_that_holds_nothing_back_is_not_raised(seed: int) -> None:
+def test_a_limit_that_holds_nothing_back_is_not_raised() -> None:
     """It would be raised without end while half of the requests are refused, and more refusals would be tolerated."""
     drive = Drive()
-    drive.run(chance(0.5, seed=seed), until=60.0)
+    drive.run(chance(0.5), until=30.0)
     assert drive.limit.limit <= 4 * SLOTS
     assert drive.limit._parts.usual < 0.6
 

@@ -2,8 +2,9 @@
 
 ::
 
-    fine ──(a quarter of a group are overloads)──> half the limit ──┬─(fewer overloads)──> fine
-                                                                    └─(about as many)──> the limit before the cut
+    fine ──(a quarter of a group are overloads)──> half the limit ──(the next group: few)──> fine
+      ^                                                  │
+      └──(the next group, or a later one: about as many; the limit is again what it was)
 
 If the load is the cause, about as many requests as before are answered at half the limit, so their part in a group is
 twice as large. If it is not, the part is the same.
@@ -21,7 +22,7 @@ from batchline.pipeline.dispatch.limiter.load import Start
 _OVERLOADED_PART = 0.25
 """If this part of a group ended with an overload, the upstream may have too much to do."""
 _LEAST_GROUP, _GROUP_PART = 32, 2
-"""The requests of a group: so many for each that may be in flight, and the first number at least."""
+"""The requests of a group: the first number, or so many times the limit if that is more."""
 _ENDED_PART = 0.95
 """The part of a group that must have ended. The others may hang."""
 _ERRORS = 2.0
@@ -80,6 +81,11 @@ class Overload:
         return changed
 
     def _judge(self, group: _Group, limit: int) -> int | None:
+        """Return the limit to set after a group: that before a cut that has not helped, half of it, or None.
+
+        The first group after a cut may seem to show by chance that it helped. So later groups with too many overloads
+        are compared with those before the cut too, until it is clear.
+        """
         part, is_new_cut = group.overloaded_part, self._is_new_cut
         self._is_new_cut = False
         too_many = self._are_too_many(part, group.size)
