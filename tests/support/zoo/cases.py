@@ -38,6 +38,7 @@ from tests.support.zoo.upstreams import (
     Bucket,
     ByModel,
     Capacity,
+    CoolingDown,
     Engine,
     Faulty,
     FullQueue,
@@ -252,6 +253,13 @@ CASES = {
         script=lines(600),
         ideal_seconds=1500.0,
         goal=0.85,
+    ),
+    # It cools down four times before the limit is known.
+    "hard 16, cools down for 5 s": Case(
+        upstream=lambda world: CoolingDown(world, about(0.2), slots=always(16), cooldown_seconds=5.0),
+        script=lines(4800),
+        ideal_seconds=60.0,
+        goal=0.55,
     ),
     "503 above 16": Case(
         upstream=lambda world: Faulty(HardLimit(world, about(0.5), slots=always(16))),

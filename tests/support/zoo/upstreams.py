@@ -105,6 +105,25 @@ class HardLimit(Upstream):
         reply(outcome)
 
 
+class CoolingDown(HardLimit):
+    """A gateway that refuses everything for some time after each refusal, as if its server were down."""
+
+    def __init__(self, world: World, seconds: Seconds, *, slots: Capacity, cooldown_seconds: float) -> None:
+        super().__init__(world, seconds, slots=slots)
+        self._cooldown_seconds, self._down_until = cooldown_seconds, 0.0
+
+    def handle(self, job: Job, reply: Reply) -> None:
+        if self.world.time < self._down_until:
+            self.refuse(reply)
+        else:
+            super().handle(job, reply)
+
+    def refuse(self, reply: Reply, *, retry_after: float | None = None, rate_limits: RateLimits | None = None) -> None:
+        if self.world.time >= self._down_until:
+            self._down_until = self.world.time + self._cooldown_seconds
+        super().refuse(reply, retry_after=retry_after, rate_limits=rate_limits)
+
+
 class Queueing(Upstream):
     """Queues what comes while its slots are taken, and says nothing about it."""
 

@@ -254,7 +254,6 @@ def test_refusals_are_tolerated_while_more_are_accepted_the_more_are_sent(seed: 
     assert mean(drive.accepted, range(15, 30)) >= 0.65 * 68 / LATENCY_SECONDS
 
 
-@pytest.mark.rule("D3", "Where some are refused at any limit, a refusal costs a half, so that no line fails by chance.")
 def test_a_limit_that_holds_nothing_back_is_not_raised() -> None:
     """It would be raised without end while half of the requests are refused, and more refusals would be tolerated."""
     drive = Drive()
@@ -263,6 +262,7 @@ def test_a_limit_that_holds_nothing_back_is_not_raised() -> None:
     assert drive.limit._parts.usual < 0.6
 
 
+@pytest.mark.rule("D3", "Where some are refused at any limit, a refusal costs a half, so that no line fails by chance.")
 def test_a_refusal_costs_a_half_where_some_are_refused_at_any_limit() -> None:
     drive = Drive()
     drive.run(everything, until=2.0)
@@ -343,6 +343,57 @@ def test_an_outage_that_ends_before_its_retry_after_is_noticed(retry_after: floa
     assert sum(drive.refused[second] for second in range(4, 62)) <= 58 / 5
     drive.run(everything, until=80.0)
     assert mean(drive.accepted, range(77, 80)) >= 0.95 * CAPACITY
+
+
+@pytest.mark.parametrize("latency", [0.2, 0.5])
+def test_a_low_rate_without_bursts_is_used_though_two_at_once_are_always_refused(latency: float) -> None:
+    """Two in flight are refused as by an upstream with one slot, but two that come evenly are accepted."""
+    drive = Drive(latency=latency)
+    drive.run(rate(2 / latency, burst=1), until=120.0)
+    assert mean(drive.accepted, range(40, 120)) >= 0.8 * 2 / latency
+
+
+def test_one_slot_is_used_although_evenly_spaced_starts_are_tried() -> None:
+    drive = Drive(latency=0.2)
+    drive.run(number(1), until=120.0)
+    assert mean(drive.accepted, range(20, 120)) >= 0.9 / 0.2
+
+
+def cools_down(slots: int, seconds: float) -> Accepts:
+    """Refuse everything for so long after each request beyond the slots."""
+    until = 0.0
+
+    def accepts(now: float, processed: int) -> bool:
+        nonlocal until
+        if now >= until and processed >= slots:
+            until = now + seconds
+        return now >= until
+
+    return accepts
+
+
+@pytest.mark.parametrize("seconds", [1.0, 5.0])
+def test_probes_that_lead_to_blocks_become_rare(seconds: float) -> None:
+    """Each costs the time in which nothing is accepted: with one a second, 1 / (1 + seconds) would be left."""
+    drive = Drive()
+    drive.run(cools_down(20, seconds), until=200.0)
+    assert mean(drive.accepted, range(50, 200)) >= 0.7 * 20 / LATENCY_SECONDS
+
+
+def test_a_limit_that_has_grown_is_found_although_probes_led_to_blocks() -> None:
+    drive = Drive()
+    drive.run(cools_down(20, 2.0), until=30.0)
+    drive.run(cools_down(60, 2.0), until=200.0)
+    assert mean(drive.accepted, range(150, 200)) >= 0.7 * 60 / LATENCY_SECONDS
+
+
+def test_refusals_that_arrive_during_a_block_do_not_lower_the_limit() -> None:
+    """The requests that were in flight when the block began say nothing about the limit after it."""
+    window = Window(300, 2.0)
+    drive = Drive(latency=0.02)
+    drive.retry_after = lambda now: max(0.1, window.ends - now)
+    drive.run(lambda now, _: window.take(now), until=40.0)
+    assert mean(drive.accepted, range(10, 40)) >= 0.97 * 300 / 2.0
 
 
 def test_slots_that_free_before_their_retry_after_are_used() -> None:

@@ -19,6 +19,7 @@ PROOF_ONLY = {
     "growing 16 to 160": "hard, halving",
     "hard 64, half taken": "hard, halving",
     "replicas, hard 4 and 64": "8 replicas, hard 8",
+    "hard 16, cools down for 5 s": "hard 8",
     "503 above 100 a second": "503 above 16",
     "a fourth 502 after 1 s": "a fourth 502 at once",
     "a fourth 503 after 5 s": "a fourth 502 at once",

@@ -32,7 +32,7 @@ class Block:
     def __init__(self) -> None:
         self.until = 0.0
         """The time at which the next request may start, as the upstream said; infinity if it did not say so."""
-        self._began_at = 0.0
+        self.began_at = 0.0
         self._tried_at = 0.0
         """The time of the last try, or of the beginning of the block."""
         self._tried = 0
@@ -45,7 +45,7 @@ class Block:
     def begin(self, until: float, now: float) -> None:
         """Begin a block, or set its end again."""
         if now >= self.until:
-            self._began_at = self._tried_at = now
+            self.began_at = self._tried_at = now
             self._tried, self._is_answered = 0, False
         self.until = until
 
@@ -56,7 +56,7 @@ class Block:
         return now < self.until
 
     def is_young(self, now: float) -> bool:
-        return now - self._began_at < _YOUNG_SECONDS
+        return now - self.began_at < _YOUNG_SECONDS
 
     def is_accepted(self, now: float) -> bool:
         """Return whether the last try was accepted."""
@@ -93,6 +93,6 @@ class Block:
     @property
     def _next_try_at(self) -> float:
         if self.until == inf:
-            seconds = 0.0 if self._is_answered else _PART_WITHOUT_END * (self._tried_at - self._began_at)
+            seconds = 0.0 if self._is_answered else _PART_WITHOUT_END * (self._tried_at - self.began_at)
             return self._tried_at + min(_SECONDS_WITHOUT_END, max(_LEAST_SECONDS_WITHOUT_END, seconds))
         return self._first_try_at if self._is_answered else self._tried_at + _SECONDS_BETWEEN_TRIES

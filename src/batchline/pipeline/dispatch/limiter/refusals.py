@@ -20,7 +20,8 @@ low the limit is, two limits are compared (`comparison.py`): if the part is the 
 the limit and are tolerated. Before the second cut in a row, but seldom, the limit is compared with twice of it: as long
 as more are accepted the more are sent, the refusals are tolerated too. A small part is always tolerated: it shows that
 the upstream is full, and the refused lines are tried again (`refused_parts.py`). If all are refused, starts are held up
-until the time that the upstream said, or until one line is accepted (`block.py`).
+until the time that the upstream said, or until one line is accepted (`block.py`). If a probe led to that, the next one
+comes much later (`probe_rests.py`).
 
 A limit on the rate may refuse any two requests that follow each other too closely. If that is what the refused requests
 have in common (`gaps.py`), starts are spaced evenly, and the number in flight does not matter any more.
@@ -35,9 +36,10 @@ from batchline.pipeline.dispatch.limiter import comparison
 from batchline.pipeline.dispatch.limiter.block import Block
 from batchline.pipeline.dispatch.limiter.comparison import Comparison
 from batchline.pipeline.dispatch.limiter.load import Start
+from batchline.pipeline.dispatch.limiter.probe_rests import ProbeRests
 from batchline.pipeline.dispatch.limiter.refused_parts import ALL, FEW, MANY, NONE, RefusedParts
 from batchline.pipeline.dispatch.limiter.sample import Sample
-from batchline.pipeline.dispatch.limiter.slots import GOLDEN_RATIO, Slots
+from batchline.pipeline.dispatch.limiter.slots import Slots
 
 _SHORTEST_PATIENCE_SECONDS, _PATIENCE_IN_REFUSALS = 0.1, 4
 """A request counts as accepted if it was not refused within so many times the time that refusals take."""
@@ -52,6 +54,8 @@ _LEAST_DOUBTED = 2.0
 _LARGEST_CUT, _KEPT_IF_ALL_REFUSED = 1 / 4, 1 / 2
 """The least part of the limit that a cut leaves, because a sample may show too many refusals by chance. If all are
 refused, it may be an outage, which has nothing to do with the limit."""
+_KEPT_IF_RAISED = 0.95
+"""The part of the limit that is kept if all are refused after more was tried: it had grown by a few hundredths."""
 _LEAST_RATE = 1.0
 """The limit lets at least so many start in a second, or one be in flight if answers take longer."""
 _NEARLY = 1.2
@@ -64,17 +68,16 @@ _FIRST_GROWTH, _GROWTH_OF_GROWTH, _LARGEST_GROWTH = 0.04, 8.0, 1.0
 """A probe adds a little first, and more while that is accepted, so that a much higher limit is found soon."""
 _USUAL_GROWTH = 4
 """A probe adds at least so many times the part that is refused at any limit. Otherwise chance would decide."""
-_SECONDS_BETWEEN_PROBES, _LONGEST_PROBE_SECONDS = 1.0, 0.5
-"""The end of a limit must be noticed within seconds. A probe ends after the second time if the requests that it added
-were started."""
+_LONGEST_PROBE_SECONDS = 0.5
+"""A probe ends after this time if the requests that it added were started."""
 _CLEAR_EVIDENCE, _NO_EVIDENCE = 0.95, 0.6
 """How often accepted requests have more space before them than refused ones: at least the first if that is why they
 were accepted, and less than the second if it is not."""
+_FEW_SLOTS, _EVEN_GROWTH = 8, 0.25
+"""If few are in flight, the numbers in flight seem to tell all refused requests from the accepted ones, even
+if what counts is the space between two of them. So evenly spaced starts are tried, with so many more of them."""
 _SHORTEST_EVEN_SECONDS = 0.004
 """Timers are not precise enough for shorter even spaces, and would cost more throughput than the refusals."""
-_LONGEST_REST, _COSTLY = 4, 0.25
-"""The time between probes of evenly spaced starts doubles, up to so many times, while more than this part of them is
-refused: if they are only a little too close to each other, an upstream may refuse every other one."""
 _LONGEST_HOLD_SECONDS = 2.0
 """A limit is held for a sample before a probe, or for this time if requests take too long for a sample."""
 _USED_PART = 0.85
@@ -112,10 +115,11 @@ class RefusalLimit:
         self._good = inf
         """The limit to return to after a probe."""
         self._growth = 0.0
-        self._probes = 0
-        self._failed_probes = 0
-        """The number of probes in a row of which many requests were refused."""
-        self._next_probe = 0.0
+        self._rests = ProbeRests()
+        self._tries_even = False
+        """Whether the present probe spaces starts evenly to find out whether more are accepted then."""
+        self._is_raised = False
+        """Whether more was tried than in the last sample of which few were refused."""
         self._block = Block()
         self._retry_at = 0.0
         """The latest time that a Retry-After named."""
@@ -167,7 +171,7 @@ class RefusalLimit:
             return int(self._block.may_try(now))
         free = self._slots.free(in_flight, now)
         if self._may_probe and now >= self._probe_at and self._slots.is_full(in_flight, now):
-            self._probe(self._first_growth, now)
+            self._begin_probe(now)
             free = self._slots.free(in_flight, now)
         return free
 
@@ -203,6 +207,7 @@ class RefusalLimit:
         self._slots.on_answers([now - start.at for start in starts])
         self._parts.on_answers(len(starts), limited=self.is_limiting)
         if self.is_limiting:
+            self._rests.on_answers(len(starts))
             for start in starts:
                 self._block.on_answer(start.order, now)
             self._consider_sample(now)
@@ -219,9 +224,8 @@ class RefusalLimit:
                 self._hold(self._accepted_beside(start), now)
             return self.cost
         if start.order <= self._set_after:
-            # Those that started before the limit was set may show that it is still too high.
-            accepted, is_usual = self._accepted_beside(start), self._parts.usual > FEW
-            if self._phase is _Phase.HOLD and not self._cuts and not is_usual and accepted < self.limit:
+            accepted = self._accepted_beside(start)
+            if self._is_untried and accepted < self.limit:
                 self._hold(accepted, now)
             return 0.0
         if self._check_block(now):
@@ -253,20 +257,19 @@ class RefusalLimit:
         """Remove the limit: more requests than are in flight would be accepted, or the refusals are about the lines."""
         self._slots.set_limit(inf)
         self._slots.space_freely()
-        self._failed_probes = 0
         self._block.end()
-        self._retry_at = 0.0
+        self._retry_at, self._is_raised = 0.0, False
         self._phase, self._sample = _Phase.UNLIMITED, None
         self._end_cuts()
 
     def on_outage_over(self, now: float) -> None:
         """Return quickly to the limit before an outage, and forget the refusals of the outage."""
-        self._block.end()
-        self._retry_at = 0.0
+        self._end_block(now)
         self._parts.forget_recent()
         if self.is_limiting:
             self._return_from_cuts(now)
-            self._probe(_LARGEST_GROWTH, now)
+            if not self._rests.are_long(now):
+                self._probe(_LARGEST_GROWTH, now)
 
     @property
     def cost(self) -> float:
@@ -277,6 +280,15 @@ class RefusalLimit:
     def _tries_more(self) -> bool:
         """Whether more are started than the upstream is known to accept."""
         return self._phase is _Phase.PROBE or (self._phase is _Phase.COMPARE and self._comparison.is_upwards)
+
+    @property
+    def _is_untried(self) -> bool:
+        """Whether requests that had started before the limit was set may show that it is still too high.
+
+        If more than a known limit was tried, or everything is refused, theirs were refused whatever the limit is.
+        """
+        is_known = self._cuts or self._is_raised or self._block.until or self._parts.usual > FEW
+        return self._phase is _Phase.HOLD and not is_known
 
     @property
     def _patience(self) -> float:
@@ -305,7 +317,7 @@ class RefusalLimit:
 
     @property
     def _probe_at(self) -> float:
-        return self._next_probe + (0.0 if self._held else _LONGEST_HOLD_SECONDS)
+        return self._rests.next_at + (0.0 if self._held else _LONGEST_HOLD_SECONDS)
 
     def _accepted_beside(self, start: Start) -> float:
         """Return the number that was in flight when a refused request started: the upstream had accepted those."""
@@ -319,10 +331,7 @@ class RefusalLimit:
         self._set_limit(limit, _Phase.HOLD)
         self._good, self._held = self.limit, False
         self._set_after = self._slots.started
-        # Probes are not evenly spaced: the same lines might be ready for each of them, and be refused each time.
-        self._probes += 1
-        rests = min(_LONGEST_REST, 2**self._failed_probes) if self._slots.is_even else 1
-        self._next_probe = now + rests * _SECONDS_BETWEEN_PROBES * (0.75 + self._probes * GOLDEN_RATIO % 1 / 2)
+        self._rests.begin(now, is_even=self._slots.is_even)
         self._begin_sample(now)
 
     def _begin_sample(self, now: float, *, least: int = 0, seconds: float = 0.0, most_seconds: float = inf) -> None:
@@ -367,8 +376,7 @@ class RefusalLimit:
         else:
             self._end_cuts()
             self._parts.on_sample(part)
-            if part < NONE:
-                self._grow()
+            self._is_raised = part < NONE and not self._rests.are_long(now) and self._grow()
 
     def _is_refused_too_often(self, sample: Sample) -> bool:
         """Return whether more of a sample were refused than is tolerated."""
@@ -384,12 +392,14 @@ class RefusalLimit:
         """Return whether a probe shows something: more were started than the limit before it allowed."""
         return self._holds_back(sample) if self._slots.is_even else self._slots.most_taken > self._good
 
-    def _grow(self) -> None:
-        """Raise the limit a little after a sample in which nothing was refused."""
+    def _grow(self) -> bool:
+        """Raise the limit a little after a sample in which nothing was refused, and return whether it was raised."""
         self._slots.speed_up()
-        if not self._slots.is_even and self._slots.most_taken + 1 >= self.limit:
-            self._slots.limit *= _GROWTH_PER_SAMPLE
-            self._good = self.limit
+        if self._slots.is_even or self._slots.most_taken + 1 < self.limit:
+            return False
+        self._slots.limit *= _GROWTH_PER_SAMPLE
+        self._good = self.limit
+        return True
 
     def _cut(self, part: float, now: float) -> None:
         """Lower the limit to the part that was accepted, or compare it with another one."""
@@ -420,13 +430,28 @@ class RefusalLimit:
         self._hold(limit, now)
 
     def _begin_block(self, now: float) -> None:
-        """Hold up all starts. Return to the limit from before the refusals if the upstream said until when."""
-        if self._retry_at > now:
-            self._block.begin(self._retry_at, now)
+        """Hold up all starts.
+
+        Return to the limit from before the refusals if the upstream said until when, or to a little less than that if
+        a higher limit may have led to them.
+        """
+        is_known = self._retry_at > now
+        self._block.begin(self._retry_at if is_known else inf, now)
+        if is_known or self._is_raised:
             self._return_from_cuts(now)
         else:
-            self._block.begin(inf, now)
             self._lower(_KEPT_IF_ALL_REFUSED, now)
+        if self._is_raised:
+            kept = self.limit * _KEPT_IF_RAISED
+            self._hold(floor(kept) if kept >= 1 else kept, now)
+
+    def _end_block(self, now: float) -> None:
+        if self._block.until:
+            rate = self.limit / self._slots.usual_seconds
+            self._rests.on_block_over(self._block.began_at, now, raised=self._is_raised, rate=rate)
+            self._is_raised = False
+        self._block.end()
+        self._retry_at = 0.0
 
     def _check_block(self, now: float) -> bool:
         """Return whether starts are held up by Retry-After, and end the block if that is over or was not meant.
@@ -437,8 +462,7 @@ class RefusalLimit:
             return False
         if self._block.is_on(now) and not self._block.is_accepted(now):
             return True
-        self._block.end()
-        self._retry_at = 0.0
+        self._end_block(now)
         self._set_after = self._slots.started
         self._begin_sample(now)
         return False
@@ -487,6 +511,14 @@ class RefusalLimit:
         elif evidence is not None and evidence < _NO_EVIDENCE:
             self._slots.space_freely()
 
+    def _begin_probe(self, now: float) -> None:
+        """Probe a little more, or now and then, if the limit is low, whether more are accepted if they come evenly."""
+        is_low = self._good < _FEW_SLOTS and self._seconds_per_start >= _SHORTEST_EVEN_SECONDS
+        self._tries_even = is_low and not self._slots.is_even and self._rests.is_even_probe_due
+        if self._tries_even:
+            self._slots.space_evenly()
+        self._probe(max(self._first_growth, _EVEN_GROWTH) if self._tries_even else self._first_growth, now)
+
     def _probe(self, growth: float, now: float) -> None:
         self._growth = min(_LARGEST_GROWTH, growth)
         more = self._good * (1 + self._growth)
@@ -504,13 +536,17 @@ class RefusalLimit:
         part, added = sample.refused_part, 1 - self._good / self.limit
         if part >= self._parts.usual + (1 - self._parts.usual) * added / 2:
             self._choose_spaces(sample)
-            self._failed_probes = self._failed_probes + 1 if part > _COSTLY else 0
+            self._rests.on_failed(part, tried_even=self._tries_even)
+            if self._tries_even:
+                self._slots.space_freely()
+            self._is_raised = True
             if self._good <= _NEARLY * self._lowest and self._comparison.may_leave_lowest(self._parts.recent, now):
                 self._compare_at(self._good * self._comparison.begin_from_lowest(self._parts.recent), now)
             else:
                 self._hold(self._good, now)
             return
-        self._failed_probes = 0
+        self._tries_even = False
+        self._rests.on_accepted()
         # If many were refused lately, few slots are taken only because those of refused requests do not count.
         if not self._holds_back(sample) and self._parts.recent <= MANY:
             self.give_up()
@@ -521,4 +557,4 @@ class RefusalLimit:
             self._end_cuts()
             self._good = self.limit
             self._parts.on_probe(part)
-            self._probe(_GROWTH_OF_GROWTH * self._growth, now)
+            self._probe((1.0 if self._rests.were_blocked else _GROWTH_OF_GROWTH) * self._growth, now)
