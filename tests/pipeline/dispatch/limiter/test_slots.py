@@ -166,3 +166,23 @@ def test_a_refused_start_takes_no_space_of_a_later_one() -> None:
     made.on_start(100.0, 1, 1)
     made.on_refusal(100.0)
     assert made.free(0, 100.0 + LATENCY_SECONDS / 10) == 1
+
+
+def test_timers_that_are_late_do_not_lower_the_rate() -> None:
+    """With 5 ms between two starts and a timer every 7 ms, every second or third time two start."""
+    made, counts = slots(10, latency=0.1), list[int]()
+    made.on_start(0.0, 1, 1)
+    for tick in range(1, 101):
+        counts.append(made.free(1, 0.007 * tick))
+        made.on_start(0.007 * tick, counts[-1], 1)
+    assert set(counts) == {1, 2}
+    assert sum(counts) == pytest.approx(100 * 7 / 5, abs=1)
+
+
+def test_evenly_spaced_starts_do_not_catch_up() -> None:
+    """An upstream that wants them even refuses those that come too soon."""
+    made = slots(10, latency=0.1)
+    made.space_evenly()
+    made.on_start(0.0, 1, 1)
+    made.on_start(0.019, 1, 1)
+    assert made.next_free(1, 0.019) == pytest.approx(0.029)

@@ -96,7 +96,10 @@ class Slots:
     def on_start(self, now: float, count: int, in_flight: int) -> None:
         """Count starts. ``in_flight`` includes them."""
         self.started += count
-        self._last_start = now
+        spacing = self._spacing_seconds
+        due = self._last_start + count * spacing
+        # Timers are a little late. What they are late by counts for the next start.
+        self._last_start = due if 0 < now - due < spacing and not self._is_strict else now
         self.most_taken = max(self.most_taken, in_flight + len(self._refused_until))
 
     def on_answers(self, latencies: Sequence[float]) -> None:
@@ -120,6 +123,11 @@ class Slots:
         return int(self.limit + self.started * GOLDEN_RATIO % 1) - in_flight - len(self._refused_until)
 
     @property
+    def _is_strict(self) -> bool:
+        """Whether each two starts must have the whole space between them."""
+        return self.is_even or self.limit < 1
+
+    @property
     def _spacing_seconds(self) -> float:
-        pace = 1.0 if self.is_even or self.limit < 1 else self._pace
+        pace = 1.0 if self._is_strict else self._pace
         return self.usual_seconds / (pace * self.limit)
