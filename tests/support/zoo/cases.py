@@ -33,6 +33,7 @@ from tests.support.zoo.runs import (
 from tests.support.zoo.upstreams import (
     BAD_GATEWAY,
     OVERLOAD,
+    AnnouncedWindow,
     Announcing,
     Backlog,
     Bucket,
@@ -533,6 +534,15 @@ CASES = {
         script=lines(240),
         ideal_seconds=181.0,
         goal=0.6,  # The time of the reset is believed.
+    ),
+    # Each request goes to one of them by chance, and what each announces is only about itself.
+    "announced windows of 50 and 500": Case(
+        upstream=lambda world: Replicas(
+            world, [AnnouncedWindow(world, Window(allowed, 10.0)) for allowed in (50, 500)]
+        ),
+        script=lines(2200),
+        ideal_seconds=30.5,
+        goal=0.7,
     ),
     "nothing left, queue 64": Case(
         upstream=lambda world: Announcing(

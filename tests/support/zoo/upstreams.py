@@ -258,6 +258,20 @@ class RequestsPerWindow(Upstream):
             self.refuse(reply, retry_after=max(0.1, round(self._window.ends - self.world.time, 1)))
 
 
+class AnnouncedWindow(Upstream):
+    """Announces with every answer how many requests are left in a window, and until when."""
+
+    def __init__(self, world: World, window: Window) -> None:
+        super().__init__(world)
+        self._window = window
+
+    def handle(self, job: Job, reply: Reply) -> None:
+        window, now = self._window, self.world.time
+        accepted = window.take(now)
+        quota = Quota(limit=window.allowed, remaining=window.left, reset_seconds=round(window.ends - now, 3))
+        (self.answer if accepted else self.refuse)(reply, rate_limits=RateLimits(requests=quota))
+
+
 class TokensPerWindow(Upstream):
     """Counts tokens, and announces with every answer how many are left and until when."""
 

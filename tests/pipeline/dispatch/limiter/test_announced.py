@@ -100,3 +100,16 @@ def test_an_announcement_without_what_is_left_says_nothing(quota: Quota) -> None
     announce(announced, order=1, now=1.0, requests=quota, tokens=quota)
     assert announced.allowance(1.0) == inf
     assert not announced.is_limiting
+
+
+@pytest.mark.rule("D9", "Limits in headers that contradict each other, as those of several servers do, are ignored.")
+def test_what_several_servers_announce_is_ignored_for_minutes() -> None:
+    announced = Announced()
+    for order in range(1, 10):
+        remaining = 2.0 if order % 2 else 90.0
+        announce(announced, order=order, now=0.1 * order, requests=left(remaining, 60.0))
+    assert announced.allowance(1.0) == inf
+    announce(announced, order=10, now=2.0, requests=left(0, 60.0))
+    assert announced.allowance(2.0) == inf
+    announce(announced, order=11, now=302.0, requests=left(0, 60.0))
+    assert announced.allowance(302.0) == 0

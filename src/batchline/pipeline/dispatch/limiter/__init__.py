@@ -6,8 +6,9 @@ many the upstream should have in flight, from the measurements of `rounds.py`: `
 the upstream has changed, `noise.py` knows how much rounds differ by themselves, and `reported_queue.py` judges what an
 engine says of its queue. `overload.py` lowers the number if requests time out. For each model, `model.py` holds back
 starts: by the limits that the upstream announces in its headers (`announced.py`) as long as these prove true
-(`checks.py`), and by its refusals (`refusals.py`, with `sample.py`, `slots.py`, `block.py` and `probe_rests.py`),
-unless these are about single lines (`line_refusals.py`) or about one project (`project_refusals.py`).
+(`checks.py`) and are those of one server (`rises.py`), and by its refusals (`refusals.py`, with `sample.py`,
+`slots.py`, `block.py` and `probe_rests.py`), unless these are about single lines (`line_refusals.py`) or about one
+project (`project_refusals.py`).
 """
 
 from batchline.pipeline.dispatch.limiter.limiter import Limiter

@@ -7,7 +7,8 @@ number falls until then. In a *bucket* the number grows all the time, and the re
                 └─┐      ┌─ full                   ╲╱     refilled by (limit - remaining) / reset each second
     window        └──────┘ reset      bucket
 
-What they say may be false, so it is checked while nothing is left (`checks.py`).
+What they say may be false, so it is checked while nothing is left (`checks.py`). It may be what one of several servers
+has left (`rises.py`).
 """
 
 from math import inf
@@ -16,6 +17,7 @@ from batchline.domain.rate_limits import Quota, RateLimits
 from batchline.domain.retry import MAX_RETRY_AFTER_SECONDS
 from batchline.pipeline.dispatch.limiter.checks import Checks
 from batchline.pipeline.dispatch.limiter.load import Start
+from batchline.pipeline.dispatch.limiter.rises import Rises
 
 _DECIDING_PART, _STAYED_PART = 0.1, 0.3
 """A limit is known to be a window or a bucket when the first part of it was used up. The reset of a bucket has then
@@ -43,6 +45,10 @@ class Announced:
             self._requests.on_quota(limits.requests, order=start.order, started=started, now=now)
         if limits.tokens is not None:
             self._tokens.on_quota(limits.tokens, order=start.order, started=started, now=now)
+        if self._requests.is_contradictory or self._tokens.is_contradictory:
+            self._checks.disbelieve(now)
+            self._forget()
+            return
         used_up = [each.reset_at - now for each in (self._requests, self._tokens) if each.is_used_up]
         self._checks.on_announcement(max(used_up, default=None), now)
 
@@ -71,10 +77,13 @@ class Announced:
     def on_check_answered(self, now: float) -> None:
         """Note that a request was accepted although nothing was left."""
         if self._checks.on_accepted(now):
-            self._requests, self._tokens = _Remaining(), _Remaining(cost=None)
+            self._forget()
 
     def on_refusal(self, start: Start, now: float) -> None:
         self._checks.on_refused(now, check=start.is_check)
+
+    def _forget(self) -> None:
+        self._requests, self._tokens = _Remaining(), _Remaining(cost=None)
 
     def _left(self, now: float) -> float:
         return min(self._requests.allowance(now), self._tokens.allowance(now))
@@ -97,6 +106,9 @@ class _Remaining:
         self._left = inf
         """The number of requests that may start, as of ``_counted_at``."""
         self._counted_at = 0.0
+        self._rises = Rises()
+        self.is_contradictory = False
+        """Whether the numbers must be those of several servers."""
 
     @property
     def known(self) -> bool:
@@ -113,6 +125,14 @@ class _Remaining:
         reset = quota.reset_seconds or 0.0
         self._learn_cost(quota.remaining, order)
         self._learn_kind(quota, now + reset, reset)
+        if quota.limit is not None:
+            self.is_contradictory = self._rises.add(
+                quota.remaining,
+                limit=quota.limit,
+                reset_seconds=reset,
+                unseen=(started - order) * (self._cost or 0.0),
+                now=now,
+            )
         # The reset of a daily limit may be hours away. It is tried again after the longest wait for a Retry-After.
         self._order, self._remaining = order, quota.remaining
         self.reset_at = now + min(MAX_RETRY_AFTER_SECONDS, reset)

@@ -6,6 +6,7 @@
     doubted ──(now and then a request starts all the same: a check)──┬──(refused: checks are rarer)──> doubted
                                                                      └──(four in a row accepted)──> disbelieved
     disbelieved ──(after five minutes: then one accepted check is enough)──> doubted
+    any ──(they contradict each other)──> disbelieved
 
 Some upstreams always say that nothing is left, or name a wrong unit for the time of the reset. One that is right shows
 that something is left, at least after a reset: it is never asked before the reset, unless that is minutes away.
@@ -76,9 +77,13 @@ class Checks:
         self._due = min(self._due, now + self._wait)
         if self._accepted < _ACCEPTED_TO_DISBELIEVE:
             return False
+        self.disbelieve(now)
+        return True
+
+    def disbelieve(self, now: float) -> None:
+        """Ignore the headers for a while."""
         self._accepted, self._nothing_left = _ACCEPTED_TO_DISBELIEVE - 1, False
         self._disbelieved_until = now + _DISBELIEVED_SECONDS
-        return True
 
     def on_refused(self, now: float, *, check: bool) -> None:
         """Note a refusal: what the headers say may be true."""
