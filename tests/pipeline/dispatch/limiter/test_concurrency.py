@@ -371,6 +371,23 @@ def test_a_ramp_goes_on_while_more_in_flight_means_more_answers() -> None:
     assert min(limits[3:]) >= 800
 
 
+def test_a_limit_that_was_cut_before_anything_was_answered_is_raised_at_once() -> None:
+    """If everything fails at first, it is cut, and nobody knows whether it was too high."""
+    limit = ConcurrencyLimit(cap=1024)
+    limit.set_limit(16, 5.0)
+    limits = Rounds(limit, lambda number: max(0.5, number / 512)).run(6)
+    assert limits[:2] == [16, 24], "the first step is a small one"
+    assert max(limits) >= 256
+
+
+def test_a_limit_that_is_cut_after_it_was_measured_is_held() -> None:
+    limit = ConcurrencyLimit(cap=1024)
+    rounds = Rounds(limit, lambda number: max(0.5, number / 512))
+    rounds.run(10)
+    limit.set_limit(100, rounds.now)
+    assert rounds.run(2) == [100, 100]
+
+
 def test_a_ramp_ends_when_more_in_flight_only_take_longer() -> None:
     """Beyond 64 each more makes all others wait."""
     limits = Rounds(ConcurrencyLimit(cap=1000), lambda number: max(1.0, number / 64)).run(60)

@@ -157,9 +157,13 @@ class ConcurrencyLimit:
             round_.remove(model)
 
     def set_limit(self, limit: int, now: float) -> None:
-        """Hold a limit that was not found by throughput."""
-        self._hold(limit)
-        self._probe.rest(now)
+        """Hold a limit that was not found by throughput. If nothing is measured yet, the ramp begins there again."""
+        if self.is_measured:
+            self._hold(limit)
+            self._probe.rest(now)
+        else:
+            self._ramp.begin(carefully=True)
+            self._set_limit(limit, Phase.RAMP)
 
     def on_queue_length(self, length: QueueLength, *, in_flight: int, now: float) -> None:
         """Believe an engine that reports how many requests wait: more of them do not help if many wait already.

@@ -90,9 +90,10 @@ class Ramp:
         self.is_again = False
         """Whether a limit is measured a second time, more precisely."""
 
-    def begin(self) -> None:
-        """Begin at a limit of which nothing is known."""
-        self._points, self._factor, self._early_round, self.is_again = [], _FIRST_FACTOR, None, False
+    def begin(self, *, carefully: bool = False) -> None:
+        """Begin at a limit of which nothing is known, or ``carefully`` with a small step, if a higher one failed."""
+        factor = _CLIMB_FACTOR if carefully else _FIRST_FACTOR
+        self._points, self._factor, self._early_round, self.is_again = [], factor, None, False
 
     def climb(self, measure: Measure) -> int:
         """Begin at a limit that is known to work, and return the next one."""
