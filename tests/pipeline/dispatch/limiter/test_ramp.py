@@ -53,3 +53,20 @@ def test_a_climb_is_not_compared_with_the_rounds_of_an_earlier_ramp() -> None:
     assert upstream.consider(32, 0.1, seconds=0.1) == 128
     assert upstream.ramp.climb(Measure(64, [(64.0, 5.0)] * 64)) == 96
     assert upstream.consider(96, 0.5, 1.0, seconds=2.0) == Found(64, Descent.FAR), "96 in flight bring as much as 64"
+
+
+def test_the_first_limit_is_not_measured_twice_while_slots_may_be_free() -> None:
+    upstream = Upstream()
+    assert upstream.consider(32, 0.05, 0.05, 0.05, 0.8, seconds=0.8) == 128
+
+
+def test_a_low_limit_that_may_seem_good_by_chance_is_not_held() -> None:
+    """A few requests of 32 took very long, so nobody knows how long they take on average."""
+    upstream = Upstream()
+    uneven = (*[0.05] * 31, 3.2)
+    assert upstream.consider(32, *uneven, seconds=3.2) == 128
+    found = upstream.consider(128, *(4 * latency for latency in uneven), seconds=12.8)
+    assert found == Found(128, Descent.FAR)
+    sure = Upstream()
+    assert sure.consider(32, 0.14, 0.16, seconds=3.2) == 128
+    assert sure.consider(128, 0.56, 0.64, seconds=12.8) == Found(32, Descent.FAR)

@@ -158,7 +158,9 @@ class Ramp:
             return lower
         is_worse = queued and any(measure.rate < _NEAR_BEST * point.rate for point in self._points)
         seconds = now - round_.since
-        if (seconds < LEAST_SECONDS or (seconds < QUICK_SECONDS and uneven)) and not is_worse:
+        # At the first limit slots may be free, so it is not measured more precisely.
+        is_vague = uneven and seconds < QUICK_SECONDS and bool(self._points)
+        if (seconds < LEAST_SECONDS or is_vague) and not is_worse:
             self.is_again = True
             return Unfinished.REPEAT
         self._early_round = None if uneven else round_
@@ -220,12 +222,14 @@ class Ramp:
     def _end(self, *, least: int) -> Found:
         """Return the lowest limit that was as good as the best. A lower one is looked for from there.
 
+        Of limits whose measurements differ by chance, the higher one is likely to be good enough.
+
         A round of an engine that answers in waves may show a lower limit than keeps the whole engine busy. So an engine
         that reported enough of a queue tells what the limit is at ``least``.
         """
         points = sorted(self._points, key=lambda point: point.limit)
-        best = max(point.rate for point in points)
-        at = next(index for index, point in enumerate(points) if point.rate >= _NEAR_BEST * best)
+        rates = [point.rate * (1 - point.error) for point in points]
+        at = next(index for index, rate in enumerate(rates) if rate >= _NEAR_BEST * max(rates))
         queues = points[at].latency > _QUEUES * min(point.latency for point in points)
         limit = max(points[at].limit, min(least, points[-1].limit))
         return Found(limit, Descent.FAR if queues or not at else Descent.NEAR)
