@@ -4,9 +4,9 @@ If the upstream said with Retry-After until when, all lines start then. Some ups
 whatever they refuse, and an outage may end before it. Others say nothing, for example if they accept so many in each
 few seconds. So one line is tried, each time another one. If it is not refused, the block is over::
 
-    blocked ──(5 s, or 1 s if an answer came or a project waits that was not refused)──> one line is tried
-       ^      (or an eighth of the time so far, if the upstream did not say until when)     │
-       └──────────────────────────────(it is refused)───────────────────────────────────────┴──(else)──> over
+    blocked ──(5 s; 1 s if an answer came; 0.25 s if a project waits that was not refused)──> one line is tried
+       ^      (an eighth of the time so far, if the upstream did not say until when)           │
+       └───────────────────────────────────(it is refused)─────────────────────────────────────┴──(else)──> over
 """
 
 from math import inf
@@ -14,9 +14,11 @@ from math import inf
 _SECONDS_BETWEEN_TRIES = 5.0
 """The time between two tries, as between the probes of an upstream that is paused because of 429s. When the upstream
 accepts again, that must be noticed within 15 s."""
-_LEAST_SECONDS_BETWEEN_TRIES = 1.0
-"""The same if there is a reason to try again: an answer came, so a slot may be free; or a project waits that was not
-refused. More tries would be a burden to an upstream that is right about its Retry-After."""
+_SECONDS_AFTER_ANSWER = 1.0
+"""The same if an answer came, so that a slot may be free. More tries would be a burden to an upstream that is right
+about its Retry-After."""
+_SECONDS_BEFORE_FIRST = 0.25
+"""The same if a project waits that was not refused. That is no burden: if its line is refused, it is refused too."""
 _LEAST_SECONDS_WITHOUT_END, _SECONDS_WITHOUT_END = 0.1, 2.0
 _PART_WITHOUT_END = 1 / 8
 """If the upstream did not say until when it refuses, the time between two tries is this part of the time so far, within
@@ -88,11 +90,11 @@ class Block:
 
     @property
     def _first_try_at(self) -> float:
-        return self._tried_at + _LEAST_SECONDS_BETWEEN_TRIES
+        return self._tried_at + _SECONDS_BEFORE_FIRST
 
     @property
     def _next_try_at(self) -> float:
         if self.until == inf:
             seconds = 0.0 if self._is_answered else _PART_WITHOUT_END * (self._tried_at - self.began_at)
             return self._tried_at + min(_SECONDS_WITHOUT_END, max(_LEAST_SECONDS_WITHOUT_END, seconds))
-        return self._first_try_at if self._is_answered else self._tried_at + _SECONDS_BETWEEN_TRIES
+        return self._tried_at + (_SECONDS_AFTER_ANSWER if self._is_answered else _SECONDS_BETWEEN_TRIES)
