@@ -353,6 +353,15 @@ def test_a_low_rate_without_bursts_is_used_though_two_at_once_are_always_refused
     assert mean(drive.accepted, range(40, 120)) >= 0.8 * 2 / latency
 
 
+def test_a_trial_of_even_starts_that_is_cut_short_leaves_them_free() -> None:
+    drive = Drive(latency=0.2)
+    while not drive.limit._tries_even:
+        drive.run(number(1), until=drive.now + 0.01)
+    assert drive.limit._slots.is_even
+    drive.limit.measure_again(drive.now)
+    assert not drive.limit._slots.is_even
+
+
 def test_one_slot_is_used_although_evenly_spaced_starts_are_tried() -> None:
     drive = Drive(latency=0.2)
     drive.run(number(1), until=120.0)

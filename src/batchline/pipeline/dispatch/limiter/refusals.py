@@ -258,7 +258,7 @@ class RefusalLimit:
         self._slots.set_limit(inf)
         self._slots.space_freely()
         self._block.end()
-        self._retry_at, self._is_raised = 0.0, False
+        self._retry_at, self._is_raised, self._tries_even = 0.0, False, False
         self._phase, self._sample = _Phase.UNLIMITED, None
         self._end_cuts()
 
@@ -328,6 +328,10 @@ class RefusalLimit:
         self._phase = phase
 
     def _hold(self, limit: float, now: float) -> None:
+        if self._tries_even:
+            # The probe was not accepted, or did not come to its end.
+            self._slots.space_freely()
+            self._tries_even = False
         self._set_limit(limit, _Phase.HOLD)
         self._good, self._held = self.limit, False
         self._set_after = self._slots.started
@@ -537,8 +541,6 @@ class RefusalLimit:
         if part >= self._parts.usual + (1 - self._parts.usual) * added / 2:
             self._choose_spaces(sample)
             self._rests.on_failed(part, tried_even=self._tries_even)
-            if self._tries_even:
-                self._slots.space_freely()
             self._is_raised = True
             if self._good <= _NEARLY * self._lowest and self._comparison.may_leave_lowest(self._parts.recent, now):
                 self._compare_at(self._good * self._comparison.begin_from_lowest(self._parts.recent), now)

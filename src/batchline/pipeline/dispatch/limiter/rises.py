@@ -10,7 +10,8 @@ alternate, so what is left seems to rise again and again. None of the numbers sa
 from math import inf
 
 _MOST = 4
-"""So many rises before the first reset that was announced meanwhile. A single one is a reset that came early."""
+"""The numbers are those of several servers if they rise so often before the reset that was announced at the first rise.
+A single rise may be a reset that came early."""
 _CHANCE_PART = 0.1
 """A rise by less than this part of the limit says nothing: some upstreams give back tokens that a request did not use,
 and answers overtake each other."""
@@ -21,9 +22,10 @@ class Rises:
 
     def __init__(self) -> None:
         self._remaining, self._refill, self._at = inf, 0.0, 0.0
-        """What the last answer announced: the number, how much a bucket gains in a second, and when that was."""
+        """The number that the last answer announced, what a bucket gains in a second, and the time of that answer."""
         self._reset_at = 0.0
         self._count, self._until = 0, 0.0
+        """The number of rises that count, and the time until which further ones are added to them."""
 
     def add(self, remaining: float, *, limit: float, reset_seconds: float, unseen: float, now: float) -> bool:
         """Count an announcement, and return whether it is one rise too many.
